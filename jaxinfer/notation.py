@@ -1,0 +1,35 @@
+"""The letters that end array names, stated once.
+
+======  ==========================================
+letter  meaning
+======  ==========================================
+B       batch rows
+T       new (query) tokens of a row
+S       cache slots of a row
+L       layers
+D       model width
+F       feed-forward width
+V       vocabulary
+N       query heads
+K       key/value heads
+G       query heads of one key/value head, N / K
+H       head width
+P       pages
+Z       tokens of a page
+M       nodes of a draft tree
+W       window
+======  ==========================================
+
+Arrays end in their letters (``query_BTNH``, ``logits_BTV``); a product of two axes is written with both letters and
+means one flattened axis in that order (``KH`` in ``keys_LBSKH`` is one axis of ``K * H`` lanes). Python integers use
+words (``num_layers``).
+"""
+
+from typing import Any
+
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+# A nested dictionary of arrays, as Flax Linen stores parameters.
+Params = dict[str, Any]
+
+__all__ = ["Array", "Bool", "Float", "Int", "Params", "UInt32"]
