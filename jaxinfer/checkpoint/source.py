@@ -1,0 +1,35 @@
+"""The view that every checkpoint format gives of itself: a configuration and tensors under Hugging Face names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class TensorSource(Protocol):
+    """Tensors that stay on disk until one is asked for."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every tensor by its Hugging Face name; reads no weights."""
+        ...
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Read one tensor, converted to ``dtype``; the result may be a read-only view of a memory map."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint whose weights have not been read.
+
+    ``config`` is in the form of Hugging Face's ``config.json`` whatever the format; ``folder`` holds the tokenizer's
+    files where there is one; ``gguf_metadata`` holds a GGUF file's key-value section, vocabulary included.
+    """
+
+    origin: str
+    config: Mapping[str, Any]
+    tensors: TensorSource
+    folder: Path | None = None
+    gguf_metadata: Mapping[str, Any] | None = None
