@@ -1,0 +1,58 @@
+"""Keys of ``config.json`` that do not change the network: what transformers 4 and 5 write for every model."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+_IDENTITY = """
+    architectures model_type dtype torch_dtype transformers_version name_or_path _name_or_path _commit_hash
+    tokenizer_class attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
+    transformers_weights transformers.js_config unsloth_fixed unsloth_version
+"""
+
+_TRAINING = """
+    initializer_range gradient_checkpointing finetuning_task problem_type id2label label2id num_labels
+    task_specific_params
+"""
+
+_RUNTIME = """
+    use_cache return_dict output_hidden_states output_attentions torchscript use_bfloat16 tf_legacy_loss
+    chunk_size_feed_forward is_decoder tie_last_hidden_states pad_token_id sep_token_id decoder_start_token_id
+"""
+
+# Defaults of text generation, which transformers 4 kept beside the network's own keys.
+_GENERATION = """
+    max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
+    temperature top_k top_p typical_p min_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+    begin_suppress_tokens prefix
+"""
+
+GENERIC_KEYS = frozenset(f"{_IDENTITY} {_TRAINING} {_RUNTIME} {_GENERATION}".split())
+
+# Keys that mean nothing at these values and another network at any other.
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "add_cross_attention": (False,),
+        "cross_attention_hidden_size": (None,),
+        "is_encoder_decoder": (False,),
+        "tie_encoder_decoder": (False,),
+        "pruned_heads": (None, {}),
+        "per_layer_config": (None, {}),
+        "quantization_config": (None,),
+        "sliding_window": (None,),
+        "use_sliding_window": (False,),
+        "rope_interleaved": (False,),
+        "partial_rotary_factor": (None, 1.0, 1),
+    }
+)
+
+# Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products;
+# the maximum sequence length of the first Llama conversions repeats max_position_embeddings and is read by nobody.
+FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"llama": frozenset({"attention_dropout", "pretraining_tp", "max_sequence_length", "is_llama_config"})}
+)
+
+# Keys that Hugging Face lets be null, meaning "derive it".
+NULLABLE_KEYS = frozenset({"num_key_value_heads", "head_dim", "factor"})

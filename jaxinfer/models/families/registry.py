@@ -1,0 +1,30 @@
+"""The families that the decoder knows, by the ``model_type`` of ``config.json``."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jaxinfer.errors import UnsupportedModel
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.llama import LLAMA
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in (LLAMA,)})
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """Return the family of a ``config.json``; raises :class:`UnsupportedModel` that lists the known ones."""
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise UnsupportedModel(f"config.json: model_type {model_type!r} is not supported; known: {', '.join(FAMILIES)}")
+    architectures = config.get("architectures") or list(family.architectures)
+    if not isinstance(architectures, list) or not any(known in architectures for known in family.architectures):
+        known = ", ".join(family.architectures)
+        raise UnsupportedModel(f"config.json: architectures {architectures!r} are not supported; known: {known}")
+    return family
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of any known family."""
+    return family_of(config).translate(config)

@@ -1,0 +1,98 @@
+"""Rotary scaling is read alike from transformers 4 and 5, and every unknown part of it is refused by name."""
+
+import pytest
+
+from jaxinfer.errors import UnsupportedModel
+from jaxinfer.models.config import RopeScaling
+from jaxinfer.models.families.config_reader import ConfigReader
+from jaxinfer.models.families.rope import read_rope
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"factor": 4.0, "beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5, "truncate": False}
+EXPECTED = {
+    "linear": ({"factor": 2}, RopeScaling("linear", 2.0, 4096)),
+    "dynamic": ({"factor": 2.5}, RopeScaling("dynamic", 2.5, 4096)),
+    "llama3": (LLAMA3, RopeScaling("llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0)),
+    "yarn": (
+        YARN,
+        RopeScaling("yarn", 4.0, 4096, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5, truncate=False),
+    ),
+    "default": ({}, None),
+}
+
+
+def read(config):
+    reader = ConfigReader(config, "llama")
+    return reader.finish(read_rope(reader, 4096))
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_versions_4_and_5_mean_the_same(kind):
+    fields, expected = EXPECTED[kind]
+    assert read({"rope_theta": 5e5, "rope_scaling": {"type": kind, **fields}}) == (5e5, expected)
+    assert read({"rope_theta": 5e5, "rope_scaling": {"rope_type": kind, "type": kind, **fields}}) == (5e5, expected)
+    assert read({"rope_parameters": {"rope_theta": 5e5, "rope_type": kind, **fields}}) == (5e5, expected)
+
+
+def test_absent_rope_keys_mean_unscaled_positions():
+    assert read({}) == (10000.0, None)
+    assert read({"rope_scaling": None, "rope_parameters": None}) == (10000.0, None)
+    assert read({"rope_theta": 7, "rope_parameters": {"rope_theta": 7}}) == (7.0, None)
+
+
+def test_yarn_takes_a_null_factor_as_the_ratio_of_lengths_and_zeros_as_absent():
+    fields = {
+        "rope_type": "yarn",
+        "factor": None,
+        "original_max_position_embeddings": 1024,
+        "mscale": 0,
+        "beta_fast": 0,
+    }
+    assert read({"rope_scaling": fields})[1] == RopeScaling("yarn", 4.0, 1024)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"type": "longrope", "factor": 2}, "rope_scaling.type = 'longrope'"),
+        ({"rope_type": "su"}, "rope_scaling.rope_type = 'su'"),
+        ({"type": "mrope", "mrope_section": [1]}, "mrope"),
+        ({"type": "linear"}, "factor is missing"),
+        ({"type": "linear", "factor": 0.5}, "factor = 0.5"),
+        ({"type": "linear", "factor": True}, "factor = True"),
+        ({"type": "linear", "factor": 2, "beta_fast": 3}, "beta_fast = 3"),
+        ({"type": "linear", "rope_type": "dynamic", "factor": 2}, "contradicts"),
+        ({"type": "dynamic", "factor": 2, "original_max_position_embeddings": 7}, "original_max_position_embeddings"),
+        ({"type": "default", "factor": 2}, "factor = 2"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}, "original_max_pos"),
+        ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor"),
+        ({"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2}, "beta_fast"),
+        ({"rope_type": "yarn", "factor": 2, "attention_factor": 0}, "attention_factor"),
+        ({"rope_type": "yarn"}, "factor is missing"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+    ],
+)
+def test_unknown_kinds_keys_and_values_are_refused_by_name(scaling, named):
+    with pytest.raises(UnsupportedModel) as error:
+        read({"rope_scaling": scaling})
+    assert named in str(error.value)
+
+
+def test_contradictions_between_the_two_forms_are_refused():
+    linear = {"type": "linear", "factor": 2}
+    with pytest.raises(UnsupportedModel, match="keep one"):
+        read({"rope_scaling": linear, "rope_parameters": linear})
+    with pytest.raises(UnsupportedModel, match="contradicts the outer"):
+        read({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_what_transformers_5_writes_for_each_kind_is_read(kind):
+    transformers = pytest.importorskip("transformers")
+    fields = {"rope_type": kind, "rope_theta": 5e5, **EXPECTED[kind][0]}
+    length = 4096 if kind != "llama3" else 131072
+    written = transformers.LlamaConfig(max_position_embeddings=length, rope_parameters=fields).to_dict()
+    reader = ConfigReader({"rope_parameters": written["rope_parameters"]}, "llama")
+    assert reader.finish(read_rope(reader, 4096)) == (5e5, EXPECTED[kind][1])
