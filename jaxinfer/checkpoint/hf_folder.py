@@ -1,0 +1,94 @@
+"""Opens a folder in Hugging Face's layout: ``config.json`` and safetensors, in one file or in shards with an index."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
+from jaxinfer.checkpoint.source import Checkpoint, TensorSource
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def open_hf_folder(folder: Path) -> Checkpoint:
+    """Open a folder; reads ``config.json`` and the headers of the weights, and maps the rest."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointNotFound(f"{folder}: no config.json; point at the folder that holds the model's files")
+    return Checkpoint(str(folder), read_json_object(folder / "config.json"), _open_weights(folder), folder=folder)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Parse a JSON file that holds one object; raises :class:`InvalidCheckpoint` otherwise."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InvalidCheckpoint(f"{path}: broken JSON ({error}); download the file again") from None
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path}: cannot be read ({error.strerror})") from None
+    if not isinstance(value, dict):
+        raise InvalidCheckpoint(f"{path}: holds a JSON {type(value).__name__}, not an object; download the file again")
+    return value
+
+
+def refuse_pickle(path: Path) -> InvalidCheckpoint:
+    """Return the error for pickled weights, to be raised."""
+    return InvalidCheckpoint(
+        f"{path}: pickled weights can run any code when they are opened, so they are refused; "
+        "convert them to safetensors (save_pretrained in transformers does) or take a safetensors revision"
+    )
+
+
+class _Shards:
+    """The union of several safetensors files; the index says which file holds a tensor."""
+
+    def __init__(self, files: Mapping[str, SafetensorsFile], weight_map: Mapping[str, str]):
+        self._files = files
+        self._weight_map = weight_map
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self._files[shard].shapes()[name] for name, shard in self._weight_map.items()}
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        return self._files[self._weight_map[name]].read(name, dtype)
+
+
+def _open_weights(folder: Path) -> TensorSource:
+    if (folder / _SINGLE).is_file():
+        return SafetensorsFile(folder / _SINGLE)
+    if (folder / _INDEX).is_file():
+        return _open_shards(folder)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    if any(path.suffix == ".safetensors" for path in files):
+        raise InvalidCheckpoint(f"{folder}: has neither {_SINGLE} nor {_INDEX}; fetch all files of the model")
+    for path in files:
+        if path.suffix in PICKLE_SUFFIXES:
+            raise refuse_pickle(path)
+    raise CheckpointNotFound(f"{folder}: no weights; expected {_SINGLE} or {_INDEX}")
+
+
+def _open_shards(folder: Path) -> _Shards:
+    weight_map = read_json_object(folder / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise InvalidCheckpoint(f"{folder / _INDEX}: weight_map must map tensor names to file names")
+    files: dict[str, SafetensorsFile] = {}
+    for shard in sorted(set(weight_map.values())):
+        # A shard is a plain name: an index must not reach files outside its folder.
+        if shard in ("", ".", "..") or Path(shard).name != shard or "\0" in shard:
+            raise InvalidCheckpoint(f"{folder / _INDEX}: {shard!r} is not a plain file name")
+        if not (folder / shard).is_file():
+            raise InvalidCheckpoint(f"{folder / shard}: this shard is missing; fetch all files of the model")
+        files[shard] = SafetensorsFile(folder / shard)
+    held = {shard: file.shapes().keys() for shard, file in files.items()}
+    for name, shard in weight_map.items():
+        if name not in held[shard]:
+            raise InvalidCheckpoint(f"{folder / shard}: tensor {name} is in the index but not in the file")
+    for shard, names in held.items():
+        for name in names - weight_map.keys():
+            raise InvalidCheckpoint(f"{folder / shard}: tensor {name} is not in {_INDEX}")
+    return _Shards(files, weight_map)

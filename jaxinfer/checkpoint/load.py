@@ -1,0 +1,127 @@
+"""Reads a checkpoint's tensors, one at a time, into the decoder's parameters."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import InvalidCheckpoint
+from jaxinfer.models.families.family import TensorNames
+from jaxinfer.notation import Params
+
+Progress = Callable[[int, int], None]
+_BLOCKS = "blocks"
+_LAYER = re.compile(r"layer_(\d+)")
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One parameter: where it goes, its tensors (one a layer where stacked) and the shape that each must have."""
+
+    path: tuple[str, ...]
+    struct: jax.ShapeDtypeStruct
+    tensors: tuple[str, ...]
+    tensor_shape: tuple[int, ...]
+    stacked: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return self.struct.size * np.dtype(self.struct.dtype).itemsize
+
+
+def load_params(
+    checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any], progress: Progress | None = None
+) -> Params:
+    """Read the parameters that ``abstract`` describes, in its dtypes.
+
+    ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct``. Under ``blocks`` it is either stacked (leaves
+    ``[L, ...]``) or split by ``layer_0``, ``layer_1``, ... Where a struct names a sharding, the array is placed by it.
+    ``progress`` receives the bytes done and the bytes in total, of the parameters. Raises
+    :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
+    """
+    leaves = list(_leaves(abstract, names))
+    _check(checkpoint, leaves, names)
+    # Largest first: the transient copy of a large leaf then meets an almost empty memory.
+    leaves.sort(key=lambda leaf: leaf.num_bytes, reverse=True)
+    total, done = sum(leaf.num_bytes for leaf in leaves), 0
+    params: Params = {}
+    for leaf in leaves:
+        node = params
+        for part in leaf.path[:-1]:
+            node = node.setdefault(part, {})
+        node[leaf.path[-1]] = _read(checkpoint, leaf)
+        done += leaf.num_bytes
+        if progress is not None:
+            progress(done, total)
+    return params
+
+
+def _leaves(abstract: Mapping[str, Any], names: TensorNames) -> Iterator[_Leaf]:
+    for path, struct in _walk(abstract, ()):
+        shape = tuple(struct.shape)
+        if path[0] != _BLOCKS:
+            yield _Leaf(path, struct, (names.top[".".join(path)],), shape, stacked=False)
+        elif layer := _LAYER.fullmatch(path[1]):
+            name = names.block[".".join(path[2:])]
+            yield _Leaf(path, struct, (name.format(layer=int(layer[1])),), shape, stacked=False)
+        else:
+            name = names.block[".".join(path[1:])]
+            tensors = tuple(name.format(layer=layer) for layer in range(shape[0]))
+            yield _Leaf(path, struct, tensors, shape[1:], stacked=True)
+
+
+def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], jax.ShapeDtypeStruct]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _walk(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _check(checkpoint: Checkpoint, leaves: list[_Leaf], names: TensorNames) -> None:
+    expected = {tensor: leaf.tensor_shape for leaf in leaves for tensor in leaf.tensors}
+    found = checkpoint.tensors.shapes()
+    if missing := [name for name in expected if name not in found]:
+        raise InvalidCheckpoint(f"{checkpoint.origin}: missing {_listed(missing)}; fetch all files of the model")
+    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in names.ignored) or r"(?!)")
+    if extra := sorted(name for name in found if name not in expected and not ignored.fullmatch(name)):
+        raise InvalidCheckpoint(f"{checkpoint.origin}: config.json leaves no place for {_listed(extra)}")
+    wrong = [name for name, shape in expected.items() if tuple(found[name]) != shape]
+    if wrong:
+        name = wrong[0]
+        others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise InvalidCheckpoint(
+            f"{checkpoint.origin}: tensor {name} has shape {list(found[name])}, "
+            f"but config.json makes it {list(expected[name])}{others}"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
+
+
+def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
+    dtype = np.dtype(leaf.struct.dtype)
+    if leaf.stacked:
+        buffer = np.empty(leaf.struct.shape, dtype)
+        for layer, tensor in enumerate(leaf.tensors):
+            buffer[layer] = checkpoint.tensors.read(tensor, dtype)
+    else:
+        buffer = checkpoint.tensors.read(leaf.tensors[0], dtype)
+        # On the CPU a JAX array may alias this memory, so it must not be a file's: that can be cut or rewritten.
+        if not buffer.flags.writeable or _is_mapped(buffer):
+            buffer = np.array(buffer, order="C")
+    return jax.block_until_ready(jax.device_put(buffer, leaf.struct.sharding))
+
+
+def _is_mapped(array: np.ndarray) -> bool:
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    return base is not None

@@ -1,0 +1,79 @@
+"""One safetensors file, read lazily through a memory map."""
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+
+_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+)
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class _Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """Tensors of one ``.safetensors`` file; raises :class:`InvalidCheckpoint` where its header or length is wrong."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        _validate(path)
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        start = _LENGTH_BYTES + int.from_bytes(self._map[:_LENGTH_BYTES], "little")
+        header = json.loads(self._map[_LENGTH_BYTES:start])
+        header.pop("__metadata__", None)
+        self._entries = {name: self._entry(name, fields, start) for name, fields in header.items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor; reads no weights."""
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Read one tensor as ``dtype``; a read-only view of the file where that is what it holds."""
+        entry = self._entries[name]
+        if entry.dtype not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise InvalidCheckpoint(f"{self._path}: tensor {name} has type {entry.dtype}; convert it to one of {known}")
+        stored = _DTYPES[entry.dtype]
+        flat = np.frombuffer(self._map, stored, math.prod(entry.shape), entry.begin)
+        return flat.reshape(entry.shape).astype(dtype, copy=False)
+
+    def _entry(self, name: str, fields: Mapping[str, Any], start: int) -> _Entry:
+        begin, end = fields["data_offsets"]
+        entry = _Entry(fields["dtype"], tuple(fields["shape"]), start + begin, start + end)
+        stored = _DTYPES.get(entry.dtype)
+        if entry.end > len(self._map) or (
+            stored is not None and math.prod(entry.shape) * stored.itemsize != entry.end - entry.begin
+        ):
+            raise InvalidCheckpoint(f"{self._path}: tensor {name} does not fit its offsets; download the file again")
+        return entry
+
+
+def _validate(path: Path) -> None:
+    """Let the safetensors library check the header: its length, JSON, shapes, and offsets that tile the file."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except FileNotFoundError:
+        raise CheckpointNotFound(f"{path}: no such file") from None
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidCheckpoint(f"{path}: not a valid safetensors file ({reason}); download it again") from None
