@@ -1,4 +1,4 @@
-"""What a family of checkpoints is: a translation of its ``config.json`` and the names of its tensors. Data, not code."""
+"""What a family of checkpoints is, as data: a translation of its ``config.json`` and the names of its tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,0 +1,80 @@
+"""The compiled programs of generation: prefill, and a decode loop that stays on the device."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.step import decode_step, prefill_step
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.notation import Array, Int, Params
+
+# Longest piece of a prompt that one pass of prefill attends from.
+PREFILL_CHUNK = 512
+
+
+def prefill(
+    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, state: DecodeState
+) -> tuple[DecodeState, Any]:
+    """Prefill the prompts of a fresh state; ``num_tokens`` is a power of two or at most `PREFILL_CHUNK`."""
+    state = prefill_step(decoder, params, state, num_tokens, PREFILL_CHUNK)
+    return state, strategy.start(params, state)
+
+
+def decode(
+    decoder: Decoder, strategy: Strategy, params: Params, state: DecodeState, memory: Any, max_steps: Int[Array, ""]
+) -> tuple[DecodeState, Any]:
+    """Run steps until every row has finished, at most ``max_steps`` of them."""
+
+    def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
+        step, state, _ = carry
+        return (step < max_steps) & ~jnp.all(state.finished_B)
+
+    def advance(carry: tuple[Any, DecodeState, Any]) -> tuple[Any, DecodeState, Any]:
+        step, state, memory = carry
+        return step + 1, *decode_step(decoder, strategy, params, state, memory)
+
+    _, state, memory = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), state, memory))
+    return state, memory
+
+
+class Programs:
+    """Compiles each program once for its strategy and shapes, and keeps it; states and memories are donated.
+
+    ``compile_seconds`` adds up the time spent tracing and compiling, ``compilations`` how many programs that were.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.compile_seconds = 0.0
+        self.compilations = 0
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def prefill(
+        self, strategy: Strategy, num_tokens: int, params: Params, state: DecodeState
+    ) -> tuple[DecodeState, Any]:
+        """Run `prefill`; ``state`` is consumed."""
+        function = partial(prefill, self.decoder, strategy, num_tokens)
+        return self._run(("prefill", strategy, num_tokens), function, (1,), params, state)
+
+    def decode(
+        self, strategy: Strategy, params: Params, state: DecodeState, memory: Any, max_steps: int
+    ) -> tuple[DecodeState, Any]:
+        """Run `decode`; ``state`` and ``memory`` are consumed."""
+        function = partial(decode, self.decoder, strategy)
+        return self._run(("decode", strategy), function, (1, 2), params, state, memory, jnp.int32(max_steps))
+
+    def _run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
+        leaves, structure = jax.tree.flatten(arguments[1:])
+        key = (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        if key not in self._compiled:
+            began = time.perf_counter()
+            self._compiled[key] = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
+            self.compile_seconds += time.perf_counter() - began
+            self.compilations += 1
+        return self._compiled[key](*arguments)

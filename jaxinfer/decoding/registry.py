@@ -1,0 +1,55 @@
+"""Every way to decode, by name; and how a user writes one down: ``name`` or ``name:key=value,key=value``."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jaxinfer.decoding.autoregressive import Autoregressive
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.errors import InvalidOption
+
+STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType({kind.name: kind for kind in (Autoregressive,)})
+
+
+def parse_strategy(spec: str | Strategy) -> Strategy:
+    """Return the strategy that a specification names; a strategy object is returned as it is."""
+    if isinstance(spec, Strategy):
+        return spec
+    name, _, options = spec.partition(":")
+    if name not in STRATEGIES:
+        raise InvalidOption(f"unknown strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
+    kind = STRATEGIES[name]
+    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for option in filter(None, options.split(",")):
+        key, equals, text = option.partition("=")
+        if key not in fields:
+            valid = ", ".join(fields) if fields else "none"
+            raise InvalidOption(f"unknown option {key!r} of strategy {name}; its options are: {valid}")
+        values[key] = _parse_value(name, key, text if equals else "", fields[key])
+    return kind(**values)
+
+
+def describe_strategies() -> dict[str, dict[str, Any]]:
+    """Return, for every strategy by name, its description, its options with their defaults, and its exactness."""
+    return {
+        name: {
+            "description": kind.description,
+            "options": {field.name: field.default for field in dataclasses.fields(kind)},
+            "exactness": kind.exactness,
+        }
+        for name, kind in STRATEGIES.items()
+    }
+
+
+def _parse_value(strategy: str, key: str, text: str, kind: Any) -> Any:
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    if kind in (int, float, str) and text:
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    expected = "true or false" if kind is bool else getattr(kind, "__name__", str(kind))
+    raise InvalidOption(f"option {key} of strategy {strategy} needs a value of type {expected}, got {text!r}")

@@ -1,0 +1,74 @@
+"""What changes while a batch of texts grows: one frozen pytree."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.cache.interface import Cache
+from jaxinfer.sampling.arrays import SamplingArrays
+from jaxinfer.sampling.history import History
+
+
+class DecodeState(NamedTuple):
+    """One batch of texts between two steps. Rows are left-aligned, each with its own length.
+
+    ``tokens_BS`` int32 holds prompt and output; ``lengths_B`` counts them. The cache holds the positions
+    ``0 .. length - 2``; the token at ``length - 1`` is *current*: known, not yet written. ``limits_B`` is the length at
+    which a row ends for lack of room. ``logprobs_BS`` float32 stands beside ``tokens_BS`` and is zero in the prompt.
+    ``steps_B`` counts a row's forward passes of the target after prefill; ``drafted_B`` and ``accepted_B`` the draft
+    tokens that they verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
+    """
+
+    tokens_BS: Any
+    lengths_B: Any
+    prompt_lengths_B: Any
+    limits_B: Any
+    finished_B: Any
+    logprobs_BS: Any
+    steps_B: Any
+    drafted_B: Any
+    accepted_B: Any
+    accepted_by_depth_BM: Any
+    cache: Cache
+    sampling: SamplingArrays
+
+    @property
+    def history(self) -> History:
+        """The committed text, as the sampling transforms read it."""
+        return History(self.tokens_BS, self.prompt_lengths_B, self.lengths_B)
+
+
+def initial_state(
+    prompts: list[list[int]],
+    max_new_tokens: list[int],
+    num_slots: int,
+    max_depth: int,
+    cache: Cache,
+    sampling: SamplingArrays,
+) -> DecodeState:
+    """Place prompts into a state that nothing has been computed for; an empty prompt marks a row that pads the batch.
+
+    ``num_slots`` is the cache's; every prompt, its new tokens and the strategy's headroom fit into it.
+    """
+    batch = len(prompts)
+    tokens_BS = np.zeros((batch, num_slots), np.int32)
+    lengths_B = np.zeros((batch,), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens_BS[row, : len(prompt)] = prompt
+        lengths_B[row] = len(prompt)
+    counts_B = jnp.zeros((batch,), jnp.int32)
+    return DecodeState(
+        tokens_BS=jnp.asarray(tokens_BS),
+        lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
+        prompt_lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
+        limits_B=jnp.asarray(lengths_B + np.asarray(max_new_tokens, np.int32)),
+        finished_B=jnp.asarray(lengths_B == 0),
+        logprobs_BS=jnp.zeros((batch, num_slots), jnp.float32),
+        steps_B=counts_B,
+        drafted_B=jnp.copy(counts_B),
+        accepted_B=jnp.copy(counts_B),
+        accepted_by_depth_BM=jnp.zeros((batch, max(max_depth, 1)), jnp.int32),
+        cache=cache,
+        sampling=sampling,
+    )

@@ -1,0 +1,119 @@
+"""One step of any strategy, and prefill: pure functions from state to state."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.cache.interface import Cache
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.tree import ancestors, depths
+from jaxinfer.decoding.verify import match
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.notation import Array, Int, Params
+from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.sampling.draw import draw, log_probabilities
+
+
+def prefill_step(decoder: Decoder, params: Params, state: DecodeState, num_tokens: int, chunk: int) -> DecodeState:
+    """Write the prompts into the cache and draw every row's first token.
+
+    ``num_tokens`` is the longest prompt's bucket. Above ``chunk`` tokens, which then divide it, it runs in chunks, so
+    that attention scores never span the square of a long prompt.
+    """
+    batch = state.tokens_BS.shape[0]
+    size = min(chunk, num_tokens)
+
+    def run_chunk(index: Any, carry: tuple[Cache, Any]) -> tuple[Cache, Any]:
+        cache, last_BD = carry
+        start_B = jnp.full((batch,), index * size, jnp.int32)
+        positions_BT = start_B[:, None] + jnp.arange(size, dtype=jnp.int32)
+        placement = cache.place(start_B, causal_ancestors(size)[None], num_tokens)
+        tokens_BT = jax.lax.dynamic_slice_in_dim(state.tokens_BS, index * size, size, axis=1)
+        hidden_BTD, cache = decoder.apply(
+            {"params": params}, tokens_BT, positions_BT, cache, placement, state.prompt_lengths_B
+        )
+        index_B = state.prompt_lengths_B - 1 - start_B
+        found_BD = jnp.take_along_axis(hidden_BTD, jnp.clip(index_B, 0, size - 1)[:, None, None], axis=1)[:, 0]
+        is_here_B = (index_B >= 0) & (index_B < size)
+        return cache, jnp.where(is_here_B[:, None], found_BD, last_BD)
+
+    last_BD = jnp.zeros((batch, decoder.config.model_dim), jnp.dtype(decoder.backend.compute_dtype))
+    if num_tokens == size:
+        cache, last_BD = run_chunk(0, (state.cache, last_BD))
+    else:
+        cache, last_BD = jax.lax.fori_loop(0, num_tokens // size, run_chunk, (state.cache, last_BD))
+    logits_B1V = decoder.apply({"params": params}, last_BD, method=Decoder.logits)[:, None]
+    draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history)
+    emitted_B = jnp.where(state.finished_B, 0, 1)
+    return _append(state._replace(cache=cache), draws_B1, log_probabilities(logits_B1V, draws_B1), emitted_B)
+
+
+def decode_step(
+    decoder: Decoder, strategy: Strategy, params: Params, state: DecodeState, memory: Any
+) -> tuple[DecodeState, Any]:
+    """Advance every unfinished row by one to M tokens."""
+    tree, memory = strategy.propose(params, state, memory)
+    relation_BMM = ancestors(tree.parents_BM)
+    depths_BM = depths(relation_BMM)
+    start_B = state.lengths_B - 1
+    positions_BM = start_B[:, None] + depths_BM
+    placement = state.cache.place(start_B, relation_BMM)
+    hidden_BMD, cache = decoder.apply(
+        {"params": params}, tree.tokens_BM, positions_BM, state.cache, placement, state.prompt_lengths_B
+    )
+    logits_BMV = decoder.apply({"params": params}, hidden_BMD, method=Decoder.logits)
+    history = state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=relation_BMM)
+    draws_BM = draw(logits_BMV, positions_BM + 1, state.sampling, history)
+    walk = match(tree, draws_BM, strategy.max_depth)
+    path_draws_BM = jnp.take_along_axis(draws_BM, walk.path_BM, axis=1)
+    path_logprobs_BM = jnp.take_along_axis(log_probabilities(logits_BMV, draws_BM), walk.path_BM, axis=1)
+    emitted_B = jnp.where(state.finished_B, 0, _until_end(state, path_draws_BM, walk.taken_B))
+    running_B = ~state.finished_B
+    nodes = tree.tokens_BM.shape[1]
+    accepted_B = jnp.where(running_B, walk.taken_B - 1, 0)
+    depth_M = jnp.arange(1, state.accepted_by_depth_BM.shape[1] + 1)
+    state = state._replace(
+        cache=cache.keep(start_B, walk.path_BM, emitted_B),
+        steps_B=state.steps_B + running_B,
+        drafted_B=state.drafted_B
+        + jnp.where(running_B, jnp.sum(tree.valid_BM & tree.acceptable_BM, axis=1, dtype=jnp.int32) - 1, 0),
+        accepted_B=state.accepted_B + accepted_B,
+        accepted_by_depth_BM=state.accepted_by_depth_BM + (accepted_B[:, None] >= depth_M) * (nodes > 1),
+    )
+    state = _append(state, path_draws_BM, path_logprobs_BM, emitted_B)
+    return state, strategy.observe(tree, draws_BM, walk, memory)
+
+
+def _until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Array, " B"]) -> Int[Array, " B"]:
+    """Count the path's draws up to the first that ends the row, no further than there is room."""
+    ends_BM = is_stop(state, draws_BM)
+    before_end_BM = jnp.cumsum(ends_BM, axis=1) - ends_BM == 0
+    in_path_BM = jnp.arange(draws_BM.shape[1]) < taken_B[:, None]
+    count_B = jnp.sum(before_end_BM & in_path_BM, axis=1, dtype=jnp.int32)
+    return jnp.minimum(count_B, state.limits_B - state.lengths_B)
+
+
+def is_stop(state: DecodeState, tokens_BM: Int[Array, "B M"]) -> Array:
+    """Return which tokens end their row: one of its stop ids."""
+    return (tokens_BM[:, :, None] == state.sampling.stop_ids_BE[:, None, :]).any(axis=-1)
+
+
+def _append(
+    state: DecodeState, tokens_BM: Int[Array, "B M"], logprobs_BM: Array, count_B: Int[Array, " B"]
+) -> DecodeState:
+    """Add the first ``count_B`` tokens to each row, and mark the rows that this ends."""
+    batch, width = tokens_BM.shape
+    rows_B1, offset_M = jnp.arange(batch)[:, None], jnp.arange(width)
+    is_new_BM = offset_M < count_B[:, None]
+    # What is not new goes past the end, where it is dropped.
+    slots_BM = jnp.where(is_new_BM, state.lengths_B[:, None] + offset_M, state.tokens_BS.shape[1])
+    lengths_B = state.lengths_B + count_B
+    stopped_B = (is_stop(state, tokens_BM) & is_new_BM).any(axis=1)
+    return state._replace(
+        tokens_BS=state.tokens_BS.at[rows_B1, slots_BM].set(tokens_BM, mode="drop"),
+        logprobs_BS=state.logprobs_BS.at[rows_B1, slots_BM].set(logprobs_BM.astype(jnp.float32), mode="drop"),
+        lengths_B=lengths_B,
+        finished_B=state.finished_B | stopped_B | (lengths_B >= state.limits_B),
+    )

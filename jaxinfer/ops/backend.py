@@ -1,0 +1,74 @@
+"""How the network runs on a device: the one place that turns a platform and a dtype into choices.
+
+The choices are measured. On the CPU, XLA copies a layer's weights out of a stacked array before each product, which
+halves decoding speed, so layers are unrolled over separate arrays; and its bfloat16 products are fast only from a few
+rows up and with float32 activations around them. On a TPU a scan keeps compile time flat and reads weights in place.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.errors import InvalidOption
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+Platform = Literal["cpu", "gpu", "tpu"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Static facts of a run. Dtypes are NumPy names.
+
+    ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
+    values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
+    own. ``min_matmul_rows`` pads a product's rows up to that many.
+    """
+
+    platform: Platform
+    param_dtype: str
+    compute_dtype: str
+    cache_dtype: str
+    scan_layers: bool
+    min_matmul_rows: int = 1
+
+    @property
+    def precision(self) -> jax.lax.Precision:
+        """The precision of every product: exact in float32, which a TPU would otherwise round to bfloat16."""
+        exact = self.compute_dtype in ("float32", "float64") and self.param_dtype == self.compute_dtype
+        return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+
+
+def default_platform() -> Platform:
+    """Return the platform that JAX computes on in this process."""
+    name = jax.default_backend()
+    return {"cpu": "cpu", "tpu": "tpu"}.get(name, "gpu")  # pyright: ignore[reportReturnType]
+
+
+def default_dtype(platform: Platform) -> str:
+    """Return the dtype that a model runs in where the user names none."""
+    return "float32" if platform == "cpu" else "bfloat16"
+
+
+def choose_backend(
+    dtype: str | None = None, platform: Platform | None = None, scan_layers: bool | None = None
+) -> Backend:
+    """Choose how a model of weights in ``dtype`` runs on ``platform``, both by default those of this process."""
+    platform = platform or default_platform()
+    dtype = dtype or default_dtype(platform)
+    if dtype not in DTYPES:
+        raise InvalidOption(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+    if dtype == "float64" and not jax.config.jax_enable_x64:
+        raise InvalidOption("dtype float64 needs JAX's 64-bit mode: jax.config.update('jax_enable_x64', True)")
+    on_cpu = platform == "cpu"
+    wide = on_cpu and jnp.dtype(dtype).itemsize == 2
+    return Backend(
+        platform=platform,
+        param_dtype=dtype,
+        compute_dtype="float32" if wide else dtype,
+        cache_dtype="float32" if wide else dtype,
+        scan_layers=not on_cpu if scan_layers is None else scan_layers,
+        min_matmul_rows=4 if wide else 1,
+    )

@@ -1,0 +1,37 @@
+"""Products with weights stored ``[out, in]``, accumulated in float32 or wider."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Float
+from jaxinfer.ops.backend import Backend
+
+
+def linear(
+    inputs: Float[Array, "*rows d_in"],
+    kernel: Float[Array, "d_out d_in"],
+    bias: Float[Array, " d_out"] | None,
+    backend: Backend,
+) -> Float[Array, "*rows d_out"]:
+    """Multiply the last axis by a kernel and add a bias; the result is in the backend's compute dtype."""
+    output = product(inputs, kernel, backend)
+    if bias is not None:
+        output = output + bias.astype(output.dtype)
+    return output.astype(backend.compute_dtype)
+
+
+def product(
+    inputs: Float[Array, "*rows d_in"], kernel: Float[Array, "d_out d_in"], backend: Backend
+) -> Float[Array, "*rows d_out"]:
+    """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
+    *lead, width = inputs.shape
+    rows = inputs.reshape(-1, width).astype(kernel.dtype)
+    count = rows.shape[0]
+    # XLA's CPU product of one bfloat16 row runs at a tenth of the memory bandwidth; of four rows, near all of it.
+    if count < backend.min_matmul_rows:
+        rows = jnp.pad(rows, ((0, backend.min_matmul_rows - count), (0, 0)))
+    accumulator = jnp.promote_types(kernel.dtype, jnp.float32)
+    output = jax.lax.dot_general(
+        rows, kernel, (((1,), (1,)), ((), ())), precision=backend.precision, preferred_element_type=accumulator
+    )
+    return output[:count].reshape(*lead, kernel.shape[0])

@@ -1,0 +1,57 @@
+"""What generation returns."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Counts and times of one prompt's generation.
+
+    ``steps`` counts verifications by the target; ``target_passes`` every read of its blocks while decoding, drafting
+    included, as layers read / layers. Times are of the batch that the prompt ran in, in seconds;
+    ``tokens_per_second`` counts this prompt's decoded tokens over the decoding time.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    target_passes: float
+    tokens_per_step: float
+    drafted: int
+    accepted: int
+    accepted_by_depth: tuple[int, ...]
+    prefill_seconds: float
+    decode_seconds: float
+    compile_seconds: float
+    tokens_per_second: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """One generated text: ``tokens`` are the new ones only, the one that ended it included.
+
+    ``logprobs`` (log-softmax of the raw logits, one a token) is empty unless the sampling parameters ask for it.
+    ``finish_reason`` is ``"stop"`` for a stop token or string and ``"length"`` for the end of the room.
+    """
+
+    prompt: str | None
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: Literal["stop", "length"]
+    stats: GenerationStats
+    sample: int = 0
+
+
+@dataclass(frozen=True)
+class StreamPiece:
+    """A piece of a streamed text: whole characters only, and the tokens that came since the last piece.
+
+    ``result`` is set on the last piece.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    result: GenerationResult | None = field(default=None, repr=False)
