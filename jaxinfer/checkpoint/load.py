@@ -1,5 +1,6 @@
 """Reads a checkpoint's tensors, one at a time, into the decoder's parameters."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from jaxinfer.notation import Params
 
 Progress = Callable[[int, int], None]
 _BLOCKS = "blocks"
+_ALIGNMENT = 64  # bytes
 _LAYER = re.compile(r"layer_(\d+)")
 
 
@@ -108,20 +110,19 @@ def _listed(names: list[str]) -> str:
 
 def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
     dtype = np.dtype(leaf.struct.dtype)
+    buffer = _aligned_empty(tuple(leaf.struct.shape), dtype)
+    # Filled by assignment: a JAX array may alias its buffer, which so is never a file that can be cut or rewritten.
     if leaf.stacked:
-        buffer = np.empty(leaf.struct.shape, dtype)
         for layer, tensor in enumerate(leaf.tensors):
             buffer[layer] = checkpoint.tensors.read(tensor, dtype)
     else:
-        buffer = checkpoint.tensors.read(leaf.tensors[0], dtype)
-        # On the CPU a JAX array may alias this memory, so it must not be a file's: that can be cut or rewritten.
-        if not buffer.flags.writeable or _is_mapped(buffer):
-            buffer = np.array(buffer, order="C")
+        buffer[...] = checkpoint.tensors.read(leaf.tensors[0], dtype)
     return jax.block_until_ready(jax.device_put(buffer, leaf.struct.sharding))
 
 
-def _is_mapped(array: np.ndarray) -> bool:
-    base: Any = array
-    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
-        base = base.base
-    return base is not None
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Allocate memory that JAX's CPU backend can take over without a copy."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype).reshape(shape)

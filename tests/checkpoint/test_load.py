@@ -147,7 +147,7 @@ def large_folder(tmp_path_factory):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from Linux's /proc")
-@pytest.mark.parametrize(("target", "layout"), [("float32", "stacked"), ("float32", "split"), ("bfloat16", "split")])
+@pytest.mark.parametrize(("target", "layout"), [("float32", "stacked"), ("float32", "split"), ("bfloat16", "stacked")])
 def test_peak_anonymous_memory_is_bounded(large_folder, target, layout):
     child = subprocess.run(
         [sys.executable, "-c", WATCH, str(large_folder), target, layout],
@@ -157,5 +157,5 @@ def test_peak_anonymous_memory_is_bounded(large_folder, target, layout):
     peak, num_bytes = map(int, child.stdout.split())
     assert num_bytes == 16 * 2048 * 2048 * jnp.dtype(target).itemsize
     assert peak <= 1.5 * num_bytes + 400e6
-    # What the interpreter and JAX take by themselves must not hide a second copy of the parameters.
-    assert peak <= 1.5 * num_bytes + 200e6
+    # The allowance for the interpreter and JAX must not hide a second copy of the parameters.
+    assert peak <= 1.25 * num_bytes + 150e6
