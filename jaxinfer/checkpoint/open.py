@@ -1,0 +1,59 @@
+"""Opens whatever a user names: a folder, a file, a known model or a hub id."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxinfer.checkpoint import fetch, hub
+from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, open_hf_folder, refuse_pickle
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_FILE_SUFFIXES = (".gguf", ".safetensors", *PICKLE_SUFFIXES)
+
+
+def open_checkpoint(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: Path | None = None,
+    notice: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Checkpoint:
+    """Open a Hugging Face folder, a GGUF file, a known model or a hub id; what exists on disk comes first.
+
+    ``revision`` and ``token`` are the hub's; ``cache_dir`` keeps known models; ``progress`` counts downloaded bytes.
+    """
+    path = Path(model).expanduser()
+    if str(model) and _exists(path):
+        return _open_path(path)
+    name = str(model)
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
+        raise CheckpointNotFound(f"{name!r}: no such file or folder; give a path that exists or a hub id")
+    if revision is None and fetch.known_model(name) is not None:
+        return _open_path(fetch.fetch(name, cache_dir, notice, progress, token))
+    return open_hf_folder(hub.fetch_snapshot(name, revision, token, notice=notice, progress=progress))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file system takes
+        return False
+
+
+def _open_path(path: Path) -> Checkpoint:
+    if path.is_dir():
+        return open_hf_folder(path)
+    if path.suffix.lower() == ".gguf":
+        # Imported here: opening a folder needs no GGUF reader.
+        from jaxinfer.checkpoint.gguf import open_gguf
+
+        return open_gguf(path)
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        raise refuse_pickle(path)
+    if path.suffix.lower() == ".safetensors":
+        raise InvalidCheckpoint(f"{path}: weights without a config.json; give the folder that holds both")
+    raise InvalidCheckpoint(f"{path}: not a checkpoint; give a Hugging Face folder or a .gguf file")
