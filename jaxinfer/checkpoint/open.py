@@ -26,10 +26,10 @@ def open_checkpoint(
 
     ``revision`` and ``token`` are the hub's; ``cache_dir`` keeps known models; ``progress`` counts downloaded bytes.
     """
-    path = Path(model).expanduser()
-    if str(model) and _exists(path):
-        return _open_path(path)
     name = str(model)
+    path = _existing(name)
+    if path is not None:
+        return _open_path(path)
     if isinstance(model, Path) or not _HUB_ID.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
         raise CheckpointNotFound(f"{name!r}: no such file or folder; give a path that exists or a hub id")
     if revision is None and fetch.known_model(name) is not None:
@@ -37,11 +37,12 @@ def open_checkpoint(
     return open_hf_folder(hub.fetch_snapshot(name, revision, token, notice=notice, progress=progress))
 
 
-def _exists(path: Path) -> bool:
+def _existing(name: str) -> Path | None:
     try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file system takes
-        return False
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # a name that no file system takes, or ~ of nobody
+        return None
 
 
 def _open_path(path: Path) -> Checkpoint:
