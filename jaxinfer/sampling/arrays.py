@@ -1,0 +1,96 @@
+"""Sampling parameters as arrays, one entry a row, so that changing them compiles nothing."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import Array, Bool, Float, Int, UInt32
+from jaxinfer.sampling.noise import request_key
+from jaxinfer.sampling.params import SamplingParams
+
+# No token: fills bias_ids_BX and stop_ids_BE up to their width.
+NO_TOKEN = -1
+MIN_WIDTH = 8
+
+
+class SamplingArrays(NamedTuple):
+    """Sampling parameters of B rows; X bias entries and E stop ids a row, padded with NO_TOKEN."""
+
+    temperature_B: Float[Array, "B"]
+    top_k_B: Int[Array, "B"]
+    top_p_B: Float[Array, "B"]
+    min_p_B: Float[Array, "B"]
+    repetition_penalty_B: Float[Array, "B"]
+    presence_penalty_B: Float[Array, "B"]
+    frequency_penalty_B: Float[Array, "B"]
+    bias_ids_BX: Int[Array, "B X"]
+    bias_values_BX: Float[Array, "B X"]
+    key_data_B2: UInt32[Array, "B 2"]
+    min_new_tokens_B: Int[Array, "B"]
+    stop_ids_BE: Int[Array, "B E"]
+
+    def samples_B(self) -> Bool[Array, "B"]:
+        """Tell the rows that draw noise from the greedy ones."""
+        return self.temperature_B > 0
+
+    def truncates_B(self) -> Bool[Array, "B"]:
+        """Tell the rows that drop tokens by top-k, top-p or min-p."""
+        return self.samples_B() & ((self.top_k_B > 0) | (self.top_p_B < 1) | (self.min_p_B > 0))
+
+    def penalizes_B(self) -> Bool[Array, "B"]:
+        """Tell the rows that have a penalty."""
+        return (self.repetition_penalty_B != 1) | (self.presence_penalty_B != 0) | (self.frequency_penalty_B != 0)
+
+    def biases_B(self) -> Bool[Array, "B"]:
+        """Tell the rows that have a logit bias."""
+        return (self.bias_ids_BX != NO_TOKEN).any(axis=1)
+
+
+def sampling_arrays(
+    params: Sequence[SamplingParams], samples: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
+) -> SamplingArrays:
+    """Put the parameters of each row, and which sample of its prompt it is, into device arrays.
+
+    The widths X and E are powers of two from 8 up, so that they rarely change. Raise InvalidOption for a bias on an
+    id outside the vocabulary.
+    """
+    for row in params:
+        for token, _ in row.logit_bias:
+            if token >= vocab_size:
+                raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
+    biases = [dict(row.logit_bias) for row in params]
+    stops = [() if row.ignore_eos else tuple(eos_token_ids) for row in params]
+
+    def numbers(name: str) -> Array:
+        return jnp.asarray([getattr(row, name) for row in params], np.float32)
+
+    def counts(name: str) -> Array:
+        return jnp.asarray([min(getattr(row, name), np.iinfo(np.int32).max) for row in params], np.int32)
+
+    return SamplingArrays(
+        temperature_B=numbers("temperature"),
+        top_k_B=counts("top_k"),
+        top_p_B=numbers("top_p"),
+        min_p_B=numbers("min_p"),
+        repetition_penalty_B=numbers("repetition_penalty"),
+        presence_penalty_B=numbers("presence_penalty"),
+        frequency_penalty_B=numbers("frequency_penalty"),
+        bias_ids_BX=_padded([tuple(bias) for bias in biases], NO_TOKEN, np.int32),
+        bias_values_BX=_padded([tuple(bias.values()) for bias in biases], 0.0, np.float32),
+        key_data_B2=jnp.asarray([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
+        min_new_tokens_B=counts("min_new_tokens"),
+        stop_ids_BE=_padded(stops, NO_TOKEN, np.int32),
+    )
+
+
+def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: type) -> Array:
+    width = MIN_WIDTH
+    while width < max(len(row) for row in rows):
+        width *= 2
+    array = np.full((len(rows), width), fill, dtype)
+    for index, row in enumerate(rows):
+        array[index, : len(row)] = row
+    return jnp.asarray(array)

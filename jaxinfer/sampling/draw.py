@@ -1,0 +1,66 @@
+"""Draw tokens: the best of the transformed logits plus keyed Gumbel noise."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.sampling.arrays import SamplingArrays
+from jaxinfer.sampling.history import History
+from jaxinfer.sampling.noise import ROLE_TARGET, gumbel, vocabulary_ids
+from jaxinfer.sampling.transforms import edits_any, transform_logits
+
+
+def draw(
+    logits_BMV: Float[Array, "B M V"],
+    positions_BM: Int[Array, "B M"],
+    arrays: SamplingArrays,
+    history: History,
+    role: int | Int[Array, ""] = ROLE_TARGET,
+) -> Int[Array, "B M"]:
+    """Draw the token of each node from its raw logits; ties go to the lowest id, temperature 0 draws no noise.
+
+    Positions are those of the drawn tokens in prompt + output, and with the row's key decide the noise.
+    """
+
+    def drawn() -> Array:
+        transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM)
+        return lax.cond(
+            arrays.samples_B().any(),
+            lambda: best_token(add_noise(transformed_BMV, positions_BM, arrays, role)),
+            lambda: best_token(transformed_BMV),
+        )
+
+    plain = ~arrays.samples_B().any() & ~edits_any(arrays, history, positions_BM)
+    return lax.cond(plain, lambda: best_token(logits_BMV), drawn)
+
+
+def add_noise(
+    transformed_BMV: Float[Array, "B M V"],
+    positions_BM: Int[Array, "B M"],
+    arrays: SamplingArrays,
+    role: int | Int[Array, ""] = ROLE_TARGET,
+) -> Float[Array, "B M V"]:
+    """Add the Gumbel noise of (key, position, role, token id) in the rows that sample."""
+    noise_BMV = gumbel(arrays.key_data_B2[:, None], positions_BM, role, vocabulary_ids(transformed_BMV.shape[-1]))
+    return transformed_BMV + jnp.where(arrays.samples_B()[:, None, None], noise_BMV, 0)
+
+
+def best_token(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
+    """Return the id of the highest score, the lowest id among equals."""
+    # Two reductions, because XLA's CPU backend runs an argmax, which reduces pairs, several times slower. The barrier
+    # has both read the same values.
+    scores = lax.optimization_barrier(scores)
+    vocab_size = scores.shape[-1]
+    is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
+    ids = jnp.min(jnp.where(is_best, vocabulary_ids(vocab_size), vocab_size), axis=-1)
+    # Not-a-number equals nothing; the id must still be one of the vocabulary's.
+    return jnp.minimum(ids, vocab_size - 1)
+
+
+def log_probabilities(logits_BMV: Float[Array, "B M V"], tokens_BM: Int[Array, "B M"]) -> Float[Array, "B M"]:
+    """Return the log-softmax of the raw, untempered logits at the tokens."""
+    if logits_BMV.dtype != jnp.float64:
+        logits_BMV = logits_BMV.astype(jnp.float32)
+    chosen_BM = jnp.take_along_axis(logits_BMV, tokens_BM[..., None], axis=-1, mode="clip")[..., 0]
+    return chosen_BM - jax.nn.logsumexp(logits_BMV, axis=-1)

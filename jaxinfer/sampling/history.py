@@ -1,0 +1,50 @@
+"""The tokens that came before a draw, and how often each occurred."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Bool, Int
+
+
+class History(NamedTuple):
+    """The committed tokens of B rows and, in a draft tree, the ancestors of its M nodes.
+
+    ``tokens_BS`` holds prompt and output; what lies at ``lengths_B`` and beyond is never read. ``ancestors_BMM[b, m]``
+    marks the nodes on the path to node m, itself included; node 0 is the last committed token and is not counted
+    again. Without a tree both node fields are None and every node has the committed tokens only.
+    """
+
+    tokens_BS: Int[Array, "B S"]
+    prompt_lengths_B: Int[Array, "B"]
+    lengths_B: Int[Array, "B"]
+    node_tokens_BM: Int[Array, "B M"] | None = None
+    ancestors_BMM: Bool[Array, "B M M"] | None = None
+
+
+def prompt_counts(history: History, vocab_size: int) -> Int[Array, "B V"]:
+    """Count each token in the prompt."""
+    slots_S = jnp.arange(history.tokens_BS.shape[1])
+    return _counts(history.tokens_BS, slots_S < history.prompt_lengths_B[:, None], vocab_size)
+
+
+def output_counts(history: History, vocab_size: int) -> Int[Array, "B #M V"]:
+    """Count each token in the output as each node sees it: committed output, then the node's path in the tree."""
+    slots_S = jnp.arange(history.tokens_BS.shape[1])
+    is_output_BS = (slots_S >= history.prompt_lengths_B[:, None]) & (slots_S < history.lengths_B[:, None])
+    committed_BV = _counts(history.tokens_BS, is_output_BS, vocab_size)
+    if history.node_tokens_BM is None or history.ancestors_BMM is None:
+        return committed_BV[:, None]
+    num_nodes = history.node_tokens_BM.shape[1]
+    is_drafted_BMM = history.ancestors_BMM & (jnp.arange(num_nodes) > 0)
+    path_tokens_BMM = jnp.broadcast_to(history.node_tokens_BM[:, None], is_drafted_BMM.shape)
+    return committed_BV[:, None] + _counts(path_tokens_BMM, is_drafted_BMM, vocab_size)
+
+
+def _counts(tokens: Int[Array, "*rows S"], counted: Bool[Array, "*rows S"], vocab_size: int) -> Int[Array, "*rows V"]:
+    rows = tokens.shape[:-1]
+    # An id beyond the vocabulary is dropped; a negative one would wrap around, so none may pass.
+    safe = jnp.where(counted & (tokens >= 0), tokens, vocab_size).reshape(-1, tokens.shape[-1])
+    counts = jnp.zeros((safe.shape[0], vocab_size), jnp.int32)
+    counts = counts.at[jnp.arange(safe.shape[0])[:, None], safe].add(1, mode="drop")
+    return counts.reshape(*rows, vocab_size)

@@ -1,0 +1,93 @@
+"""Thresholds of top-k, top-p and min-p, found by bisection: no sort, and each row by itself."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxinfer.notation import Array, Bool, Float, Int
+
+_LANES = 128
+
+
+def top_k_threshold(logits: Float[Array, "*rows V"], top_k: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+    """Return the k-th largest logit of each row, or -inf where k is 0 or not below the vocabulary's size."""
+    images = _ordered_image(logits)
+    found = _largest(
+        lambda image: jnp.sum(images >= image[..., None], axis=-1, dtype=jnp.int32) >= top_k, logits.shape[:-1], images
+    )
+    return jnp.where((top_k > 0) & (top_k < logits.shape[-1]), _from_image(found, logits.dtype), -jnp.inf)
+
+
+def top_p_threshold(
+    logits: Float[Array, "*rows V"], kept_from: Float[Array, "*rows"], top_p: Float[Array, "*rows"]
+) -> Float[Array, "*rows"]:
+    """Return the largest threshold whose tokens hold top_p of the mass of those at or above ``kept_from``.
+
+    That is the smallest nucleus, ties kept together; -inf where top_p is 1.
+    """
+    images = _ordered_image(logits)
+    best = _best(logits)
+    mass = jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0)
+    wanted = top_p.astype(logits.dtype) * _fixed_order_sum(mass)
+    # Computed once, not again in each of the loop's steps.
+    images, mass = lax.optimization_barrier((images, mass))
+    found = _largest(
+        lambda image: _fixed_order_sum(jnp.where(images >= image[..., None], mass, 0)) >= wanted,
+        logits.shape[:-1],
+        images,
+    )
+    # A top_p so small that it underflows would otherwise keep nothing.
+    return jnp.where(top_p < 1, jnp.minimum(_from_image(found, logits.dtype), best), -jnp.inf)
+
+
+def min_p_threshold(logits: Float[Array, "*rows V"], min_p: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
+    """Return the logit at which a token is min_p times as probable as the best; -inf where min_p is 0."""
+    return _best(logits) + jnp.log(min_p.astype(logits.dtype))
+
+
+def _best(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    best = jnp.max(logits, axis=-1)
+    return jnp.where(jnp.isfinite(best), best, 0)
+
+
+def _ordered_image(values: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """Map floats to signed integers of their width in the same order."""
+    integer = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
+    bits = lax.bitcast_convert_type(jnp.where(values == 0, 0, values), integer)
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
+
+
+def _from_image(image: Int[Array, "*shape"], dtype: np.dtype) -> Float[Array, "*shape"]:
+    bits = jnp.where(image < 0, image ^ jnp.iinfo(image.dtype).max, image)
+    return lax.bitcast_convert_type(bits, dtype)
+
+
+def _largest(
+    holds: Callable[[Int[Array, "*rows"]], Bool[Array, "*rows"]], rows: tuple[int, ...], images: Int[Array, "*rows V"]
+) -> Int[Array, "*rows"]:
+    """Find the largest image for which a condition holds that, once false, is false for all larger ones."""
+    num_bits = jnp.iinfo(images.dtype).bits
+    unsigned = jnp.uint64 if num_bits == 64 else jnp.uint32
+    top_bit = np.array(1 << (num_bits - 1)).astype(unsigned)
+
+    def signed(number: Array) -> Array:
+        return lax.bitcast_convert_type(number ^ top_bit, images.dtype)
+
+    def set_bit(step: Array, found: Array) -> Array:
+        tried = found | (top_bit >> step.astype(unsigned))
+        return jnp.where(holds(signed(tried)), tried, found)
+
+    return signed(lax.fori_loop(0, num_bits, set_bit, jnp.zeros(rows, unsigned)))
+
+
+def _fixed_order_sum(values: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    """Sum over the last axis in one order, whatever the other axes are; zeros appended change nothing."""
+    padding = -values.shape[-1] % _LANES
+    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)])
+    lanes = padded.reshape(*values.shape[:-1], -1, _LANES).sum(axis=-2)
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]

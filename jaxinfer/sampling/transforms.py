@@ -1,0 +1,123 @@
+"""The chain from raw logits to those that are drawn from, the same for target, drafter and baseline."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.sampling.arrays import SamplingArrays
+from jaxinfer.sampling.history import History, output_counts, prompt_counts
+from jaxinfer.sampling.threshold import min_p_threshold, top_k_threshold, top_p_threshold
+
+
+def transform_logits(
+    logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]
+) -> Float[Array, "B M V"]:
+    """Apply logit bias, min_new_tokens, penalties, temperature, top-k, top-p and min-p; dropped tokens are -inf.
+
+    Positions are those of the drawn tokens in prompt + output. A row at temperature 0 gets the first three only.
+    Float64 logits stay float64, all others become float32. Work that no row of the batch needs is not done.
+    """
+    tempered_BMV = temper(edit_logits(logits_BMV, arrays, history, positions_BM), arrays)
+    threshold_BM = truncation_threshold(tempered_BMV, arrays)
+    return jnp.where(tempered_BMV >= threshold_BM[..., None], tempered_BMV, -jnp.inf)
+
+
+def edits_any(arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]) -> Bool[Array, ""]:
+    """Tell whether any row's bias, minimum length or penalty changes logits at these positions."""
+    return arrays.biases_B().any() | arrays.penalizes_B().any() | _bans_stop_BM(arrays, history, positions_BM).any()
+
+
+def edit_logits(
+    logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]
+) -> Float[Array, "B M V"]:
+    """Apply logit bias, min_new_tokens and penalties: the part that a greedy row has too."""
+    bans_BM = _bans_stop_BM(arrays, history, positions_BM)
+
+    def edited(logits_BMV: Array) -> Array:
+        logits_BMV = lax.cond(arrays.biases_B().any(), lambda x: _add_bias(x, arrays), lambda x: x, logits_BMV)
+        logits_BMV = lax.cond(bans_BM.any(), lambda x: _ban_stops(x, arrays, bans_BM), lambda x: x, logits_BMV)
+        return lax.cond(arrays.penalizes_B().any(), lambda x: _penalize(x, arrays, history), lambda x: x, logits_BMV)
+
+    if logits_BMV.dtype != jnp.float64:
+        logits_BMV = logits_BMV.astype(jnp.float32)
+    return lax.cond(edits_any(arrays, history, positions_BM), edited, lambda x: x, logits_BMV)
+
+
+def temper(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M V"]:
+    """Divide by the temperature; a greedy row is left as it is."""
+    divisor_B = jnp.where(arrays.samples_B(), arrays.temperature_B, 1).astype(logits_BMV.dtype)
+    return logits_BMV / divisor_B[:, None, None]
+
+
+def truncation_threshold(tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M"]:
+    """Return the least logit that top-k, top-p and min-p keep, -inf in a row that keeps all."""
+    thresholds = truncation_thresholds(tempered_BMV, arrays)
+    return jnp.maximum(jnp.maximum(thresholds[0], thresholds[1]), thresholds[2])
+
+
+def truncation_thresholds(
+    tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays
+) -> tuple[Float[Array, "B M"], Float[Array, "B M"], Float[Array, "B M"]]:
+    """Return the least logits that top-k, then top-p, then min-p keep, each -inf where it is off."""
+    shape_BM = tempered_BMV.shape[:2]
+    samples_B = arrays.samples_B()
+    # Each branch returns one number a node, so that skipping it copies nothing.
+    everything_BM = jnp.full(shape_BM, -jnp.inf, tempered_BMV.dtype)
+    top_k_BM = jnp.broadcast_to(jnp.where(samples_B, arrays.top_k_B, 0)[:, None], shape_BM)
+    top_p_BM = jnp.broadcast_to(jnp.where(samples_B, arrays.top_p_B, 1)[:, None], shape_BM)
+    min_p_BM = jnp.broadcast_to(jnp.where(samples_B, arrays.min_p_B, 0)[:, None], shape_BM)
+    from_top_k_BM = lax.cond(
+        ((top_k_BM > 0) & (top_k_BM < tempered_BMV.shape[-1])).any(),
+        lambda: top_k_threshold(tempered_BMV, top_k_BM),
+        lambda: everything_BM,
+    )
+    from_top_p_BM = lax.cond(
+        (top_p_BM < 1).any(),
+        lambda: top_p_threshold(tempered_BMV, from_top_k_BM, top_p_BM),
+        lambda: everything_BM,
+    )
+    from_min_p_BM = lax.cond(
+        (min_p_BM > 0).any(), lambda: min_p_threshold(tempered_BMV, min_p_BM), lambda: everything_BM
+    )
+    return from_top_k_BM, from_top_p_BM, from_min_p_BM
+
+
+def _bans_stop_BM(arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]) -> Bool[Array, "B M"]:
+    return positions_BM - history.prompt_lengths_B[:, None] < arrays.min_new_tokens_B[:, None]
+
+
+def _add_bias(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M V"]:
+    ids_BX = _dropping_padding(arrays.bias_ids_BX, logits_BMV.shape[-1])
+    rows_B1 = jnp.arange(ids_BX.shape[0])[:, None]
+    values_BX1 = arrays.bias_values_BX[..., None].astype(logits_BMV.dtype)
+    return logits_BMV.at[rows_B1, :, ids_BX].add(values_BX1, mode="drop")
+
+
+def _ban_stops(
+    logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, bans_BM: Bool[Array, "B M"]
+) -> Float[Array, "B M V"]:
+    ids_BE = _dropping_padding(arrays.stop_ids_BE, logits_BMV.shape[-1])
+    rows_B1 = jnp.arange(ids_BE.shape[0])[:, None]
+    # A minimum, not an addition: the same stop id may stand twice, and a ban must not touch nodes past the minimum.
+    ceiling_B1M = jnp.where(bans_BM, -jnp.inf, jnp.inf).astype(logits_BMV.dtype)[:, None, :]
+    return logits_BMV.at[rows_B1, :, ids_BE].min(ceiling_B1M, mode="drop")
+
+
+def _dropping_padding(ids: Int[Array, "B X"], vocab_size: int) -> Int[Array, "B X"]:
+    # A negative id would wrap around; one beyond the vocabulary is dropped.
+    return jnp.where(ids < 0, vocab_size, ids)
+
+
+def _penalize(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, history: History) -> Float[Array, "B M V"]:
+    vocab_size = logits_BMV.shape[-1]
+    output_BMV = output_counts(history, vocab_size)
+    seen_BMV = (output_BMV > 0) | (prompt_counts(history, vocab_size) > 0)[:, None]
+
+    def column(values_B: Array) -> Array:
+        return values_B.astype(logits_BMV.dtype)[:, None, None]
+
+    repetition = column(arrays.repetition_penalty_B)
+    repeated_BMV = jnp.where(logits_BMV < 0, logits_BMV * repetition, logits_BMV / repetition)
+    penalized_BMV = jnp.where(seen_BMV, repeated_BMV, logits_BMV)
+    penalized_BMV -= column(arrays.presence_penalty_B) * (output_BMV > 0)
+    return penalized_BMV - column(arrays.frequency_penalty_B) * output_BMV
