@@ -1,0 +1,8 @@
+"""Text in and out: tokenizers, chat templates and the incremental decoding of a stream."""
+
+from jaxinfer.tokenizers.chat_template import ChatTemplate
+from jaxinfer.tokenizers.load import load_tokenizer
+from jaxinfer.tokenizers.stream import TextStream
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "TextStream", "Tokenizer", "load_tokenizer"]

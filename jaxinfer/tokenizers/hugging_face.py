@@ -1,0 +1,92 @@
+"""Tokenizers run by the ``tokenizers`` library: a ``tokenizer.json``, or the vocabulary inside a GGUF file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import processors
+
+from jaxinfer.errors import InvalidTokenizer
+from jaxinfer.tokenizers.chat_template import ChatTemplate
+from jaxinfer.tokenizers.folder_settings import FolderSettings
+from jaxinfer.tokenizers.tokenizer import check_text
+
+_BYTE_NAMES = tuple(f"<0x{value:02X}>" for value in range(256))
+
+
+class HuggingFaceTokenizer:
+    """A ``tokenizers`` pipeline with the ids that begin and end a text."""
+
+    def __init__(
+        self,
+        pipeline: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_ids: tuple[int, ...] = (),
+        chat_template: ChatTemplate | None = None,
+    ):
+        # Settings of a training script: they would cut or fill every prompt.
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        self._pipeline = pipeline
+        vocabulary = pipeline.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = eos_token_ids
+        self.chat_template = chat_template
+        byte_names = _BYTE_NAMES if "ByteFallback" in repr(pipeline.decoder) else ()
+        self.byte_fallback_ids = frozenset(vocabulary[name] for name in byte_names if name in vocabulary)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids that transformers gives for the text."""
+        check_text(text)
+        return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of the ids; ids outside the vocabulary are left out."""
+        known = [int(token) for token in ids if 0 <= token < self.vocab_size]
+        return self._pipeline.decode(known, skip_special_tokens=skip_special_tokens)
+
+
+def read_tokenizer_json(path: Path, settings: FolderSettings) -> HuggingFaceTokenizer:
+    """Build the tokenizer of a folder from its ``tokenizer.json`` and the settings beside it."""
+    try:
+        pipeline = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare exceptions
+        reason = " ".join(str(error).split())
+        raise InvalidTokenizer(f"{path} is damaged: {reason}; fetch it again") from error
+    _add_tokens(pipeline, settings)
+    ids = {role: settings.find_id(role, pipeline.token_to_id) for role in ("bos_token", "eos_token")}
+    if settings.add_bos is not None or settings.add_eos is not None:
+        add_begin_and_end(
+            pipeline,
+            bos=settings.special_tokens.get("bos_token") if settings.add_bos else None,
+            eos=settings.special_tokens.get("eos_token") if settings.add_eos else None,
+        )
+    return HuggingFaceTokenizer(
+        pipeline,
+        bos_token_id=settings.choose_bos(ids["bos_token"]),
+        eos_token_ids=settings.choose_eos(ids["eos_token"]),
+        chat_template=settings.make_chat_template(),
+    )
+
+
+def add_begin_and_end(pipeline: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Make encoding put these tokens around a text, in place of whatever it added before."""
+    pair = [(token, pipeline.token_to_id(token)) for token in (bos, eos) if token is not None]
+    template = [*([bos] if bos is not None else []), "$A", *([eos] if eos is not None else [])]
+    pipeline.post_processor = processors.TemplateProcessing(single=template, special_tokens=pair)
+
+
+def _add_tokens(pipeline: tokenizers.Tokenizer, settings: FolderSettings) -> None:
+    """Add the tokens that ``tokenizer_config.json`` declares and ``tokenizer.json`` lacks."""
+    present = {token.content for token in pipeline.get_added_tokens_decoder().values()}
+    for declared, token in sorted(settings.added_tokens.items()):
+        if token.content in present:
+            continue
+        pipeline.add_tokens([token])
+        if (given := pipeline.token_to_id(token.content)) != declared:
+            raise InvalidTokenizer(
+                f"{settings.origin}: tokenizer_config.json gives {token.content!r} the id {declared}, but "
+                f"tokenizer.json has room for it at {given}: fetch both files again"
+            )

@@ -1,0 +1,25 @@
+"""Finds the tokenizer of an opened checkpoint."""
+
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import InvalidTokenizer
+from jaxinfer.tokenizers.folder_settings import read_folder_settings
+from jaxinfer.tokenizers.gguf_vocabulary import read_gguf_vocabulary
+from jaxinfer.tokenizers.hugging_face import read_tokenizer_json
+from jaxinfer.tokenizers.sentence_piece import read_sentence_piece
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """Build the checkpoint's tokenizer: tokenizer.json, else tokenizer.model, else the vocabulary inside a GGUF file.
+
+    Raises InvalidTokenizer when there is none or it is damaged.
+    """
+    if checkpoint.folder is not None:
+        for name, read in (("tokenizer.json", read_tokenizer_json), ("tokenizer.model", read_sentence_piece)):
+            if (checkpoint.folder / name).is_file():
+                return read(checkpoint.folder / name, read_folder_settings(checkpoint.folder, checkpoint.config))
+    if checkpoint.gguf_metadata is not None:
+        return read_gguf_vocabulary(checkpoint.gguf_metadata, checkpoint.origin)
+    raise InvalidTokenizer(
+        f"{checkpoint.origin} has no tokenizer: put the model's tokenizer.json or tokenizer.model beside its weights"
+    )

@@ -1,0 +1,39 @@
+"""What the rest of the library asks of a tokenizer, and the checks that every one of them makes."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.tokenizers.chat_template import ChatTemplate
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, with the ids that begin and end a text.
+
+    ``vocab_size`` is the largest id plus one, added tokens included. A tokenizer that writes a character it has no
+    token for as one token a byte, and decodes a run of these as a whole, also has ``byte_fallback_ids: frozenset[int]``
+    so that a stream can wait for the end of a run.
+    """
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    chat_template: ChatTemplate | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text; special tokens written in it are parsed, ``add_special_tokens`` adds the usual."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of some ids; ids outside the vocabulary are left out, broken characters become U+FFFD."""
+        ...
+
+
+def check_text(text: str) -> None:
+    """Raise InvalidOption unless the text is a string that UTF-8 can express."""
+    if not isinstance(text, str):
+        raise InvalidOption(f"a text to encode must be a string, not {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"the text is not valid Unicode at character {error.start}: give it as UTF-8") from None
