@@ -8,7 +8,7 @@ committed ones and its own ancestors, and commits nothing: `keep` does. The laws
 * rows never see each other, and what stands past a row's committed length never matters.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
@@ -24,6 +24,7 @@ class Placement(NamedTuple):
     mask_BTS: Any
 
 
+@runtime_checkable
 class Cache(Protocol):
     """Keys and values of all layers; an immutable pytree."""
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.step import decode_step, prefill_step
+from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.decoder import Decoder, create_cache, output_logits
 from jaxinfer.notation import Array, Int, Params
 
 # Longest piece of a prompt that one pass of prefill attends from.
@@ -43,6 +43,13 @@ def decode(
     return state, memory
 
 
+def full_logits(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"]) -> Any:
+    """Return the logits of every token of whole texts, as prefill computes them."""
+    cache = create_cache(decoder.config, tokens_BT.shape[0], tokens_BT.shape[1], decoder.backend)
+    hidden_BTD, _ = forward_prompt(decoder, params, tokens_BT, lengths_B, cache, PREFILL_CHUNK)
+    return output_logits(decoder, params, hidden_BTD)
+
+
 class Programs:
     """Compiles each program once for its strategy and shapes, and keeps it; states and memories are donated.
 
@@ -68,6 +75,10 @@ class Programs:
         """Run `decode`; ``state`` and ``memory`` are consumed."""
         function = partial(decode, self.decoder, strategy)
         return self._run(("decode", strategy), function, (1, 2), params, state, memory, jnp.int32(max_steps))
+
+    def logits(self, params: Params, tokens_BT: Any, lengths_B: Any) -> Any:
+        """Run `full_logits`."""
+        return self._run("logits", partial(full_logits, self.decoder), (), params, tokens_BT, lengths_B)
 
     def _run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
         leaves, structure = jax.tree.flatten(arguments[1:])

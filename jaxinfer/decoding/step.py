@@ -10,41 +10,54 @@ from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.tree import ancestors, depths
 from jaxinfer.decoding.verify import match
-from jaxinfer.models.decoder import Decoder
-from jaxinfer.notation import Array, Int, Params
+from jaxinfer.models.decoder import Decoder, forward, output_logits
+from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.sampling.draw import draw, log_probabilities
 
 
-def prefill_step(decoder: Decoder, params: Params, state: DecodeState, num_tokens: int, chunk: int) -> DecodeState:
-    """Write the prompts into the cache and draw every row's first token.
+def forward_prompt(
+    decoder: Decoder,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+    cache: Cache,
+    chunk: int,
+) -> tuple[Float[Array, "B T D"], Cache]:
+    """Return the final hidden states of whole prompts, and the cache with them written from slot 0 on.
 
-    ``num_tokens`` is the longest prompt's bucket. Above ``chunk`` tokens, which then divide it, it runs in chunks, so
-    that attention scores never span the square of a long prompt.
+    Above ``chunk`` tokens, which then divides T, it runs in chunks, so that attention scores never span the square of
+    a long prompt. What stands past a row's length is computed and means nothing.
     """
-    batch = state.tokens_BS.shape[0]
+    batch, num_tokens = tokens_BT.shape
     size = min(chunk, num_tokens)
 
-    def run_chunk(index: Any, carry: tuple[Cache, Any]) -> tuple[Cache, Any]:
-        cache, last_BD = carry
+    def run_chunk(index: Any, cache: Cache) -> tuple[Any, Cache]:
         start_B = jnp.full((batch,), index * size, jnp.int32)
         positions_BT = start_B[:, None] + jnp.arange(size, dtype=jnp.int32)
         placement = cache.place(start_B, causal_ancestors(size)[None], num_tokens)
-        tokens_BT = jax.lax.dynamic_slice_in_dim(state.tokens_BS, index * size, size, axis=1)
-        hidden_BTD, cache = decoder.apply(
-            {"params": params}, tokens_BT, positions_BT, cache, placement, state.prompt_lengths_B
-        )
-        index_B = state.prompt_lengths_B - 1 - start_B
-        found_BD = jnp.take_along_axis(hidden_BTD, jnp.clip(index_B, 0, size - 1)[:, None, None], axis=1)[:, 0]
-        is_here_B = (index_B >= 0) & (index_B < size)
-        return cache, jnp.where(is_here_B[:, None], found_BD, last_BD)
+        chunk_BT = jax.lax.dynamic_slice_in_dim(tokens_BT, index * size, size, axis=1)
+        return forward(decoder, params, chunk_BT, positions_BT, cache, placement, lengths_B)
 
-    last_BD = jnp.zeros((batch, decoder.config.model_dim), jnp.dtype(decoder.backend.compute_dtype))
     if num_tokens == size:
-        cache, last_BD = run_chunk(0, (state.cache, last_BD))
-    else:
-        cache, last_BD = jax.lax.fori_loop(0, num_tokens // size, run_chunk, (state.cache, last_BD))
-    logits_B1V = decoder.apply({"params": params}, last_BD, method=Decoder.logits)[:, None]
+        return run_chunk(0, cache)
+
+    def advance(index: Any, carry: tuple[Any, Cache]) -> tuple[Any, Cache]:
+        hidden_BTD, cache = carry
+        chunk_BTD, cache = run_chunk(index, cache)
+        return jax.lax.dynamic_update_slice_in_dim(hidden_BTD, chunk_BTD, index * size, axis=1), cache
+
+    dtype = jnp.dtype(decoder.backend.compute_dtype)
+    hidden_BTD = jnp.zeros((batch, num_tokens, decoder.config.model_dim), dtype)
+    return jax.lax.fori_loop(0, num_tokens // size, advance, (hidden_BTD, cache))
+
+
+def prefill_step(decoder: Decoder, params: Params, state: DecodeState, num_tokens: int, chunk: int) -> DecodeState:
+    """Write the prompts into the cache and draw every row's first token; ``num_tokens`` spans the longest prompt."""
+    prompt_BT = state.tokens_BS[:, :num_tokens]
+    hidden_BTD, cache = forward_prompt(decoder, params, prompt_BT, state.prompt_lengths_B, state.cache, chunk)
+    last_B11 = state.prompt_lengths_B[:, None, None] - 1
+    logits_B1V = output_logits(decoder, params, jnp.take_along_axis(hidden_BTD, last_B11, axis=1))
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history)
     emitted_B = jnp.where(state.finished_B, 0, 1)
     return _append(state._replace(cache=cache), draws_B1, log_probabilities(logits_B1V, draws_B1), emitted_B)
@@ -60,10 +73,10 @@ def decode_step(
     start_B = state.lengths_B - 1
     positions_BM = start_B[:, None] + depths_BM
     placement = state.cache.place(start_B, relation_BMM)
-    hidden_BMD, cache = decoder.apply(
-        {"params": params}, tree.tokens_BM, positions_BM, state.cache, placement, state.prompt_lengths_B
+    hidden_BMD, cache = forward(
+        decoder, params, tree.tokens_BM, positions_BM, state.cache, placement, state.prompt_lengths_B
     )
-    logits_BMV = decoder.apply({"params": params}, hidden_BMD, method=Decoder.logits)
+    logits_BMV = output_logits(decoder, params, hidden_BMD)
     history = state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=relation_BMM)
     draws_BM = draw(logits_BMV, positions_BM + 1, state.sampling, history)
     walk = match(tree, draws_BM, strategy.max_depth)

@@ -3,7 +3,7 @@
 ``Decoder(config, backend).apply({"params": params}, ...)`` is pure: the cache is an argument and a result.
 """
 
-from typing import Any
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ from jaxinfer.cache.dense import DenseCache, create_dense_cache
 from jaxinfer.cache.interface import Cache, Placement
 from jaxinfer.models.block import Block, Step
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import RMSNorm
+from jaxinfer.models.linear import RMSNorm, Table
 from jaxinfer.models.positions import rotary_tables
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
@@ -39,7 +39,7 @@ def _scanned_blocks(config: DecoderConfig, backend: Backend) -> nn.Module:
         Block,
         variable_axes={"params": 0},
         split_rngs={"params": True},
-        in_axes=(0, nn.broadcast),
+        in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]
         length=config.num_layers,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
@@ -58,14 +58,13 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         config, backend = self.config, self.backend
-        table_shape, dtype = (config.vocab_size, config.model_dim), jnp.dtype(backend.param_dtype)
-        table_init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "embed"))
-        self.embed = Table(table_shape, "embedding", dtype, table_init)
+        table_shape = (config.vocab_size, config.model_dim)
+        self.embed = Table(table_shape, "embedding", backend)
         build_blocks = _scanned_blocks if backend.scan_layers else UnrolledBlocks
         self.blocks = build_blocks(config, backend)
         self.final_norm = RMSNorm(config.norm_eps, backend)
         if not config.tied_embeddings:
-            self.head = Table(table_shape, "kernel", dtype, table_init)
+            self.head = Table(table_shape, "kernel", backend)
 
     def __call__(
         self,
@@ -99,22 +98,28 @@ class Decoder(nn.Module):
         return self.logits(hidden_BTD)
 
 
-class Table(nn.Module):
-    """A matrix ``[V, D]`` read whole or by rows."""
+def forward(
+    decoder: Decoder,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    cache: Cache,
+    placement: Placement,
+    context_lengths_B: Int[Array, " B"],
+) -> tuple[Float[Array, "B T D"], Cache]:
+    """Run `Decoder.__call__` as a pure function."""
+    inputs = (tokens_BT, positions_BT, cache, placement, context_lengths_B)
+    return cast(tuple[jax.Array, Cache], decoder.apply({"params": params}, *inputs))
 
-    shape: tuple[int, int]
-    parameter: str
-    dtype: Any
-    init_table: Any
 
-    @nn.compact
-    def __call__(self) -> Float[Array, "V D"]:
-        return self.param(self.parameter, self.init_table, self.shape, self.dtype)
+def output_logits(decoder: Decoder, params: Params, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+    """Run `Decoder.logits` as a pure function."""
+    return cast(jax.Array, decoder.apply({"params": params}, hidden, method="logits"))
 
 
 def init_params(config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
     """Draw random parameters; under ``jax.eval_shape`` this describes the real ones."""
-    return nn.unbox(_init_boxed(config, backend, key))
+    return cast(Params, nn.unbox(_init_boxed(config, backend, key)))
 
 
 def abstract_params(config: DecoderConfig, backend: Backend) -> Params:
@@ -124,7 +129,9 @@ def abstract_params(config: DecoderConfig, backend: Backend) -> Params:
 
 def logical_axes(config: DecoderConfig, backend: Backend) -> Params:
     """Return the logical axis names of every parameter, as a tree of ``PartitionSpec``."""
-    return nn.get_partition_spec(jax.eval_shape(lambda key: _init_boxed(config, backend, key), jax.random.key(0)))
+    return cast(
+        Params, nn.get_partition_spec(jax.eval_shape(lambda key: _init_boxed(config, backend, key), jax.random.key(0)))
+    )
 
 
 def create_cache(config: DecoderConfig, batch: int, num_slots: int, backend: Backend) -> DenseCache:
@@ -139,4 +146,4 @@ def _init_boxed(config: DecoderConfig, backend: Backend, key: jax.Array) -> Para
     zero_B, one_BT = jnp.zeros((1,), jnp.int32), jnp.zeros((1, 1), jnp.int32)
     placement = cache.place(zero_B, jnp.ones((1, 1, 1), bool))
     variables = decoder.init(key, one_BT, one_BT, cache, placement, zero_B, method=Decoder.everything)
-    return variables["params"]
+    return cast(Params, variables["params"])

@@ -46,7 +46,9 @@ def static_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     plain = config.rope_theta**-exponents
     scaling = config.rope_scaling
-    match scaling.kind if scaling else None:
+    if scaling is None:
+        return plain, 1.0
+    match scaling.kind:
         case "linear":
             return plain / scaling.factor, 1.0
         case "llama3":

@@ -26,7 +26,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
         DecoderConfig(
             family="llama",
             vocab_size=reader.positive_int("vocab_size", default=32000),
-            num_layers=reader.positive_int("num_hidden_layers", default=32),
+            num_layers=reader.positive_int("num_hidden_layers", default=32, most=1000),
             model_dim=model_dim,
             ffn_dim=reader.positive_int("intermediate_size", default=11008),
             num_heads=num_heads,

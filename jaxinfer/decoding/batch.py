@@ -1,0 +1,159 @@
+"""One batch of requests from prompt to last token: the host's side of the device loop."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.state import initial_state
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.models.decoder import create_cache
+from jaxinfer.notation import Params
+from jaxinfer.sampling.arrays import sampling_arrays
+from jaxinfer.sampling.params import SamplingParams
+
+_MIN_PROMPT_BUCKET = 16
+_MIN_CACHE_BUCKET = 128
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row: a prompt's ids, how its tokens are drawn, and which of the prompt's samples it is.
+
+    ``max_length`` bounds prompt and output together, in tokens.
+    """
+
+    prompt: Sequence[int]
+    max_length: int
+    sampling: SamplingParams
+    sample: int = 0
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """A row's counters after its batch has run; see `DecodeState`."""
+
+    new_tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    accepted_by_depth: tuple[int, ...]
+
+
+class RunningBatch:
+    """Prefills at once, then decodes as far as `advance` is told; rows that pad the batch have no request."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        params: Params,
+        strategy: Strategy,
+        requests: Sequence[Request],
+        eos_token_ids: Sequence[int],
+        max_len: int,
+        num_rows: int | None = None,
+    ) -> None:
+        self._programs, self._params, self._strategy = programs, params, strategy
+        self._requests = list(requests)
+        num_padding = (num_rows or len(requests)) - len(requests)
+        prompts = [list(request.prompt) for request in requests] + [[]] * num_padding
+        room = [request.max_length - len(request.prompt) for request in requests] + [0] * num_padding
+        sampling = [request.sampling for request in requests] + [SamplingParams()] * num_padding
+        samples = [request.sample for request in requests] + [0] * num_padding
+        num_tokens = prompt_bucket(max(len(prompt) for prompt in prompts))
+        num_slots = max(
+            num_tokens,
+            cache_bucket(max(request.max_length for request in requests), strategy.headroom, max_len),
+        )
+        config, backend = programs.decoder.config, programs.decoder.backend
+        state = initial_state(
+            prompts,
+            room,
+            num_slots,
+            strategy.max_depth,
+            create_cache(config, len(prompts), num_slots, backend),
+            sampling_arrays(sampling, samples, eos_token_ids, config.vocab_size),
+        )
+        self._compile_seconds_before = programs.compile_seconds
+        began = time.perf_counter()
+        self._state, self._memory = programs.prefill(strategy, num_tokens, params, state)
+        self._read = [len(request.prompt) for request in requests]
+        self._refresh()
+        self.prefill_seconds = time.perf_counter() - began - self.compile_seconds
+        self.decode_seconds = 0.0
+
+    @property
+    def compile_seconds(self) -> float:
+        """The time that this batch has spent compiling; not part of the other times."""
+        return self._programs.compile_seconds - self._compile_seconds_before
+
+    @property
+    def done(self) -> bool:
+        """Tell whether every row has finished."""
+        return bool(self._finished_B.all())
+
+    def finished(self, row: int) -> bool:
+        """Tell whether a row has finished."""
+        return bool(self._finished_B[row])
+
+    def new_tokens(self) -> list[list[int]]:
+        """Return, for each request, the tokens that came since the last call."""
+        tokens_BS = np.asarray(self._state.tokens_BS)
+        news = []
+        for row, length in enumerate(self._lengths_B[: len(self._requests)]):
+            news.append(tokens_BS[row, self._read[row] : length].tolist())
+            self._read[row] = int(length)
+        return news
+
+    def advance(self, max_steps: int) -> None:
+        """Run at most ``max_steps`` steps on the device."""
+        compiled_before, began = self.compile_seconds, time.perf_counter()
+        self._state, self._memory = self._programs.decode(
+            self._strategy, self._params, self._state, self._memory, max_steps
+        )
+        self._refresh()
+        self.decode_seconds += time.perf_counter() - began - (self.compile_seconds - compiled_before)
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """End rows from outside: a stop string was found in their text."""
+        if rows:
+            finished_B = self._finished_B.copy()
+            finished_B[list(rows)] = True
+            self._finished_B = finished_B
+            self._state = self._state._replace(finished_B=jnp.asarray(finished_B))
+
+    def log_probabilities(self, row: int, num_tokens: int) -> list[float]:
+        """Return the log-probabilities of a row's first ``num_tokens`` output tokens."""
+        start = len(self._requests[row].prompt)
+        return np.asarray(self._state.logprobs_BS[row, start : start + num_tokens]).tolist()
+
+    def counts(self, row: int) -> RowCounts:
+        """Return a row's counters."""
+        state = self._state
+        return RowCounts(
+            new_tokens=int(self._lengths_B[row]) - len(self._requests[row].prompt),
+            steps=int(state.steps_B[row]),
+            drafted=int(state.drafted_B[row]),
+            accepted=int(state.accepted_B[row]),
+            accepted_by_depth=tuple(np.asarray(state.accepted_by_depth_BM[row]).tolist())[: self._strategy.max_depth],
+        )
+
+    def _refresh(self) -> None:
+        finished_B, lengths_B = jax.device_get((self._state.finished_B, self._state.lengths_B))
+        self._finished_B, self._lengths_B = finished_B, lengths_B
+
+
+def prompt_bucket(length: int) -> int:
+    """Return the number of tokens that a prompt of this length is padded to for prefill: a power of two."""
+    return max(_MIN_PROMPT_BUCKET, 1 << max(length - 1, 0).bit_length())
+
+
+def cache_bucket(length: int, headroom: int, max_len: int) -> int:
+    """Return the number of cache slots for texts of ``length``: a power of two, or what ``max_len`` needs if less."""
+    bucket = max(_MIN_CACHE_BUCKET, 1 << (length + headroom - 1).bit_length())
+    most = -(-(max_len + headroom) // 8) * 8
+    return min(bucket, most)

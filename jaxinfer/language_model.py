@@ -1,0 +1,243 @@
+"""A language model as people use it: text in, text out."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.checkpoint.load import load_params
+from jaxinfer.checkpoint.open import open_checkpoint
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.decoding.batch import Request, RunningBatch, prompt_bucket
+from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.errors import InvalidOption, InvalidTokenizer
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import Decoder, abstract_params
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.notation import Array, Float, Params
+from jaxinfer.ops.backend import Backend, choose_backend
+from jaxinfer.results import GenerationResult, StreamPiece
+from jaxinfer.sampling.params import SamplingParams
+from jaxinfer.text_generation import TextRequest, run_requests
+from jaxinfer.tokenizers import Tokenizer, load_tokenizer
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+Prompt = str | Sequence[int]
+Run = Generator[list[tuple[str, list[int]]], None, list[GenerationResult]]
+
+
+def load(
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    dtype: str | None = None,
+    max_len: int | None = None,
+    scan_layers: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    notice: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> "LanguageModel":
+    """Load a model from a Hugging Face id or a path: a Hugging Face folder or a ``.gguf`` file.
+
+    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16); ``max_len`` bounds
+    prompt and output together, in tokens (default: the model's context). ``scan_layers`` overrides how the blocks
+    run. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
+    `jaxinfer.errors.JaxinferError`.
+    """
+    backend = choose_backend(dtype, scan_layers=scan_layers)
+    checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
+    family = family_of(checkpoint.config)
+    config = family.translate(checkpoint.config)
+    check_max_len(config, max_len)
+    params = load_params(checkpoint, family.tensor_names(config), abstract_params(config, backend), progress)
+    return LanguageModel(config, params, backend, checkpoint, max_len=max_len)
+
+
+def check_max_len(config: DecoderConfig, max_len: int | None) -> None:
+    """Refuse a bound on the text's length that the model's positions cannot reach."""
+    if max_len is None:
+        return
+    stretches = config.rope_scaling is not None and config.rope_scaling.kind == "dynamic"
+    if max_len < 2 or (max_len > config.max_position and not stretches):
+        raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {config.max_position}")
+
+
+class LanguageModel:
+    """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        params: Params,
+        backend: Backend,
+        checkpoint: Checkpoint | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        max_len: int | None = None,
+    ) -> None:
+        check_max_len(config, max_len)
+        self.config = config
+        self.params = params
+        self.backend = backend
+        self.max_len = max_len or config.max_position
+        self.programs = Programs(Decoder(config, backend))
+        self._checkpoint = checkpoint
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, read when text is first seen: token ids work without one."""
+        if self._checkpoint is None:
+            raise InvalidTokenizer("this model has no tokenizer: pass token ids, or make it with a tokenizer")
+        return load_tokenizer(self._checkpoint)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, by the configuration and, where there is one, the tokenizer."""
+        tokenizer = self._tokenizer_or_none()
+        return tuple(dict.fromkeys((*self.config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ()))))
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        strategy: str | Strategy = "autoregressive",
+        batch_size: int = 16,
+    ) -> list[GenerationResult]:
+        """Continue prompts, raw text or token ids; one result a prompt and sample, in the prompts' order.
+
+        ``sampling`` is one for all or one a prompt; a prompt with ``n`` samples gives ``n`` results in a row. At most
+        ``batch_size`` rows run at a time.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        requests = self._requests(list(prompts), max_new_tokens, sampling)
+        parsed = parse_strategy(strategy)
+        if batch_size < 1:
+            raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
+        results: list[GenerationResult] = []
+        for start in range(0, len(requests), batch_size):
+            group = requests[start : start + batch_size]
+            num_rows = batch_size if len(requests) > batch_size else len(group)
+            results += _exhaust(self._run(group, parsed, num_rows, is_watched=False))
+        return results
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        sampling: SamplingParams | None = None,
+        strategy: str | Strategy = "autoregressive",
+    ) -> Iterator[StreamPiece]:
+        """Continue one prompt and yield its text as it comes; the last piece carries the result."""
+        requests = self._requests([prompt], max_new_tokens, sampling)
+        if len(requests) != 1:
+            raise InvalidOption(f"streaming shows one sample, but n is {len(requests)}: use generate")
+        return _stream_pieces(self._run(requests, parse_strategy(strategy), 1, is_watched=True))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
+        """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`."""
+        return self.generate([self.encode_chat(messages)], **options)[0]
+
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[StreamPiece]:
+        """Answer a conversation and yield the answer as it comes; options as for `stream`."""
+        return self.stream(self.encode_chat(messages), **options)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the ids of a conversation in the model's chat template, up to where its answer begins."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise InvalidTokenizer("this model has no chat template: give it raw text with generate")
+        return self.tokenizer.encode(template.render(messages), add_special_tokens=False)
+
+    def logits(self, token_ids: Sequence[Sequence[int]]) -> Float[Array, "B T V"]:
+        """Return the logits of every token of whole texts, in float32 (float64 for a float64 model).
+
+        Texts of unequal length are padded on the right; what stands there means nothing.
+        """
+        rows = [self._check_ids(ids) for ids in token_ids]
+        longest = max(len(row) for row in rows)
+        tokens_BT = np.zeros((len(rows), prompt_bucket(longest)), np.int32)
+        for index, row in enumerate(rows):
+            tokens_BT[index, : len(row)] = row
+        lengths_B = np.array([len(row) for row in rows], np.int32)
+        return self.programs.logits(self.params, tokens_BT, lengths_B)[:, :longest]
+
+    def _requests(
+        self, prompts: list[Prompt], max_new_tokens: int, sampling: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[TextRequest]:
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise InvalidOption(f"max_new_tokens {max_new_tokens!r} is not a whole number of 1 or more")
+        if sampling is None or isinstance(sampling, SamplingParams):
+            sampling = [sampling or SamplingParams()] * len(prompts)
+        if len(sampling) != len(prompts):
+            raise InvalidOption(f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one or as many")
+        requests = []
+        for prompt, params in zip(prompts, sampling):
+            ids = self._check_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            if len(ids) >= self.max_len:
+                raise InvalidOption(
+                    f"the prompt has {len(ids)} tokens, but the context has room for {self.max_len} with the answer: "
+                    "shorten it or raise max_len"
+                )
+            max_length = min(len(ids) + max_new_tokens, self.max_len)
+            text = prompt if isinstance(prompt, str) else None
+            requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in range(params.n)]
+        return requests
+
+    def _run(self, requests: list[TextRequest], strategy: Strategy, num_rows: int, *, is_watched: bool) -> Run:
+        needs_text = any(request.text is not None or request.request.sampling.stop for request in requests)
+        eos_token_ids = self.eos_token_ids
+        batch = RunningBatch(
+            self.programs,
+            self.params,
+            strategy,
+            [request.request for request in requests],
+            eos_token_ids,
+            self.max_len,
+            num_rows,
+        )
+        tokenizer = self.tokenizer if needs_text else self._tokenizer_or_none()
+        return run_requests(requests, batch, eos_token_ids, tokenizer, is_watched=is_watched)
+
+    def _tokenizer_or_none(self) -> Tokenizer | None:
+        try:
+            return self.tokenizer
+        except InvalidTokenizer:
+            return None
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        checked = [int(token) for token in ids]
+        if not checked:
+            raise InvalidOption("the prompt is empty: give at least one token")
+        wrong = next((token for token in checked if not 0 <= token < self.config.vocab_size), None)
+        if wrong is not None:
+            raise InvalidOption(f"token id {wrong} is not in the vocabulary of {self.config.vocab_size}")
+        return checked
+
+
+def _exhaust(run: Run) -> list[GenerationResult]:
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value
+
+
+def _stream_pieces(run: Run) -> Iterator[StreamPiece]:
+    while True:
+        try:
+            ((text, tokens),) = next(run)
+        except StopIteration as end:
+            yield StreamPiece("", result=end.value[0])
+            return
+        yield StreamPiece(text, tuple(tokens))

@@ -1,0 +1,115 @@
+"""Runs one batch of requests and turns its tokens into text as they come."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from jaxinfer.decoding.batch import Request, RunningBatch
+from jaxinfer.results import GenerationResult, GenerationStats
+from jaxinfer.tokenizers import TextStream, Tokenizer
+
+# Steps that the device runs before the host looks: few where someone waits for text, and never so many that an
+# interrupt from the keyboard would go unnoticed for long.
+_FIRST_LOOKS = (1, 2, 4)
+_STEPS_WATCHED = 8
+_STEPS_UNWATCHED = 32
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A request and the text that its prompt was encoded from, None if it came as ids."""
+
+    text: str | None
+    request: Request
+
+
+@dataclass
+class _Row:
+    """What is known of one row's output; ``stream`` is None where there is no tokenizer."""
+
+    request: TextRequest
+    stop_ids: frozenset[int]
+    stream: TextStream | None
+    tokens: list[int] = field(default_factory=list)
+    is_cut: bool = False
+
+    def take(self, new_tokens: list[int]) -> str:
+        """Add tokens and return the text that they make certain; what follows a stop string is dropped."""
+        if self.is_cut:
+            return ""
+        self.tokens += new_tokens
+        spoken = new_tokens[:-1] if self.ends_by_token else new_tokens
+        if self.stream is None:
+            return ""
+        text = self.stream.push(spoken)
+        if self.stream.stopped:
+            self.is_cut = True
+            del self.tokens[(self.stream.stop_token_index or 0) + 1 :]
+        return text
+
+    @property
+    def ends_by_token(self) -> bool:
+        return bool(self.tokens) and self.tokens[-1] in self.stop_ids
+
+
+def run_requests(
+    requests: Sequence[TextRequest],
+    batch: RunningBatch,
+    stop_token_ids: Sequence[int],
+    tokenizer: Tokenizer | None,
+    *,
+    is_watched: bool,
+) -> Generator[list[tuple[str, list[int]]], None, list[GenerationResult]]:
+    """Decode a prefilled batch to its end; yield each row's new text and tokens at every look, return the results.
+
+    ``is_watched`` looks often, for a reader who waits; stop strings do so too.
+    """
+    rows = [_start_row(request, stop_token_ids, tokenizer) for request in requests]
+    is_watched = is_watched or any(row.request.request.sampling.stop for row in rows)
+    looks = iter(_FIRST_LOOKS)
+    while True:
+        news = batch.new_tokens()
+        texts = [row.take(tokens) for row, tokens in zip(rows, news)]
+        batch.stop([index for index, row in enumerate(rows) if row.is_cut and not batch.finished(index)])
+        for index, row in enumerate(rows):
+            if batch.finished(index) and row.stream is not None and not row.is_cut:
+                texts[index] += row.stream.finish()
+        yield list(zip(texts, news))
+        if batch.done:
+            break
+        batch.advance(next(looks, _STEPS_WATCHED) if is_watched else _STEPS_UNWATCHED)
+    return [_finish_row(row, index, batch) for index, row in enumerate(rows)]
+
+
+def _start_row(request: TextRequest, stop_token_ids: Sequence[int], tokenizer: Tokenizer | None) -> _Row:
+    params = request.request.sampling
+    stream = None if tokenizer is None else TextStream(tokenizer, request.request.prompt, params.stop)
+    return _Row(request, frozenset() if params.ignore_eos else frozenset(stop_token_ids), stream)
+
+
+def _finish_row(row: _Row, index: int, batch: RunningBatch) -> GenerationResult:
+    request, counts = row.request.request, batch.counts(index)
+    # Prefill draws the first token; the steps draw the others, and those past a stop string.
+    by_steps = counts.new_tokens - 1
+    return GenerationResult(
+        prompt=row.request.text,
+        text="" if row.stream is None else row.stream.text,
+        tokens=tuple(row.tokens),
+        logprobs=tuple(batch.log_probabilities(index, len(row.tokens))) if request.sampling.logprobs else (),
+        finish_reason="stop" if row.is_cut or row.ends_by_token else "length",
+        sample=request.sample,
+        stats=GenerationStats(
+            prompt_tokens=len(request.prompt),
+            new_tokens=len(row.tokens),
+            steps=counts.steps,
+            target_passes=float(counts.steps),
+            tokens_per_step=by_steps / counts.steps if counts.steps else 0.0,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            accepted_by_depth=counts.accepted_by_depth,
+            prefill_seconds=batch.prefill_seconds,
+            decode_seconds=batch.decode_seconds,
+            compile_seconds=batch.compile_seconds,
+            tokens_per_second=(len(row.tokens) - 1) / batch.decode_seconds if batch.decode_seconds else 0.0,
+            seed=request.sampling.seed,
+        ),
+    )
