@@ -1,0 +1,149 @@
+"""GGUF files: llama.cpp's single-file checkpoints, dequantised one tensor at a time."""
+
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from gguf.quants import dequantize
+
+from jaxinfer.checkpoint.gguf_config import translate_config
+from jaxinfer.checkpoint.gguf_header import Header, TensorEntry, quote, read_header
+from jaxinfer.checkpoint.gguf_names import ARCHITECTURES, Architecture, translate_name
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, UnsupportedModel
+
+_SLAB_BYTES = 1 << 22
+_PLAIN_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+)
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file: its header is read and checked, its weights stay on disk.
+
+    Raises :class:`CheckpointNotFound`, :class:`InvalidCheckpoint` for a damaged file, and :class:`UnsupportedModel` for
+    an architecture, a tensor type or a metadata key that is not implemented.
+    """
+    origin = str(path)
+    data = _map(path)
+    header = read_header(origin, data)
+    architecture = _find_architecture(origin, header.metadata)
+    factors = header.tensors.get(architecture.rope_factors)
+    config = translate_config(
+        origin,
+        header.metadata,
+        header.tensors.keys(),
+        None if factors is None else _read(data, _Stored(factors), np.dtype(np.float32)),
+    )
+    stored = _rename(origin, header, architecture, config)
+    return Checkpoint(origin, config, GGUFTensors(data, stored), gguf_metadata=header.metadata)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in the file; ``num_heads`` is set where its rows are interleaved within each head."""
+
+    entry: TensorEntry
+    num_heads: int | None = None
+
+
+class GGUFTensors:
+    """The tensors of one GGUF file under Hugging Face names, in Hugging Face's row order."""
+
+    def __init__(self, data: mmap.mmap | bytes, tensors: Mapping[str, _Stored]):
+        self._data = data
+        self._tensors = tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor; reads no weights."""
+        return {name: stored.entry.shape for name, stored in self._tensors.items()}
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
+        return _read(self._data, self._tensors[name], np.dtype(dtype))
+
+
+def _map(path: Path) -> mmap.mmap | bytes:
+    try:
+        with path.open("rb") as file:
+            # An empty file cannot be mapped.
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b""
+    except FileNotFoundError:
+        raise CheckpointNotFound(f"{path}: no such file") from None
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path}: cannot be read ({error.strerror}); give a readable .gguf file") from None
+
+
+def _find_architecture(origin: str, metadata: Mapping[str, Any]) -> Architecture:
+    name, kind, parts = (metadata.get(key) for key in ("general.architecture", "general.type", "split.count"))
+    if not isinstance(name, str):
+        raise InvalidCheckpoint(f"{origin}: metadata key general.architecture is missing; convert the model again")
+    if kind not in (None, "model"):
+        raise UnsupportedModel(f"{origin}: general.type is {quote(kind)}; give the file of a whole model")
+    if parts not in (None, 0, 1):
+        raise UnsupportedModel(f"{origin}: one of {quote(parts)} parts of a split GGUF; merge them into one file first")
+    if name not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModel(f"{origin}: GGUF architecture {quote(name)} is not implemented; known: {known}")
+    return ARCHITECTURES[name]
+
+
+def _rename(
+    origin: str, header: Header, architecture: Architecture, config: Mapping[str, Any]
+) -> Mapping[str, _Stored]:
+    renamed = {}
+    for name, entry in header.tensors.items():
+        if name == architecture.rope_factors:
+            continue
+        translated = translate_name(architecture, name)
+        if translated is None:
+            raise UnsupportedModel(
+                f"{origin}: tensor {quote(name)} has no place in the decoder; use a conversion of a plain llama model"
+            )
+        hf_name, heads_key = translated
+        num_heads = config[heads_key] if heads_key else None
+        if num_heads and (len(entry.shape) > 2 or entry.shape[:1] != (num_heads * config["head_dim"],)):
+            raise InvalidCheckpoint(
+                f"{origin}: tensor {quote(name)} has shape {list(entry.shape)}, "
+                f"not {num_heads} heads of {config['head_dim']} rows; convert the model again"
+            )
+        renamed[hf_name] = _Stored(entry, num_heads)
+    return renamed
+
+
+def _read(data: mmap.mmap | bytes, stored: _Stored, dtype: np.dtype) -> np.ndarray:
+    """Convert in slabs of rows, so that float32 temporaries stay small beside the result."""
+    entry = stored.entry
+    raw = np.frombuffer(data, np.uint8, entry.num_bytes, entry.offset)
+    plain = entry.kind.name in _PLAIN_DTYPES and _PLAIN_DTYPES[entry.kind.name] == dtype
+    if plain and stored.num_heads is None:
+        return raw.view(dtype).reshape(entry.shape)
+    width = entry.shape[-1]
+    rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
+    result = np.empty(entry.shape, dtype)
+    # A bias is one row of blocks, but its rotary order runs along its only axis.
+    flat = result.reshape(-1, width if result.ndim > 1 else 1)
+    places = None if stored.num_heads is None else _half_split_places(len(flat), stored.num_heads)
+    step, done = max(1, _SLAB_BYTES // (4 * width)), 0
+    # Scales and weights may be infinite or not a number, and then so are the results.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(rows), step):
+            values = dequantize(rows[start : start + step], entry.kind).reshape(-1, flat.shape[1])
+            span = slice(done, done + len(values))
+            flat[span if places is None else places[span]] = values
+            done = span.stop
+    return result
+
+
+def _half_split_places(num_rows: int, num_heads: int) -> np.ndarray:
+    """Return, for each row of a GGUF's query or key, its row in Hugging Face's order.
+
+    llama.cpp rotates neighbours (rows 2i and 2i + 1 of a head), Hugging Face rows i and i + H / 2.
+    """
+    return np.arange(num_rows).reshape(num_heads, 2, -1).swapaxes(1, 2).reshape(-1)
