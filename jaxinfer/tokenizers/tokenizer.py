@@ -1,12 +1,13 @@
 """What the rest of the library asks of a tokenizer, and the checks that every one of them makes."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.tokenizers.chat_template import ChatTemplate
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Text to token ids and back, with the ids that begin and end a text.
 
