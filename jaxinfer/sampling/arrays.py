@@ -57,11 +57,10 @@ def sampling_arrays(
     The widths X and E are powers of two from 8 up, so that they rarely change. Raise InvalidOption for a bias on an
     id outside the vocabulary.
     """
-    for row in params:
-        for token, _ in row.logit_bias:
-            if token >= vocab_size:
-                raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
     biases = [dict(row.logit_bias) for row in params]
+    for token in (token for bias in biases for token in bias):
+        if token >= vocab_size:
+            raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
     stops = [() if row.ignore_eos else tuple(eos_token_ids) for row in params]
 
     def numbers(name: str) -> Array:
@@ -86,7 +85,7 @@ def sampling_arrays(
     )
 
 
-def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: type) -> Array:
+def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> Array:
     width = MIN_WIDTH
     while width < max(len(row) for row in rows):
         width *= 2

@@ -1,15 +1,19 @@
 """How far a draw is from coming out differently; for oracles and audits, never on the decode path."""
 
-import jax
-import jax.numpy as jnp
+from collections.abc import Callable
 
-from jaxinfer.notation import Array, Float, Int
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.draw import add_noise, best_token
 from jaxinfer.sampling.history import History
-from jaxinfer.sampling.noise import ROLE_TARGET
-from jaxinfer.sampling.threshold import min_p_threshold
-from jaxinfer.sampling.transforms import edit_logits, temper
+from jaxinfer.sampling.noise import ROLE_TARGET, vocabulary_ids
+from jaxinfer.sampling.transforms import edit_logits, temper, truncation_thresholds
+
+_INFINITY = np.array(np.inf, np.float32).view(np.int32)
 
 
 def margins(
@@ -19,59 +23,73 @@ def margins(
     history: History,
     role: int | Int[Array, ""] = ROLE_TARGET,
 ) -> Float[Array, "B M"]:
-    """Return the least change that makes ``draw`` take another token.
+    """Return the least change that can make ``draw`` take another token, in float32.
 
-    A kept token must gain its gap to the drawn one, in perturbed logits; a dropped one must gain its gap *and* cross
-    the boundary that dropped it; the drawn one must itself stay inside. Distances to top-k and min-p are in tempered
-    logits, to top-p in probability. Sorts the vocabulary.
+    A change is one of the gap between two logits, tempered and perturbed, or of a share of the probability. A kept
+    token must gain its gap to the drawn one; a dropped one must also cross the boundaries that dropped it; or the
+    drawn one must leave. At temperature 0 that is the gap of the two best edited logits.
     """
     tempered_BMV = temper(edit_logits(logits_BMV, arrays, history, positions_BM), arrays)
-    inside_BMV = _distance_inside(tempered_BMV, arrays)
+    thresholds_BM1 = tuple(threshold[..., None] for threshold in truncation_thresholds(tempered_BMV, arrays))
+    top_k_BM1, top_p_BM1, min_p_BM1 = thresholds_BM1
+    kept_BMV = tempered_BMV >= jnp.maximum(jnp.maximum(top_k_BM1, top_p_BM1), min_p_BM1)
     perturbed_BMV = add_noise(tempered_BMV, positions_BM, arrays, role)
-    drawn_BM1 = best_token(jnp.where(inside_BMV >= 0, perturbed_BMV, -jnp.inf))[..., None]
-
+    drawn_BM1 = best_token(jnp.where(kept_BMV, perturbed_BMV, -jnp.inf))[..., None]
+    is_drawn_BMV = vocabulary_ids(tempered_BMV.shape[-1]) == drawn_BM1
     lead_BMV = jnp.take_along_axis(perturbed_BMV, drawn_BM1, axis=-1) - perturbed_BMV
-    needed_BMV = jnp.where(inside_BMV >= 0, lead_BMV, jnp.maximum(lead_BMV, -inside_BMV))
-    # A banned token (-inf) cannot win, and where all are banned nothing is left to compare.
-    is_other_BMV = (jnp.arange(tempered_BMV.shape[-1]) != drawn_BM1) & (tempered_BMV > -jnp.inf)
-    others_BM = jnp.min(jnp.where(is_other_BMV, needed_BMV, jnp.inf), axis=-1)
-    return jnp.minimum(others_BM, jnp.take_along_axis(inside_BMV, drawn_BM1, axis=-1)[..., 0])
+    drawn_logit_BM1 = jnp.take_along_axis(tempered_BMV, drawn_BM1, axis=-1)
+
+    in_top_k_BMV = tempered_BMV >= top_k_BM1
+    first_dropped_BM1 = jnp.max(jnp.where(in_top_k_BMV, -jnp.inf, tempered_BMV), axis=-1, keepdims=True)
+    weight_BMV = jnp.exp(tempered_BMV - jnp.max(tempered_BMV, axis=-1, keepdims=True))
+    share_BMV = weight_BMV / jnp.sum(jnp.where(in_top_k_BMV, weight_BMV, 0), axis=-1, keepdims=True)
+    nucleus_B1 = arrays.top_p_B[:, None]
+    has_nucleus_B1 = (arrays.samples_B() & (arrays.top_p_B < 1))[:, None]
+
+    def share_above(logit_BM1: Array, counted_BMV: Array) -> Array:
+        return jnp.sum(jnp.where(counted_BMV & (tempered_BMV > logit_BM1), share_BMV, 0), axis=-1)
+
+    def stays(change_BM: Array) -> Array:
+        """Tell whether no change of this size makes another token the drawn one."""
+        change_BM1 = change_BM[..., None]
+        could_lead_BMV = ~is_drawn_BMV & (lead_BMV <= change_BM1)
+        # What may enter or leave the top-k, a tie at its end included, moves every share by its own.
+        at_end_BMV = jnp.abs(tempered_BMV - top_k_BM1) <= change_BM1
+        num_within_BM = jnp.sum(tempered_BMV >= top_k_BM1 - change_BM1, axis=-1)
+        is_vague_BM = (top_k_BM1[..., 0] > -jnp.inf) & (num_within_BM > arrays.top_k_B[:, None])
+        slack_BM = change_BM + jnp.where(is_vague_BM, jnp.sum(jnp.where(at_end_BMV, share_BMV, 0), axis=-1), 0)
+
+        others_BMV = in_top_k_BMV & ~is_drawn_BMV
+        leaves_nucleus_BM = share_above(drawn_logit_BM1 - change_BM1, others_BMV) >= nucleus_B1 - slack_BM
+        # The best token is in the nucleus, however small that is; to leave, it must be overtaken.
+        leaves_nucleus_BM &= jnp.any(others_BMV & (tempered_BMV > drawn_logit_BM1 - change_BM1), axis=-1)
+        leaves_BM1 = (drawn_logit_BM1 - first_dropped_BM1 <= change_BM1) & (top_k_BM1 > -jnp.inf)
+        leaves_BM1 |= drawn_logit_BM1 - min_p_BM1 <= change_BM1
+        leaves_BM = leaves_BM1[..., 0] | (leaves_nucleus_BM & has_nucleus_B1)
+
+        nearest_BM1 = jnp.maximum(top_k_BM1, min_p_BM1) - change_BM1
+        entering_BMV = could_lead_BMV & ~kept_BMV & (tempered_BMV >= nearest_BM1)
+        # The best of those that would lead enters the nucleus first.
+        first_BM1 = jnp.max(jnp.where(entering_BMV, tempered_BMV, -jnp.inf), axis=-1, keepdims=True)
+        enters_nucleus_BM = share_above(first_BM1 + change_BM1, in_top_k_BMV) < nucleus_B1 + slack_BM
+        enters_BM = entering_BMV.any(axis=-1) & (enters_nucleus_BM | ~has_nucleus_B1)
+        return ~((could_lead_BMV & kept_BMV).any(axis=-1) | leaves_BM | enters_BM)
+
+    return _least_failing(stays, tempered_BMV.shape[:2])
 
 
-def _distance_inside(tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M V"]:
-    """Measure how far each token is inside the nearest truncation boundary; negative outside, inf without one."""
-    vocab_size = tempered_BMV.shape[-1]
-    samples_B11 = arrays.samples_B()[:, None, None]
-    sorted_BMV = jnp.sort(tempered_BMV, axis=-1, descending=True)
+def _least_failing(
+    holds: Callable[[Float[Array, "B M"]], Bool[Array, "B M"]], shape: tuple[int, ...]
+) -> Float[Array, "B M"]:
+    """Find the least non-negative float32 at which a condition fails that, once failed, fails for all larger ones."""
 
-    top_k_B11 = arrays.top_k_B[:, None, None]
-    has_top_k_B11 = samples_B11 & (top_k_B11 > 0) & (top_k_B11 < vocab_size)
-    last_index_BM1 = jnp.broadcast_to(jnp.clip(top_k_B11 - 1, 0, vocab_size - 1), (*tempered_BMV.shape[:2], 1))
-    last_kept_BM1 = jnp.take_along_axis(sorted_BMV, last_index_BM1, axis=-1)
-    is_kept_BMV = tempered_BMV >= last_kept_BM1
-    first_dropped_BM1 = jnp.max(jnp.where(is_kept_BMV, -jnp.inf, tempered_BMV), axis=-1, keepdims=True)
-    top_k_distance_BMV = tempered_BMV - jnp.where(is_kept_BMV, first_dropped_BM1, last_kept_BM1)
-    inside_BMV = jnp.where(has_top_k_B11, top_k_distance_BMV, jnp.inf)
+    def as_float(image: Array) -> Array:
+        return lax.bitcast_convert_type(image, jnp.float32)
 
-    # A token is in the nucleus while the mass strictly above it is less than top_p.
-    in_top_k_BMV = jnp.where(has_top_k_B11 & (sorted_BMV < last_kept_BM1), -jnp.inf, sorted_BMV)
-    above_BMV = jnp.cumsum(jax.nn.softmax(in_top_k_BMV, axis=-1), axis=-1)
-    num_above_BMV = _count_above(sorted_BMV, tempered_BMV)
-    mass_above_BMV = jnp.where(
-        num_above_BMV > 0, jnp.take_along_axis(above_BMV, jnp.maximum(num_above_BMV - 1, 0), axis=-1), 0
-    )
-    top_p_B11 = arrays.top_p_B[:, None, None]
-    # The best token is inside whatever its own mass is.
-    top_p_distance_BMV = jnp.where(num_above_BMV > 0, top_p_B11 - mass_above_BMV, jnp.inf)
-    inside_BMV = jnp.minimum(inside_BMV, jnp.where(samples_B11 & (top_p_B11 < 1), top_p_distance_BMV, jnp.inf))
+    def set_bit(step: Array, found: Array) -> Array:
+        tried = found | (np.int32(1 << 30) >> step.astype(jnp.int32))
+        return jnp.where((tried < _INFINITY) & holds(as_float(tried)), tried, found)
 
-    min_p_BM = jnp.broadcast_to(arrays.min_p_B[:, None], tempered_BMV.shape[:2])
-    min_p_distance_BMV = tempered_BMV - min_p_threshold(tempered_BMV, min_p_BM)[..., None]
-    return jnp.minimum(inside_BMV, jnp.where(samples_B11 & (min_p_BM > 0)[..., None], min_p_distance_BMV, jnp.inf))
-
-
-def _count_above(sorted_BMV: Float[Array, "B M V"], values_BMV: Float[Array, "B M V"]) -> Int[Array, "B M V"]:
-    def of_node(sorted_V: Array, values_V: Array) -> Array:
-        return jnp.searchsorted(-sorted_V, -values_V, side="left").astype(jnp.int32)
-
-    return jax.vmap(jax.vmap(of_node))(sorted_BMV, values_BMV)
+    zeros = jnp.zeros(shape, jnp.int32)
+    last_holding = lax.fori_loop(0, 31, set_bit, zeros)
+    return as_float(jnp.where(holds(as_float(zeros)), last_holding + 1, 0))

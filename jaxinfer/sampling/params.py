@@ -5,7 +5,7 @@ import numbers
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, no_type_check
 
 from jaxinfer.errors import InvalidOption
 
@@ -15,6 +15,8 @@ MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 1e6
 
 
+# Any value reaches the validation below, where a type checker at run time would refuse it in words of its own.
+@no_type_check
 @dataclass(frozen=True)
 class SamplingParams:
     """Say how the tokens of one request are drawn; temperature 0 takes the best token.
