@@ -22,9 +22,9 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes, settings: FolderSettings):
         self._settings = settings
-        self._model, self._bare_model = (_load(content, settings) for content in (model, model + _NO_DUMMY_PREFIX))
-        ids = list(range(self._model.vocab_size()))
-        pieces: list[str] = self._model.id_to_piece(ids)
+        self._model, pieces = _load(model, settings)
+        self._bare_model, _ = _load(model + _NO_DUMMY_PREFIX, settings)
+        ids = list(range(len(pieces)))
         kinds = zip(ids, self._model.is_control(ids), self._model.is_unknown(ids), strict=True)
         self._special_ids = {token for token, is_control, is_unknown in kinds if is_control or is_unknown}
         added = {token: AddedToken(pieces[token], special=True, normalized=False) for token in self._special_ids}
@@ -95,12 +95,13 @@ def read_sentence_piece(path: Path, settings: FolderSettings) -> SentencePieceTo
     return SentencePieceTokenizer(path.read_bytes(), settings)
 
 
-def _load(model: bytes, settings: FolderSettings) -> sentencepiece.SentencePieceProcessor:
+def _load(model: bytes, settings: FolderSettings) -> tuple[sentencepiece.SentencePieceProcessor, list[str]]:
+    """Return the processor and its pieces by id."""
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
-    except (RuntimeError, ValueError) as error:
+        return processor, processor.id_to_piece(list(range(processor.vocab_size())))
+    except (RuntimeError, ValueError) as error:  # a piece that is not UTF-8 is a ValueError
         raise InvalidTokenizer(
             f"{settings.origin}/tokenizer.model is not a SentencePiece model: fetch it again, or give a tokenizer.json"
         ) from error
-    return processor

@@ -104,6 +104,11 @@ def test_a_file_that_is_no_model_is_refused(load, content):
         load(content)
 
 
+def test_a_piece_that_is_not_utf8_is_refused(load, model):
+    with pytest.raises(InvalidTokenizer, match="is not a SentencePiece model"):
+        load(model.replace("▁hello".encode(), b"\xe2\x96\xffhello"))
+
+
 def test_a_truncated_model_is_refused(load, model):
     with pytest.raises(InvalidTokenizer, match="is not a SentencePiece model"):
         load(model[: len(model) // 2])

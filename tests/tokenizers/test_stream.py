@@ -96,6 +96,8 @@ def test_text_after_a_prompt_keeps_its_leading_space(tokenizers, kind):
     second = tokenizer.encode("ab ab", add_special_tokens=False)[len(first) :]
     stream = TextStream(tokenizer, [*first, *[2] * 40])
     assert stream.push(second) == " ab"
+    stream.push([2] * 40)
+    assert stream.push(second) == " ab"
 
 
 @pytest.mark.parametrize("kind", KINDS)
