@@ -28,10 +28,15 @@ def product(
     rows = inputs.reshape(-1, width).astype(kernel.dtype)
     count = rows.shape[0]
     # XLA's CPU product of one bfloat16 row runs at a tenth of the memory bandwidth; of four rows, near all of it.
-    if count < backend.min_matmul_rows:
-        rows = jnp.pad(rows, ((0, backend.min_matmul_rows - count), (0, 0)))
+    # The rows are repeated, and the equal results merged by a maximum, because a plain slice of the product makes the
+    # compiler shrink it back to one row.
+    repeats = -(-backend.min_matmul_rows // count)
+    if repeats > 1:
+        rows = jnp.repeat(rows, repeats, axis=0)
     accumulator = jnp.promote_types(kernel.dtype, jnp.float32)
     output = jax.lax.dot_general(
         rows, kernel, (((1,), (1,)), ((), ())), precision=backend.precision, preferred_element_type=accumulator
     )
-    return output[:count].reshape(*lead, kernel.shape[0])
+    if repeats > 1:
+        output = jnp.max(output.reshape(count, repeats, -1), axis=1)
+    return output.reshape(*lead, kernel.shape[0])
