@@ -55,7 +55,8 @@ def _best(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
 def _ordered_image(values: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
     """Map floats to signed integers of their width in the same order."""
     integer = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
-    bits = lax.bitcast_convert_type(jnp.where(values == 0, 0, values), integer)
+    # The two zeros have neighbouring images; as thresholds they keep the same logits.
+    bits = lax.bitcast_convert_type(values, integer)
     return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
 
 

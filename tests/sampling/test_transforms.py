@@ -97,6 +97,16 @@ def test_a_tree_node_counts_its_ancestors_as_output_but_not_the_root(logits_V):
         np.testing.assert_allclose(result[0, node], expected, rtol=2e-6)
 
 
+def test_a_top_p_below_float32_keeps_the_best_token(logits_V):
+    result = one_row(logits_V, SamplingParams(temperature=1.0, top_p=1e-60), [5], [])[0, 0]
+    assert np.flatnonzero(result > -np.inf).tolist() == [logits_V.argmax()]
+
+
+def test_a_negative_id_counts_as_no_token(logits_V):
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)
+    assert (one_row(logits_V, params, [-1], [-2])[0, 0] == logits_V).all()
+
+
 levels = st.lists(st.sampled_from([-np.inf, -8.0, -1.5, -0.0, 0.0, 0.25, 1.0, 3.0]), min_size=V, max_size=V)
 
 
