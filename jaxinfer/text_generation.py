@@ -31,20 +31,24 @@ class _Row:
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)
     is_cut: bool = False
+    is_over: bool = False
 
-    def take(self, new_tokens: list[int]) -> str:
-        """Add tokens and return the text that they make certain; what follows a stop string is dropped."""
-        if self.is_cut:
-            return ""
+    def take(self, new_tokens: list[int], is_last: bool) -> tuple[str, list[int]]:
+        """Add tokens; return the text that is now certain, and the tokens that stay: none past a stop string."""
+        if self.is_over:
+            return "", []
+        self.is_over = is_last
+        num_before = len(self.tokens)
         self.tokens += new_tokens
-        spoken = new_tokens[:-1] if self.ends_by_token else new_tokens
         if self.stream is None:
-            return ""
-        text = self.stream.push(spoken)
+            return "", new_tokens
+        text = self.stream.push(new_tokens[:-1] if self.ends_by_token else new_tokens)
+        if is_last:
+            text += self.stream.finish()
         if self.stream.stopped:
-            self.is_cut = True
+            self.is_cut = self.is_over = True
             del self.tokens[(self.stream.stop_token_index or 0) + 1 :]
-        return text
+        return text, self.tokens[num_before:]
 
     @property
     def ends_by_token(self) -> bool:
@@ -68,12 +72,9 @@ def run_requests(
     looks = iter(_FIRST_LOOKS)
     while True:
         news = batch.new_tokens()
-        texts = [row.take(tokens) for row, tokens in zip(rows, news)]
+        pieces = [row.take(tokens, batch.finished(index)) for index, (row, tokens) in enumerate(zip(rows, news))]
         batch.stop([index for index, row in enumerate(rows) if row.is_cut and not batch.finished(index)])
-        for index, row in enumerate(rows):
-            if batch.finished(index) and row.stream is not None and not row.is_cut:
-                texts[index] += row.stream.finish()
-        yield list(zip(texts, news))
+        yield pieces
         if batch.done:
             break
         batch.advance(next(looks, _STEPS_WATCHED) if is_watched else _STEPS_UNWATCHED)
