@@ -216,6 +216,8 @@ class LanguageModel:
             return None
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        if not isinstance(ids, Sequence | np.ndarray) or not all(isinstance(token, int | np.integer) for token in ids):
+            raise InvalidOption(f"a prompt is a text or a sequence of token ids, not {ids!r:.80}")
         checked = [int(token) for token in ids]
         if not checked:
             raise InvalidOption("the prompt is empty: give at least one token")
