@@ -30,7 +30,8 @@ def top_p_threshold(
     images = _ordered_image(logits)
     best = _best(logits)
     mass = jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0)
-    wanted = top_p.astype(logits.dtype) * _fixed_order_sum(mass)
+    # Never zero, which a top_p that underflows would make it: thresholds above the best logit keep that much.
+    wanted = jnp.maximum(top_p.astype(logits.dtype) * _fixed_order_sum(mass), jnp.finfo(logits.dtype).tiny)
     # Computed once, not again in each of the loop's steps.
     images, mass = lax.optimization_barrier((images, mass))
     found = _largest(
@@ -38,8 +39,7 @@ def top_p_threshold(
         logits.shape[:-1],
         images,
     )
-    # A top_p so small that it underflows would otherwise keep nothing.
-    return jnp.where(top_p < 1, jnp.minimum(_from_image(found, logits.dtype), best), -jnp.inf)
+    return jnp.where(top_p < 1, _from_image(found, logits.dtype), -jnp.inf)
 
 
 def min_p_threshold(logits: Float[Array, "*rows V"], min_p: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
