@@ -1,12 +1,18 @@
 """jaxinfer: TPU-first JAX inference in which every way of decoding faster leaves the text unchanged."""
 
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
 from jaxinfer import errors
-from jaxinfer.decoding.registry import describe_strategies as strategies
-from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.language_model import LanguageModel, load
-from jaxinfer.models.config import DecoderConfig
-from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
-from jaxinfer.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxinfer.decoding.registry import describe_strategies as strategies
+    from jaxinfer.decoding.strategy import Strategy
+    from jaxinfer.language_model import LanguageModel, load
+    from jaxinfer.models.config import DecoderConfig
+    from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
+    from jaxinfer.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -22,3 +28,29 @@ __all__ = [
     "load",
     "strategies",
 ]
+
+# Read when first used: the command line answers --help and mistakes without waiting for JAX.
+_HOMES = MappingProxyType(
+    {
+        "DecoderConfig": ("jaxinfer.models.config", "DecoderConfig"),
+        "GenerationResult": ("jaxinfer.results", "GenerationResult"),
+        "GenerationStats": ("jaxinfer.results", "GenerationStats"),
+        "LanguageModel": ("jaxinfer.language_model", "LanguageModel"),
+        "SamplingParams": ("jaxinfer.sampling.params", "SamplingParams"),
+        "Strategy": ("jaxinfer.decoding.strategy", "Strategy"),
+        "StreamPiece": ("jaxinfer.results", "StreamPiece"),
+        "load": ("jaxinfer.language_model", "load"),
+        "strategies": ("jaxinfer.decoding.registry", "describe_strategies"),
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

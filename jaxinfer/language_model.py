@@ -117,18 +117,31 @@ class LanguageModel:
         ``sampling`` is one for all or one a prompt; a prompt with ``n`` samples gives ``n`` results in a row. At most
         ``batch_size`` rows run at a time.
         """
+        batches = self.generate_batches(
+            prompts, max_new_tokens=max_new_tokens, sampling=sampling, strategy=strategy, batch_size=batch_size
+        )
+        return [result for batch in batches for result in batch]
+
+    def generate_batches(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        strategy: str | Strategy = "autoregressive",
+        batch_size: int = 16,
+    ) -> Iterator[list[GenerationResult]]:
+        """Yield the results of `generate` as each batch ends; all prompts are checked before the first one runs."""
         if isinstance(prompts, str):
             prompts = [prompts]
         requests = self._requests(list(prompts), max_new_tokens, sampling)
         parsed = parse_strategy(strategy)
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
-        results: list[GenerationResult] = []
         for start in range(0, len(requests), batch_size):
             group = requests[start : start + batch_size]
             num_rows = batch_size if len(requests) > batch_size else len(group)
-            results += _exhaust(self._run(group, parsed, num_rows, is_watched=False))
-        return results
+            yield _exhaust(self._run(group, parsed, num_rows, is_watched=False))
 
     def stream(
         self,

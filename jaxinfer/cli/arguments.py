@@ -1,0 +1,108 @@
+"""The parser, its types and the options that several subcommands share."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jaxinfer.errors import InvalidOption
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises its complaints, in one line that says where help is, and knows no abbreviations.
+
+    An abbreviation that works today would be ambiguous with an option of tomorrow.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise InvalidOption."""
+        raise InvalidOption(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return an argument type: a whole number of at least ``least``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return number
+
+    return parse
+
+
+def logit_bias(text: str) -> tuple[int, float]:
+    """Parse ``TOKEN_ID=BIAS``."""
+    token, _, bias = text.partition("=")
+    try:
+        pair = int(token), float(bias)
+    except ValueError:
+        pair = -1, math.nan
+    if pair[0] < 0 or math.isnan(pair[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOKEN_ID=BIAS, such as 42=-1.5")
+    return pair
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `jaxinfer.cli.loading.load_model` reads."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", metavar="M", help="hub id, folder or .gguf file (default: smollm2-135m-instruct)")
+    group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
+    group.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
+    group.add_argument("--max-len", metavar="N", type=whole_number(2), help="tokens of prompt and output together")
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
+    """Add how far to generate and how, all but the sampling parameters."""
+    group = parser.add_argument_group("generation")
+    number = whole_number(1)
+    group.add_argument(
+        "--max-new-tokens", metavar="N", type=number, default=max_new_tokens, help="default: %(default)s"
+    )
+    group.add_argument("--strategy", metavar="S", default="autoregressive", help="NAME or NAME:key=value,...")
+    group.add_argument("--stats", action="store_true", help="print counts and times to standard error")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `sampling_options` reads; an option that is not given keeps the default of SamplingParams."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--temperature", metavar="T", type=float, help="0 takes the best token (default)")
+    group.add_argument("--top-k", metavar="K", type=int, help="draw from the K best tokens")
+    group.add_argument("--top-p", metavar="P", type=float, help="draw from the best tokens that hold the probability P")
+    group.add_argument("--min-p", metavar="P", type=float, help="draw from tokens of at least P times the best's share")
+    group.add_argument("--seed", metavar="N", type=int, help="the seed decides the text (default: 0)")
+    group.add_argument("--stop", metavar="S", action="append", help="end before this text; may be repeated")
+    group.add_argument("--repetition-penalty", metavar="X", type=float, help="above 1: fewer tokens of the whole text")
+    group.add_argument("--presence-penalty", metavar="X", type=float, help="above 0: fewer tokens of the output")
+    group.add_argument("--frequency-penalty", metavar="X", type=float, help="above 0: the more often, the fewer")
+    group.add_argument("--logit-bias", metavar="ID=X", type=logit_bias, action="append", help="may be repeated")
+    group.add_argument("--min-new-tokens", metavar="N", type=int, help="hold back the end of the text until then")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the end of the text")
+
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_new_tokens",
+    "ignore_eos",
+)
+
+
+def sampling_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling parameters that the user gave, as arguments of SamplingParams."""
+    given = {name: getattr(options, name) for name in _SAMPLING}
+    return {name: value for name, value in given.items() if value is not None}

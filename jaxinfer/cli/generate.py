@@ -1,0 +1,125 @@
+"""``jaxinfer generate``: continue prompts."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxinfer.cli.arguments import (
+    add_generation_arguments,
+    add_model_arguments,
+    add_sampling_arguments,
+    sampling_options,
+    whole_number,
+)
+from jaxinfer.cli.prompts import add_prompt_arguments, read_prompts
+from jaxinfer.cli.stats_table import write_stats
+from jaxinfer.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from jaxinfer.language_model import LanguageModel
+    from jaxinfer.results import GenerationResult
+    from jaxinfer.sampling.params import SamplingParams
+
+_HEADING_WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``generate``."""
+    add_prompt_arguments(parser)
+    parser.add_argument("--chat", action="store_true", help="answer the prompt in the model's chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a result, and nothing else")
+    add_model_arguments(parser)
+    add_generation_arguments(parser, max_new_tokens=128)
+    parser.add_argument("--batch-size", metavar="N", type=whole_number(1), default=16, help="prompts at a time")
+    add_sampling_arguments(parser)
+    parser.add_argument("--num-samples", metavar="N", type=whole_number(1), default=1, help="results for each prompt")
+    parser.add_argument("--logprobs", action="store_true", help="add each token's log-probability to --json")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load the model and print what it says: as it comes for one prompt, in order and batch by batch for several."""
+    if options.logprobs and not options.json:
+        raise InvalidOption("--logprobs are printed in JSON only: add --json")
+    prompts = read_prompts(options)
+    # Imported here: what stands above is checked before JAX is waited for.
+    from jaxinfer.cli.loading import load_model
+    from jaxinfer.decoding.registry import parse_strategy
+    from jaxinfer.sampling.params import SamplingParams
+
+    sampling = SamplingParams(**sampling_options(options), n=options.num_samples, logprobs=options.logprobs)
+    parse_strategy(options.strategy)
+    model = load_model(options)
+    inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
+    if len(prompts) == 1 and sampling.n == 1 and not options.json:
+        results = [_stream(model, inputs[0], sampling, options)]
+    else:
+        results = _print_batches(model, prompts, inputs, sampling, options)
+    if options.stats:
+        write_stats([result.stats for result in results], sys.stderr)
+    return 0
+
+
+def _encode(model: "LanguageModel", prompt: str, is_chat: bool) -> list[int]:
+    if is_chat:
+        return model.encode_chat([{"role": "user", "content": prompt}])
+    return model.tokenizer.encode(prompt)
+
+
+def _stream(
+    model: "LanguageModel", prompt: list[int], sampling: "SamplingParams", options: argparse.Namespace
+) -> "GenerationResult":
+    pieces = model.stream(prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, strategy=options.strategy)
+    result = None
+    for piece in pieces:
+        print(piece.text, end="", flush=True)
+        result = piece.result
+    print(flush=True)
+    if result is None:
+        raise AssertionError("the stream ended without a result")
+    return result
+
+
+def _print_batches(
+    model: "LanguageModel",
+    prompts: Sequence[str],
+    inputs: Sequence[list[int]],
+    sampling: "SamplingParams",
+    options: argparse.Namespace,
+) -> list["GenerationResult"]:
+    batches = model.generate_batches(
+        inputs,
+        max_new_tokens=options.max_new_tokens,
+        sampling=sampling,
+        strategy=options.strategy,
+        batch_size=options.batch_size,
+    )
+    results: list[GenerationResult] = []
+    for batch in batches:
+        for result in batch:
+            prompt = prompts[len(results) // sampling.n]
+            results.append(result)
+            _print_json(prompt, result) if options.json else _print_text(prompt, result, len(results))
+    return results
+
+
+def _print_json(prompt: str, result: "GenerationResult") -> None:
+    fields = {
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stats": dataclasses.asdict(result.stats),
+    }
+    if result.logprobs:
+        fields["logprobs"] = result.logprobs
+    print(json.dumps(fields), flush=True)
+
+
+def _print_text(prompt: str, result: "GenerationResult", number: int) -> None:
+    shown = " ".join(prompt.split())
+    if len(shown) > _HEADING_WIDTH:
+        shown = f"{shown[: _HEADING_WIDTH - 3]}..."
+    print(f"[{number}] {shown}\n{result.text}\n", flush=True)

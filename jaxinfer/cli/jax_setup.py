@@ -1,0 +1,88 @@
+"""Sets JAX up for a command: a compilation cache that outlives it, and quiet where no TPU is."""
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+_CACHE_WARNING = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([\w.-]+)'")
+
+
+def prepare_jax() -> None:
+    """Choose the platform and turn the compilation cache on, each only where the user has not."""
+    if not os.environ.get("JAX_PLATFORMS") and lacks_tpu() and not has_other_accelerator():
+        # Else a libtpu without a TPU is tried first, which takes a second and fills standard error with its complaints.
+        jax.config.update("jax_platforms", "cpu")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        with contextlib.suppress(RuntimeError):  # a user without a home
+            use_compilation_cache(default_cache_folder(Path.home()))
+
+
+def lacks_tpu(devices: Path = Path("/dev")) -> bool:
+    """Tell whether the TPU's library is installed on a machine whose kernel shows no TPU."""
+    found = [*devices.glob("accel*"), *devices.glob("vfio/[0-9]*")]
+    return importlib.util.find_spec("libtpu") is not None and not found
+
+
+def has_other_accelerator() -> bool:
+    """Tell whether a plugin for another device is installed."""
+    return importlib.util.find_spec("jax_plugins") is not None
+
+
+def default_cache_folder(home: Path) -> Path:
+    """Return the folder of this JAX on this kind of machine: a home may be shared by machines that differ."""
+    return home / ".cache" / "jaxinfer" / "xla" / f"jax-{jax.__version__}-{platform.machine()}-{_fingerprint()}"
+
+
+def use_compilation_cache(folder: Path) -> None:
+    """Keep every compiled program in ``folder``; damaged entries are compiled again in silence, and replaced."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written: do without
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    for name, value in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):
+        if f"JAX_PERSISTENT_CACHE_{name.upper()}" not in os.environ:
+            jax.config.update(f"jax_persistent_cache_{name}", value)
+    shown = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+        found = _CACHE_WARNING.match(str(message))
+        if found is None:
+            shown(message, category, *place, **more)
+            return
+        # JAX does not overwrite an entry, so what is damaged has to go before the new one comes.
+        for entry in folder.glob(f"{found[1]}-*-cache"):
+            entry.unlink(missing_ok=True)
+
+    warnings.filterwarnings("always", message="Error .* persistent compilation cache entry")
+    warnings.showwarning = show
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Compile afresh in the body: a measured compilation must be one."""
+    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+
+
+def _fingerprint() -> str:
+    """Return a few letters that stand for the processor and its features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = [f"flags: {platform.processor()}"]
+    facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

@@ -1,0 +1,23 @@
+"""Loads the model that the options name."""
+
+import argparse
+import sys
+
+from jaxinfer.cli.jax_setup import prepare_jax
+from jaxinfer.cli.progress import byte_progress
+from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+
+
+def load_model(options: argparse.Namespace) -> LanguageModel:
+    """Load with a progress bar; notices go to standard error."""
+    prepare_jax()
+    model = DEFAULT_MODEL if options.model is None else options.model
+    with byte_progress(model.rstrip("/").rpartition("/")[2]) as progress:
+        return load(
+            model,
+            dtype=options.dtype,
+            max_len=options.max_len,
+            revision=options.revision,
+            notice=lambda line: print(line, file=sys.stderr),
+            progress=progress,
+        )

@@ -1,0 +1,103 @@
+"""The command line: finds the subcommand, and turns every failure of the user's world into one line."""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from jaxinfer import __version__
+from jaxinfer.cli.arguments import Parser
+from jaxinfer.errors import JaxinferError
+
+# Where each subcommand's ``add_arguments`` and ``run`` stand; only the one that is asked for is imported.
+COMMANDS = MappingProxyType(
+    {
+        "generate": ("jaxinfer.cli.generate", "continue a prompt, or answer it with --chat"),
+        "chat": ("jaxinfer.cli.chat", "hold a conversation in the terminal"),
+        "fetch": ("jaxinfer.cli.fetch", "bring a known model to the local cache"),
+        "bench": ("jaxinfer.cli.bench", "measure speed beside the machine's roofline"),
+    }
+)
+
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code: 0, 2 for a mistake, 130 for Ctrl-C, 141 for a reader that left."""
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _drain_output()
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drain_output()
+        return EXIT_BROKEN_PIPE
+    except JaxinferError as error:
+        return _report(str(error))
+    except OSError as error:
+        return _report(_describe(error))
+    except MemoryError:
+        return _report("this machine's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts")
+    except Exception as error:
+        # JAX has one class for all errors of the device; of these only a full memory can be the user's to mend.
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _report("the device's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts")
+
+
+def _run(arguments: list[str]) -> int:
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = Parser(prog="jaxinfer", description="Run language models fast, on TPUs and everywhere else.")
+    parser.add_argument("--version", action="version", version=f"jaxinfer {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    run = None
+    for command, (home, summary) in COMMANDS.items():
+        subparser = commands.add_parser(command, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if command == name:
+            module = importlib.import_module(home)
+            module.add_arguments(subparser)
+            run = module.run
+    options, unknown = parser.parse_known_args(arguments)
+    if run is None or name is None:  # the parser has refused every name but those
+        raise AssertionError(f"command {options.command} was not dispatched")
+    if unknown:
+        commands.choices[name].error(f"unrecognized arguments: {' '.join(unknown)}")
+    _make_output_total()
+    return run(options)
+
+
+def _make_output_total() -> None:
+    """Let text that the terminal's encoding lacks be printed with question marks rather than end in an error."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+
+
+def _report(message: str) -> int:
+    _drain_output()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return EXIT_MISTAKE
+
+
+def _describe(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else f"{reason}, while reading or writing"
+
+
+def _drain_output() -> None:
+    """Write what standard output still holds; where that fails, drop it, or Python would complain at its end."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,82 @@
+"""Reads the prompts that a command works on."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from jaxinfer.errors import InvalidOption
+
+STANDARD_INPUT = "-"
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `read_prompts` reads."""
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue; - reads standard input")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="a JSON object a line with a 'prompt' or 'turns' (the first counts) field; "
+        "- reads standard input, where plain lines are prompts too",
+    )
+
+
+def read_prompts(options: argparse.Namespace) -> list[str]:
+    """Return the prompts of the command line, a file or standard input, at least one and none of them empty."""
+    if options.prompt is not None and options.prompts is not None:
+        raise InvalidOption("a prompt and --prompts were both given: give one of them")
+    source = options.prompts
+    if source is None and options.prompt != STANDARD_INPUT:
+        if options.prompt is None:
+            raise InvalidOption('no prompt was given: add "PROMPT", or --prompts FILE.jsonl, or - for standard input')
+        if not options.prompt:
+            raise InvalidOption("the prompt is empty: give at least one character")
+        return [options.prompt]
+    if source is None or source == STANDARD_INPUT:
+        return _read_lines("standard input", sys.stdin.buffer, plain_allowed=True)
+    with open(source, "rb") as file:
+        return _read_lines(source, file, plain_allowed=False)
+
+
+def _read_lines(origin: str, file: Iterable[bytes], *, plain_allowed: bool) -> list[str]:
+    """Parse lines; where plain ones are allowed, the first tells which kind they all are."""
+    prompts: list[str] = []
+    is_plain = False
+    for number, raw in enumerate(file, 1):
+        where = f"{origin}, line {number}"
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
+        except UnicodeDecodeError:
+            raise InvalidOption(f"{where}: not UTF-8 text; convert the file to UTF-8") from None
+        if not line.strip():
+            continue
+        if plain_allowed and not prompts:
+            is_plain = not line.lstrip().startswith("{")
+        prompts.append(line if is_plain else _parse(where, line))
+    if not prompts:
+        raise InvalidOption(f"{origin} holds no prompts: write one a line")
+    return prompts
+
+
+def _parse(where: str, line: str) -> str:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise InvalidOption(f"{where}: not JSON ({reason}); write one JSON object a line") from None
+    prompt = _find_prompt(entry)
+    if not isinstance(prompt, str):
+        raise InvalidOption(f"{where}: needs a 'prompt' string or a 'turns' list of strings")
+    if not prompt:
+        raise InvalidOption(f"{where}: the prompt is empty; give at least one character")
+    return prompt
+
+
+def _find_prompt(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return None
+    if "prompt" in entry:
+        return entry["prompt"]
+    turns = entry.get("turns")
+    return turns[0] if isinstance(turns, list) and turns else None

@@ -1,0 +1,44 @@
+"""Writes the statistics of results for people."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from jaxinfer.bench.columns import align
+
+if TYPE_CHECKING:
+    from jaxinfer.results import GenerationStats
+
+_COLUMNS = (
+    ("prompt tokens", "prompt_tokens", "{:d}"),
+    ("new tokens", "new_tokens", "{:d}"),
+    ("steps", "steps", "{:d}"),
+    ("target passes", "target_passes", "{:.1f}"),
+    ("tokens/step", "tokens_per_step", "{:.2f}"),
+    ("drafted", "drafted", "{:d}"),
+    ("accepted", "accepted", "{:d}"),
+    ("by depth", "accepted_by_depth", "{}"),
+    ("prefill s", "prefill_seconds", "{:.3f}"),
+    ("decode s", "decode_seconds", "{:.3f}"),
+    ("compile s", "compile_seconds", "{:.2f}"),
+    ("tokens/s", "tokens_per_second", "{:.1f}"),
+    ("seed", "seed", "{:d}"),
+)
+
+
+def write_stats(stats: Sequence["GenerationStats"], stream: TextIO) -> None:
+    """Write one result's statistics as a list, several as a table with a row each."""
+    cells = [[_format(one, name, form) for _, name, form in _COLUMNS] for one in stats]
+    titles = [title for title, _, _ in _COLUMNS]
+    if len(cells) == 1:
+        width = max(map(len, titles))
+        lines = [f"{title:<{width}}  {cell}" for title, cell in zip(titles, cells[0])]
+    else:
+        lines = align(["", *titles], [[f"[{number}]", *row] for number, row in enumerate(cells, 1)], num_left=1)
+    print("", *lines, sep="\n", file=stream)
+
+
+def _format(stats: "GenerationStats", name: str, form: str) -> str:
+    value = getattr(stats, name)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "-"
+    return form.format(value)
