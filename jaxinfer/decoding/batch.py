@@ -153,7 +153,12 @@ def prompt_bucket(length: int) -> int:
 
 
 def cache_bucket(length: int, headroom: int, max_len: int) -> int:
-    """Return the number of cache slots for texts of ``length``: a power of two, or what ``max_len`` needs if less."""
-    bucket = max(_MIN_CACHE_BUCKET, 1 << (length + headroom - 1).bit_length())
+    """Return the number of cache slots for texts of ``length``: a power of two or halfway between two of them.
+
+    Plain attention reads every slot, so a finer grid than that of prompts pays; ``max_len`` bounds it.
+    """
+    needed = length + headroom
+    power = max(_MIN_CACHE_BUCKET, 1 << (needed - 1).bit_length())
+    bucket = power * 3 // 4 if needed <= power * 3 // 4 and power > 2 * _MIN_CACHE_BUCKET else power
     most = -(-(max_len + headroom) // 8) * 8
     return min(bucket, most)
