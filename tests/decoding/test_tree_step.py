@@ -1,0 +1,98 @@
+"""The tree step changes no token, whatever was drafted: only how many steps the text takes."""
+
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer import Strategy
+from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
+from tests.decoding.scripted import Branches, Chain
+
+LENGTHS = (12, 3, 7, 5, 9)  # of the prompts
+LIMITS = (24, 23, 22, 21, 24)  # of the outputs: runs of accepted tokens end within a step and at its end
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_llama_folder):
+    return jaxinfer.load(tiny_llama_folder())
+
+
+@pytest.fixture(scope="module")
+def requests():
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(2, 258, length).tolist() for length in LENGTHS]
+    return [request(*one) for one in zip(prompts, LIMITS, SAMPLINGS)]
+
+
+@pytest.fixture(scope="module")
+def oracle(lm, requests):
+    return run(lm, requests)
+
+
+@pytest.fixture(scope="module")
+def texts(requests, oracle):
+    return tuple((*asked.prompt, *row.tokens) for asked, row in zip(requests, oracle))
+
+
+def check_same(lm, requests, oracle, strategy: Strategy, eos_token_ids=()):
+    rows = run(lm, requests, strategy, eos_token_ids)
+    assert [row.tokens for row in rows] == [row.tokens for row in oracle]
+    for row, plain in zip(rows, oracle):
+        np.testing.assert_allclose(row.logprobs, plain.logprobs, atol=1e-4)
+    return rows
+
+
+def test_texts_of_this_file_are_screened(lm, requests, oracle):
+    assert [len(row.tokens) for row in oracle] == list(LIMITS)
+    assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in oracle])) > LEAST_MARGIN
+
+
+def test_a_perfect_drafter_is_accepted_whole(lm, requests, oracle, texts):
+    rows = check_same(lm, requests, oracle, Chain(texts, DEPTH))
+    for row, limit in zip(rows, LIMITS):
+        # Prefill draws the first token, each step then four; the last step may have room for fewer.
+        assert row.counts.steps == -(-(limit - 1) // (DEPTH + 1))
+        assert row.counts.accepted >= limit - 1 - row.counts.steps
+        assert row.counts.drafted == DEPTH * row.counts.steps
+        assert row.counts.accepted_by_depth[0] == row.counts.steps
+
+
+def test_a_lying_drafter_is_never_accepted(lm, requests, oracle, texts):
+    for row, limit in zip(check_same(lm, requests, oracle, Chain(texts, DEPTH, lies_from=1)), LIMITS):
+        assert (row.counts.steps, row.counts.accepted, row.counts.accepted_by_depth) == (limit - 1, 0, (0, 0, 0))
+
+
+def test_a_drafter_is_accepted_up_to_its_first_lie(lm, requests, oracle, texts):
+    for row, limit in zip(check_same(lm, requests, oracle, Chain(texts, DEPTH, lies_from=3)), LIMITS):
+        assert row.counts.steps == -(-(limit - 1) // 3)
+        assert row.counts.accepted_by_depth[2] == 0
+
+
+@pytest.mark.parametrize("validity", ["padding", "window"])
+def test_nodes_that_are_no_drafts_are_never_taken(lm, requests, oracle, texts, validity):
+    for row, limit in zip(check_same(lm, requests, oracle, Chain(texts, DEPTH, validity=validity)), LIMITS):
+        assert (row.counts.steps, row.counts.drafted, row.counts.accepted) == (limit - 1, 0, 0)
+
+
+def test_the_right_branch_is_found_behind_a_wrong_one(lm, requests, oracle, texts):
+    """The keys and values of the taken nodes stand apart in the cache, and are moved together."""
+    for row, limit in zip(check_same(lm, requests, oracle, Branches(texts, DEPTH)), LIMITS):
+        assert row.counts.steps == -(-(limit - 1) // (DEPTH + 1))
+
+
+@pytest.mark.parametrize("kind", [Chain, Branches])
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_a_stop_token_inside_an_accepted_run_ends_the_row(lm, requests, oracle, texts, kind, place):
+    """At every place of the second step's run, for the first row; other rows may end by the same token or go on."""
+    stop = oracle[0].tokens[DEPTH + 1 + place]
+    plain = run(lm, requests, eos_token_ids=(stop,))
+    assert plain[0].tokens == oracle[0].tokens[: oracle[0].tokens.index(stop) + 1]
+    rows = check_same(lm, requests, plain, kind(texts, DEPTH), (stop,))
+    assert rows[0].counts.new_tokens == len(plain[0].tokens)
+
+
+def test_a_batch_may_hold_rows_of_no_request(lm, requests, oracle, texts):
+    """A strategy sees them, and nothing comes of it."""
+    rows = run(lm, requests[:4], Chain(texts, DEPTH), num_rows=5)
+    assert [row.tokens for row in rows] == [row.tokens for row in oracle[:4]]
