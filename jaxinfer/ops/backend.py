@@ -24,7 +24,8 @@ class Backend:
 
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
-    own. ``min_matmul_rows`` pads a product's rows up to that many.
+    own. ``min_matmul_rows`` pads a product's rows up to that many. ``kv_shards`` is over how many devices the key/value
+    heads are split.
     """
 
     platform: Platform
@@ -33,6 +34,7 @@ class Backend:
     cache_dtype: str
     scan_layers: bool
     min_matmul_rows: int = 1
+    kv_shards: int = 1
 
     @property
     def precision(self) -> jax.lax.Precision:

@@ -1,0 +1,61 @@
+"""Which mesh axis each logical axis of a parameter or a cache is split over."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import logical_axes
+from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+
+TENSOR = "tensor"
+
+# Megatron's split (Shoeybi et al., 1909.08053): heads and hidden features apart, one sum after each half of a block.
+MESH_AXES: Mapping[str, str | None] = MappingProxyType(
+    {"heads": TENSOR, "kv_heads": TENSOR, "ffn": TENSOR, "vocab": TENSOR, "embed": None, "layers": None}
+)
+
+# [L, B, S, K*H]: a device holds the lanes of its own heads.
+CACHE_SPEC = PartitionSpec(None, None, None, TENSOR)
+
+
+def mesh_spec(axes: PartitionSpec) -> PartitionSpec:
+    """Translate a parameter's logical axes to mesh axes."""
+    return PartitionSpec(*(None if axis is None else MESH_AXES[axis] for axis in axes))
+
+
+def parameter_formats(config: DecoderConfig, backend: Backend, mesh: Mesh) -> Params:
+    """Return how every parameter lies on a mesh, as a tree of ``Format``: its sharding, and row-major order.
+
+    The order is stated because a TPU otherwise takes the one that pads least: the transpose, where a shard's last axis
+    is no multiple of 128. Decoding then copies that weight, all layers of it, at every call.
+    """
+
+    def place(axes: PartitionSpec) -> Format:
+        spec = mesh_spec(axes)
+        return Format(Layout(tuple(range(len(spec)))), NamedSharding(mesh, spec))
+
+    return jax.tree.map(place, logical_axes(config, backend), is_leaf=_is_spec)
+
+
+def check_split(config: DecoderConfig, tensor: int) -> None:
+    """Raise InvalidOption where a decoder does not split evenly over ``tensor`` devices."""
+    sizes = {
+        "attention heads": config.num_heads,
+        "key/value heads": config.num_kv_heads,
+        "feed-forward features": config.ffn_dim,
+        "vocabulary entries": config.vocab_size,
+    }
+    for name, size in sizes.items():
+        if size % tensor:
+            raise InvalidOption(f"{size} {name} do not split over tensor={tensor} devices: choose a divisor of {size}")
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, PartitionSpec)

@@ -1,0 +1,124 @@
+"""Facts of each TPU that programs are compiled for and measured against.
+
+Sources: bandwidth, peaks, number of cores and size of the matrix unit are Google's published figures a chip (Cloud TPU
+documentation, pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x"); on-chip memory and the fp8 rate of older chips are
+those of JAX's `jax.experimental.pallas.tpu.get_tpu_info`; a clock is the rate at which the matrix units of v4, v5e and
+v5p reach the published bf16 peak, and None where their number and rate are not both published; the usable memory is
+what the TPU compiler (libtpu 0.0.42) itself gives as available when a program asks for too much.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One kind of TPU. Peaks are operations a second, dense; a dtype's is None where the chip has no unit for it.
+
+    ``name`` is what libtpu calls it in a topology (``v5e:2x4``), ``single`` the shape of a topology of one chip.
+    JAX sees ``devices`` devices a chip: where they are two, each is one core with its half of everything.
+    ``device_hbm_bytes`` is what programs may use of a device's memory, ``vmem_bytes`` the vector memory of one core.
+    """
+
+    name: str
+    single: str
+    devices: int
+    device_hbm_bytes: int
+    hbm_bytes_per_second: float
+    bf16_peak: float
+    int8_peak: float | None
+    fp8_peak: float | None
+    cores: int
+    vmem_bytes: int
+    mxu_size: int
+    clock_hz: float | None
+
+    @property
+    def device_hbm_bytes_per_second(self) -> float:
+        """The memory bandwidth of one device."""
+        return self.hbm_bytes_per_second / self.devices
+
+    @property
+    def device_bf16_peak(self) -> float:
+        """The bf16 operations a second of one device."""
+        return self.bf16_peak / self.devices
+
+
+_ALL = (
+    Chip(
+        name="v4",
+        single="1x1x1",
+        devices=2,
+        device_hbm_bytes=int(15.25 * _GIB),
+        hbm_bytes_per_second=1228e9,
+        bf16_peak=275e12,
+        int8_peak=275e12,
+        fp8_peak=None,
+        cores=2,
+        vmem_bytes=16 * _MIB,
+        mxu_size=128,
+        clock_hz=1.05e9,
+    ),
+    Chip(
+        name="v5e",
+        single="1x1",
+        devices=1,
+        device_hbm_bytes=int(15.75 * _GIB),
+        hbm_bytes_per_second=819e9,
+        bf16_peak=197e12,
+        int8_peak=394e12,
+        fp8_peak=None,
+        cores=1,
+        vmem_bytes=128 * _MIB,
+        mxu_size=128,
+        clock_hz=1.5e9,
+    ),
+    Chip(
+        name="v5p",
+        single="1x1x1",
+        devices=1,
+        device_hbm_bytes=int(95.74 * _GIB),
+        hbm_bytes_per_second=2765e9,
+        bf16_peak=459e12,
+        int8_peak=918e12,
+        fp8_peak=459e12,
+        cores=2,
+        vmem_bytes=64 * _MIB,
+        mxu_size=128,
+        clock_hz=1.75e9,
+    ),
+    Chip(
+        name="v6e",
+        single="1x1",
+        devices=1,
+        device_hbm_bytes=int(31.25 * _GIB),
+        hbm_bytes_per_second=1638e9,
+        bf16_peak=918e12,
+        int8_peak=1836e12,
+        fp8_peak=918e12,
+        cores=1,
+        vmem_bytes=128 * _MIB,
+        mxu_size=256,
+        clock_hz=None,
+    ),
+    Chip(
+        name="tpu7x",
+        single="1x1x1",
+        devices=2,
+        device_hbm_bytes=int(94.75 * _GIB),
+        hbm_bytes_per_second=7380e9,
+        bf16_peak=2307e12,
+        int8_peak=None,
+        fp8_peak=4614e12,
+        cores=2,
+        vmem_bytes=64 * _MIB,
+        mxu_size=256,
+        clock_hz=None,
+    ),
+)
+
+CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in _ALL})
