@@ -178,6 +178,8 @@ class LanguageModel:
         Texts of unequal length are padded on the right; what stands there means nothing.
         """
         rows = [self._check_ids(ids) for ids in token_ids]
+        if not rows:
+            raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
         longest = max(len(row) for row in rows)
         tokens_BT = np.zeros((len(rows), prompt_bucket(longest)), np.int32)
         for index, row in enumerate(rows):

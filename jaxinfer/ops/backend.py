@@ -62,7 +62,7 @@ def choose_backend(
     dtype = dtype or default_dtype(platform)
     if dtype not in DTYPES:
         raise InvalidOption(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    if dtype == "float64" and jnp.zeros((), "float64").dtype != jnp.float64:
+    if dtype == "float64" and jax.dtypes.canonicalize_dtype(dtype) != jnp.float64:
         raise InvalidOption("dtype float64 needs JAX's 64-bit mode: jax.config.update('jax_enable_x64', True)")
     on_cpu = platform == "cpu"
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
