@@ -1,0 +1,140 @@
+"""A user's mistake raises one of the library's errors, with one line that names it; never another exception."""
+
+import pytest
+
+import jaxinfer
+from jaxinfer import DecoderConfig, LanguageModel, SamplingParams
+from jaxinfer.errors import CheckpointNotFound, InvalidOption, InvalidTokenizer, JaxinferError
+from tests.toys import VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_llama_folder):
+    return tiny_llama_folder()
+
+
+@pytest.fixture(scope="module")
+def lm(folder):
+    return jaxinfer.load(folder, max_len=32)
+
+
+def check_refused(kind: type[JaxinferError], pattern: str, function) -> None:
+    with pytest.raises(kind, match=pattern) as caught:
+        function()
+    assert "\n" not in str(caught.value)
+
+
+GENERATE = {
+    "no tokens": ([[]], {}, "the prompt is empty"),
+    "empty text": ("", {}, "the prompt is empty"),
+    "an empty text among others": (["The", ""], {}, "the prompt is empty"),
+    "an id outside the vocabulary": ([[VOCAB_SIZE]], {}, f"token id {VOCAB_SIZE} is not in the vocabulary"),
+    "a negative id": ([[3, -1]], {}, "token id -1 is not in the vocabulary"),
+    "half a surrogate pair": ("\ud800", {}, "not valid Unicode"),
+    "a prompt as long as the context": ([[5] * 32], {}, "the prompt has 32 tokens, but the context has room for 32"),
+    "a prompt longer than the context": ("x" * 500, {}, "the prompt has 500 tokens"),
+    "no new tokens": ("The", {"max_new_tokens": 0}, "max_new_tokens 0"),
+    "negative new tokens": ("The", {"max_new_tokens": -3}, "max_new_tokens -3"),
+    "a yes for a number": ("The", {"max_new_tokens": True}, "max_new_tokens True"),
+    "an unknown strategy": (
+        "The",
+        {"strategy": "magic"},
+        "unknown strategy 'magic'; the strategies are autoregressive",
+    ),
+    "an unknown option": ("The", {"strategy": "autoregressive:k=2"}, "unknown option 'k' of strategy autoregressive"),
+    "rows that are none": ("The", {"batch_size": 0}, "batch_size 0"),
+    "too few sampling parameters": (
+        ["The", "A", "One"],
+        {"sampling": [SamplingParams()] * 2},
+        "2 sampling parameters for 3 prompts",
+    ),
+    "a bias outside the vocabulary": (
+        "The",
+        {"sampling": SamplingParams(logit_bias={VOCAB_SIZE: 1.0})},
+        f"logit_bias names token {VOCAB_SIZE}: the vocabulary has ids 0 to {VOCAB_SIZE - 1}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERATE)
+def test_generate_refuses(lm, name):
+    prompts, options, pattern = GENERATE[name]
+    check_refused(InvalidOption, pattern, lambda: lm.generate(prompts, **options))
+
+
+def test_a_refused_call_leaves_the_model_usable(lm):
+    check_refused(InvalidOption, "vocabulary", lambda: lm.generate([[3], [-1]]))
+    assert len(lm.generate([[3, 4]], max_new_tokens=2)[0].tokens) == 2
+    assert lm.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"temperature": -1}, "temperature=-1"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"top_p": 2}, "top_p=2"),
+        ({"top_k": -4}, "top_k=-4"),
+        ({"min_p": 1.5}, "min_p=1.5"),
+        ({"n": 0}, "n=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"stop": [""]}, "stop=''"),
+    ],
+)
+def test_sampling_parameters_refuse(options, pattern):
+    check_refused(InvalidOption, pattern, lambda: SamplingParams(**options))
+
+
+def test_streaming_refuses_several_samples(lm):
+    check_refused(InvalidOption, "n is 2", lambda: list(lm.stream("The", sampling=SamplingParams(n=2))))
+
+
+def test_streaming_refuses_at_once_and_not_at_its_first_piece(lm):
+    check_refused(InvalidOption, "the prompt is empty", lambda: lm.stream(""))
+
+
+@pytest.mark.parametrize(
+    ("ids", "pattern"),
+    [([[]], "empty"), ([[VOCAB_SIZE]], "not in the vocabulary"), ([], "no text")],
+)
+def test_logits_refuses(lm, ids, pattern):
+    check_refused(InvalidOption, pattern, lambda: lm.logits(ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use one of float32"),
+        ({"dtype": "float64"}, "64-bit mode"),
+        ({"max_len": 1}, "max_len 1 is not between 2"),
+        ({"max_len": -5}, "max_len -5 is not between 2"),
+        ({"max_len": 4096}, "max_len 4096 is not between 2 and the model's context of 1024"),
+    ],
+)
+def test_load_refuses(folder, options, pattern):
+    check_refused(InvalidOption, pattern, lambda: jaxinfer.load(folder, **options))
+
+
+def test_load_refuses_a_path_that_does_not_exist(tmp_path):
+    check_refused(CheckpointNotFound, "no such file or folder", lambda: jaxinfer.load(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError):
+        jaxinfer.load(tmp_path / "absent")
+
+
+def test_a_model_without_a_tokenizer_takes_ids_only(lm):
+    bare = LanguageModel(lm.config, lm.params, lm.backend)
+    assert isinstance(bare.config, DecoderConfig)
+    check_refused(InvalidTokenizer, "no tokenizer", lambda: bare.generate("The"))
+    check_refused(InvalidTokenizer, "no tokenizer", lambda: bare.generate([[3]], sampling=SamplingParams(stop="x")))
+    (result,) = bare.generate([[3, 4]], max_new_tokens=2)
+    assert (len(result.tokens), result.text, result.prompt) == (2, "", None)
+
+
+def test_chat_needs_a_template(lm, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / file).symlink_to(lm._checkpoint.folder / file)
+    check_refused(
+        InvalidTokenizer, "no chat template", lambda: jaxinfer.load(tmp_path).chat([{"role": "user", "content": "Hi"}])
+    )
