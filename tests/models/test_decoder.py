@@ -1,0 +1,101 @@
+"""Properties of the decoder that hold without a reference."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer import LanguageModel
+from jaxinfer.models.config import RopeScaling
+from jaxinfer.models.decoder import abstract_params, init_params, logical_axes
+from jaxinfer.models.positions import rotary_tables, rotate
+from jaxinfer.ops.backend import choose_backend
+from tests.toys import TINY_LLAMA, float32_backend, random_params
+
+EVERYTHING = replace(TINY_LLAMA, attention_bias=True, mlp_bias=True)
+TIED = replace(TINY_LLAMA, tied_embeddings=True)
+TEXTS = np.random.default_rng(0).integers(2, 258, (2, 40)).tolist()
+
+
+def stacked(params):
+    """Stack the parameters of separate blocks."""
+    blocks = params["blocks"]
+    layers = [blocks[f"layer_{layer}"] for layer in range(len(blocks))]
+    return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+
+def test_scanned_and_unrolled_layers_agree():
+    params = random_params(EVERYTHING)
+    unrolled = LanguageModel(EVERYTHING, params, float32_backend()).logits(TEXTS)
+    scanned = LanguageModel(EVERYTHING, stacked(params), float32_backend(scan_layers=True)).logits(TEXTS)
+    assert unrolled.std() > 1
+    np.testing.assert_allclose(scanned, unrolled, atol=1e-4)
+
+
+def test_logits_see_no_later_token_and_no_other_row():
+    lm = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend())
+    first, second = TEXTS
+    changed = [[*first[:20], 7, *first[21:]], second]
+    before, after = np.asarray(lm.logits(TEXTS)), np.asarray(lm.logits(changed))
+    np.testing.assert_array_equal(after[1], before[1])
+    np.testing.assert_array_equal(after[0, :20], before[0, :20])
+    assert (np.abs(after[0, 20:] - before[0, 20:]).max(axis=-1) > 1e-3).all()
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("config", [EVERYTHING, TIED], ids=["biases", "tied"])
+def test_abstract_parameters_and_axes_describe_the_real_ones(config, scan_layers):
+    backend = choose_backend("bfloat16", "tpu", scan_layers)
+    params = init_params(config, backend, jax.random.key(0))
+    abstract = abstract_params(config, backend)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), abstract
+    )
+    axes = logical_axes(config, backend)
+    is_spec = jax.sharding.PartitionSpec
+    ranks = jax.tree.map(lambda spec: len(spec), axes, is_leaf=lambda node: isinstance(node, is_spec))
+    assert ranks == jax.tree.map(lambda leaf: leaf.ndim, params)
+
+
+@pytest.mark.parametrize("kind", [None, "linear", "llama3", "yarn", "dynamic"])
+def test_rotated_products_depend_on_the_distance_alone(kind):
+    scaling = None if kind is None else RopeScaling(kind, 4.0, 64)
+    config = replace(TINY_LLAMA, head_dim=16, rope_scaling=scaling)
+    rng = np.random.default_rng(0)
+    query, key = (jnp.asarray(rng.standard_normal((1, 1, 1, 16)), jnp.float32) for _ in range(2))
+
+    def score(query_at: int, key_at: int) -> float:
+        def rotated(head, position):
+            tables = rotary_tables(config, jnp.array([[position]]), jnp.array([300]), jnp.dtype("float32"))
+            return rotate(head, *tables)
+
+        return float(jnp.sum(rotated(query, query_at) * rotated(key, key_at)))
+
+    assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
+    assert abs(score(7, 3) - score(9, 3)) > 1e-3
+
+
+def test_dynamic_scaling_is_a_function_of_the_row_alone():
+    """A prompt is rotated for its whole length, a later token for the length that it brings the text to."""
+    config = replace(TINY_LLAMA, max_position=16, rope_scaling=RopeScaling("dynamic", 2.0, 16))
+    positions_BT = jnp.array([[0, 1, 39, 40, 41]])
+
+    def cosines(length: int) -> np.ndarray:
+        return np.asarray(rotary_tables(config, positions_BT, jnp.array([length]), jnp.dtype("float32"))[0][0])
+
+    np.testing.assert_array_equal(cosines(40)[2], cosines(10)[2])  # the prompt's last token, or the 40th of the text
+    assert not np.array_equal(cosines(40)[1], cosines(10)[1])
+    np.testing.assert_array_equal(cosines(40)[3:], cosines(10)[3:])
+    np.testing.assert_array_equal(cosines(16)[:2], cosines(10)[:2])
+
+
+def test_sixteen_bit_weights_stay_near_the_exact_logits():
+    params = random_params(TINY_LLAMA)
+    exact = np.asarray(LanguageModel(TINY_LLAMA, params, float32_backend()).logits(TEXTS))
+    half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)
+    found = np.asarray(LanguageModel(TINY_LLAMA, half, choose_backend("bfloat16", "cpu")).logits(TEXTS))
+    assert found.dtype == np.float32
+    error = np.sqrt(np.mean((found - exact) ** 2)) / exact.std()
+    assert 1e-4 < error < 0.1
