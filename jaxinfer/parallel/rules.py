@@ -5,7 +5,6 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.errors import InvalidOption
@@ -30,18 +29,10 @@ def mesh_spec(axes: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*(None if axis is None else MESH_AXES[axis] for axis in axes))
 
 
-def parameter_formats(config: DecoderConfig, backend: Backend, mesh: Mesh) -> Params:
-    """Return how every parameter lies on a mesh, as a tree of ``Format``: its sharding, and row-major order.
-
-    The order is stated because a TPU otherwise takes the one that pads least: the transpose, where a shard's last axis
-    is no multiple of 128. Decoding then copies that weight, all layers of it, at every call.
-    """
-
-    def place(axes: PartitionSpec) -> Format:
-        spec = mesh_spec(axes)
-        return Format(Layout(tuple(range(len(spec)))), NamedSharding(mesh, spec))
-
-    return jax.tree.map(place, logical_axes(config, backend), is_leaf=_is_spec)
+def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh) -> Params:
+    """Return how every parameter is split over a mesh, as a tree of ``NamedSharding``."""
+    axes = logical_axes(config, backend)
+    return jax.tree.map(lambda names: NamedSharding(mesh, mesh_spec(names)), axes, is_leaf=_is_spec)
 
 
 def check_split(config: DecoderConfig, tensor: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.decoding.autoregressive import Autoregressive
@@ -21,7 +22,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
-from jaxinfer.parallel.rules import CACHE_SPEC, check_split, parameter_formats
+from jaxinfer.parallel.rules import CACHE_SPEC, check_split, parameter_shardings
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from jaxinfer.planning.topology import chip_of, tensor_mesh, without_persistent_cache
 from jaxinfer.sampling.arrays import sampling_arrays
@@ -35,6 +36,7 @@ class CompiledProgram:
     ``cache_bytes`` is the part of ``argument_bytes`` that holds keys and values; ``alias_bytes`` is what of the output
     is written over donated arguments; ``temporary_bytes`` is memory besides arguments and output. ``peak_bytes`` is
     the most in use at once and counts, unlike the others, what the program keeps in the chip's vector memory.
+    ``parameter_formats`` is how the program wants the weights to lie on the devices.
     """
 
     argument_bytes: int
@@ -44,6 +46,7 @@ class CompiledProgram:
     peak_bytes: int
     cache_bytes: int
     compile_seconds: float
+    parameter_formats: Params = dataclasses.field(repr=False)
     hlo: str = dataclasses.field(repr=False)
 
     @property
@@ -73,17 +76,18 @@ def compile_programs(
     max_len: int,
     tensor: int = 1,
     dtype: str = "bfloat16",
-    prompt_tokens: int = 512,
+    prompt_tokens: int | None = 512,
     strategy: Strategy | None = None,
-    compiler_options: Mapping[str, str] | None = None,
+    compiler_options: Mapping[str, str | bool] | None = None,
 ) -> dict[str, CompiledProgram]:
     """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``, allocating nothing.
 
     Weights and cache are split by heads over ``tensor`` devices, which are all that the topology has. ``max_len`` is
-    the number of cache slots of a row, of which prefill fills ``prompt_tokens``. Raise InvalidOption where libtpu is
-    missing, the topology does not exist, the model does not split or the program does not fit.
+    the number of cache slots of a row, of which prefill fills ``prompt_tokens``; where that is None, only decode is
+    compiled. Weights lie in memory in the order that decode's compiler chooses, in both programs. Raise InvalidOption
+    where libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
     """
-    if prompt_tokens > max_len:
+    if prompt_tokens is not None and prompt_tokens > max_len:
         raise InvalidOption(
             f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: a prompt must fit into the cache"
         )
@@ -92,16 +96,22 @@ def compile_programs(
     strategy = strategy or Autoregressive()
     backend = dataclasses.replace(choose_backend(dtype, platform="tpu"), kv_shards=tensor)
     decoder = Decoder(config, backend)
-    params = _placed(abstract_params(config, backend), parameter_formats(config, backend, mesh))
+    params = abstract_params(config, backend)
+    shardings = parameter_shardings(config, backend, mesh)
     state = _abstract_state(config, backend, strategy, batch, max_len, mesh)
     memory = _replicated(jax.eval_shape(strategy.start, params, state), mesh)
     max_steps = _replicated(jax.ShapeDtypeStruct((), jnp.int32), mesh)
-    compile_one = partial(_compile, cache_bytes=_device_bytes(state.cache), options=dict(compiler_options or {}))
+    options = dict(compiler_options or {})
     try:
-        return {
-            "prefill": compile_one(partial(prefill, decoder, strategy, prompt_tokens), params, state, memory, ()),
-            "decode": compile_one(partial(decode, decoder, strategy), params, state, memory, (memory, max_steps)),
-        }
+        # In the order of least padding, a shard that is no multiple of 128 long would be copied at every call.
+        formats = jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), shardings)
+        decoding = (_placed(params, shardings), state, memory, max_steps)
+        programs = {"decode": _compile(partial(decode, decoder, strategy), decoding, (1, 2), formats, memory, options)}
+        if prompt_tokens is not None:
+            formats = programs["decode"].parameter_formats
+            prefilling = (_placed(params, formats), state)
+            function = partial(prefill, decoder, strategy, prompt_tokens)
+            programs["prefill"] = _compile(function, prefilling, (1,), formats, memory, options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -110,26 +120,26 @@ def compile_programs(
             f"batch {batch} of {max_len} tokens does not fit into the {available:.4g} GiB of a {topology} device: "
             "use more devices, a smaller batch or a smaller max_len"
         ) from error
+    return programs
 
 
 def _compile(
     function: Callable[..., Any],
-    params: Params,
-    state: DecodeState,
+    arguments: tuple[Any, ...],
+    donated: tuple[int, ...],
+    formats: Params,
     memory: Any,
-    others: tuple[Any, ...],
-    *,
-    cache_bytes: int,
-    options: dict[str, str],
+    options: dict[str, str | bool],
 ) -> CompiledProgram:
     """Compile one program as `Programs` runs it: state and memory are donated, and come back where they were."""
-    donated = (1, 2) if others else (1,)
-    returned = jax.tree.map(lambda leaf: leaf.sharding, (state, memory))
+    state = arguments[1]
+    placements = (formats, *_placements(arguments[1:]))
     began = time.perf_counter()
     with without_persistent_cache():
-        jitted = jax.jit(function, donate_argnums=donated, out_shardings=returned)
-        lowered = jitted.trace(params, state, *others).lower(lowering_platforms=("tpu",))
-        compiled = lowered.compile(compiler_options=options)
+        jitted = jax.jit(
+            function, donate_argnums=donated, in_shardings=placements, out_shardings=_placements((state, memory))
+        )
+        compiled = jitted.trace(*arguments).lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
     analysis: Any = compiled.memory_analysis()
     return CompiledProgram(
         argument_bytes=analysis.argument_size_in_bytes,
@@ -137,8 +147,9 @@ def _compile(
         alias_bytes=analysis.alias_size_in_bytes,
         temporary_bytes=analysis.temp_size_in_bytes,
         peak_bytes=analysis.peak_memory_in_bytes,
-        cache_bytes=cache_bytes,
+        cache_bytes=_device_bytes(state.cache),
         compile_seconds=time.perf_counter() - began,
+        parameter_formats=compiled.input_formats[0][0],
         hlo=compiled.as_text() or "",
     )
 
@@ -165,6 +176,10 @@ def _placed(structs: Any, placements: Any) -> Any:
 def _replicated(structs: Any, mesh: Mesh) -> Any:
     everywhere = NamedSharding(mesh, PartitionSpec())
     return _placed(structs, jax.tree.map(lambda _: everywhere, structs))
+
+
+def _placements(placed: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, placed)
 
 
 def _device_bytes(placed: Any) -> int:
