@@ -1,12 +1,14 @@
 """Runs Hugging Face transformers on the same checkpoint: the other side of a comparison."""
 
+import contextlib
 import importlib.util
+import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.errors import InvalidOption
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 
 if TYPE_CHECKING:
     from jaxinfer.bench.latency import Times
@@ -54,8 +56,13 @@ def _load(path: Path, dtype: str) -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        str(folder), dtype=getattr(torch, dtype), local_files_only=True, **options
-    ).eval()
+    # Its progress bars have no switch that reaches all of them.
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=getattr(torch, dtype), local_files_only=True, **options
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise InvalidCheckpoint(f"{path}: transformers cannot load it: {error}") from error
+    return model.eval()

@@ -2,7 +2,9 @@
 
 import math
 import mmap
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -10,8 +12,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from gguf.quants import dequantize
 
+from jaxinfer.checkpoint.gguf_blocks import dequantize_rows
 from jaxinfer.checkpoint.gguf_config import translate_config
 from jaxinfer.checkpoint.gguf_header import Header, TensorEntry, quote, read_header
 from jaxinfer.checkpoint.gguf_names import ARCHITECTURES, Architecture, translate_name
@@ -130,14 +132,19 @@ def _read(data: mmap.mmap | bytes, stored: _Stored, dtype: np.dtype) -> np.ndarr
     # A bias is one row of blocks, but its rotary order runs along its only axis.
     flat = result.reshape(-1, width if result.ndim > 1 else 1)
     places = None if stored.num_heads is None else _half_split_places(len(flat), stored.num_heads)
-    step, done = max(1, _SLAB_BYTES // (4 * width)), 0
-    # Scales and weights may be infinite or not a number, and then so are the results.
-    with np.errstate(all="ignore"):
-        for start in range(0, len(rows), step):
-            values = dequantize(rows[start : start + step], entry.kind).reshape(-1, flat.shape[1])
-            span = slice(done, done + len(values))
+    step = max(1, _SLAB_BYTES // (4 * width))
+    lines = width // flat.shape[1]  # of the result, for each row of the file
+
+    def convert(start: int) -> None:
+        # Scales and weights may be infinite or not a number, and then so are the results.
+        with np.errstate(all="ignore"):
+            values = dequantize_rows(rows[start : start + step], entry.kind).reshape(-1, flat.shape[1])
+            span = slice(start * lines, start * lines + len(values))
             flat[span if places is None else places[span]] = values
-            done = span.stop
+
+    # NumPy lets go of the interpreter's lock, so threads share the work.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(convert, range(0, len(rows), step)))
     return result
 
 
