@@ -20,7 +20,7 @@ class Chip:
     """One kind of TPU. Peaks are operations a second, dense; a dtype's is None where the chip has no unit for it.
 
     ``name`` is what libtpu calls it in a topology (``v5e:2x4``), ``single`` the shape of a topology of one chip.
-    JAX sees ``devices`` devices a chip: where they are two, each is one core with its half of everything.
+    JAX sees ``devices`` devices a chip: one of all its cores, or on TPU7x one a core, with its half of everything.
     ``device_hbm_bytes`` is what programs may use of a device's memory, ``vmem_bytes`` the vector memory of one core.
     """
 
@@ -52,8 +52,8 @@ _ALL = (
     Chip(
         name="v4",
         single="1x1x1",
-        devices=2,
-        device_hbm_bytes=int(15.25 * _GIB),
+        devices=1,
+        device_hbm_bytes=int(30.75 * _GIB),
         hbm_bytes_per_second=1228e9,
         bf16_peak=275e12,
         int8_peak=275e12,

@@ -88,9 +88,7 @@ def compile_programs(
     where libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
     """
     if prompt_tokens is not None and prompt_tokens > max_len:
-        raise InvalidOption(
-            f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: a prompt must fit into the cache"
-        )
+        raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     check_split(config, tensor)
     mesh = tensor_mesh(topology, tensor)
     strategy = strategy or Autoregressive()

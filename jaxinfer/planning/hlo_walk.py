@@ -9,7 +9,7 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, 
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?[)}\]]) ([a-z][\w\-]*)\((.*)$")
-_CALLED = re.compile(r"\b(body|calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
+_CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
@@ -53,7 +53,9 @@ def walk(hlo: str) -> Iterator[Instruction]:
             yield Instruction(name, opcode, elements, size, loops, branches, fused)
             for role, called in _CALLED.findall(rest):
                 inside_branch = branches + (role in ("true_computation", "false_computation"))
-                stack.append((called, loops + (role == "body"), inside_branch, fused or opcode == "fusion"))
+                stack.append(
+                    (called, loops + (role in ("body", "condition")), inside_branch, fused or opcode == "fusion")
+                )
             for names in _BRANCHES.findall(rest):
                 stack.extend((called.strip().lstrip("%"), loops, branches + 1, fused) for called in names.split(","))
 

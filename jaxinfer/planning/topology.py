@@ -4,6 +4,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -36,7 +37,11 @@ def tensor_mesh(topology: str, tensor: int) -> Mesh:
     chip = chip_of(topology)
     if importlib.util.find_spec("libtpu") is None:
         raise InvalidOption('compiling for a TPU needs libtpu: pip install "jaxinfer[tpu]"')
-    options = {"chips_per_host_bounds": (1, 1, 1)} if topology == f"{chip.name}:{chip.single}" else {}
+    options: dict[str, Any] = {}
+    if topology == f"{chip.name}:{chip.single}":
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    if chip.cores > chip.devices:
+        options["chip_config_name"] = "megacore"
     try:
         with _environment(_LIBTPU_ENVIRONMENT):
             described = topologies.get_topology_desc(topology, platform="tpu", **options)

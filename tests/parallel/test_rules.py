@@ -1,0 +1,53 @@
+"""How parameters are split over a mesh."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.parallel.rules import check_split, parameter_shardings
+
+CONFIG = DecoderConfig(
+    family="llama",
+    vocab_size=96,
+    num_layers=2,
+    model_dim=16,
+    ffn_dim=40,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position=64,
+    norm_eps=1e-5,
+    rope_theta=1e4,
+)
+
+
+def test_heads_features_and_vocabulary_are_split_and_the_rest_is_on_every_device():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+    backend = choose_backend("float32", platform="tpu")
+    shardings = parameter_shardings(CONFIG, backend, mesh)
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    block = specs["blocks"]
+    split_rows, split_columns = PartitionSpec(None, "tensor", None), PartitionSpec(None, None, "tensor")
+    assert all(block["attention"][name]["kernel"] == split_rows for name in ("query", "key", "value"))
+    assert all(block["mlp"][name]["kernel"] == split_rows for name in ("gate", "up"))
+    assert block["attention"]["output"]["kernel"] == split_columns
+    assert block["mlp"]["down"]["kernel"] == split_columns
+    assert specs["embed"]["embedding"] == specs["head"]["kernel"] == PartitionSpec("tensor", None)
+    assert specs["final_norm"]["scale"] == PartitionSpec(None)
+    assert jax.tree.structure(shardings) == jax.tree.structure(abstract_params(CONFIG, backend))
+
+
+def test_a_decoder_that_splits_evenly_passes():
+    check_split(CONFIG, 2)
+
+
+@pytest.mark.parametrize(("tensor", "named"), [(3, "4 attention heads"), (4, "2 key/value heads")])
+def test_what_does_not_split_evenly_is_named(tensor, named):
+    with pytest.raises(InvalidOption, match=f"^{named} do not split over tensor={tensor} devices") as caught:
+        check_split(CONFIG, tensor)
+    assert "\n" not in str(caught.value)

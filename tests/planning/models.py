@@ -1,0 +1,34 @@
+"""Published models by their sizes alone."""
+
+from jaxinfer.models.config import DecoderConfig
+
+LLAMA_2_7B = DecoderConfig(
+    family="llama",
+    vocab_size=32000,
+    num_layers=32,
+    model_dim=4096,
+    ffn_dim=11008,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    max_position=4096,
+    norm_eps=1e-5,
+    rope_theta=1e4,
+    bos_token_id=1,
+    eos_token_ids=(2,),
+)
+LLAMA_3_8B = DecoderConfig(
+    family="llama",
+    vocab_size=128256,
+    num_layers=32,
+    model_dim=4096,
+    ffn_dim=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=8192,
+    norm_eps=1e-5,
+    rope_theta=5e5,
+    bos_token_id=128000,
+    eos_token_ids=(128001,),
+)
