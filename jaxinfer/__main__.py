@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxinfer.cli.main import main
+from jaxinfer.cli.main import console
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())

@@ -4,11 +4,12 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 from jaxinfer import __version__
 from jaxinfer.cli.arguments import Parser
+from jaxinfer.cli.interrupts import delivered_interrupts
 from jaxinfer.errors import JaxinferError
 
 # Where each subcommand's ``add_arguments`` and ``run`` stand; only the one that is asked for is imported.
@@ -26,17 +27,26 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def console() -> int:
+    """Run this process's command line; where Ctrl-C ends it, leave at once.
+
+    JAX may still be compiling or computing in threads of its own, and crashes when Python tears down under them.
+    """
+    return main(leave_interrupted=os._exit)
+
+
+def main(arguments: Sequence[str] | None = None, leave_interrupted: Callable[[int], int] = int) -> int:
     """Run one command line and return its exit code: 0, 2 for a mistake, 130 for Ctrl-C, 141 for a reader that left."""
     try:
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        with delivered_interrupts():
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         _drain_output()
-        print(file=sys.stderr)
-        return EXIT_INTERRUPTED
+        print(file=sys.stderr, flush=True)
+        return leave_interrupted(EXIT_INTERRUPTED)
     except BrokenPipeError:
         _drain_output()
         return EXIT_BROKEN_PIPE

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -85,7 +86,11 @@ class Programs:
         key = (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._compiled:
             began = time.perf_counter()
-            self._compiled[key] = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
+            lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
+            # JAX compiles in a thread of its own and crashes if an interrupt frees what that thread works on. Waiting
+            # through a worker lets the compilation end first.
+            with ThreadPoolExecutor(1) as worker:
+                self._compiled[key] = worker.submit(lowered.compile).result()
             self.compile_seconds += time.perf_counter() - began
             self.compilations += 1
         return self._compiled[key](*arguments)
