@@ -34,4 +34,4 @@ def test_devices_and_memory_are_what_the_compiler_says(chip):
         jax.jit(lambda numbers: numbers + 1).trace(too_large).lower(lowering_platforms=("tpu",)).compile()
     available = re.search(r"available HBM \(([\d.]+)G\)", str(caught.value))
     assert available is not None
-    assert chip.device_hbm_bytes / 2**30 == pytest.approx(float(available[1]), abs=0.01)
+    assert chip.device_hbm_bytes / 2**30 == pytest.approx(float(available[1]), abs=0.02)

@@ -27,12 +27,12 @@ def one_chip() -> dict[str, CompiledProgram]:
 
 @pytest.fixture(scope="module")
 def eight_chips() -> dict[str, CompiledProgram]:
-    return compile_programs(LLAMA_2_7B, "v5e:2x4", batch=8, max_len=SLOTS, tensor=8, prompt_tokens=64)
+    return compile_programs(LLAMA_2_7B, "v5e:2x4", batch=8, max_len=SLOTS, tensor=8, prompt_tokens=128)
 
 
 @pytest.fixture(scope="module")
 def grouped_heads() -> dict[str, CompiledProgram]:
-    return compile_programs(LLAMA_3_8B, "v6e:2x4", batch=8, max_len=SLOTS, tensor=8, prompt_tokens=64)
+    return compile_programs(LLAMA_3_8B, "v6e:2x4", batch=8, max_len=SLOTS, tensor=8, prompt_tokens=16)
 
 
 def _copies_of_the_cache(program: CompiledProgram) -> list[str]:
