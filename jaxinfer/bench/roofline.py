@@ -26,7 +26,7 @@ def decode_cost(config: DecoderConfig, params: Params, cache_itemsize: int, batc
     kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_itemsize * length
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * length
     per_row = 2 * (_block_weights(params) + config.vocab_size * config.model_dim) + attention
-    return Cost(_read_bytes(config, params) + batch * kv_bytes, batch * per_row)
+    return Cost(float(_read_bytes(config, params) + batch * kv_bytes), float(batch * per_row))
 
 
 def prefill_cost(config: DecoderConfig, params: Params, batch: int, num_tokens: int) -> Cost:
@@ -34,7 +34,7 @@ def prefill_cost(config: DecoderConfig, params: Params, batch: int, num_tokens: 
     blocks = 2 * _block_weights(params) * num_tokens
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * num_tokens**2
     head = 2 * config.vocab_size * config.model_dim
-    return Cost(_read_bytes(config, params), batch * (blocks + attention + head))
+    return Cost(float(_read_bytes(config, params)), float(batch * (blocks + attention + head)))
 
 
 def _read_bytes(config: DecoderConfig, params: Params) -> int:

@@ -11,7 +11,7 @@ from jaxinfer.cli.arguments import (
     add_sampling_arguments,
     sampling_options,
 )
-from jaxinfer.cli.stats_table import write_stats
+from jaxinfer.cli.stats_table import stats_lines
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Conversation:
         if result is not None and result.finish_reason == "length":
             print(f"[cut at {len(result.tokens)} tokens]", file=sys.stderr)
         if result is not None and options.stats:
-            write_stats([result.stats], sys.stderr)
+            print(*stats_lines([result.stats]), sep="\n", file=sys.stderr)
 
     def _fit(self) -> list[int]:
         """Return the conversation's ids, the oldest turns dropped where they leave no room for an answer."""

@@ -15,7 +15,7 @@ from jaxinfer.cli.arguments import (
     whole_number,
 )
 from jaxinfer.cli.prompts import add_prompt_arguments, read_prompts
-from jaxinfer.cli.stats_table import write_stats
+from jaxinfer.cli.stats_table import stats_lines
 from jaxinfer.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         results = _print_batches(model, prompts, inputs, sampling, options)
     if options.stats:
-        write_stats([result.stats for result in results], sys.stderr)
+        print(*stats_lines([result.stats for result in results]), sep="\n", file=sys.stderr)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Writes the statistics of results for people."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from jaxinfer.bench.columns import align
 
@@ -25,16 +25,14 @@ _COLUMNS = (
 )
 
 
-def write_stats(stats: Sequence["GenerationStats"], stream: TextIO) -> None:
-    """Write one result's statistics as a list, several as a table with a row each."""
+def stats_lines(stats: Sequence["GenerationStats"]) -> list[str]:
+    """Return one result's statistics as a list, those of several as a table with a row each."""
     cells = [[_format(one, name, form) for _, name, form in _COLUMNS] for one in stats]
     titles = [title for title, _, _ in _COLUMNS]
     if len(cells) == 1:
         width = max(map(len, titles))
-        lines = [f"{title:<{width}}  {cell}" for title, cell in zip(titles, cells[0])]
-    else:
-        lines = align(["", *titles], [[f"[{number}]", *row] for number, row in enumerate(cells, 1)], num_left=1)
-    print("", *lines, sep="\n", file=stream)
+        return ["", *(f"{title:<{width}}  {cell}" for title, cell in zip(titles, cells[0]))]
+    return ["", *align(["", *titles], [[f"[{number}]", *row] for number, row in enumerate(cells, 1)], num_left=1)]
 
 
 def _format(stats: "GenerationStats", name: str, form: str) -> str:

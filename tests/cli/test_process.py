@@ -1,0 +1,62 @@
+"""What only a process of its own can show: what it imports, its signals, and its compilation cache."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WITHOUT_JAX = """
+import sys
+from jaxinfer.cli.main import main
+
+for arguments in (["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"], ["bench", "latency", "--help"],
+                  ["generate"], ["generate", "x", "--bogus"], ["generate", "x", "--max-new-tokens", "-1"]):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert not end.code, arguments
+    assert not {"jax", "flax", "rich", "tokenizers"} & set(sys.modules), arguments
+"""
+
+
+def child(home: Path, *arguments: str) -> dict:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PYTHONWARNINGS"))}
+    return {
+        "args": [sys.executable, *arguments],
+        "cwd": ROOT,
+        "env": {**kept, "HOME": str(home)},
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+
+
+def test_help_and_mistakes_do_not_wait_for_jax(tmp_path: Path) -> None:
+    done = subprocess.run(**child(tmp_path, "-c", WITHOUT_JAX), check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_an_interrupt_ends_cleanly_and_damaged_cache_entries_are_healed(trained_folder: Path, tmp_path: Path) -> None:
+    """Interrupt a first run in mid-text, truncate what it cached, and see a second run answer in silence."""
+    command = ["-m", "jaxinfer", "generate", "The quick", "--model", str(trained_folder)]
+    command += ["--ignore-eos", "--max-new-tokens", "1000"]
+    process = subprocess.Popen(**child(tmp_path, *command))
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, b"\n")
+
+    (folder,) = (tmp_path / ".cache" / "jaxinfer" / "xla").iterdir()
+    entries = {path: path.read_bytes() for path in folder.glob("jit_prefill-*-cache")}
+    assert entries
+    for path, content in entries.items():
+        path.write_bytes(content[: len(content) // 2])
+    done = subprocess.run(**child(tmp_path, *command), check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(first + rest)
+    assert len(done.stdout) > len(first + rest)
+    assert all(path.stat().st_size > len(content) * 3 // 4 for path, content in entries.items())
