@@ -21,7 +21,13 @@ SAMPLINGS = (
     SamplingParams(),
     SamplingParams(temperature=0.8, seed=11),
     SamplingParams(temperature=1.2, top_k=20, top_p=0.9, min_p=0.01, seed=12),
-    SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25),
+    # Few tokens compete, so that every one's penalty, of the last few tokens too, decides what comes next.
+    SamplingParams(
+        logit_bias=dict.fromkeys(range(30, 36), 20.0),
+        repetition_penalty=1.1,
+        presence_penalty=1.0,
+        frequency_penalty=1.5,
+    ),
     SamplingParams(temperature=0.8, repetition_penalty=1.2, frequency_penalty=0.5, min_new_tokens=6, seed=2**62 + 5),
 )
 
