@@ -35,13 +35,14 @@ def run(options: argparse.Namespace) -> int:
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.latency import Workload, measure_latency
     from jaxinfer.bench.latency_table import latency_lines
-    from jaxinfer.cli.jax_setup import prepare_jax, without_compilation_cache
+    from jaxinfer.cli.jax_setup import prepare_jax
     from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.planning.topology import without_persistent_cache
 
     prepare_jax()
     model = DEFAULT_MODEL if options.model is None else options.model
     workload = Workload(options.prompt_tokens, options.new_tokens, options.batch, options.repeats)
-    with byte_progress(model) as progress, without_compilation_cache():
+    with byte_progress(model) as progress, without_persistent_cache():
         report = measure_latency(
             model,
             dtypes,

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +64,6 @@ def use_compilation_cache(folder: Path) -> None:
 
     warnings.filterwarnings("always", message="Error .* persistent compilation cache entry")
     warnings.showwarning = show
-
-
-@contextlib.contextmanager
-def without_compilation_cache() -> Iterator[None]:
-    """Compile afresh in the body: a measured compilation must be one."""
-    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
 
 
 def _fingerprint() -> str:

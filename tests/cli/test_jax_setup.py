@@ -4,8 +4,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxinfer.cli import jax_setup
+from jaxinfer.planning.topology import without_persistent_cache
+
+_CACHE_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +50,18 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     assert jax.config.jax_compilation_cache_dir == before
 
 
-def test_a_measured_compilation_is_not_read_from_the_cache() -> None:
-    before = jax.config.jax_enable_compilation_cache
-    with jax_setup.without_compilation_cache():
-        assert jax.config.jax_enable_compilation_cache is False
-    assert jax.config.jax_enable_compilation_cache is before
+def test_a_measured_compilation_leaves_the_cache_alone(tmp_path: Path) -> None:
+    """Compiling outside the context writes an entry, compiling inside it writes and reads none."""
+    before = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+    try:
+        jax_setup.use_compilation_cache(tmp_path)
+        compilation_cache.reset_cache()
+        with without_persistent_cache():
+            jax.jit(lambda number: number * 3)(2.0)
+        assert not list(tmp_path.iterdir())
+        jax.jit(lambda number: number * 5)(2.0)
+        assert list(tmp_path.iterdir())
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
