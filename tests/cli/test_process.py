@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,10 +40,16 @@ def test_help_and_mistakes_do_not_wait_for_jax(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_an_interrupt_ends_cleanly_and_damaged_cache_entries_are_healed(trained_folder: Path, tmp_path: Path) -> None:
-    """Interrupt a first run in mid-text, truncate what it cached, and see a second run answer in silence."""
-    command = ["-m", "jaxinfer", "generate", "The quick", "--model", str(trained_folder)]
-    command += ["--ignore-eos", "--max-new-tokens", "1000"]
+def test_an_interrupt_ends_cleanly_and_damaged_cache_entries_are_healed(
+    tiny_llama_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Interrupt a first run in mid-text, truncate what it cached, and see a second run answer in silence.
+
+    The text is so long that it takes seconds: the interrupt falls into it, however late it is sent.
+    """
+    model = tiny_llama_folder(max_position=8192)
+    command = ["-m", "jaxinfer", "generate", "The quick", "--model", str(model)]
+    command += ["--ignore-eos", "--max-new-tokens", "6000"]
     process = subprocess.Popen(**child(tmp_path, *command))
     assert process.stdout is not None
     first = process.stdout.read(1)
