@@ -47,10 +47,15 @@ def test_an_interrupt_ends_cleanly_and_damaged_cache_entries_are_healed(
 
     The text is so long that it takes seconds: the interrupt falls into it, however late it is sent.
     """
-    model = tiny_llama_folder(max_position=8192)
+    model = tiny_llama_folder(max_position=4096)
     command = ["-m", "jaxinfer", "generate", "The quick", "--model", str(model)]
-    command += ["--ignore-eos", "--max-new-tokens", "6000"]
-    process = subprocess.Popen(**child(tmp_path, *command))
+    command += ["--ignore-eos", "--max-new-tokens", "3000"]
+    # A run in the background of a shell ignores interrupts and would hand that on to its children.
+    of_this_process = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(**child(tmp_path, *command))
+    finally:
+        signal.signal(signal.SIGINT, of_this_process)
     assert process.stdout is not None
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
