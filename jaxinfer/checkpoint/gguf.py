@@ -17,8 +17,10 @@ from jaxinfer.checkpoint.gguf_blocks import dequantize_rows
 from jaxinfer.checkpoint.gguf_config import translate_config
 from jaxinfer.checkpoint.gguf_header import Header, TensorEntry, quote, read_header
 from jaxinfer.checkpoint.gguf_names import ARCHITECTURES, Architecture, translate_name
+from jaxinfer.checkpoint.mapped_file import map_file
+from jaxinfer.checkpoint.rotary_rows import half_split_places
 from jaxinfer.checkpoint.source import Checkpoint
-from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, UnsupportedModel
+from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
 _SLAB_BYTES = 1 << 22
 _PLAIN_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -33,7 +35,7 @@ def open_gguf(path: Path) -> Checkpoint:
     an architecture, a tensor type or a metadata key that is not implemented.
     """
     origin = str(path)
-    data = _map(path)
+    data = map_file(path)
     header = read_header(origin, data)
     architecture = _find_architecture(origin, header.metadata)
     factors = header.tensors.get(architecture.rope_factors)
@@ -69,17 +71,6 @@ class GGUFTensors:
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
         return _read(self._data, self._tensors[name], np.dtype(dtype))
-
-
-def _map(path: Path) -> mmap.mmap | bytes:
-    try:
-        with path.open("rb") as file:
-            # An empty file cannot be mapped.
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b""
-    except FileNotFoundError:
-        raise CheckpointNotFound(f"{path}: no such file") from None
-    except OSError as error:
-        raise InvalidCheckpoint(f"{path}: cannot be read ({error.strerror}); give a readable .gguf file") from None
 
 
 def _find_architecture(origin: str, metadata: Mapping[str, Any]) -> Architecture:
@@ -131,7 +122,7 @@ def _read(data: mmap.mmap | bytes, stored: _Stored, dtype: np.dtype) -> np.ndarr
     result = np.empty(entry.shape, dtype)
     # A bias is one row of blocks, but its rotary order runs along its only axis.
     flat = result.reshape(-1, width if result.ndim > 1 else 1)
-    places = None if stored.num_heads is None else _half_split_places(len(flat), stored.num_heads)
+    places = None if stored.num_heads is None else half_split_places(len(flat), stored.num_heads)
     step = max(1, _SLAB_BYTES // (4 * width))
     lines = width // flat.shape[1]  # of the result, for each row of the file
 
@@ -146,11 +137,3 @@ def _read(data: mmap.mmap | bytes, stored: _Stored, dtype: np.dtype) -> np.ndarr
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(convert, range(0, len(rows), step)))
     return result
-
-
-def _half_split_places(num_rows: int, num_heads: int) -> np.ndarray:
-    """Return, for each row of a GGUF's query or key, its row in Hugging Face's order.
-
-    llama.cpp rotates neighbours (rows 2i and 2i + 1 of a head), Hugging Face rows i and i + H / 2.
-    """
-    return np.arange(num_rows).reshape(num_heads, 2, -1).swapaxes(1, 2).reshape(-1)
