@@ -10,7 +10,7 @@ def map_file(path: Path) -> mmap.mmap | bytes:
     """Map a file for reading; raises CheckpointNotFound, or InvalidCheckpoint where it cannot be read."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
-            raise InvalidCheckpoint(f"{path}: not a file; give the model's {path.suffix} file")
+            raise InvalidCheckpoint(f"{path}: cannot be read (not a regular file); give the model's own file")
         with path.open("rb") as file:
             # An empty file cannot be mapped.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b""
