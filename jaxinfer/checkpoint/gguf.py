@@ -1,7 +1,6 @@
-"""GGUF files: llama.cpp's single-file checkpoints, dequantised one tensor at a time."""
+"""GGUF files: llama.cpp's checkpoints, in one file or in parts, dequantised one tensor at a time."""
 
 import math
-import mmap
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,9 @@ import numpy as np
 
 from jaxinfer.checkpoint.gguf_blocks import dequantize_rows
 from jaxinfer.checkpoint.gguf_config import translate_config
-from jaxinfer.checkpoint.gguf_header import Header, TensorEntry, quote, read_header
+from jaxinfer.checkpoint.gguf_header import Header, TensorEntry, quote
 from jaxinfer.checkpoint.gguf_names import ARCHITECTURES, Architecture, translate_name
-from jaxinfer.checkpoint.mapped_file import map_file
+from jaxinfer.checkpoint.gguf_parts import read_parts
 from jaxinfer.checkpoint.rotary_rows import half_split_places
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
@@ -29,24 +28,23 @@ _PLAIN_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file: its header is read and checked, its weights stay on disk.
+    """Open a GGUF file, or all parts of a split one by any of them: headers are checked, the weights stay on disk.
 
     Raises :class:`CheckpointNotFound`, :class:`InvalidCheckpoint` for a damaged file, and :class:`UnsupportedModel` for
     an architecture, a tensor type or a metadata key that is not implemented.
     """
     origin = str(path)
-    data = map_file(path)
-    header = read_header(origin, data)
+    header = read_parts(path)
     architecture = _find_architecture(origin, header.metadata)
     factors = header.tensors.get(architecture.rope_factors)
     config = translate_config(
         origin,
         header.metadata,
         header.tensors.keys(),
-        None if factors is None else _read(data, _Stored(factors), np.dtype(np.float32)),
+        None if factors is None else _read(_Stored(factors), np.dtype(np.float32)),
     )
     stored = _rename(origin, header, architecture, config)
-    return Checkpoint(origin, config, GGUFTensors(data, stored), gguf_metadata=header.metadata)
+    return Checkpoint(origin, config, GGUFTensors(stored), gguf_metadata=header.metadata)
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,9 @@ class _Stored:
 
 
 class GGUFTensors:
-    """The tensors of one GGUF file under Hugging Face names, in Hugging Face's row order."""
+    """The tensors of a GGUF model under Hugging Face names, in Hugging Face's row order."""
 
-    def __init__(self, data: mmap.mmap | bytes, tensors: Mapping[str, _Stored]):
-        self._data = data
+    def __init__(self, tensors: Mapping[str, _Stored]):
         self._tensors = tensors
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,17 +67,15 @@ class GGUFTensors:
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
-        return _read(self._data, self._tensors[name], np.dtype(dtype))
+        return _read(self._tensors[name], np.dtype(dtype))
 
 
 def _find_architecture(origin: str, metadata: Mapping[str, Any]) -> Architecture:
-    name, kind, parts = (metadata.get(key) for key in ("general.architecture", "general.type", "split.count"))
+    name, kind = metadata.get("general.architecture"), metadata.get("general.type")
     if not isinstance(name, str):
         raise InvalidCheckpoint(f"{origin}: metadata key general.architecture is missing; convert the model again")
     if kind not in (None, "model"):
         raise UnsupportedModel(f"{origin}: general.type is {quote(kind)}; give the file of a whole model")
-    if parts not in (None, 0, 1):
-        raise UnsupportedModel(f"{origin}: one of {quote(parts)} parts of a split GGUF; merge them into one file first")
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModel(f"{origin}: GGUF architecture {quote(name)} is not implemented; known: {known}")
@@ -110,10 +105,10 @@ def _rename(
     return renamed
 
 
-def _read(data: mmap.mmap | bytes, stored: _Stored, dtype: np.dtype) -> np.ndarray:
+def _read(stored: _Stored, dtype: np.dtype) -> np.ndarray:
     """Convert in slabs of rows, so that float32 temporaries stay small beside the result."""
     entry = stored.entry
-    raw = np.frombuffer(data, np.uint8, entry.num_bytes, entry.offset)
+    raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset)
     plain = entry.kind.name in _PLAIN_DTYPES and _PLAIN_DTYPES[entry.kind.name] == dtype
     if plain and stored.num_heads is None:
         return raw.view(dtype).reshape(entry.shape)

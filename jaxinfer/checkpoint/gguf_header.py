@@ -3,7 +3,7 @@
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from mmap import mmap
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
-SUPPORTED_TYPES = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"})
+SUPPORTED_TYPES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
 
 _VERSIONS = (2, 3)
 _SCALARS: Mapping[int, str] = MappingProxyType(
@@ -31,6 +34,19 @@ _SCALARS: Mapping[int, str] = MappingProxyType(
     }
 )
 _KINDS: Mapping[int, GGMLQuantizationType] = MappingProxyType({int(kind): kind for kind in GGMLQuantizationType})
+# Types that were taken out of the format again, so that the gguf package has forgotten their names.
+_FORMER_KINDS: Mapping[int, str] = MappingProxyType(
+    {
+        4: "Q4_2",
+        5: "Q4_3",
+        31: "Q4_0_4_4",
+        32: "Q4_0_4_8",
+        33: "Q4_0_8_8",
+        36: "IQ4_NL_4_4",
+        37: "IQ4_NL_4_8",
+        38: "IQ4_NL_8_8",
+    }
+)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _MAX_ARRAY_DEPTH = 4
@@ -44,12 +60,13 @@ _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies: ``shape`` slowest axis first, ``offset`` in bytes from the start of the file."""
+    """Where one tensor lies: ``shape`` slowest axis first, ``offset`` in bytes from the start of its file ``data``."""
 
     kind: GGMLQuantizationType
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    data: mmap | bytes = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -193,17 +210,17 @@ def _read_tensor_entry(cursor: _Cursor, name: str, alignment: int) -> TensorEntr
     shape = tuple(cursor.scalar("Q", where) for _ in range(num_dims))[::-1]
     kind, offset = cursor.scalar("I", where), cursor.scalar("Q", where)
     if kind not in _KINDS or _KINDS[kind].name not in SUPPORTED_TYPES:
-        label = _KINDS[kind].name if kind in _KINDS else f"type number {kind}"
+        label = _KINDS[kind].name if kind in _KINDS else _FORMER_KINDS.get(kind, f"type number {kind}")
         raise UnsupportedModel(
             f"{cursor.origin}: {where} is stored as {label}, which cannot be read; "
-            f"use a file with {', '.join(sorted(SUPPORTED_TYPES))} tensors"
+            f"use a file with {', '.join(SUPPORTED_TYPES)} tensors"
         )
     block_elements, block_bytes = GGML_QUANT_SIZES[_KINDS[kind]]
     if not all(shape) or shape[-1] % block_elements:
         raise cursor.damaged(f"{where} has the shape {quote(shape)}, impossible for {_KINDS[kind].name}")
     if offset % alignment:
         raise cursor.damaged(f"{where} starts at {offset}, not a multiple of the alignment {alignment}")
-    return TensorEntry(_KINDS[kind], shape, offset, math.prod(shape) // block_elements * block_bytes)
+    return TensorEntry(_KINDS[kind], shape, offset, math.prod(shape) // block_elements * block_bytes, cursor.data)
 
 
 def _place(cursor: _Cursor, entries: Mapping[str, TensorEntry], alignment: int) -> dict[str, TensorEntry]:
@@ -211,7 +228,7 @@ def _place(cursor: _Cursor, entries: Mapping[str, TensorEntry], alignment: int) 
     start = -(-cursor.at // alignment) * alignment
     placed = {}
     for name, entry in entries.items():
-        entry = TensorEntry(entry.kind, entry.shape, start + entry.offset, entry.num_bytes)
+        entry = replace(entry, offset=start + entry.offset)
         if entry.offset + entry.num_bytes > cursor.size:
             raise cursor.truncated(f"tensor {quote(name)}")
         placed[name] = entry
