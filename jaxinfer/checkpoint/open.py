@@ -22,7 +22,7 @@ def open_checkpoint(
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Checkpoint:
-    """Open a Hugging Face folder, a GGUF file, a known model or a hub id; what exists on disk comes first.
+    """Open a Hugging Face folder, a GGUF or llama2.c file, a known model or a hub id; what is on disk comes first.
 
     ``revision`` and ``token`` are the hub's; ``cache_dir`` keeps known models; ``progress`` counts downloaded bytes.
     """
@@ -53,8 +53,14 @@ def _open_path(path: Path) -> Checkpoint:
         from jaxinfer.checkpoint.gguf import open_gguf
 
         return open_gguf(path)
+    if path.suffix.lower() == ".bin":
+        from jaxinfer.checkpoint.llama2c import open_llama2c
+
+        return open_llama2c(path)
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise refuse_pickle(path)
     if path.suffix.lower() == ".safetensors":
         raise InvalidCheckpoint(f"{path}: weights without a config.json; give the folder that holds both")
-    raise InvalidCheckpoint(f"{path}: not a checkpoint; give a Hugging Face folder or a .gguf file")
+    raise InvalidCheckpoint(
+        f"{path}: not a checkpoint; give a Hugging Face folder, a .gguf file or a llama2.c .bin file"
+    )

@@ -26,7 +26,8 @@ class Checkpoint:
     """An opened checkpoint whose weights have not been read.
 
     ``config`` is in the form of Hugging Face's ``config.json`` whatever the format; ``folder`` holds the tokenizer's
-    files where there is one; ``gguf_metadata`` holds a GGUF file's key-value section, vocabulary included.
+    files where there is one; ``gguf_metadata`` holds a GGUF file's key-value section, vocabulary included;
+    ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it.
     """
 
     origin: str
@@ -34,3 +35,4 @@ class Checkpoint:
     tensors: TensorSource
     folder: Path | None = None
     gguf_metadata: Mapping[str, Any] | None = None
+    llama2c_file: Path | None = None
