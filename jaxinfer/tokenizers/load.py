@@ -5,13 +5,16 @@ from jaxinfer.errors import InvalidTokenizer
 from jaxinfer.tokenizers.folder_settings import read_folder_settings
 from jaxinfer.tokenizers.gguf_vocabulary import read_gguf_vocabulary
 from jaxinfer.tokenizers.hugging_face import read_tokenizer_json
+from jaxinfer.tokenizers.llama2c import load_llama2c_tokenizer
 from jaxinfer.tokenizers.sentence_piece import read_sentence_piece
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Build the checkpoint's tokenizer: tokenizer.json, else tokenizer.model, else the vocabulary inside a GGUF file.
+    """Build the checkpoint's tokenizer.
 
+    That is a folder's tokenizer.json, else its tokenizer.model; the vocabulary inside a GGUF file; what stands beside
+    a llama2.c file.
     Raises InvalidTokenizer when there is none or it is damaged.
     """
     if checkpoint.folder is not None:
@@ -20,6 +23,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
                 return read(checkpoint.folder / name, read_folder_settings(checkpoint.folder, checkpoint.config))
     if checkpoint.gguf_metadata is not None:
         return read_gguf_vocabulary(checkpoint.gguf_metadata, checkpoint.origin)
+    if checkpoint.llama2c_file is not None:
+        return load_llama2c_tokenizer(checkpoint.llama2c_file, checkpoint.config["vocab_size"])
     raise InvalidTokenizer(
         f"{checkpoint.origin} has no tokenizer: put the model's tokenizer.json or tokenizer.model beside its weights"
     )

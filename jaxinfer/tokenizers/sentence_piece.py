@@ -18,12 +18,17 @@ _NO_DUMMY_PREFIX = bytes([0x1A, 2, 0x18, 0])
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model and added tokens, which cut the text before the model sees it."""
+    """A SentencePiece model and added tokens, which cut the text before the model sees it.
 
-    def __init__(self, model: bytes, settings: FolderSettings):
+    ``source`` names the model in errors. ``always_adds_space`` puts the space that begins a word even before a space,
+    as SentencePiece does and LlamaTokenizer does not.
+    """
+
+    def __init__(self, model: bytes, settings: FolderSettings, *, source: str, always_adds_space: bool = False):
         self._settings = settings
-        self._model, pieces = _load(model, settings)
-        self._bare_model, _ = _load(model + _NO_DUMMY_PREFIX, settings)
+        self._always_adds_space = always_adds_space
+        self._model, pieces = _load(model, source)
+        self._bare_model, _ = _load(model + _NO_DUMMY_PREFIX, source)
         ids = list(range(len(pieces)))
         kinds = zip(ids, self._model.is_control(ids), self._model.is_unknown(ids), strict=True)
         self._special_ids = {token for token, is_control, is_unknown in kinds if is_control or is_unknown}
@@ -79,7 +84,8 @@ class SentencePieceTokenizer:
         """Encode text between added tokens; only the first segment, or in ``legacy`` each, begins a word."""
         begins_word = self._add_prefix_space and (is_first or self._settings.legacy)
         # LlamaTokenizer adds no second space before one that is there.
-        if begins_word and (self._trims or not text.startswith((" ", _SPACE))):
+        doubles = self._trims or self._always_adds_space
+        if begins_word and (doubles or not text.startswith((" ", _SPACE))):
             return self._model.encode(text)
         return self._bare_model.encode(text)
 
@@ -92,10 +98,10 @@ class SentencePieceTokenizer:
 
 def read_sentence_piece(path: Path, settings: FolderSettings) -> SentencePieceTokenizer:
     """Build the tokenizer of a folder from its ``tokenizer.model``."""
-    return SentencePieceTokenizer(path.read_bytes(), settings)
+    return SentencePieceTokenizer(path.read_bytes(), settings, source=str(path))
 
 
-def _load(model: bytes, settings: FolderSettings) -> tuple[sentencepiece.SentencePieceProcessor, list[str]]:
+def _load(model: bytes, source: str) -> tuple[sentencepiece.SentencePieceProcessor, list[str]]:
     """Return the processor and its pieces by id."""
     processor = sentencepiece.SentencePieceProcessor()
     try:
@@ -103,5 +109,5 @@ def _load(model: bytes, settings: FolderSettings) -> tuple[sentencepiece.Sentenc
         return processor, processor.id_to_piece(list(range(processor.vocab_size())))
     except (RuntimeError, ValueError) as error:  # a piece that is not UTF-8 is a ValueError
         raise InvalidTokenizer(
-            f"{settings.origin}/tokenizer.model is not a SentencePiece model: fetch it again, or give a tokenizer.json"
+            f"{source} is not a SentencePiece model: fetch it again, or give a tokenizer.json"
         ) from error
