@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,10 +11,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxinfer.checkpoint.gguf_architectures.architecture import Architecture
+from jaxinfer.checkpoint.gguf_architectures.registry import ARCHITECTURES
 from jaxinfer.checkpoint.gguf_blocks import dequantize_rows
-from jaxinfer.checkpoint.gguf_config import translate_config
-from jaxinfer.checkpoint.gguf_header import Header, TensorEntry, quote
-from jaxinfer.checkpoint.gguf_names import ARCHITECTURES, Architecture, translate_name
+from jaxinfer.checkpoint.gguf_config import FileTensors
+from jaxinfer.checkpoint.gguf_header import quote
+from jaxinfer.checkpoint.gguf_metadata import MetadataReader
+from jaxinfer.checkpoint.gguf_names import StoredTensor, place_tensors
 from jaxinfer.checkpoint.gguf_parts import read_parts
 from jaxinfer.checkpoint.rotary_rows import half_split_places
 from jaxinfer.checkpoint.source import Checkpoint
@@ -36,34 +38,26 @@ def open_gguf(path: Path) -> Checkpoint:
     origin = str(path)
     header = read_parts(path)
     architecture = _find_architecture(origin, header.metadata)
-    factors = header.tensors.get(architecture.rope_factors)
-    config = translate_config(
-        origin,
-        header.metadata,
-        header.tensors.keys(),
-        None if factors is None else _read(_Stored(factors), np.dtype(np.float32)),
-    )
-    stored = _rename(origin, header, architecture, config)
-    return Checkpoint(origin, config, GGUFTensors(stored), gguf_metadata=header.metadata)
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in the file; ``num_heads`` is set where its rows are interleaved within each head."""
-
-    entry: TensorEntry
-    num_heads: int | None = None
+    reader = MetadataReader(origin, header.metadata, architecture.name)
+    divisors = {
+        name: _read(StoredTensor(header.tensors[name]), np.dtype(np.float32))
+        for name in architecture.rope_divisors
+        if name in header.tensors
+    }
+    config = reader.finish(architecture.translate(reader, FileTensors(header.tensors.keys(), divisors)))
+    placed = place_tensors(origin, header.tensors, architecture, config)
+    return Checkpoint(origin, config, GGUFTensors(placed), gguf_metadata=header.metadata)
 
 
 class GGUFTensors:
     """The tensors of a GGUF model under Hugging Face names, in Hugging Face's row order."""
 
-    def __init__(self, tensors: Mapping[str, _Stored]):
+    def __init__(self, tensors: Mapping[str, StoredTensor]):
         self._tensors = tensors
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor; reads no weights."""
-        return {name: stored.entry.shape for name, stored in self._tensors.items()}
+        return {name: stored.shape for name, stored in self._tensors.items()}
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
@@ -82,36 +76,14 @@ def _find_architecture(origin: str, metadata: Mapping[str, Any]) -> Architecture
     return ARCHITECTURES[name]
 
 
-def _rename(
-    origin: str, header: Header, architecture: Architecture, config: Mapping[str, Any]
-) -> Mapping[str, _Stored]:
-    renamed = {}
-    for name, entry in header.tensors.items():
-        if name == architecture.rope_factors:
-            continue
-        translated = translate_name(architecture, name)
-        if translated is None:
-            raise UnsupportedModel(
-                f"{origin}: tensor {quote(name)} has no place in the decoder; use a conversion of a plain llama model"
-            )
-        hf_name, heads_key = translated
-        num_heads = config[heads_key] if heads_key else None
-        if num_heads and (len(entry.shape) > 2 or entry.shape[:1] != (num_heads * config["head_dim"],)):
-            raise InvalidCheckpoint(
-                f"{origin}: tensor {quote(name)} has shape {list(entry.shape)}, "
-                f"not {num_heads} heads of {config['head_dim']} rows; convert the model again"
-            )
-        renamed[hf_name] = _Stored(entry, num_heads)
-    return renamed
-
-
-def _read(stored: _Stored, dtype: np.dtype) -> np.ndarray:
+def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
     """Convert in slabs of rows, so that float32 temporaries stay small beside the result."""
     entry = stored.entry
     raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset)
     plain = entry.kind.name in _PLAIN_DTYPES and _PLAIN_DTYPES[entry.kind.name] == dtype
-    if plain and stored.num_heads is None:
-        return raw.view(dtype).reshape(entry.shape)
+    if plain and stored.num_heads is None and not stored.shift:
+        found = raw.view(dtype).reshape(entry.shape)
+        return found.T if stored.transposed else found
     width = entry.shape[-1]
     rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
     result = np.empty(entry.shape, dtype)
@@ -125,10 +97,12 @@ def _read(stored: _Stored, dtype: np.dtype) -> np.ndarray:
         # Scales and weights may be infinite or not a number, and then so are the results.
         with np.errstate(all="ignore"):
             values = dequantize_rows(rows[start : start + step], entry.kind).reshape(-1, flat.shape[1])
+            if stored.shift:
+                values = values - np.float32(stored.shift)
             span = slice(start * lines, start * lines + len(values))
             flat[span if places is None else places[span]] = values
 
     # NumPy lets go of the interpreter's lock, so threads share the work.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(convert, range(0, len(rows), step)))
-    return result
+    return result.T if stored.transposed else result

@@ -10,41 +10,23 @@ import numpy as np
 from jaxinfer.checkpoint.gguf_header import quote
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
-# Keys below "llama." that the translation reads, or that leave the network as it is.
-_KNOWN = frozenset(
-    {
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "vocab_size",
-        "tensor_data_layout",
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.value_length",
-        "attention.layer_norm_rms_epsilon",
-        "rope.freq_base",
-        "rope.dimension_count",
-        "rope.scale_linear",
-        "rope.scaling.type",
-        "rope.scaling.factor",
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-    }
-)
+# Keys of an architecture that change nothing, whatever their value.
+_SILENT = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
+# What is said of an image tower, which is no part of the text's network; its tensors would be refused.
+_SILENT_PREFIXES = ("vision.", "mm.")
 
-# Keys that mean nothing at these values and another network at any other.
+# Keys that mean nothing at these values and, where nothing reads them, another network at any other.
 _NEUTRAL: Mapping[str, float] = MappingProxyType(
     {
         "expert_count": 0,
         "expert_used_count": 0,
+        "pooling_type": 0,
         "use_parallel_residual": False,
         "logit_scale": 1.0,
         "residual_scale": 1.0,
         "embedding_scale": 1.0,
+        "attn_logit_softcapping": 0.0,
+        "final_logit_softcapping": 0.0,
         "attention.causal": True,
         "attention.sliding_window": 0,
         "attention.clamp_kqv": 0.0,
@@ -62,38 +44,44 @@ class MetadataReader:
     def __init__(self, origin: str, metadata: Mapping[str, Any], architecture: str):
         self.origin = origin
         self.metadata = metadata
+        self._architecture = architecture
         self._prefix = f"{architecture}."
+        self._read: set[str] = set()
 
     def positive_int(self, key: str, default: int | None = None) -> int:
         """Read an integer above 0; without a default the key must be there."""
-        value = self.metadata.get(self._prefix + key, default)
-        if value is None:
-            raise InvalidCheckpoint(f"{self.origin}: metadata key {self._prefix}{key} is missing; convert it again")
+        value = self._value(key, default)
         # bool is an int to Python.
         if type(value) is not int or not 1 <= value < 2**31:
             raise self.refuse(key, "it must be one positive integer, the same for all layers")
         return value
 
+    def optional_int(self, key: str) -> int | None:
+        """Read an integer above 0; None where it is absent or 0."""
+        value = self._value(key, 0)
+        return None if type(value) is int and value == 0 else self.positive_int(key)
+
     def positive_float(self, key: str, default: float | None = None) -> float:
         """Read a finite number above 0, as the shortest decimal that has the same float32 value."""
-        value = self.metadata.get(self._prefix + key, default)
-        if value is None:
-            raise InvalidCheckpoint(f"{self.origin}: metadata key {self._prefix}{key} is missing; convert it again")
+        value = self._value(key, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.refuse(key, "it must be a positive number")
-        with np.errstate(over="ignore"):
-            single = np.float32(value)
-        return float(str(single)) if single == value else float(value)
+        return shortest_decimal(value)
+
+    def optional_float(self, key: str) -> float | None:
+        """Read a finite number above 0; None where it is absent or 0."""
+        value = self._value(key, 0.0)
+        return None if type(value) in (int, float) and value == 0 else self.positive_float(key)
 
     def word(self, key: str, default: str) -> str:
         """Read a string."""
-        value = self.metadata.get(self._prefix + key, default)
+        value = self._value(key, default)
         if not isinstance(value, str):
             raise self.refuse(key, "it must be a string")
         return value
 
     def has(self, key: str) -> bool:
-        """Tell whether the key is there."""
+        """Tell whether the key is there; does not count as reading it."""
         return self._prefix + key in self.metadata
 
     def refuse(self, key: str, why: str) -> UnsupportedModel:
@@ -101,14 +89,30 @@ class MetadataReader:
         value = self.metadata.get(self._prefix + key)
         return UnsupportedModel(f"{self.origin}: {self._prefix}{key} = {quote(value)} is not supported: {why}")
 
-    def refuse_unknown(self) -> None:
-        """Refuse every key of the architecture that may change the network and that nothing reads."""
+    def finish(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return ``config`` once every key of the architecture was read or is known to change nothing."""
         for name, value in self.metadata.items():
             key = name.removeprefix(self._prefix)
-            if key == name or key in _KNOWN or (key in _NEUTRAL and value == _NEUTRAL[key]):
+            if key == name or key in self._read or key in _SILENT or key.startswith(_SILENT_PREFIXES):
                 continue
-            shown = quote(name)[1:-1]
-            raise UnsupportedModel(
-                f"{self.origin}: {shown} = {quote(value)} is not implemented by the decoder; "
-                "use a conversion of a plain llama model"
-            )
+            if key not in _NEUTRAL or value != _NEUTRAL[key]:
+                shown = quote(name)[1:-1]
+                raise UnsupportedModel(
+                    f"{self.origin}: {shown} = {quote(value)} is not implemented by the decoder; "
+                    f"use a conversion of a plain {self._architecture} model"
+                )
+        return config
+
+    def _value(self, key: str, default: Any) -> Any:
+        self._read.add(key)
+        value = self.metadata.get(self._prefix + key, default)
+        if value is None:
+            raise InvalidCheckpoint(f"{self.origin}: metadata key {self._prefix}{key} is missing; convert it again")
+        return value
+
+
+def shortest_decimal(value: float) -> float:
+    """Return the shortest decimal that has the same float32 value, or the number itself where it is no float32."""
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return float(str(single)) if single == value else float(value)

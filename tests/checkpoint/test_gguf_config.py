@@ -5,7 +5,7 @@ import pytest
 
 from jaxinfer.checkpoint.gguf import open_gguf
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
-from jaxinfer.models.config import RopeScaling
+from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families import llama
 from tests.checkpoint import gguf_files as files
 
@@ -13,6 +13,13 @@ from tests.checkpoint import gguf_files as files
 def decoder_config(tmp_path, keys=None, tensors=None):
     tensors = files.gguf_tensors(files.hf_tensors()) if tensors is None else tensors
     return llama.translate(open_gguf(files.write_gguf(tmp_path / "m.gguf", tensors, keys=keys)).config)
+
+
+def rope_scaling(tmp_path, keys=None, tensors=None) -> RopeScaling | None:
+    """Return the scaling that all layers share."""
+    (kind,) = decoder_config(tmp_path, keys, tensors).layer_pattern
+    assert kind.rope is not None
+    return kind.rope.scaling
 
 
 def converter_factors(theta: float, head_dim: int, factor: float, low: float, high: float, original: int) -> np.ndarray:
@@ -35,7 +42,7 @@ def test_every_size_is_translated(tmp_path):
     assert (config.vocab_size, config.num_layers, config.model_dim, config.ffn_dim) == (40, 2, 32, 64)
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.max_position) == (4, 2, 8, 128)
     # float32 numbers come back as the decimals that were meant.
-    assert (config.norm_eps, config.rope_theta, config.rope_scaling) == (1e-5, 10000.0, None)
+    assert (config.norm_eps, config.layer_pattern[0].rope) == (1e-5, Rope(10000.0, 8))
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
 
 
@@ -43,7 +50,15 @@ def test_every_size_is_translated(tmp_path):
 @pytest.mark.parametrize("bias", [True, False])
 def test_tied_heads_and_biases_follow_from_the_tensors(tmp_path, tied, bias):
     config = decoder_config(tmp_path, tensors=files.gguf_tensors(files.hf_tensors(tied, bias)))
-    assert (config.tied_embeddings, config.attention_bias, config.mlp_bias) == (tied, bias, False)
+    assert (config.tied_embeddings, config.qkv_bias, config.output_bias, config.mlp_bias) == (tied, bias, bias, False)
+
+
+@pytest.mark.parametrize("dropped", ["attn_output", "attn_k", "attn_q"])
+def test_llama_files_with_only_some_biases_are_refused(tmp_path, dropped):
+    made = files.gguf_tensors(files.hf_tensors(bias=True))
+    made = {name: values for name, values in made.items() if not name.endswith(f"{dropped}.bias")}
+    with pytest.raises(UnsupportedModel, match=rf"have biases and {dropped} none"):
+        decoder_config(tmp_path, tensors=made)
 
 
 def test_absent_keys_take_the_defaults_of_the_format(tmp_path):
@@ -51,7 +66,8 @@ def test_absent_keys_take_the_defaults_of_the_format(tmp_path):
     made = files.hf_tensors()
     tensors = {name: values for name, values in files.gguf_tensors(made).items() if "attn_k" not in name}
     config = decoder_config(tmp_path, dict.fromkeys(absent), tensors)
-    assert (config.num_kv_heads, config.rope_theta, config.head_dim, config.vocab_size) == (4, 10000.0, 8, 40)
+    assert (config.num_kv_heads, config.head_dim, config.vocab_size) == (4, 8, 40)
+    assert config.layer_pattern[0].rope == Rope(10000.0, 8)
 
 
 def test_ends_of_turn_and_absent_ids_are_translated(tmp_path):
@@ -79,7 +95,7 @@ def test_ends_of_turn_and_absent_ids_are_translated(tmp_path):
 )
 def test_rope_scaling_keys_are_translated(tmp_path, keys, expected):
     prefixed = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
-    assert decoder_config(tmp_path, prefixed).rope_scaling == expected
+    assert rope_scaling(tmp_path, prefixed) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,13 +110,13 @@ def test_llama3_scaling_is_recovered_from_its_tensor(tmp_path, theta, head_dim, 
     keys = {"llama.rope.freq_base": theta, "llama.attention.key_length": head_dim}
     keys |= {"llama.attention.value_length": head_dim, "llama.rope.dimension_count": head_dim}
     expected = RopeScaling("llama3", factor, original, low_freq_factor=1.0, high_freq_factor=4.0)
-    assert decoder_config(tmp_path, keys, made).rope_scaling == expected
+    assert rope_scaling(tmp_path, keys, made) == expected
 
 
 def test_other_rope_tensors_are_refused_and_ones_mean_no_scaling(tmp_path):
     made = files.gguf_tensors(files.hf_tensors())
     ones = np.ones(files.HEAD_DIM // 2, np.float32)
-    assert decoder_config(tmp_path, tensors=made | {"rope_freqs.weight": ones}).rope_scaling is None
+    assert rope_scaling(tmp_path, tensors=made | {"rope_freqs.weight": ones}) is None
     for wrong in ([1, 1, 3, 8], [1, 2, 1, 1], [1, 1, 1, np.inf], [1, 1, 1, np.nan], [0, 1, 1, 1], [1, 1, 8]):
         with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight"):
             decoder_config(tmp_path, tensors=made | {"rope_freqs.weight": np.array(wrong, np.float32)})
