@@ -7,6 +7,8 @@ import gguf
 import numpy as np
 
 LAYERS, WIDTH, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 32, 64, 4, 2, 8, 40
+# Where the float16 scales lie in a block of the types that the gguf package reads and does not write.
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 KEYS: dict[str, Any] = {
     "llama.block_count": LAYERS,
     "llama.context_length": 128,
@@ -65,15 +67,33 @@ def gguf_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return made
 
 
+def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, seed: int = 0) -> np.ndarray:
+    """Make the bytes of a random tensor of any type, with finite scales of 0.001 to 1 of either sign."""
+    rng = np.random.default_rng(seed)
+    if kind.name not in _SCALES:
+        return gguf.quants.quantize(rng.standard_normal(shape).astype(np.float32), kind)
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // weights, size), dtype=np.uint8)
+    for at in _SCALES[kind.name]:
+        scales = rng.uniform(0.001, 1, (*blocks.shape[:-1], 1)) * rng.choice([-1, 1], (*blocks.shape[:-1], 1))
+        blocks[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
 def write_gguf(
     path: Path,
     tensors: dict[str, np.ndarray],
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     keys: dict[str, Any] | None = None,
     architecture: str = "llama",
+    blocks: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
+    **writer_options: Any,
 ) -> Path:
-    """Write a GGUF with matrices stored as ``kind`` and vectors as F32; ``keys`` are set, or removed where None."""
-    writer = gguf.GGUFWriter(path, architecture)
+    """Write a GGUF with matrices stored as ``kind`` and vectors as F32; ``keys`` are set, or removed where None.
+
+    ``blocks`` are more tensors, as bytes of a type; ``writer_options`` may ask for several parts.
+    """
+    writer = gguf.GGUFWriter(path, architecture, **writer_options)
     for key, value in (KEYS | (keys or {})).items():
         _add(writer, key, value)
     for name, values in tensors.items():
@@ -81,11 +101,19 @@ def write_gguf(
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, values)
+    for name, (raw, raw_kind) in (blocks or {}).items():
+        writer.add_tensor(name, raw, raw_dtype=raw_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_parts(folder: Path, tensors: dict[str, np.ndarray], per_part: int, **options: Any) -> list[Path]:
+    """Write a GGUF in parts of ``per_part`` tensors, named as llama.cpp's gguf-split does."""
+    write_gguf(folder / "m.gguf", tensors, split_max_tensors=per_part, **options)
+    return sorted(folder.glob("m-*-of-*.gguf"))
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -1,16 +1,17 @@
-"""A damaged GGUF is read as it is or refused in one line: no crash, no hang, no giant allocation."""
+"""A damaged GGUF, whole or in parts, is read or refused in one line: no crash, no hang, no giant allocation."""
 
 import struct
 import time
 import tracemalloc
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.checkpoint.gguf import open_gguf
-from jaxinfer.checkpoint.gguf_header import read_header
+from jaxinfer.checkpoint.gguf_header import SUPPORTED_TYPES, read_header
 from jaxinfer.errors import InvalidCheckpoint, JaxinferError
 from tests.checkpoint import gguf_files as files
 
@@ -33,6 +34,11 @@ def header_bytes(sound) -> int:
 def read_all(path, data: bytes) -> str | None:
     """Open and read a file within the bounds; return the error's text, if it is one of the library's."""
     path.write_bytes(data)
+    return open_and_read(path, path)
+
+
+def open_and_read(path, named) -> str | None:
+    """Open and read a model within the bounds; its error's text must hold ``named``."""
     start = time.monotonic()
     tracemalloc.start()
     try:
@@ -43,7 +49,7 @@ def read_all(path, data: bytes) -> str | None:
     except JaxinferError as error:
         message = str(error)
         assert "\n" not in message
-        assert str(path) in message
+        assert str(named) in message
         assert len(message) < 500
     finally:
         peak = tracemalloc.get_traced_memory()[1]
@@ -95,6 +101,69 @@ def test_overwritten_lengths_are_read_or_refused(sound, header_bytes, scratch, d
 @given(junk=st.binary(max_size=300))
 def test_junk_after_the_magic_is_refused(scratch, junk):
     assert read_all(scratch, b"GGUF" + struct.pack("<I", 3) + junk) is not None
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory) -> bytes:
+    """Return a file whose attention matrices are stored in all types in turn."""
+    kinds = [gguf.GGMLQuantizationType[name] for name in SUPPORTED_TYPES]
+    blocks = {}
+    for layer in range(files.LAYERS):
+        for index, part in enumerate(("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_down", "attn_output")):
+            kind = kinds[(7 * layer + index) % len(kinds)]
+            rows = (files.KV_HEADS if part == "attn_k" else files.HEADS) * files.HEAD_DIM
+            blocks[f"blk.{layer}.{part}.weight"] = (files.random_blocks((rows, 256), kind), kind)
+    keys = {"llama.embedding_length": 256, "llama.attention.key_length": files.HEAD_DIM}
+    keys["llama.attention.value_length"] = files.HEAD_DIM
+    path = tmp_path_factory.mktemp("mixed") / "m.gguf"
+    return files.write_gguf(path, {}, keys=keys, blocks=blocks).read_bytes()
+
+
+def test_the_file_of_all_types_is_read_within_the_bounds(mixed, scratch):
+    assert {entry.kind.name for entry in read_header("m.gguf", mixed).tensors.values()} == set(SUPPORTED_TYPES)
+    assert read_all(scratch, mixed) is None
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_of_all_types_is_read_or_refused(mixed, scratch, data):
+    """The table of tensors, with their types and shapes, lies before the weights and so is hit often."""
+    damaged = bytearray(mixed)
+    start = damaged.index(b"blk.0.attn_q.weight")
+    end = min(entry.offset for entry in read_header("m.gguf", mixed).tensors.values())
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(start, end - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    for _ in range(data.draw(st.integers(0, 20))):
+        damaged[data.draw(st.integers(end, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    read_all(scratch, bytes(damaged))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Return the three parts of a sound model."""
+    folder = tmp_path_factory.mktemp("parts")
+    return files.write_parts(folder, files.gguf_tensors(files.hf_tensors(bias=True)), 12)
+
+
+@settings(derandomize=True, max_examples=120, deadline=None)
+@given(data=st.data())
+def test_a_split_file_with_a_damaged_part_is_read_or_refused(parts, data):
+    index = data.draw(st.integers(0, 2))
+    sound = parts[index].read_bytes()
+    end = min(entry.offset for entry in read_header("m.gguf", sound).tensors.values())
+    damaged = bytearray(sound[: data.draw(st.just(len(sound)) | st.integers(0, len(sound)))])
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, end - 1))
+        if at < len(damaged):
+            damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+    named = data.draw(st.sampled_from(parts))
+    parts[index].write_bytes(damaged)
+    try:
+        message = open_and_read(named, named.parent)
+    finally:
+        parts[index].write_bytes(sound)
+    if len(damaged) < end:
+        assert message is not None
 
 
 def string(text: bytes) -> bytes:
