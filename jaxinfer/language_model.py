@@ -62,8 +62,7 @@ def check_max_len(config: DecoderConfig, max_len: int | None) -> None:
     """Refuse a bound on the text's length that the model's positions cannot reach."""
     if max_len is None:
         return
-    stretches = config.rope_scaling is not None and config.rope_scaling.kind == "dynamic"
-    if max_len < 2 or (max_len > config.max_position and not stretches):
+    if max_len < 2 or (max_len > config.max_position and not config.stretches):
         raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {config.max_position}")
 
 

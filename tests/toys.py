@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 from jaxinfer.models.decoder import Decoder, init_params
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
@@ -32,7 +32,7 @@ TINY_LLAMA = DecoderConfig(
     head_dim=8,
     max_position=1024,
     norm_eps=1e-5,
-    rope_theta=10000.0,
+    layer_pattern=(LayerKind(Rope(10000.0, 8)),),
     bos_token_id=BEGIN,
     eos_token_ids=(END,),
 )
@@ -102,7 +102,9 @@ def write_trained_llama(folder: Path) -> Path:
     return write_byte_tokenizer(folder)
 
 
-TRAINED_LLAMA = replace(TINY_LLAMA, model_dim=48, ffn_dim=96, head_dim=12)
+TRAINED_LLAMA = replace(
+    TINY_LLAMA, model_dim=48, ffn_dim=96, head_dim=12, layer_pattern=(LayerKind(Rope(10000.0, 12)),)
+)
 
 
 def fable(num_sentences: int, seed: int = 0) -> str:
@@ -135,3 +137,15 @@ def _byte_characters() -> list[str]:
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(0x100, 0x200))
     return [chr(byte if byte in visible else next(substitutes)) for byte in range(256)]
+
+
+def rope_of(config: DecoderConfig) -> Rope:
+    """Return the rotary positions of a model whose layers are all alike."""
+    (kind,) = config.layer_pattern
+    assert kind.rope is not None
+    return kind.rope
+
+
+def with_rope(config: DecoderConfig, **changes: Any) -> DecoderConfig:
+    """Change fields of the rotary positions of a model whose layers are all alike."""
+    return replace(config, layer_pattern=(LayerKind(replace(rope_of(config), **changes)),))

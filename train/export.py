@@ -1,7 +1,6 @@
 """Writes a trained model as a Hugging Face folder: the inverse of loading one."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +10,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxinfer.errors import UnsupportedModel
-from jaxinfer.models.config import DecoderConfig, RopeScaling
-from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.config import DecoderConfig, Rope
+from jaxinfer.models.families.family import Source, TensorNames
 from jaxinfer.models.families.registry import FAMILIES
+from jaxinfer.models.layers import locate
 from jaxinfer.notation import Params
-
-_LAYER = re.compile(r"layer_(\d+)")
 
 # How each field of a rope scaling is called in config.json, by the kinds that have it.
 _ROPE_KEYS: Mapping[str, Mapping[str, str]] = {
@@ -32,6 +30,13 @@ _ROPE_KEYS: Mapping[str, Mapping[str, str]] = {
         "factor": "factor",
         "original_max_position": "original_max_position_embeddings",
         **{key: key for key in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")},
+    },
+    "longrope": {
+        "factor": "factor",
+        "original_max_position": "original_max_position_embeddings",
+        "attention_factor": "attention_factor",
+        "short_factors": "short_factor",
+        "long_factors": "long_factor",
     },
 }
 
@@ -65,9 +70,9 @@ def describe_config(config: DecoderConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.max_position,
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": _describe_rope(config.rope_theta, config.rope_scaling),
+        "rope_parameters": _describe_rope(config.kinds[0].rope),
         "hidden_act": config.activation,
-        "attention_bias": config.attention_bias,
+        "attention_bias": config.qkv_bias,
         "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": config.tied_embeddings,
         "bos_token_id": config.bos_token_id,
@@ -83,13 +88,18 @@ def named_tensors(config: DecoderConfig, params: Params) -> Iterator[tuple[str, 
 
 
 def _name_leaf(names: TensorNames, path: tuple[str, ...], leaf: Any) -> Iterator[tuple[str, Any]]:
-    if path[0] != "blocks":
-        yield names.top[".".join(path)], leaf
-    elif layer := _LAYER.fullmatch(path[1]):
-        yield names.block[".".join(path[2:])].format(layer=int(layer[1])), leaf
+    layers, stacked, name = locate(path, leaf.shape)
+    if layers is None:
+        yield _whole(names.top[name]), leaf
     else:
-        name = names.block[".".join(path[1:])]
-        yield from ((name.format(layer=layer), part) for layer, part in enumerate(np.asarray(leaf)))
+        tensor = _whole(names.block[name])
+        parts = np.asarray(leaf) if stacked else (leaf,)
+        yield from ((tensor.format(layer=layer), part) for layer, part in zip(layers, parts, strict=True))
+
+
+def _whole(source: Source) -> str:
+    assert isinstance(source, str)  # llama fuses nothing
+    return source
 
 
 def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -100,7 +110,9 @@ def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tupl
             yield (*path, key), value
 
 
-def _describe_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+def _describe_rope(rope: Rope | None) -> dict[str, Any]:
+    assert rope is not None  # llama has rotary positions
+    theta, scaling = rope.theta, rope.scaling
     if scaling is None:
         return {"rope_type": "default", "rope_theta": theta}
     fields = asdict(scaling)

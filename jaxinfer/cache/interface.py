@@ -1,9 +1,9 @@
 """What every cache layout promises to the decoder and to the decoding loop.
 
-A row's committed tokens fill the cache from its left end; a forward pass writes its new tokens after them, sees the
-committed ones and its own ancestors, and commits nothing: `keep` does. The laws that tests hold every layout to:
+A row's committed tokens fill the cache in order; a forward pass writes its new tokens after them, sees the committed
+ones and its own ancestors, and commits nothing: `keep` does. The laws that tests hold every layout to:
 
-* writing then attending equals attention over the concatenation of what was kept and what is new;
+* attending equals attention over the concatenation of what was kept and what is new, inside the window;
 * `keep` of a path equals having written just that path's tokens in order;
 * rows never see each other, and what stands past a row's committed length never matters.
 """
@@ -15,33 +15,39 @@ from jaxinfer.ops.backend import Backend
 
 
 class Placement(NamedTuple):
-    """Where the new tokens of one forward pass stand: computed once, used by every layer.
+    """Where the new tokens of one forward pass stand: computed once, used by every layer of a kind.
 
-    ``slots_BT`` int32 are the cache slots written; ``mask_BTS`` bool the slots each token sees.
+    ``slots_BT`` int32 are the cache slots written, past the end where a token is not to be kept; ``mask_BTS`` bool is
+    what each token sees, over whatever the layout attends to.
     """
 
     slots_BT: Any
     mask_BTS: Any
 
 
+class Scores(NamedTuple):
+    """How attention scores are made: times ``scale``, then bounded by ``softcap * tanh(score / softcap)`` if set."""
+
+    scale: float
+    softcap: float | None = None
+
+
 @runtime_checkable
 class Cache(Protocol):
-    """Keys and values of all layers; an immutable pytree."""
+    """Keys and values of all layers of one kind; an immutable pytree."""
 
     def place(
-        self, start_B: Int[Array, " B"], ancestors_BTT: Bool[Array, "#B T T"], extent: int | None = None
-    ) -> Placement:
-        """Place T new tokens after the first ``start_B`` committed ones; read no more than ``extent`` slots."""
-        ...
-
-    def write(
         self,
-        layer: Int[Array, ""] | int,
-        placement: Placement,
-        keys_BTKH: Float[Array, "B T K H"],
-        values_BTKH: Float[Array, "B T K H"],
-    ) -> "Cache":
-        """Write one layer's keys and values of the new tokens."""
+        start_B: Int[Array, " B"],
+        ancestors_BTT: Bool[Array, "#B T T"],
+        counts_B: Int[Array, " B"] | None = None,
+        extent: int | None = None,
+    ) -> Placement:
+        """Place T new tokens after the first ``start_B`` committed ones.
+
+        Only the first ``counts_B`` of a row are real (None, or T and more: all), what follows is padding. No slot from
+        ``extent`` on holds anything yet (None: any may).
+        """
         ...
 
     def attend(
@@ -49,10 +55,15 @@ class Cache(Protocol):
         layer: Int[Array, ""] | int,
         placement: Placement,
         query_BTNH: Float[Array, "B T N H"],
-        scale: float,
+        keys_BTKH: Float[Array, "B T K H"],
+        values_BTKH: Float[Array, "B T K H"],
+        scores: Scores,
         backend: Backend,
-    ) -> Float[Array, "B T N H"]:
-        """Attend from the new tokens to what they see in one layer."""
+    ) -> tuple[Float[Array, "B T N H"], "Cache"]:
+        """Write one layer's keys and values of the new tokens, and attend from these to what they see.
+
+        ``layer`` counts the layers of this kind. One call does both, so that a layout is free to choose the order.
+        """
         ...
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "Cache":
@@ -61,3 +72,27 @@ class Cache(Protocol):
         The other new tokens are dropped; going back further than ``start_B`` needs no call, only a smaller start.
         """
         ...
+
+
+class LayeredCache(NamedTuple):
+    """The caches of a whole decoder: one part for each kind of layer, in the configuration's order of kinds."""
+
+    parts: tuple[Cache, ...]
+
+    def place(
+        self,
+        start_B: Int[Array, " B"],
+        ancestors_BTT: Bool[Array, "#B T T"],
+        counts_B: Int[Array, " B"] | None = None,
+        extent: int | None = None,
+    ) -> tuple[Placement, ...]:
+        """Place new tokens in every part; see `Cache.place`."""
+        return tuple(part.place(start_B, ancestors_BTT, counts_B, extent) for part in self.parts)
+
+    def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "LayeredCache":
+        """Commit a path in every part; see `Cache.keep`."""
+        return LayeredCache(tuple(part.keep(start_B, path_BM, count_B) for part in self.parts))
+
+    def with_part(self, kind: int, part: Cache) -> "LayeredCache":
+        """Return the cache with one part replaced."""
+        return LayeredCache((*self.parts[:kind], part, *self.parts[kind + 1 :]))

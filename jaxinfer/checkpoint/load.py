@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,28 +11,36 @@ import numpy as np
 
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint
-from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.families.family import Part, Source, TensorNames
+from jaxinfer.models.layers import locate
 from jaxinfer.notation import Params
 
 Progress = Callable[[int, int], None]
-_BLOCKS = "blocks"
 _ALIGNMENT = 64  # bytes
-_LAYER = re.compile(r"layer_(\d+)")
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One parameter: where it goes, its tensors (one a layer where stacked) and the shape that each must have."""
+    """One parameter: where it goes, and where it comes from (one place a layer where stacked)."""
 
     path: tuple[str, ...]
     struct: jax.ShapeDtypeStruct
-    tensors: tuple[str, ...]
-    tensor_shape: tuple[int, ...]
+    sources: tuple[Part, ...]
     stacked: bool
 
     @property
     def num_bytes(self) -> int:
         return self.struct.size * np.dtype(self.struct.dtype).itemsize
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape in one layer."""
+        return tuple(self.struct.shape[1:] if self.stacked else self.struct.shape)
+
+    def tensor_shape(self, source: Part) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor must have."""
+        shape = (source.total or self.shape[0], *self.shape[1:])
+        return shape[::-1] if source.transposed else shape
 
 
 def load_params(
@@ -40,10 +48,10 @@ def load_params(
 ) -> Params:
     """Read the parameters that ``abstract`` describes, in its dtypes.
 
-    ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct``. Under ``blocks`` it is either stacked (leaves
-    ``[L, ...]``) or split by ``layer_0``, ``layer_1``, ... Where a struct names a sharding, the array is placed by it.
-    ``progress`` receives the bytes done and the bytes in total, of the parameters. Raises
-    :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
+    ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct`` as `jaxinfer.models.decoder.abstract_params` gives
+    it, its blocks stacked or not. Where a struct names a sharding, the array is placed by it. ``progress`` receives
+    the bytes done and the bytes in total, of the parameters. Raises :class:`InvalidCheckpoint` for a missing, extra or
+    misshapen tensor before any weight is read.
     """
     leaves = list(_leaves(abstract, names))
     _check(checkpoint, leaves, names)
@@ -64,16 +72,17 @@ def load_params(
 
 def _leaves(abstract: Mapping[str, Any], names: TensorNames) -> Iterator[_Leaf]:
     for path, struct in _walk(abstract, ()):
-        shape = tuple(struct.shape)
-        if path[0] != _BLOCKS:
-            yield _Leaf(path, struct, (names.top[".".join(path)],), shape, stacked=False)
-        elif layer := _LAYER.fullmatch(path[1]):
-            name = names.block[".".join(path[2:])]
-            yield _Leaf(path, struct, (name.format(layer=int(layer[1])),), shape, stacked=False)
+        layers, stacked, name = locate(path, struct.shape)
+        if layers is None:
+            yield _Leaf(path, struct, (_part(names.top[name]),), stacked)
         else:
-            name = names.block[".".join(path[1:])]
-            tensors = tuple(name.format(layer=layer) for layer in range(shape[0]))
-            yield _Leaf(path, struct, tensors, shape[1:], stacked=True)
+            source = _part(names.block[name])
+            parts = tuple(replace(source, tensor=source.tensor.format(layer=layer)) for layer in layers)
+            yield _Leaf(path, struct, parts, stacked)
+
+
+def _part(source: Source) -> Part:
+    return Part(source) if isinstance(source, str) else source
 
 
 def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], jax.ShapeDtypeStruct]]:
@@ -85,7 +94,7 @@ def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tupl
 
 
 def _check(checkpoint: Checkpoint, leaves: list[_Leaf], names: TensorNames) -> None:
-    expected = {tensor: leaf.tensor_shape for leaf in leaves for tensor in leaf.tensors}
+    expected = {source.tensor: leaf.tensor_shape(source) for leaf in leaves for source in leaf.sources}
     found = checkpoint.tensors.shapes()
     if missing := [name for name in expected if name not in found]:
         raise InvalidCheckpoint(f"{checkpoint.origin}: missing {_listed(missing)}; fetch all files of the model")
@@ -112,11 +121,10 @@ def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
     dtype = np.dtype(leaf.struct.dtype)
     buffer = _aligned_empty(tuple(leaf.struct.shape), dtype)
     # Filled by assignment: a JAX array may alias its buffer, which so is never a file that can be cut or rewritten.
-    if leaf.stacked:
-        for layer, tensor in enumerate(leaf.tensors):
-            buffer[layer] = checkpoint.tensors.read(tensor, dtype)
-    else:
-        buffer[...] = checkpoint.tensors.read(leaf.tensors[0], dtype)
+    for place, source in zip(buffer if leaf.stacked else (buffer,), leaf.sources, strict=True):
+        tensor = checkpoint.tensors.read(source.tensor, dtype)
+        rows = tensor.T if source.transposed else tensor
+        place[...] = rows[source.first : source.first + leaf.shape[0]]
     return jax.block_until_ready(jax.device_put(buffer, leaf.struct.sharding))
 
 

@@ -75,7 +75,7 @@ class RunningBatch:
             room,
             num_slots,
             strategy.max_depth,
-            create_cache(config, len(prompts), num_slots, backend),
+            create_cache(config, len(prompts), num_slots, backend, strategy.headroom),
             sampling_arrays(sampling, samples, eos_token_ids, config.vocab_size),
         )
         self._compile_seconds_before = programs.compile_seconds

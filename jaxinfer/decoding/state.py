@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.cache.interface import Cache
+from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History
 
@@ -30,7 +30,7 @@ class DecodeState(NamedTuple):
     drafted_B: Any
     accepted_B: Any
     accepted_by_depth_BM: Any
-    cache: Cache
+    cache: LayeredCache
     sampling: SamplingArrays
 
     @property
@@ -44,7 +44,7 @@ def initial_state(
     max_new_tokens: list[int],
     num_slots: int,
     max_depth: int,
-    cache: Cache,
+    cache: LayeredCache,
     sampling: SamplingArrays,
 ) -> DecodeState:
     """Place prompts into a state that nothing has been computed for; an empty prompt marks a row that pads the batch.

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.interface import Cache
+from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.tree import ancestors, depths
@@ -21,9 +21,9 @@ def forward_prompt(
     params: Params,
     tokens_BT: Int[Array, "B T"],
     lengths_B: Int[Array, " B"],
-    cache: Cache,
+    cache: LayeredCache,
     chunk: int,
-) -> tuple[Float[Array, "B T D"], Cache]:
+) -> tuple[Float[Array, "B T D"], LayeredCache]:
     """Return the final hidden states of whole prompts, and the cache with them written from slot 0 on.
 
     Above ``chunk`` tokens, which then divides T, it runs in chunks, so that attention scores never span the square of
@@ -32,17 +32,18 @@ def forward_prompt(
     batch, num_tokens = tokens_BT.shape
     size = min(chunk, num_tokens)
 
-    def run_chunk(index: Any, cache: Cache) -> tuple[Any, Cache]:
+    def run_chunk(index: Any, cache: LayeredCache) -> tuple[Any, LayeredCache]:
         start_B = jnp.full((batch,), index * size, jnp.int32)
         positions_BT = start_B[:, None] + jnp.arange(size, dtype=jnp.int32)
-        placement = cache.place(start_B, causal_ancestors(size)[None], num_tokens)
+        counts_B = lengths_B - start_B
+        placements = cache.place(start_B, causal_ancestors(size)[None], counts_B, num_tokens)
         chunk_BT = jax.lax.dynamic_slice_in_dim(tokens_BT, index * size, size, axis=1)
-        return forward(decoder, params, chunk_BT, positions_BT, cache, placement, lengths_B)
+        return forward(decoder, params, chunk_BT, positions_BT, cache, placements, lengths_B)
 
     if num_tokens == size:
         return run_chunk(0, cache)
 
-    def advance(index: Any, carry: tuple[Any, Cache]) -> tuple[Any, Cache]:
+    def advance(index: Any, carry: tuple[Any, LayeredCache]) -> tuple[Any, LayeredCache]:
         hidden_BTD, cache = carry
         chunk_BTD, cache = run_chunk(index, cache)
         return jax.lax.dynamic_update_slice_in_dim(hidden_BTD, chunk_BTD, index * size, axis=1), cache
@@ -72,9 +73,9 @@ def decode_step(
     depths_BM = depths(relation_BMM)
     start_B = state.lengths_B - 1
     positions_BM = start_B[:, None] + depths_BM
-    placement = state.cache.place(start_B, relation_BMM)
+    placements = state.cache.place(start_B, relation_BMM)
     hidden_BMD, cache = forward(
-        decoder, params, tree.tokens_BM, positions_BM, state.cache, placement, state.prompt_lengths_B
+        decoder, params, tree.tokens_BM, positions_BM, state.cache, placements, state.prompt_lengths_B
     )
     logits_BMV = output_logits(decoder, params, hidden_BMD)
     history = state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=relation_BMM)

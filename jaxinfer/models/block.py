@@ -1,4 +1,4 @@
-"""One decoder block: attention over a cache, then a gated MLP, each behind a norm and a residual."""
+"""One decoder block: attention over a cache and a feed-forward layer, joined to the residual stream by norms."""
 
 from typing import Any, NamedTuple
 
@@ -6,9 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.interface import Cache, Placement
+from jaxinfer.cache.interface import Cache, LayeredCache, Placement, Scores
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import Linear, RMSNorm
+from jaxinfer.models.linear import Linear
+from jaxinfer.models.norm import Norm
 from jaxinfer.models.positions import rotate
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
@@ -22,42 +23,53 @@ _ACTIVATIONS = {
 
 
 class Step(NamedTuple):
-    """What every block of one forward pass shares: rotary tables ``[B, T, H / 2]`` and the tokens' places."""
+    """What every block of one forward pass shares, by kind of layer.
 
-    cosines_BTR: Any
-    sines_BTR: Any
-    placement: Placement
+    ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions), ``placements`` the new
+    tokens' places.
+    """
+
+    rotations: tuple[Any, ...]
+    placements: tuple[Placement, ...]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; writes its keys and values into the cache, then reads it."""
+    """Grouped-query attention of layers of one kind: writes the new keys and values into the cache and reads it."""
 
     config: DecoderConfig
     backend: Backend
+    kind: int
 
     @nn.compact
     def __call__(
-        self, inputs_BTD: Float[Array, "B T D"], cache: Cache, layer: Int[Array, ""] | int, step: Step
+        self, inputs_BTD: Float[Array, "B T D"], cache: Cache, index: Int[Array, ""] | int, step: Step
     ) -> tuple[Float[Array, "B T D"], Cache]:
-        config = self.config
+        config, rotation = self.config, step.rotations[self.kind]
 
         def heads(name: str, count: int, axis: str) -> jax.Array:
-            features = count * config.head_dim
-            flat = Linear(features, (axis, "embed"), self.backend, config.attention_bias, name=name)(inputs_BTD)
+            linear = Linear(count * config.head_dim, (axis, "embed"), self.backend, config.qkv_bias, name=name)
+            flat = linear(inputs_BTD)
             return flat.reshape(*flat.shape[:2], count, config.head_dim)
 
-        query_BTNH = rotate(heads("query", config.num_heads, "heads"), step.cosines_BTR, step.sines_BTR)
-        keys_BTKH = rotate(heads("key", config.num_kv_heads, "kv_heads"), step.cosines_BTR, step.sines_BTR)
+        def place(name: str, heads_BTNH: jax.Array) -> jax.Array:
+            if config.qk_norm:
+                heads_BTNH = Norm(config, self.backend, "head_dim", name=f"{name}_norm")(heads_BTNH)
+            return heads_BTNH if rotation is None else rotate(heads_BTNH, *rotation)
+
+        query_BTNH = place("query", heads("query", config.num_heads, "heads"))
+        keys_BTKH = place("key", heads("key", config.num_kv_heads, "kv_heads"))
         values_BTKH = heads("value", config.num_kv_heads, "kv_heads")
-        cache = cache.write(layer, step.placement, keys_BTKH, values_BTKH)
-        mixed_BTNH = cache.attend(layer, step.placement, query_BTNH, config.head_dim**-0.5, self.backend)
+        scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        scores = Scores(scale, config.attention_softcap)
+        placement = step.placements[self.kind]
+        mixed_BTNH, cache = cache.attend(index, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
         mixed = mixed_BTNH.reshape(*mixed_BTNH.shape[:2], -1)
-        project = Linear(config.model_dim, ("embed", "heads"), self.backend, config.attention_bias, name="output")
+        project = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
         return project(mixed), cache
 
 
 class MLP(nn.Module):
-    """The gated feed-forward layer: ``down(activation(gate(x)) * up(x))``."""
+    """The feed-forward layer: ``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``."""
 
     config: DecoderConfig
     backend: Backend
@@ -65,29 +77,49 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, inputs_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         config = self.config
-        widen = {
-            name: Linear(config.ffn_dim, ("ffn", "embed"), self.backend, config.mlp_bias, name=name)
-            for name in ("gate", "up")
-        }
-        gated = _ACTIVATIONS[config.activation](widen["gate"](inputs_BTD)) * widen["up"](inputs_BTD)
-        return Linear(config.model_dim, ("embed", "ffn"), self.backend, config.mlp_bias, name="down")(gated)
+        activate = _ACTIVATIONS[config.activation]
+
+        def widen(name: str) -> jax.Array:
+            return Linear(config.ffn_dim, ("ffn", "embed"), self.backend, config.mlp_bias, name=name)(inputs_BTD)
+
+        hidden_BTF = activate(widen("gate")) * widen("up") if config.gated_mlp else activate(widen("up"))
+        return Linear(config.model_dim, ("embed", "ffn"), self.backend, config.mlp_bias, name="down")(hidden_BTF)
 
 
 class Block(nn.Module):
-    """One pre-norm block; the carry is ``(hidden, cache)`` so that a scan updates the cache in place."""
+    """One block of layers of one kind; the carry is ``(hidden, cache)`` so that a scan updates the cache in place.
+
+    ``index`` counts the layers of this kind before this one.
+    """
 
     config: DecoderConfig
     backend: Backend
+    kind: int = 0
 
     @nn.compact
     def __call__(
-        self, carry: tuple[Float[Array, "B T D"], Cache], layer: Int[Array, ""] | int, step: Step
-    ) -> tuple[tuple[Float[Array, "B T D"], Cache], None]:
+        self, carry: tuple[Float[Array, "B T D"], LayeredCache], index: Int[Array, ""] | int, step: Step
+    ) -> tuple[tuple[Float[Array, "B T D"], LayeredCache], None]:
         hidden_BTD, cache = carry
-        norm = {name: RMSNorm(self.config.norm_eps, self.backend, name=name) for name in ("attention_norm", "mlp_norm")}
-        mixed_BTD, cache = Attention(self.config, self.backend, name="attention")(
-            norm["attention_norm"](hidden_BTD), cache, layer, step
-        )
-        hidden_BTD = hidden_BTD + mixed_BTD
-        hidden_BTD = hidden_BTD + MLP(self.config, self.backend, name="mlp")(norm["mlp_norm"](hidden_BTD))
-        return (hidden_BTD.astype(jnp.dtype(self.backend.compute_dtype)), cache), None
+        form = self.config.block
+        attention = Attention(self.config, self.backend, self.kind, name="attention")
+        mlp = MLP(self.config, self.backend, name="mlp")
+
+        def norm(name: str, inputs_BTD: jax.Array) -> jax.Array:
+            return Norm(self.config, self.backend, name=name)(inputs_BTD)
+
+        inputs_BTD = hidden_BTD if form == "post_norm" else norm("attention_norm", hidden_BTD)
+        mixed_BTD, part = attention(inputs_BTD, cache.parts[self.kind], index, step)
+        if form == "parallel":
+            hidden_BTD = hidden_BTD + mixed_BTD + mlp(inputs_BTD)
+        elif form == "post_norm":
+            hidden_BTD = norm("attention_norm", hidden_BTD + mixed_BTD)
+            hidden_BTD = norm("mlp_norm", hidden_BTD + mlp(hidden_BTD))
+        elif form == "sandwich":
+            hidden_BTD = hidden_BTD + norm("attention_post_norm", mixed_BTD)
+            hidden_BTD = hidden_BTD + norm("mlp_post_norm", mlp(norm("mlp_norm", hidden_BTD)))
+        else:
+            hidden_BTD = hidden_BTD + mixed_BTD
+            hidden_BTD = hidden_BTD + mlp(norm("mlp_norm", hidden_BTD))
+        hidden_BTD = hidden_BTD.astype(jnp.dtype(self.backend.compute_dtype))
+        return (hidden_BTD, cache.with_part(self.kind, part)), None

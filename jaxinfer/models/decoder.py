@@ -3,47 +3,25 @@
 ``Decoder(config, backend).apply({"params": params}, ...)`` is pure: the cache is an argument and a result.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.dense import DenseCache, create_dense_cache
-from jaxinfer.cache.interface import Cache, Placement
-from jaxinfer.models.block import Block, Step
-from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import RMSNorm, Table
+from jaxinfer.cache.dense import create_dense_cache
+from jaxinfer.cache.interface import Cache, LayeredCache, Placement
+from jaxinfer.cache.ring import create_ring_cache, ring_capacity
+from jaxinfer.models.block import Step
+from jaxinfer.models.blocks import build_blocks, layer_indices
+from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.linear import Linear, Table, parameter
+from jaxinfer.models.norm import Norm
 from jaxinfer.models.positions import rotary_tables
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.matmul import product
-
-
-class UnrolledBlocks(nn.Module):
-    """The blocks one after another, each with parameters of its own: ``layer_0``, ``layer_1``, ..."""
-
-    config: DecoderConfig
-    backend: Backend
-
-    @nn.compact
-    def __call__(self, carry: tuple[Float[Array, "B T D"], Cache], layers: Int[Array, " L"], step: Step):
-        for layer in range(layers.shape[0]):
-            carry, _ = Block(self.config, self.backend, name=f"layer_{layer}")(carry, layer, step)
-        return carry, None
-
-
-def _scanned_blocks(config: DecoderConfig, backend: Backend) -> nn.Module:
-    scanned = nn.scan(
-        Block,
-        variable_axes={"params": 0},
-        split_rngs={"params": True},
-        in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]
-        length=config.num_layers,
-        metadata_params={nn.PARTITION_NAME: "layers"},
-    )
-    return scanned(config, backend)
 
 
 class Decoder(nn.Module):
@@ -58,44 +36,86 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         config, backend = self.config, self.backend
-        table_shape = (config.vocab_size, config.model_dim)
+        table_shape = (config.vocab_size, config.embedding_dim or config.model_dim)
         self.embed = Table(table_shape, "embedding", backend)
-        build_blocks = _scanned_blocks if backend.scan_layers else UnrolledBlocks
+        if config.learned_positions is not None:
+            position_shape = (config.max_position + config.learned_positions, config.model_dim)
+            self.positions = Table(position_shape, "embedding", backend, axes=(None, "embed"))
+        if config.embedding_dim is not None:
+            self.project_in = Linear(config.model_dim, ("embed", None), backend)
+            self.project_out = Linear(config.embedding_dim, (None, "embed"), backend)
         self.blocks = build_blocks(config, backend)
-        self.final_norm = RMSNorm(config.norm_eps, backend)
+        if config.final_norm:
+            self.final_norm = Norm(config, backend)
         if not config.tied_embeddings:
             self.head = Table(table_shape, "kernel", backend)
+        if config.head_bias:
+            self.head_bias = Bias(config.vocab_size, "vocab", backend)
 
     def __call__(
         self,
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"],
-        cache: Cache,
-        placement: Placement,
+        cache: LayeredCache,
+        placements: tuple[Placement, ...],
         context_lengths_B: Int[Array, " B"],
-    ) -> tuple[Float[Array, "B T D"], Cache]:
+    ) -> tuple[Float[Array, "B T D"], LayeredCache]:
         """Return the final normed hidden states of new tokens, and the cache with them written but not committed.
 
         ``positions_BT`` count from the start of the text; ``context_lengths_B`` are the rows' prompt lengths (see
         `rotary_tables`). Token ids outside the vocabulary read its first or last row.
         """
-        compute_dtype = jnp.dtype(self.backend.compute_dtype)
-        cosines, sines = rotary_tables(self.config, positions_BT, context_lengths_B, compute_dtype)
-        hidden_BTD = embed(self.embed(), tokens_BT, self.backend)
-        step = Step(cosines, sines, placement)
-        layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-        (hidden_BTD, cache), _ = self.blocks((hidden_BTD, cache), layers, step)
-        return self.final_norm(hidden_BTD), cache
+        config, compute_dtype = self.config, jnp.dtype(self.backend.compute_dtype)
+
+        def rotation(rope: Any) -> Any:
+            return None if rope is None else rotary_tables(rope, positions_BT, context_lengths_B, compute_dtype)
+
+        rotations = {rope: rotation(rope) for rope in dict.fromkeys(kind.rope for kind in config.kinds)}
+        step = Step(tuple(rotations[kind.rope] for kind in config.kinds), placements)
+        carry = (self._embed(tokens_BT, positions_BT), cache)
+        (hidden_BTD, cache), _ = self.blocks(carry, layer_indices(config), step)
+        return self.final_norm(hidden_BTD) if config.final_norm else hidden_BTD, cache
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Return the logits of hidden states, in float32 or wider."""
-        kernel = self.embed() if self.config.tied_embeddings else self.head()
-        return product(hidden, kernel, self.backend)
+        config = self.config
+        if config.embedding_dim is not None:
+            hidden = self.project_out(hidden)
+        logits = product(hidden, self.embed() if config.tied_embeddings else self.head(), self.backend)
+        if config.head_bias:
+            logits = logits + jnp.broadcast_to(self.head_bias().astype(logits.dtype), logits.shape)
+        if config.final_softcap is not None:
+            logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
+        return logits
 
-    def everything(self, tokens_BT, positions_BT, cache, placement, context_lengths_B):
+    def _embed(self, tokens_BT: jax.Array, positions_BT: jax.Array) -> jax.Array:
+        config, backend = self.config, self.backend
+        hidden_BTD = embed(self.embed(), tokens_BT, backend)
+        if config.embedding_scale is not None:
+            hidden_BTD = hidden_BTD * jnp.asarray(config.embedding_scale, hidden_BTD.dtype)
+        if config.embedding_dim is not None:
+            hidden_BTD = self.project_in(hidden_BTD)
+        if config.learned_positions is not None:
+            hidden_BTD = hidden_BTD + embed(self.positions(), positions_BT + config.learned_positions, backend)
+        return hidden_BTD.astype(backend.compute_dtype)
+
+    def everything(self, tokens_BT, positions_BT, cache, placements, context_lengths_B):
         """Run both parts, so that initialising through it makes every parameter."""
-        hidden_BTD, _ = self(tokens_BT, positions_BT, cache, placement, context_lengths_B)
+        hidden_BTD, _ = self(tokens_BT, positions_BT, cache, placements, context_lengths_B)
         return self.logits(hidden_BTD)
+
+
+class Bias(nn.Module):
+    """A vector that is added to the logits."""
+
+    features: int
+    axis: str
+    backend: Backend
+
+    @nn.compact
+    def __call__(self) -> Float[Array, " V"]:
+        shape, dtype = (self.features,), jnp.dtype(self.backend.param_dtype)
+        return parameter(self, "bias", nn.initializers.zeros, (self.axis,), shape, dtype)
 
 
 def forward(
@@ -103,13 +123,13 @@ def forward(
     params: Params,
     tokens_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
-    cache: Cache,
-    placement: Placement,
+    cache: LayeredCache,
+    placements: tuple[Placement, ...],
     context_lengths_B: Int[Array, " B"],
-) -> tuple[Float[Array, "B T D"], Cache]:
+) -> tuple[Float[Array, "B T D"], LayeredCache]:
     """Run `Decoder.__call__` as a pure function."""
-    inputs = (tokens_BT, positions_BT, cache, placement, context_lengths_B)
-    return cast(tuple[jax.Array, Cache], decoder.apply({"params": params}, *inputs))
+    inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B)
+    return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
 
 
 def output_logits(decoder: Decoder, params: Params, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
@@ -134,16 +154,30 @@ def logical_axes(config: DecoderConfig, backend: Backend) -> Params:
     )
 
 
-def create_cache(config: DecoderConfig, batch: int, num_slots: int, backend: Backend) -> DenseCache:
-    """Return an empty dense cache for a decoder."""
+def create_cache(
+    config: DecoderConfig, batch: int, num_slots: int, backend: Backend, headroom: int = 0
+) -> LayeredCache:
+    """Return an empty cache for texts of up to ``num_slots`` tokens.
+
+    Layers with a window get a ring, where that is smaller than a dense cache. ``headroom`` is how many tokens past the
+    current one a decoding step may write.
+    """
     lanes = config.num_kv_heads * config.head_dim
-    return create_dense_cache(config.num_layers, batch, num_slots, lanes, backend)
+
+    def part(kind: LayerKind) -> Cache:
+        count = config.layers.count(kind)
+        if kind.window is not None and ring_capacity(kind.window, headroom) < num_slots:
+            return create_ring_cache(count, batch, kind.window, headroom, lanes, backend)
+        window = kind.window if kind.window is not None and kind.window < num_slots else None
+        return create_dense_cache(count, batch, num_slots, lanes, backend, window)
+
+    return LayeredCache(tuple(part(kind) for kind in config.kinds))
 
 
 def _init_boxed(config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
     decoder = Decoder(config, backend)
     cache = create_cache(config, 1, 1, backend)
     zero_B, one_BT = jnp.zeros((1,), jnp.int32), jnp.zeros((1, 1), jnp.int32)
-    placement = cache.place(zero_B, jnp.ones((1, 1, 1), bool))
-    variables = decoder.init(key, one_BT, one_BT, cache, placement, zero_B, method=Decoder.everything)
+    placements = cache.place(zero_B, jnp.ones((1, 1, 1), bool))
+    variables = decoder.init(key, one_BT, one_BT, cache, placements, zero_B, method=Decoder.everything)
     return cast(Params, variables["params"])

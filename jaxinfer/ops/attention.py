@@ -17,10 +17,12 @@ def attend(
     mask_BTS: Bool[Array, "B T S"],
     scale: float,
     backend: Backend,
+    softcap: float | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
-    Keys and values hold the heads of a slot side by side (``K * H`` lanes). ``N`` is a multiple of ``K``.
+    Keys and values hold the heads of a slot side by side (``K * H`` lanes). ``N`` is a multiple of ``K``. A ``softcap``
+    c bounds each scaled score x by ``c * tanh(x / c)`` (Gemma 2, 2408.00118).
 
     Where few rows meet many lanes on a TPU, a query is put among zeros, each head's numbers in the lanes of its
     key/value head: one product over all lanes reads the cache as it lies. A product for each head would have the
@@ -46,7 +48,10 @@ def attend(
     )
     # Finite, so that a query without any visible key gives an average and not NaN, which would spread.
     lowest = jnp.finfo(accumulator).min
-    scores_BCRTS = jnp.where(mask_BTS[:, None, None], scores_BCRTS * scale, lowest)
+    scores_BCRTS = scores_BCRTS * scale
+    if softcap is not None:
+        scores_BCRTS = softcap * jnp.tanh(scores_BCRTS / softcap)
+    scores_BCRTS = jnp.where(mask_BTS[:, None, None], scores_BCRTS, lowest)
     weights_BCRTS = jax.nn.softmax(scores_BCRTS, axis=-1)
     output_BTCRI = jnp.einsum(
         "BCRTS,BSCI->BTCRI",

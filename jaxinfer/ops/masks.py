@@ -10,18 +10,37 @@ def causal_ancestors(num_tokens: int) -> Bool[Array, "T T"]:
     return jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
 
 
+def node_depths(ancestors_BTT: Bool[Array, "B T T"]) -> Int[Array, "B T"]:
+    """Return how far below the first new token each stands: its ancestors, itself not counted."""
+    return jnp.sum(ancestors_BTT, axis=-1, dtype=jnp.int32) - 1
+
+
+def in_window(query_BT: Int[Array, "#B T"], key_BS: Int[Array, "#B S"], window: int | None) -> Bool[Array, "#B T S"]:
+    """Return which keys are among the last ``window`` positions up to each query's own; the future is not cut."""
+    if window is None:
+        return jnp.ones((1, query_BT.shape[1], key_BS.shape[1]), bool)
+    return key_BS[:, None, :] > query_BT[:, :, None] - window
+
+
 def visible_slots(
-    start_B: Int[Array, " B"], ancestors_BTT: Bool[Array, "#B T T"], num_slots: int
+    start_B: Int[Array, " B"], ancestors_BTT: Bool[Array, "#B T T"], num_slots: int, window: int | None = None
 ) -> Bool[Array, "B T S"]:
     """Return what each new token sees: all slots before ``start``, and of the new ones its ancestors and itself.
 
     New token ``i`` of row ``b`` stands in slot ``start_B[b] + i``; ``ancestors_BTT[b, i, j]`` is true where token ``j``
-    is ``i`` or an ancestor of ``i``.
+    is ``i`` or an ancestor of ``i``. A ``window`` cuts what lies that many positions back or more, where a new token's
+    position is its depth after ``start``.
     """
     num_tokens = ancestors_BTT.shape[-1]
-    offset_BS = jnp.arange(num_slots)[None, :] - start_B[:, None]
+    slot_S = jnp.arange(num_slots, dtype=start_B.dtype)
+    offset_BS = slot_S[None, :] - start_B[:, None]
     is_new_BS = (offset_BS >= 0) & (offset_BS < num_tokens)
     index_B1S = jnp.clip(offset_BS, 0, num_tokens - 1)[:, None, :]
+    old_BTS = jnp.broadcast_to((offset_BS < 0)[:, None, :], (start_B.shape[0], num_tokens, num_slots))
+    if window is not None:
+        position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
+        old_BTS &= in_window(position_BT, slot_S[None, :], window)
+        ancestors_BTT = ancestors_BTT & in_window(position_BT, position_BT, window)
     ancestors_BTT = jnp.broadcast_to(ancestors_BTT, (start_B.shape[0], num_tokens, num_tokens))
     seen_BTS = jnp.take_along_axis(ancestors_BTT, index_B1S, axis=2)
-    return (offset_BS < 0)[:, None, :] | (is_new_BS[:, None, :] & seen_BTS)
+    return old_BTS | (is_new_BS[:, None, :] & seen_BTS)

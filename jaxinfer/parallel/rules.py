@@ -17,7 +17,15 @@ TENSOR = "tensor"
 
 # Megatron's split (Shoeybi et al., 1909.08053): heads and hidden features apart, one sum after each half of a block.
 MESH_AXES: Mapping[str, str | None] = MappingProxyType(
-    {"heads": TENSOR, "kv_heads": TENSOR, "ffn": TENSOR, "vocab": TENSOR, "embed": None, "layers": None}
+    {
+        "heads": TENSOR,
+        "kv_heads": TENSOR,
+        "ffn": TENSOR,
+        "vocab": TENSOR,
+        "embed": None,
+        "head_dim": None,
+        "layers": None,
+    }
 )
 
 # [L, B, S, K*H]: a device holds the lanes of its own heads.

@@ -158,7 +158,7 @@ def _abstract_state(
     """Describe a state of ``batch`` rows: the cache split by heads, all else on every device."""
 
     def build() -> DecodeState:
-        cache = create_cache(config, batch, num_slots, backend)
+        cache = create_cache(config, batch, num_slots, backend, strategy.headroom)
         sampling = sampling_arrays([SamplingParams()] * batch, [0] * batch, config.eos_token_ids, config.vocab_size)
         return initial_state([[0]] * batch, [1] * batch, num_slots, strategy.max_depth, cache, sampling)
 

@@ -8,6 +8,7 @@ import jax
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params
+from tests.toys import rope_of, with_rope
 
 Edit = Callable[[DecoderConfig, Params], tuple[DecoderConfig, Params]]
 
@@ -25,11 +26,17 @@ class Variant:
 
 
 def rope(**changes: Any) -> Edit:
+    """Change fields of the rotary positions."""
+    return lambda config, params: (with_rope(config, **changes), params)
+
+
+def scaling(**changes: Any) -> Edit:
     """Change fields of the rope scaling."""
 
     def edit(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
-        assert config.rope_scaling is not None
-        return replace(config, rope_scaling=replace(config.rope_scaling, **changes)), params
+        stretched = rope_of(config).scaling
+        assert stretched is not None
+        return with_rope(config, scaling=replace(stretched, **changes)), params
 
     return edit
 
@@ -65,7 +72,7 @@ def embedding_as_head(config: DecoderConfig, params: Params) -> tuple[DecoderCon
     return replace(config, tied_embeddings=True), tied
 
 
-NO_SCALING = settings(rope_scaling=None)
+NO_SCALING = rope(scaling=None)
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 
@@ -97,11 +104,11 @@ VARIANTS: Mapping[str, Variant] = {
         },
         {
             "llama3": NO_SCALING,
-            "factor": rope(factor=1.0),
-            "low": rope(low_freq_factor=0.5),
-            "high": rope(high_freq_factor=12.0),
-            "original length": rope(original_max_position=160),
-            "theta": settings(rope_theta=1e4),
+            "factor": scaling(factor=1.0),
+            "low": scaling(low_freq_factor=0.5),
+            "high": scaling(high_freq_factor=12.0),
+            "original length": scaling(original_max_position=160),
+            "theta": rope(theta=1e4),
             "gate bias": zeroed("gate", "bias"),
             "up bias": zeroed("up", "bias"),
             "down bias": zeroed("down", "bias"),
@@ -111,30 +118,30 @@ VARIANTS: Mapping[str, Variant] = {
         {"head_dim": 20, "rope_parameters": {**YARN, "beta_fast": 3.0, "beta_slow": 0.5}},
         {
             "yarn": NO_SCALING,
-            "attention factor": rope(attention_factor=1.0),
-            "beta_fast": rope(beta_fast=32.0),
-            "beta_slow": rope(beta_slow=1.0),
-            "original length": rope(original_max_position=160),
+            "attention factor": scaling(attention_factor=1.0),
+            "beta_fast": scaling(beta_fast=32.0),
+            "beta_slow": scaling(beta_slow=1.0),
+            "original length": scaling(original_max_position=160),
         },
     ),
     "yarn-attention_factor-truncate": Variant(
         {"rope_parameters": {**YARN, "attention_factor": 0.7, "truncate": False}},
-        {"attention_factor": rope(attention_factor=None), "truncate": rope(truncate=True)},
+        {"attention_factor": scaling(attention_factor=None), "truncate": scaling(truncate=True)},
     ),
     "yarn-mscale": Variant(
         {"rope_parameters": {**YARN, "mscale": 2.0, "mscale_all_dim": 0.5}},
-        {"mscale": rope(mscale=None), "mscale_all_dim": rope(mscale_all_dim=2.0)},
+        {"mscale": scaling(mscale=None), "mscale_all_dim": scaling(mscale_all_dim=2.0)},
     ),
     "gqa-dynamic": Variant(
         {
             "max_position_embeddings": 32,
             "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
         },
-        {"dynamic": NO_SCALING, "factor": rope(factor=8.0)},
+        {"dynamic": NO_SCALING, "factor": scaling(factor=8.0)},
         max_len=160,
     ),
     "head_dim-theta": Variant(
         {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-        {"theta": settings(rope_theta=1e4)},
+        {"theta": rope(theta=1e4)},
     ),
 }

@@ -7,6 +7,7 @@ import pytest
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.registry import FAMILIES, decoder_config, family_of
+from tests.toys import rope_of
 
 SMALL = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
 
@@ -46,9 +47,9 @@ def test_published_configurations_are_read(config):
     assert decoder.model_dim == config["hidden_size"]
     assert decoder.num_kv_heads == config["num_key_value_heads"]
     assert decoder.norm_eps == config["rms_norm_eps"]
-    assert decoder.rope_theta == config.get("rope_theta", 10000.0)
+    assert rope_of(decoder).theta == config.get("rope_theta", 10000.0)
     assert decoder.max_position == config["max_position_embeddings"]
-    assert (decoder.rope_scaling is None) == (config.get("rope_scaling") is None)
+    assert (rope_of(decoder).scaling is None) == (config.get("rope_scaling") is None)
 
 
 def test_end_tokens_are_a_tuple_whether_one_or_many():
@@ -128,5 +129,5 @@ def test_what_transformers_5_writes_is_read():
     theirs = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, vocab_size=99)
     for written in (theirs.to_dict(), theirs.to_diff_dict()):
         decoder = decoder_config(written)
-        assert (decoder.vocab_size, decoder.head_dim, decoder.rope_theta) == (99, 16, 10000.0)
-        assert decoder.rope_scaling is None
+        assert (decoder.vocab_size, decoder.head_dim, rope_of(decoder).theta) == (99, 16, 10000.0)
+        assert rope_of(decoder).scaling is None

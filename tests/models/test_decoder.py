@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jaxinfer import LanguageModel
-from jaxinfer.models.config import RopeScaling
+from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.decoder import abstract_params, init_params, logical_axes
 from jaxinfer.models.positions import rotary_tables, rotate
 from jaxinfer.ops.backend import choose_backend
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
-EVERYTHING = replace(TINY_LLAMA, attention_bias=True, mlp_bias=True)
+EVERYTHING = replace(TINY_LLAMA, qkv_bias=True, output_bias=True, mlp_bias=True)
 TIED = replace(TINY_LLAMA, tied_embeddings=True)
 TEXTS = np.random.default_rng(0).integers(2, 258, (2, 40)).tolist()
 
@@ -62,13 +62,13 @@ def test_abstract_parameters_and_axes_describe_the_real_ones(config, scan_layers
 @pytest.mark.parametrize("kind", [None, "linear", "llama3", "yarn", "dynamic"])
 def test_rotated_products_depend_on_the_distance_alone(kind):
     scaling = None if kind is None else RopeScaling(kind, 4.0, 64)
-    config = replace(TINY_LLAMA, head_dim=16, rope_scaling=scaling)
+    rope = Rope(10000.0, 16, scaling)
     rng = np.random.default_rng(0)
     query, key = (jnp.asarray(rng.standard_normal((1, 1, 1, 16)), jnp.float32) for _ in range(2))
 
     def score(query_at: int, key_at: int) -> float:
         def rotated(head, position):
-            tables = rotary_tables(config, jnp.array([[position]]), jnp.array([300]), jnp.dtype("float32"))
+            tables = rotary_tables(rope, jnp.array([[position]]), jnp.array([300]), jnp.dtype("float32"))
             return rotate(head, *tables)
 
         return float(jnp.sum(rotated(query, query_at) * rotated(key, key_at)))
@@ -79,11 +79,11 @@ def test_rotated_products_depend_on_the_distance_alone(kind):
 
 def test_dynamic_scaling_is_a_function_of_the_row_alone():
     """A prompt is rotated for its whole length, a later token for the length that it brings the text to."""
-    config = replace(TINY_LLAMA, max_position=16, rope_scaling=RopeScaling("dynamic", 2.0, 16))
+    rope = Rope(10000.0, 8, RopeScaling("dynamic", 2.0, 16))
     positions_BT = jnp.array([[0, 1, 39, 40, 41]])
 
     def cosines(length: int) -> np.ndarray:
-        return np.asarray(rotary_tables(config, positions_BT, jnp.array([length]), jnp.dtype("float32"))[0][0])
+        return np.asarray(rotary_tables(rope, positions_BT, jnp.array([length]), jnp.dtype("float32"))[0][0])
 
     np.testing.assert_array_equal(cosines(40)[2], cosines(10)[2])  # the prompt's last token, or the 40th of the text
     assert not np.array_equal(cosines(40)[1], cosines(10)[1])

@@ -3,12 +3,14 @@
 import pytest
 
 from jaxinfer.errors import UnsupportedModel
-from jaxinfer.models.config import RopeScaling
+from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.rope import read_rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"factor": 4.0, "beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5, "truncate": False}
+LONGROPE = {"short_factor": [1, 1.5, 2.0], "long_factor": [2, 4, 8]}
+HEAD_DIM = 6
 EXPECTED = {
     "linear": ({"factor": 2}, RopeScaling("linear", 2.0, 4096)),
     "dynamic": ({"factor": 2.5}, RopeScaling("dynamic", 2.5, 4096)),
@@ -17,13 +19,19 @@ EXPECTED = {
         YARN,
         RopeScaling("yarn", 4.0, 4096, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5, truncate=False),
     ),
+    "longrope": (
+        {**LONGROPE, "original_max_position_embeddings": 1024},
+        RopeScaling("longrope", 4.0, 1024, short_factors=(1.0, 1.5, 2.0), long_factors=(2.0, 4.0, 8.0)),
+    ),
     "default": ({}, None),
 }
 
 
 def read(config):
     reader = ConfigReader(config, "llama")
-    return reader.finish(read_rope(reader, 4096))
+    rope = reader.finish(read_rope(reader, 4096, HEAD_DIM))
+    assert rope.dim == HEAD_DIM
+    return rope.theta, rope.scaling
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
@@ -54,8 +62,10 @@ def test_yarn_takes_a_null_factor_as_the_ratio_of_lengths_and_zeros_as_absent():
 @pytest.mark.parametrize(
     ("scaling", "named"),
     [
-        ({"type": "longrope", "factor": 2}, "rope_scaling.type = 'longrope'"),
-        ({"rope_type": "su"}, "rope_scaling.rope_type = 'su'"),
+        ({"type": "longrope", "factor": 2}, "short_factor is missing"),
+        ({"type": "longrope", **LONGROPE, "long_factor": [1, 2]}, "long_factor = [1, 2]"),
+        ({"type": "longrope", **LONGROPE, "long_factor": [1, 2, 0]}, "long_factor = [1, 2, 0]"),
+        ({"rope_type": "ntk"}, "rope_scaling.rope_type = 'ntk'"),
         ({"type": "mrope", "mrope_section": [1]}, "mrope"),
         ({"type": "linear"}, "factor is missing"),
         ({"type": "linear", "factor": 0.5}, "factor = 0.5"),
@@ -95,4 +105,4 @@ def test_what_transformers_5_writes_for_each_kind_is_read(kind):
     length = 4096 if kind != "llama3" else 131072
     written = transformers.LlamaConfig(max_position_embeddings=length, rope_parameters=fields).to_dict()
     reader = ConfigReader({"rope_parameters": written["rope_parameters"]}, "llama")
-    assert reader.finish(read_rope(reader, 4096)) == (5e5, EXPECTED[kind][1])
+    assert reader.finish(read_rope(reader, 4096, HEAD_DIM)) == Rope(5e5, HEAD_DIM, EXPECTED[kind][1])

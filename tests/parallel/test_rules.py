@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.rules import check_split, parameter_shardings
@@ -22,7 +22,7 @@ CONFIG = DecoderConfig(
     head_dim=8,
     max_position=64,
     norm_eps=1e-5,
-    rope_theta=1e4,
+    layer_pattern=(LayerKind(Rope(1e4, 8)),),
 )
 
 

@@ -1,6 +1,6 @@
 """Published models by their sizes alone."""
 
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 
 LLAMA_2_7B = DecoderConfig(
     family="llama",
@@ -13,7 +13,7 @@ LLAMA_2_7B = DecoderConfig(
     head_dim=128,
     max_position=4096,
     norm_eps=1e-5,
-    rope_theta=1e4,
+    layer_pattern=(LayerKind(Rope(1e4, 128)),),
     bos_token_id=1,
     eos_token_ids=(2,),
 )
@@ -28,7 +28,7 @@ LLAMA_3_8B = DecoderConfig(
     head_dim=128,
     max_position=8192,
     norm_eps=1e-5,
-    rope_theta=5e5,
+    layer_pattern=(LayerKind(Rope(5e5, 128)),),
     bos_token_id=128000,
     eos_token_ids=(128001,),
 )

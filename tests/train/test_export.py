@@ -11,16 +11,13 @@ from jaxinfer import LanguageModel
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import RopeScaling
 from jaxinfer.models.families.registry import decoder_config
-from tests.toys import TINY_LLAMA, float32_backend, random_params
+from tests.toys import TINY_LLAMA, float32_backend, random_params, with_rope
 from train.export import describe_config, save_hf_folder
 
 TEXT = [list(range(40, 80))]
-EVERYTHING = replace(
-    TINY_LLAMA,
-    attention_bias=True,
-    mlp_bias=True,
-    num_layers=3,
-    rope_scaling=RopeScaling("yarn", 4.0, 256, attention_factor=0.9),
+EVERYTHING = with_rope(
+    replace(TINY_LLAMA, qkv_bias=True, output_bias=True, mlp_bias=True, num_layers=3),
+    scaling=RopeScaling("yarn", 4.0, 256, attention_factor=0.9),
 )
 
 
@@ -53,12 +50,14 @@ def test_dtype_of_the_parameters_is_kept(tmp_path):
         RopeScaling("dynamic", 3.0, 1024),
         RopeScaling("llama3", 8.0, 128, low_freq_factor=1.5, high_freq_factor=3.0),
         RopeScaling("yarn", 4.0, 256),
+        RopeScaling("longrope", 4.0, 256, short_factors=(1.0, 1.5, 2.0, 2.5), long_factors=(1.0, 2.0, 3.0, 4.0)),
         RopeScaling("yarn", 4.0, 256, beta_fast=16.0, beta_slow=2.0, mscale=1.0, mscale_all_dim=0.5, truncate=False),
     ],
 )
 @pytest.mark.parametrize("ends", [(), (0,), (0, 7)])
 def test_every_configuration_survives(scaling, ends):
-    config = replace(TINY_LLAMA, rope_scaling=scaling, eos_token_ids=ends, bos_token_id=None, mlp_bias=bool(ends))
+    config = replace(TINY_LLAMA, eos_token_ids=ends, bos_token_id=None, mlp_bias=bool(ends))
+    config = with_rope(config, scaling=scaling)
     assert decoder_config(describe_config(config)) == config
 
 

@@ -47,6 +47,15 @@ class ConfigReader:
             )
         return float(value)
 
+    def positive_floats(self, key: str, count: int) -> tuple[float, ...]:
+        """Read a list of ``count`` finite numbers above 0."""
+        value = self._value(key, None)
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self.refuse(key, value, f"it must be a list of {count} numbers")
+        if not all(_is_number(number) and number > 0 for number in value):
+            raise self.refuse(key, value, "its numbers must be above 0")
+        return tuple(float(number) for number in value)
+
     def optional_float(self, key: str) -> float | None:
         """Read a finite number of at least 0, or None where it is absent or null."""
         self._read.add(key)

@@ -8,16 +8,34 @@ from jaxinfer.models.config import DecoderConfig
 
 
 @dataclass(frozen=True)
+class Part:
+    """A parameter that is part of a checkpoint's tensor, or that stands there another way round.
+
+    Of the tensor's ``total`` rows (0: as many as the parameter has), those of the parameter begin at ``first``.
+    ``transposed`` tells that a kernel is stored ``[in, out]``, so that these rows are the tensor's columns.
+    """
+
+    tensor: str
+    first: int = 0
+    total: int = 0
+    transposed: bool = False
+
+
+Source = str | Part
+
+
+@dataclass(frozen=True)
 class TensorNames:
     """Where each parameter of the decoder stands in a checkpoint.
 
-    ``top`` and ``block`` map a parameter's path, joined by dots, to the checkpoint's tensor name; in ``block`` the name
-    holds ``{layer}``. Linear kernels are ``[out, in]`` on both sides. ``ignored`` are regular expressions for whole
-    names of tensors that carry no information for the decoder (recomputed buffers, a tied head stored twice).
+    ``top`` and ``block`` map a parameter's path, joined by dots, to the checkpoint's tensor name, or to a `Part` of a
+    tensor; in ``block`` the name holds ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular
+    expressions for whole names of tensors that carry no information for the decoder (recomputed buffers, a tied head
+    stored twice).
     """
 
-    top: Mapping[str, str]
-    block: Mapping[str, str]
+    top: Mapping[str, Source]
+    block: Mapping[str, Source]
     ignored: tuple[str, ...] = ()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, LayerKind
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, TensorNames
 from jaxinfer.models.families.rope import read_rope
@@ -21,7 +21,8 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
         raise reader.refuse("num_key_value_heads", num_kv_heads, f"it must divide num_attention_heads ({num_heads})")
     if head_dim % 2:
         raise reader.refuse("head_dim", head_dim, "rotary positions need an even head_dim")
-    rope_theta, rope_scaling = read_rope(reader, max_position)
+    rope = read_rope(reader, max_position, head_dim)
+    attention_bias = reader.boolean("attention_bias", default=False)
     return reader.finish(
         DecoderConfig(
             family="llama",
@@ -34,10 +35,10 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
             head_dim=head_dim,
             max_position=max_position,
             norm_eps=reader.positive_float("rms_norm_eps", default=1e-6),
-            rope_theta=rope_theta,
-            rope_scaling=rope_scaling,
+            layer_pattern=(LayerKind(rope),),
             activation=reader.choice("hidden_act", {"silu": "silu", "swish": "silu"}, default="silu"),
-            attention_bias=reader.boolean("attention_bias", default=False),
+            qkv_bias=attention_bias,
+            output_bias=attention_bias,
             mlp_bias=reader.boolean("mlp_bias", default=False),
             tied_embeddings=reader.boolean("tie_word_embeddings", default=False),
             bos_token_id=reader.optional_token("bos_token_id", default=1),
@@ -60,7 +61,7 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     }
     attention = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
     mlp = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    linears = (("attention", "self_attn", attention, config.attention_bias), ("mlp", "mlp", mlp, config.mlp_bias))
+    linears = (("attention", "self_attn", attention, config.qkv_bias), ("mlp", "mlp", mlp, config.mlp_bias))
     for ours, theirs, names, has_bias in linears:
         for name, tensor in names.items():
             block[f"{ours}.{name}.kernel"] = f"model.layers.{{layer}}.{theirs}.{tensor}.weight"

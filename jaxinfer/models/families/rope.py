@@ -1,32 +1,63 @@
 """Reads the rotary positions of a ``config.json`` in the forms of transformers 4 and 5."""
 
-from jaxinfer.models.config import RopeScaling
+from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families.config_reader import ConfigReader
 
-_KINDS = {kind: kind for kind in ("default", "linear", "dynamic", "llama3", "yarn")}
+_KINDS = {kind: kind for kind in ("default", "linear", "dynamic", "llama3", "yarn", "longrope")}
+_KINDS["su"] = "longrope"  # its name in the first files of Phi-3
 
 
-def read_rope(reader: ConfigReader, max_position: int) -> tuple[float, RopeScaling | None]:
-    """Return the base of the rotary frequencies and their scaling.
+def read_rope(
+    reader: ConfigReader, max_position: int, head_dim: int, *, theta: float = 10000.0, partial: float | None = None
+) -> Rope:
+    """Return the rotary positions of all layers.
 
     Transformers 4 writes ``rope_theta`` and ``rope_scaling``; transformers 5 writes ``rope_parameters`` with the base
-    inside. Both name the kind by ``rope_type`` or, before 4.43, ``type``.
+    inside. Both name the kind by ``rope_type`` or, before 4.43, ``type``. ``theta`` is the family's default base and
+    ``partial`` its default for which fraction of a head rotates, None where only whole heads do.
     """
     stated = reader.has("rope_theta")
-    theta = reader.positive_float("rope_theta", default=10000.0)
+    outer = reader.positive_float("rope_theta", default=theta)
     scaling, parameters = reader.section("rope_scaling"), reader.section("rope_parameters")
     if scaling is not None and parameters is not None:
         raise reader.refuse("rope_scaling", "...", "rope_parameters is set too; keep one of them")
     section = parameters if scaling is None else scaling
+    if partial is not None:
+        partial = reader.positive_float("partial_rotary_factor", default=partial)
+    reader.positive_int("original_max_position_embeddings", default=max_position)
     if section is None:
-        return theta, None
-    inner = section.positive_float("rope_theta", default=theta)
-    if stated and inner != theta:
-        raise section.refuse("rope_theta", inner, f"it contradicts the outer rope_theta {theta:g}")
-    return inner, section.finish(_read_scaling(section, max_position))
+        return Rope(outer, rotary_lanes(reader, head_dim, partial))
+    inner = section.positive_float("rope_theta", default=outer)
+    if stated and inner != outer:
+        raise section.refuse("rope_theta", inner, f"it contradicts the outer rope_theta {outer:g}")
+    return read_section(reader, section, max_position, head_dim, inner, partial)
 
 
-def _read_scaling(section: ConfigReader, max_position: int) -> RopeScaling | None:
+def read_section(
+    reader: ConfigReader,
+    section: ConfigReader,
+    max_position: int,
+    head_dim: int,
+    theta: float,
+    partial: float | None = None,
+) -> Rope:
+    """Return the rotary positions of one section, whose base is read already."""
+    if partial is not None:
+        partial = section.positive_float("partial_rotary_factor", default=partial)
+    dim = rotary_lanes(reader, head_dim, partial)
+    return section.finish(Rope(theta, dim, _read_scaling(reader, section, max_position, dim)))
+
+
+def rotary_lanes(reader: ConfigReader, head_dim: int, partial: float | None) -> int:
+    """Return how many lanes of a head rotate: an even number."""
+    dim = head_dim if partial is None else int(head_dim * partial)
+    if dim % 2 or not 0 < dim <= head_dim:
+        name = "head_dim" if partial is None else "partial_rotary_factor"
+        raise reader.refuse(name, partial or head_dim, f"rotary positions need an even number of lanes, not {dim}")
+    return dim
+
+
+def _read_scaling(reader: ConfigReader, section: ConfigReader, max_position: int, dim: int) -> RopeScaling | None:
     old_kind = section.choice("type", _KINDS, default="default")
     kind = section.choice("rope_type", _KINDS, default=old_kind)
     if section.has("type") and kind != old_kind:
@@ -36,10 +67,20 @@ def _read_scaling(section: ConfigReader, max_position: int) -> RopeScaling | Non
     if kind == "dynamic":
         return _read_dynamic(section, max_position)
     if kind == "llama3":
-        return _read_llama3(section)
+        return _read_llama3(section, _read_original(reader, section, None))
     if kind == "yarn":
-        return _read_yarn(section, max_position)
+        return _read_yarn(section, max_position, _read_original(reader, section, max_position))
+    if kind == "longrope":
+        return _read_longrope(section, max_position, _read_original(reader, section, max_position), dim)
     return None
+
+
+def _read_original(reader: ConfigReader, section: ConfigReader, default: int | None) -> int:
+    """Return the length before stretching; one that stands beside the section goes before one inside it."""
+    name = "original_max_position_embeddings"
+    outer = reader.positive_int(name) if reader.has(name) else None
+    inner = section.positive_int(name, default=outer or default)
+    return outer or inner
 
 
 def _read_dynamic(section: ConfigReader, max_position: int) -> RopeScaling:
@@ -51,7 +92,7 @@ def _read_dynamic(section: ConfigReader, max_position: int) -> RopeScaling:
     return RopeScaling("dynamic", section.positive_float("factor", least=1.0), max_position)
 
 
-def _read_llama3(section: ConfigReader) -> RopeScaling:
+def _read_llama3(section: ConfigReader, original: int) -> RopeScaling:
     low = section.positive_float("low_freq_factor")
     high = section.positive_float("high_freq_factor")
     if high <= low:
@@ -59,14 +100,13 @@ def _read_llama3(section: ConfigReader) -> RopeScaling:
     return RopeScaling(
         "llama3",
         section.positive_float("factor", least=1.0),
-        section.positive_int("original_max_position_embeddings"),
+        original,
         low_freq_factor=low,
         high_freq_factor=high,
     )
 
 
-def _read_yarn(section: ConfigReader, max_position: int) -> RopeScaling:
-    original = section.positive_int("original_max_position_embeddings", default=max_position)
+def _read_yarn(section: ConfigReader, max_position: int, original: int) -> RopeScaling:
     # A null factor means the ratio of the lengths; transformers treats a zero in the other optional numbers as absent.
     ratio = max_position / original if section.is_null("factor") else None
     factor = section.positive_float("factor", default=ratio, least=1.0)
@@ -87,4 +127,15 @@ def _read_yarn(section: ConfigReader, max_position: int) -> RopeScaling:
         mscale=section.optional_float("mscale") or None,
         mscale_all_dim=section.optional_float("mscale_all_dim") or None,
         truncate=section.boolean("truncate", default=True),
+    )
+
+
+def _read_longrope(section: ConfigReader, max_position: int, original: int, dim: int) -> RopeScaling:
+    return RopeScaling(
+        "longrope",
+        section.positive_float("factor", default=max_position / original),
+        original,
+        attention_factor=section.optional_float("attention_factor") or None,
+        short_factors=section.positive_floats("short_factor", dim // 2),
+        long_factors=section.positive_floats("long_factor", dim // 2),
     )

@@ -1,0 +1,114 @@
+"""The ring cache of sliding-window layers: as many slots as the window needs, whatever the length of the text.
+
+A ring of C slots holds position p in slot ``p % C``. It evicts only what no query can see any more: a window of W
+tokens and M new ones at a time need C >= W + M - 1, drafts that are taken back included. More new tokens than that (a
+chunk of a prompt) attend to the old ring beside themselves and are written afterwards.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.cache.interface import Placement, Scores
+from jaxinfer.cache.slots import move_slots, path_moves, write_slots
+from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.attention import attend
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.masks import in_window, node_depths
+
+_SLOT_TILE = 8  # a TPU lays slots out in tiles of 8 rows
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["window"])
+@dataclass(frozen=True)
+class RingCache:
+    """Keys and values ``[L, B, C, K*H]``; a query sees ``window`` tokens, itself included.
+
+    At most C - window + 1 positions may be written past the one that decoding goes back to.
+    """
+
+    keys: Any
+    values: Any
+    window: int
+
+    @property
+    def capacity(self) -> int:
+        """C: how many slots a row has."""
+        return self.keys.shape[2]
+
+    def place(
+        self,
+        start_B: Int[Array, " B"],
+        ancestors_BTT: Bool[Array, "#B T T"],
+        counts_B: Int[Array, " B"] | None = None,
+        extent: int | None = None,
+    ) -> Placement:
+        """Place new tokens in the ring; padding is not written, as it would evict what is still seen."""
+        num_tokens, capacity = ancestors_BTT.shape[-1], self.capacity
+        index_T = jnp.arange(num_tokens, dtype=start_B.dtype)
+        position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
+        # Slot c stands ``offset`` places after the first new token, around the ring.
+        offset_BC = (jnp.arange(capacity, dtype=start_B.dtype) - start_B[:, None]) % capacity
+        old_position_BC = start_B[:, None] - capacity + offset_BC
+        old_BTC = in_window(position_BT, old_position_BC, self.window) & (old_position_BC >= 0)[:, None, :]
+        new_BTT = ancestors_BTT & in_window(position_BT, position_BT, self.window)
+        slots_BT = (start_B[:, None] + index_T) % capacity
+        if num_tokens > capacity - self.window + 1:
+            last_B1 = num_tokens if counts_B is None else jnp.minimum(counts_B, num_tokens)[:, None]
+            is_written_BT = (index_T < last_B1) & (index_T >= last_B1 - capacity)
+            mask_BTS = jnp.concatenate([old_BTC, new_BTT], axis=-1)
+        else:
+            is_written_BT = jnp.ones_like(slots_BT, bool) if counts_B is None else index_T < counts_B[:, None]
+            index_B1C = jnp.minimum(offset_BC, num_tokens - 1)[:, None, :]
+            as_new_BTC = jnp.take_along_axis(new_BTT, index_B1C, axis=2)
+            mask_BTS = jnp.where((offset_BC < num_tokens)[:, None, :], as_new_BTC, old_BTC)
+        return Placement(jnp.where(is_written_BT, slots_BT, capacity), mask_BTS)
+
+    def attend(
+        self,
+        layer: Int[Array, ""] | int,
+        placement: Placement,
+        query_BTNH: Float[Array, "B T N H"],
+        keys_BTKH: Float[Array, "B T K H"],
+        values_BTKH: Float[Array, "B T K H"],
+        scores: Scores,
+        backend: Backend,
+    ) -> tuple[Float[Array, "B T N H"], "RingCache"]:
+        """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
+        keys = write_slots(self.keys, layer, placement.slots_BT, keys_BTKH)
+        values = write_slots(self.values, layer, placement.slots_BT, values_BTKH)
+        if placement.mask_BTS.shape[-1] == self.capacity:
+            held = keys[layer], values[layer]
+        else:
+            held = _beside(self.keys[layer], keys_BTKH), _beside(self.values[layer], values_BTKH)
+        mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, softcap=scores.softcap)
+        return mixed, replace(self, keys=keys, values=values)
+
+    def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "RingCache":
+        """Move the path's slots together; those past ``count_B`` keep what they held."""
+        if path_BM.shape[1] == 1:
+            return self
+        moves = path_moves(path_BM, count_B)
+        from_BM, to_BM = ((start_B[:, None] + places_BM) % self.capacity for places_BM in moves)
+        return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
+
+
+def ring_capacity(window: int, headroom: int) -> int:
+    """Return how many slots a window needs when a step writes up to ``headroom`` tokens past the current one."""
+    return -(-(window + headroom) // _SLOT_TILE) * _SLOT_TILE
+
+
+def create_ring_cache(
+    num_layers: int, batch: int, window: int, headroom: int, lanes: int, backend: Backend
+) -> RingCache:
+    """Return a ring of zeros for ``batch`` rows of ``lanes`` = K * H numbers a slot."""
+    shape = (num_layers, batch, ring_capacity(window, headroom), lanes)
+    return RingCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)
+
+
+def _beside(old_BCI: jax.Array, new_BTKH: jax.Array) -> jax.Array:
+    new_BTI = new_BTKH.reshape(*new_BTKH.shape[:2], -1).astype(old_BCI.dtype)
+    return jnp.concatenate([old_BCI, new_BTI], axis=1)

@@ -1,0 +1,34 @@
+"""Reading, writing and moving slots of flat buffers ``[L, B, S, K*H]``."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Float, Int
+
+
+def write_slots(
+    buffer: Float[Array, "L B S KH"],
+    layer: Int[Array, ""] | int,
+    slots_BT: Int[Array, "B T"],
+    rows_BTKH: Float[Array, "B T K H"],
+) -> Float[Array, "L B S KH"]:
+    """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row."""
+    batch, num_tokens = slots_BT.shape
+    rows = rows_BTKH.reshape(batch, num_tokens, -1).astype(buffer.dtype)
+    return buffer.at[layer, jnp.arange(batch)[:, None], slots_BT].set(rows, mode="drop", unique_indices=True)
+
+
+def move_slots(
+    buffer: Float[Array, "L B S KH"], from_BM: Int[Array, "B M"], to_BM: Int[Array, "B M"]
+) -> Float[Array, "L B S KH"]:
+    """Copy slots of every layer; all are read before any is written."""
+    row_B1 = jnp.arange(from_BM.shape[0])[:, None]
+    moved = buffer.at[:, row_B1, from_BM].get(mode="fill", fill_value=0)
+    return buffer.at[:, row_B1, to_BM].set(moved, mode="drop", unique_indices=True)
+
+
+def path_moves(path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> tuple[jax.Array, jax.Array]:
+    """Return from and to which of the new tokens' places a path moves; past ``count_B`` nothing moves."""
+    step_M = jnp.arange(path_BM.shape[1], dtype=path_BM.dtype)
+    from_BM = jnp.where(step_M < count_B[:, None], path_BM, step_M)
+    return from_BM, jnp.broadcast_to(step_M, path_BM.shape)

@@ -1,0 +1,76 @@
+"""All blocks of a decoder: one after another, or scanned over stacked parameters."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.models.block import Block, Step
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.layers import Cycle, cycles, index_in_kind
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.backend import Backend
+
+Carry = tuple[Float[Array, "B T D"], LayeredCache]
+
+
+def build_blocks(config: DecoderConfig, backend: Backend) -> nn.Module:
+    """Return the module of all blocks: called, as a scan is, with ``(hidden, cache)``, `layer_indices` and a step."""
+    if backend.scan_layers and config.num_layers > 1 and len(config.layer_pattern) == 1:
+        return _scan(Block, config.num_layers)(config, backend)
+    return Blocks(config, backend)
+
+
+def layer_indices(config: DecoderConfig) -> Int[Array, " L"]:
+    """Return what a scan over all layers runs over: their indices."""
+    return jnp.arange(config.num_layers, dtype=jnp.int32)
+
+
+class Blocks(nn.Module):
+    """Blocks in order: single ones named ``layer_0``, ``layer_1``, ..., scanned ones by their cycle."""
+
+    config: DecoderConfig
+    backend: Backend
+
+    @nn.compact
+    def __call__(self, carry: Carry, layers: Int[Array, " L"], step: Step) -> tuple[Carry, None]:
+        config, backend = self.config, self.backend
+        single = [Cycle(layer, layer + 1, 1) for layer in range(config.num_layers)]
+        for cycle in cycles(config) if backend.scan_layers else single:
+            if cycle.stop - cycle.start == 1:
+                kind, index = index_in_kind(config, cycle.start)
+                carry, _ = Block(config, backend, kind, name=f"layer_{cycle.start}")(carry, index, step)
+            else:
+                period = _scan(Period, cycle.repeats)(config, backend, cycle, name=cycle.name)
+                carry, _ = period(carry, layers[: cycle.repeats], step)
+        return carry, None
+
+
+class Period(nn.Module):
+    """The body of a scan over layers of alternating kinds: one block for each place in the cycle."""
+
+    config: DecoderConfig
+    backend: Backend
+    cycle: Cycle
+
+    @nn.compact
+    def __call__(self, carry: Carry, repeat: Int[Array, ""] | int, step: Step) -> tuple[Carry, None]:
+        start, _, period = self.cycle
+        places = [index_in_kind(self.config, start + offset) for offset in range(period)]
+        kinds = [kind for kind, _ in places]
+        for offset, (kind, first) in enumerate(places):
+            index = first + repeat * kinds.count(kind)
+            carry, _ = Block(self.config, self.backend, kind, name=f"offset_{offset}")(carry, index, step)
+        return carry, None
+
+
+def _scan(body: Any, length: int) -> Any:
+    return nn.scan(
+        body,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]
+        length=length,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
