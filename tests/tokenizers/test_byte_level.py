@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
 from jaxinfer.tokenizers import Tokenizer, load_tokenizer
-from jaxinfer.tokenizers.gguf_vocabulary import WORD_SPLITS
+from jaxinfer.tokenizers.word_splits import WORD_SPLITS
 from tests.tokenizers import texts
 from tests.tokenizers.vocabularies import SPECIAL, open_folder, open_gguf, to_gguf_metadata, train_byte_level
 
@@ -88,6 +88,14 @@ def test_gguf_end_token_is_added_when_asked(pipeline):
         ("smollm", ["a", " ", "1", "2", "3", "4", " b", "\n ", " c", "'s"]),
         ("llama-bpe", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
         ("qwen2", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'s"]),
+        ("phi-2", ["a", " 1234", " b", "\n ", " c", "'s"]),
+        ("llama3", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
+        ("llama-v3", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
+        ("dbrx", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
+        ("smaug-bpe", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
+        ("deepseek-r1-qwen", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'s"]),
+        ("tekken", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'s"]),
+        ("gpt-4o", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
     ],
 )
 def test_each_gguf_word_split_cuts_its_own_way(pipeline, pre, words):
@@ -110,24 +118,31 @@ def test_each_gguf_word_split_cuts_its_own_way(pipeline, pre, words):
 
 
 def test_llama_3_vocabulary_adds_its_first_token_where_the_file_is_silent(pipeline):
-    for pre, expected in (("llama-bpe", [1]), ("smollm", []), ("gpt-2", []), ("qwen2", [])):
+    with_bos = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+    for pre in WORD_SPLITS:
+        expected = [1] if pre in with_bos else []
         assert load_tokenizer(open_gguf(to_gguf_metadata(pipeline, pre, bos_token_id=1))).encode("") == expected
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "llama"}, r"tokenizer\.ggml\.model 'llama' is not supported.*Hugging Face folder"),
+        ({"model": "t5"}, r"tokenizer\.ggml\.model 't5' is not supported.*'llama'.*Hugging Face folder"),
         ({"model": None}, r"tokenizer\.ggml\.model None is not supported"),
-        ({"pre": "default"}, r"tokenizer\.ggml\.pre 'default' is not supported, only gpt-2, llama-bpe, qwen2, smollm"),
+        ({"pre": "default"}, r"tokenizer\.ggml\.pre 'default' is not supported, only .*llama-bpe, .*qwen2, .*smollm"),
+        ({"pre": "falcon"}, r"tokenizer\.ggml\.pre 'falcon' is not supported"),
+        ({"pre": None}, r"tokenizer\.ggml\.pre None is not supported"),
+        ({"pre": "x" * 500}, r"tokenizer\.ggml\.pre 'x{70,80}"),
         ({"pre": ["x"]}, r"tokenizer\.ggml\.pre \['x'\]"),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens must be a list of strings"),
-        ({"tokens": ["a", "a"]}, r"names a token twice"),
+        ({"tokens": ["a", "a"], "token_type": [1, 1]}, r"names a token twice"),
         ({"merges": ["ab"]}, r"merges holds 'ab'"),
         ({"merges": ["nothere either"]}, r"merges do not fit the tokens"),
         ({"token_type": [1]}, r"token_type must have one entry a token"),
         ({"eos_token_id": 10**6}, r"eos_token_id is 1000000, outside the"),
         ({"bos_token_id": "<s>"}, r"bos_token_id is '<s>'"),
+        ({"bos_token_id": True}, r"bos_token_id is True"),
+        ({"add_bos_token": "yes"}, r"add_bos_token must be true or false, not 'yes'"),
     ],
 )
 def test_damaged_gguf_vocabulary_is_refused_by_name(pipeline, change, message):
@@ -145,6 +160,26 @@ def _change(pipeline, change):
 def test_text_that_is_not_unicode_is_refused(tokenizer):
     with pytest.raises(InvalidOption, match="not valid Unicode at character 1"):
         tokenizer.encode("a\udcffb")
+
+
+def test_old_files_of_one_vocabulary_need_no_name_of_their_split(pipeline):
+    """GPT-2 and Phi-2 have one vocabulary each, so that a file from before the key was is read by its architecture."""
+    text = "a 1234 b\n  c's"
+    for architecture, pre in (("gpt2", "gpt-2"), ("phi2", "phi-2")):
+        old = to_gguf_metadata(pipeline) | {"tokenizer.ggml.pre": None, "general.architecture": architecture}
+        expected = load_tokenizer(open_gguf(to_gguf_metadata(pipeline, pre))).encode(text)
+        assert load_tokenizer(open_gguf(old)).encode(text) == expected
+    with pytest.raises(InvalidTokenizer, match=r"tokenizer\.ggml\.pre None"):
+        load_tokenizer(open_gguf(old | {"general.architecture": "llama"}))
+
+
+@pytest.mark.parity
+def test_word_splits_of_later_models_are_those_of_transformers():
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    theirs = mapping.GGUF_PRE_TOKENIZER_SPLITS
+    assert {"tekken", "gpt-4o", "llama3", "dbrx", "deepseek-r1-qwen"} <= theirs.keys()
+    for name in WORD_SPLITS.keys() & theirs.keys():
+        assert WORD_SPLITS[name].pattern == theirs[name], name
 
 
 @pytest.mark.parity

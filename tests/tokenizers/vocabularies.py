@@ -3,7 +3,7 @@
 import io
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,30 @@ def to_gguf_metadata(pipeline: tokenizers.Tokenizer, pre: str = "smollm", **more
         "tokenizer.ggml.tokens": names,
         "tokenizer.ggml.token_type": [kinds.get(name, 1) for name in names],
         "tokenizer.ggml.merges": [one if isinstance(one, str) else " ".join(one) for one in merges],
+        **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
+    }
+
+
+def to_gguf_sentence_piece(model: bytes, user_defined: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    """Write a SentencePiece model as the key-value section of a GGUF file, as llama.cpp's converter does."""
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model)
+    ids = range(processor.vocab_size())
+    names = [processor.id_to_piece(token) for token in ids]
+    scores = [processor.get_score(token) for token in ids]
+    tests = (processor.is_unknown, 2), (processor.is_control, 3), (processor.is_unused, 5), (processor.is_byte, 6)
+    kinds = [next((kind for test, kind in tests if test(token)), 1) for token in ids]
+    for name in user_defined:  # with their spaces, below all others
+        token = names.index(name)
+        names[token], scores[token], kinds[token] = name.replace("▁", " "), -1000.0, 4
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": processor.bos_id(),
+        "tokenizer.ggml.eos_token_id": processor.eos_id(),
         **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
     }
 
