@@ -1,70 +1,54 @@
-"""Tiny random llama models made and run by Hugging Face transformers: the other side of the parity tests."""
+"""Tiny random models made and run by Hugging Face transformers: the other side of the parity tests."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 160,
-    "bos_token_id": 1,
-    "eos_token_id": 96,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+from tests.models.variants.variant import Variant
 
 
-def build_model(seed: int = 0, **config: Any) -> Any:
-    """Build a llama whose weights are scaled so that attention is sharp and logits have a deviation above 1."""
+def build_model(variant: Variant, seed: int = 0) -> Any:
+    """Build a tiny model whose weights are scaled so that attention is sharp and logits have a deviation above 1."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
 
-    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **config})).eval()
+    config = AutoConfig.for_model(variant.model_type, **{**variant.sizes, **variant.config})
+    model = AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(seed)
+    input_axis = {name: 0 if isinstance(module, Conv1D) else 1 for name, module in model.named_modules()}
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            module, _, kind = name.rpartition(".")
             noise = torch.randn(weight.shape, generator=generator)
-            if "norm" in name:
-                weight.copy_(1 + 0.3 * noise)
-            elif name.endswith("bias") or "embed_tokens" in name:
+            if kind == "bias" or re.search(r"embed|wte|wpe", module):
                 weight.copy_(0.5 * noise)
+            elif weight.ndim == 1:  # a norm's: around its neutral value, 1 or (added to 1) 0
+                weight.copy_(weight.mean().round() + 0.3 * noise)
             else:
-                gain = 1.5 if "q_proj" in name or "k_proj" in name or "lm_head" in name else 1.0
-                weight.copy_(gain * noise * weight.shape[1] ** -0.5)
+                gain = 1.5 if re.search(r"[qk]_proj|c_attn|qkv_proj|lm_head", module) else 1.0
+                weight.copy_(gain * noise * weight.shape[input_axis[module]] ** -0.5)
     return model
 
 
-def save_model(model: Any, folder: Path, version: int = 5, **options: Any) -> Path:
+def save_model(model: Any, folder: Path, variant: Variant, version: int = 5, **options: Any) -> Path:
     """Save a model as safetensors, with ``config.json`` as transformers 4 or 5 writes it."""
     model.save_pretrained(folder, **options)
     if version == 4:
         path = folder / "config.json"
-        path.write_text(json.dumps(as_version_4(json.loads(path.read_text()))))
+        path.write_text(json.dumps(variant.to_version_4(json.loads(path.read_text()))))
     return folder
-
-
-def as_version_4(config: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite a configuration of transformers 5 in the keys of transformers 4."""
-    config = dict(config)
-    rope = dict(config.pop("rope_parameters"))
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-    config["torch_dtype"] = config.pop("dtype")
-    return config
 
 
 def forget_lengths(model: Any) -> None:
     """Undo what dynamic scaling remembers of longer texts, so that each text is rotated for itself."""
-    rotary = model.model.rotary_emb
-    model.model.rotary_emb = type(rotary)(model.config)
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if rotary is not None:
+        model.base_model.rotary_emb = type(rotary)(model.config)
 
 
 def logits_of(model: Any, ids: Sequence[int]) -> np.ndarray:

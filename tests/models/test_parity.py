@@ -1,4 +1,4 @@
-"""Every llama variant against Hugging Face transformers: logits, greedy tokens, and that each feature matters."""
+"""Every variant of every family against transformers: logits, greedy tokens, and that each feature matters."""
 
 import json
 from dataclasses import replace
@@ -11,8 +11,8 @@ import pytest
 import jaxinfer
 from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.models.families.registry import decoder_config
-from tests.models.hugging_face import as_version_4, build_model, greedy_tokens, logits_of, save_model
-from tests.models.llama_variants import VARIANTS
+from tests.models.hugging_face import build_model, greedy_tokens, logits_of, save_model
+from tests.models.variants import VARIANTS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -34,8 +34,8 @@ class Case(NamedTuple):
 @pytest.fixture(scope="module", params=VARIANTS)
 def case(request, tmp_path_factory) -> Case:
     variant = VARIANTS[request.param]
-    model = build_model(**variant.config)
-    folder = save_model(model, tmp_path_factory.mktemp("model"))
+    model = build_model(variant)
+    folder = save_model(model, tmp_path_factory.mktemp("model"), variant)
     expected = [logits_of(model, ids) for ids in PROMPTS]
     lm = jaxinfer.load(folder, max_len=variant.max_len, scan_layers=False)
     return Case(request.param, model, folder, expected, lm)
@@ -86,9 +86,10 @@ def test_turning_any_feature_off_moves_the_logits(case):
 
 def test_configurations_of_transformers_4_and_5_mean_the_same(case):
     config = json.loads((case.folder / "config.json").read_text())
-    assert "rope_parameters" in config
-    assert "rope_parameters" not in as_version_4(config)
-    assert decoder_config(as_version_4(config)) == decoder_config(config) == case.lm.config
+    older = VARIANTS[case.name].to_version_4(config)
+    assert older != config
+    assert "rope_parameters" not in older
+    assert decoder_config(older) == decoder_config(config) == case.lm.config
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ def test_configurations_of_transformers_4_and_5_mean_the_same(case):
 def test_stored_forms_load_to_the_same_network(dtype, version, options, tmp_path):
     """Sharded and single files, 16-bit and 32-bit, configurations of both versions: all computed in float32."""
     variant = VARIANTS["gqa-tied-attention_bias-linear"]
-    model = build_model(**variant.config).to(getattr(torch, dtype))
-    folder = save_model(model, tmp_path, version, **options)
+    model = build_model(variant).to(getattr(torch, dtype))
+    folder = save_model(model, tmp_path, variant, version, **options)
     assert (folder / "model.safetensors.index.json").exists() == bool(options)
     expected = [logits_of(model.float(), ids) for ids in PROMPTS]
     assert largest_difference(jaxinfer.load(folder, dtype="float32"), expected) < TOLERANCE

@@ -1,76 +1,16 @@
 """Variants of llama that together use every configuration feature, and what each feature's absence would be."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
 
-import jax
-
-from jaxinfer.models.config import DecoderConfig
-from jaxinfer.notation import Params
-from tests.toys import rope_of, with_rope
-
-Edit = Callable[[DecoderConfig, Params], tuple[DecoderConfig, Params]]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Keys of ``config.json`` beside the common sizes, and edits that each turn one feature off.
-
-    ``max_len`` is set where texts may outgrow ``max_position_embeddings``.
-    """
-
-    config: Mapping[str, Any]
-    without: Mapping[str, Edit] = field(default_factory=dict)
-    max_len: int | None = None
-
-
-def rope(**changes: Any) -> Edit:
-    """Change fields of the rotary positions."""
-    return lambda config, params: (with_rope(config, **changes), params)
-
-
-def scaling(**changes: Any) -> Edit:
-    """Change fields of the rope scaling."""
-
-    def edit(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
-        stretched = rope_of(config).scaling
-        assert stretched is not None
-        return with_rope(config, scaling=replace(stretched, **changes)), params
-
-    return edit
-
-
-def settings(**changes: Any) -> Edit:
-    """Change fields of the decoder's configuration."""
-    return lambda config, params: (replace(config, **changes), params)
-
-
-def zeroed(*path: str) -> Edit:
-    """Set the parameters whose path ends so to zero."""
-
-    def clear(keys: Any, leaf: Any) -> Any:
-        names = tuple(key.key for key in keys)
-        return leaf * 0 if names[-len(path) :] == path else leaf
-
-    return lambda config, params: (config, jax.tree_util.tree_map_with_path(clear, params))
-
-
-def rolled_kv_heads(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
-    """Give every group of query heads the next group's keys and values."""
-
-    def roll(keys: Any, leaf: Any) -> Any:
-        is_kv = {key.key for key in keys} & {"key", "value"}
-        return jax.numpy.roll(leaf, config.head_dim, axis=-2) if is_kv and leaf.ndim > 1 else leaf
-
-    return config, jax.tree_util.tree_map_with_path(roll, params)
-
-
-def embedding_as_head(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
-    """Tie the output matrix to the embedding."""
-    tied = {name: value for name, value in params.items() if name != "head"}
-    return replace(config, tied_embeddings=True), tied
-
+from tests.models.variants.variant import (
+    Variant,
+    embedding_as_head,
+    rolled_kv_heads,
+    rope,
+    scaling,
+    settings,
+    zeroed,
+)
 
 NO_SCALING = rope(scaling=None)
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0, "original_max_position_embeddings": 64}
