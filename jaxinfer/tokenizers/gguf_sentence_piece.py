@@ -48,7 +48,8 @@ def build_sentence_piece(vocabulary: GGUFTokens) -> SentencePieceTokenizer:
         add_bos=vocabulary.flag("add_bos_token", True),
         add_eos=vocabulary.flag("add_eos_token", False),
         add_prefix_space=adds_prefix,
-        legacy=False,
+        # A text after a special token begins a word too: so Llama 2 and Phi-3 were trained, so llama.cpp does it.
+        legacy=True,
         chat_templates=template.templates if template else {},
         bos_id=None,
         eos_ids=vocabulary.end_ids,

@@ -78,7 +78,7 @@ def test_every_class_of_text_has_the_ids_and_the_text_of_sentencepiece(tokenizer
     ids = tokenizer.encode(text)
     assert ids[0] == tokenizer.bos_token_id == 1
     written = tokenizer.decode(ids, skip_special_tokens=False)
-    assert written in (f"<s>{text}", f"<s> {text}") or "▁" in text
+    assert written.replace(" ", "") == f"<s>{text}".replace(" ", "").replace("▁", "")
 
 
 @settings(derandomize=True, max_examples=80, deadline=None)
@@ -89,13 +89,14 @@ def test_any_text_has_the_ids_and_the_text_of_sentencepiece(tokenizer, llama, te
 
 def test_special_tokens_are_cut_out_and_the_text_between_is_sentencepieces(tokenizer, llama):
     reference = load_processor(llama)
-    bare = load_tokenizer(open_gguf(to_gguf_sentence_piece(llama, add_space_prefix=False)))
     user, end = reference.piece_to_id("[INST]"), reference.piece_to_id("[/INST]")
+    between = [user, *reference.encode(" 漢 é"), end, *reference.encode("😀"), 2]
     ids = tokenizer.encode("  a 1[INST] 漢 é[/INST]😀</s>")
-    between = [bare.encode(text, add_special_tokens=False) for text in (" 漢 é", "😀")]
-    assert ids == [1, *reference.encode("  a 1"), user, *between[0], end, *between[1], 2]
-    assert tokenizer.decode(ids) == "  a 1 漢 é😀"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>   a 1[INST] 漢 é[/INST]😀</s>"
+    assert ids == [1, *reference.encode("  a 1"), *between]
+    assert tokenizer.decode(ids) == "  a 1  漢 é 😀"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>   a 1[INST]  漢 é[/INST] 😀</s>"
+    # Llama 2's chat, which its own code encodes turn by turn.
+    assert tokenizer.encode("<s>a 1</s>", add_special_tokens=False) == [1, *reference.encode("a 1"), 2]
 
 
 @pytest.mark.parametrize("text", [*texts.TEXTS, *GEMMA_TEXTS])
