@@ -1,6 +1,7 @@
 """A language model as people use it: text in, text out."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from jaxinfer.decoding.batch import Request, RunningBatch, prompt_bucket
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.errors import InvalidOption, InvalidTokenizer
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, abstract_params
 from jaxinfer.models.families.registry import family_of
@@ -54,8 +55,21 @@ def load(
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len)
+    tokenizer = None
+    with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
+        tokenizer = _read_tokenizer(checkpoint, config)
     params = load_params(checkpoint, family.tensor_names(config), abstract_params(config, backend), progress)
-    return LanguageModel(config, params, backend, checkpoint, max_len=max_len)
+    return LanguageModel(config, params, backend, checkpoint, tokenizer=tokenizer, max_len=max_len)
+
+
+def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
+    tokenizer = load_tokenizer(checkpoint)
+    if tokenizer.vocab_size > config.vocab_size:  # fewer is usual: embeddings are padded
+        raise InvalidCheckpoint(
+            f"{checkpoint.origin}: the tokenizer has {tokenizer.vocab_size} ids, but the embedding only "
+            f"{config.vocab_size} rows; take the tokenizer's files from the model itself"
+        )
+    return tokenizer
 
 
 def check_max_len(config: DecoderConfig, max_len: int | None) -> None:
@@ -91,10 +105,10 @@ class LanguageModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer, read when text is first seen: token ids work without one."""
+        """The checkpoint's tokenizer; where `load` could read none, text raises the reason and token ids still work."""
         if self._checkpoint is None:
             raise InvalidTokenizer("this model has no tokenizer: pass token ids, or make it with a tokenizer")
-        return load_tokenizer(self._checkpoint)
+        return _read_tokenizer(self._checkpoint, self.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
 """A user's mistake raises one of the library's errors, with one line that names it; never another exception."""
 
 import pytest
+import tokenizers
 
 import jaxinfer
 from jaxinfer import DecoderConfig, LanguageModel, SamplingParams
-from jaxinfer.errors import CheckpointNotFound, InvalidOption, InvalidTokenizer, JaxinferError
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption, InvalidTokenizer, JaxinferError
 from tests.toys import VOCAB_SIZE
 
 
@@ -129,6 +130,29 @@ def test_a_model_without_a_tokenizer_takes_ids_only(lm):
     check_refused(InvalidTokenizer, "no tokenizer", lambda: bare.generate([[3]], sampling=SamplingParams(stop="x")))
     (result,) = bare.generate([[3, 4]], max_new_tokens=2)
     assert (len(result.tokens), result.text, result.prompt) == (2, "", None)
+
+
+@pytest.mark.parametrize("num_more", [1, 0])
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_refused_at_load(folder, tmp_path, num_more):
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).symlink_to(folder / file)
+    pipeline = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pipeline.add_tokens([f"<more {index}>" for index in range(VOCAB_SIZE + num_more - pipeline.get_vocab_size())])
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    if num_more:
+        message = f"tokenizer has {VOCAB_SIZE + 1} ids, but the embedding only {VOCAB_SIZE} rows"
+        check_refused(InvalidCheckpoint, message, lambda: jaxinfer.load(tmp_path))
+    else:
+        assert jaxinfer.load(tmp_path).tokenizer.vocab_size == VOCAB_SIZE
+
+
+def test_a_damaged_tokenizer_is_told_when_text_needs_it(folder, tmp_path):
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).symlink_to(folder / file)
+    (tmp_path / "tokenizer.json").write_text("{")
+    lm = jaxinfer.load(tmp_path)
+    check_refused(InvalidTokenizer, r"tokenizer\.json is damaged", lambda: lm.generate("The"))
+    assert len(lm.generate([[3, 4]], max_new_tokens=2)[0].tokens) == 2
 
 
 def test_chat_needs_a_template(lm, tmp_path):
