@@ -25,5 +25,9 @@ class InvalidTokenizer(JaxinferError, ValueError):
     """A tokenizer or chat template is missing, damaged or of an unknown kind."""
 
 
+class WriteFailed(JaxinferError, OSError):
+    """A file could not be written: the disk is full, or the place does not take it."""
+
+
 class DownloadFailed(JaxinferError, ConnectionError):
     """A file could not be fetched: the hub is unreachable, or a checksum does not match."""

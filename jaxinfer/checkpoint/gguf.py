@@ -59,6 +59,13 @@ class GGUFTensors:
         """Return the shape of every tensor; reads no weights."""
         return {name: stored.shape for name, stored in self._tensors.items()}
 
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return the dtype in which a tensor is stored; None for one that is quantised or whose values are shifted."""
+        stored = self._tensors[name]
+        # The sum is taken in float32 and may need all of it.
+        kind = "F32" if stored.shift else stored.entry.kind.name
+        return _PLAIN_DTYPES.get(kind) if stored.entry.kind.name in _PLAIN_DTYPES else None
+
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
         return _read(self._tensors[name], np.dtype(dtype))

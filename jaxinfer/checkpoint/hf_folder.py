@@ -54,6 +54,9 @@ class _Shards:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._files[shard].shapes()[name] for name, shard in self._weight_map.items()}
 
+    def stored_dtype(self, name: str) -> np.dtype:
+        return self._files[self._weight_map[name]].stored_dtype(name)
+
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         return self._files[self._weight_map[name]].read(name, dtype)
 

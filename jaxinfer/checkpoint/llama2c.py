@@ -49,6 +49,10 @@ class Llama2cTensors:
         """Return the shape of every tensor; reads no weights."""
         return {name: slot.shape for name, slot in self._slots.items()}
 
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return float32, or None for a tensor that is quantised."""
+        return np.dtype(np.float32) if self._slots[name].group_size is None else None
+
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
         slot, dtype = self._slots[name], np.dtype(dtype)

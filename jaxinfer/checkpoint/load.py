@@ -70,6 +70,11 @@ def load_params(
     return params
 
 
+def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]) -> None:
+    """Raise :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor; reads no weights."""
+    _check(checkpoint, list(_leaves(abstract, names)), names)
+
+
 def _leaves(abstract: Mapping[str, Any], names: TensorNames) -> Iterator[_Leaf]:
     for path, struct in _walk(abstract, ()):
         layers, stacked, name = locate(path, struct.shape)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxinfer.checkpoint import fetch, hub
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, open_hf_folder, refuse_pickle
+from jaxinfer.checkpoint.orbax_layout import is_orbax_folder
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 
@@ -22,7 +23,7 @@ def open_checkpoint(
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Checkpoint:
-    """Open a Hugging Face folder, a GGUF or llama2.c file, a known model or a hub id; what is on disk comes first.
+    """Open a Hugging Face or converted folder, a GGUF or llama2.c file, a known model or a hub id; disk comes first.
 
     ``revision`` and ``token`` are the hub's; ``cache_dir`` keeps known models; ``progress`` counts downloaded bytes.
     """
@@ -46,6 +47,11 @@ def _existing(name: str) -> Path | None:
 
 
 def _open_path(path: Path) -> Checkpoint:
+    if path.is_dir() and is_orbax_folder(path):
+        # Imported here: only a converted folder needs TensorStore.
+        from jaxinfer.checkpoint.orbax_folder import open_orbax_folder
+
+        return open_orbax_folder(path)
     if path.is_dir():
         return open_hf_folder(path)
     if path.suffix.lower() == ".gguf":

@@ -46,13 +46,17 @@ class SafetensorsFile:
         """Return the shape of every tensor; reads no weights."""
         return {name: entry.shape for name, entry in self._entries.items()}
 
+    def stored_dtype(self, name: str) -> np.dtype:
+        """Return the dtype in which a tensor is stored."""
+        kind = self._entries[name].dtype
+        if kind not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise InvalidCheckpoint(f"{self._path}: tensor {name} has type {kind}; convert it to one of {known}")
+        return _DTYPES[kind]
+
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``; a read-only view of the file where that is what it holds."""
-        entry = self._entries[name]
-        if entry.dtype not in _DTYPES:
-            known = ", ".join(_DTYPES)
-            raise InvalidCheckpoint(f"{self._path}: tensor {name} has type {entry.dtype}; convert it to one of {known}")
-        stored = _DTYPES[entry.dtype]
+        entry, stored = self._entries[name], self.stored_dtype(name)
         flat = np.frombuffer(self._map, stored, math.prod(entry.shape), entry.begin)
         return flat.reshape(entry.shape).astype(dtype, copy=False)
 

@@ -21,6 +21,15 @@ class TensorSource(Protocol):
         ...
 
 
+@runtime_checkable
+class TypedTensorSource(TensorSource, Protocol):
+    """Tensors of which each knows its own dtype."""
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return the dtype that holds every bit of a tensor as stored; None for one that is quantised."""
+        ...
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint whose weights have not been read.

@@ -1,0 +1,125 @@
+"""A folder that appears whole or not at all, whatever kills the process that writes it."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jaxinfer.errors import InvalidOption
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def check_target(target: Path, overwrite_if: str | None = None) -> None:
+    """Raise InvalidOption unless a folder can be made at ``target``.
+
+    What stands there must be an empty folder or, where ``overwrite_if`` is given, one that has a file of that name.
+    """
+    if not target.parent.is_dir():
+        raise InvalidOption(f"{target.parent}: no such folder; create it first")
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise InvalidOption(f"{target}: exists and is not a folder; give another destination")
+    if not any(target.iterdir()):
+        return
+    if overwrite_if is None:
+        raise InvalidOption(f"{target}: exists and is not empty; give another destination or --overwrite")
+    if not (target / overwrite_if).is_file():
+        raise InvalidOption(f"{target}: has no {overwrite_if}, so it is not overwritten; remove it or give another")
+
+
+@contextmanager
+def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
+    """Give an empty folder that becomes ``target`` when the block ends well, and is removed when it does not.
+
+    Until then it stands in a hidden folder beside ``target``, on the disk that both share. What a killed process left
+    there is removed; a process that is at work there has it locked, and then InvalidOption is raised, as `check_target`
+    does.
+    """
+    check_target(target, overwrite_if)
+    staging = target.with_name(f".{target.name}.partial")
+    lock = _lock(staging, target)
+    new, old = staging / "new", staging / "old"
+    try:
+        if old.exists() and not target.exists():  # killed between the two renames
+            old.rename(target)
+        _clear(new, old)
+        check_target(target, overwrite_if)
+        new.mkdir()
+        yield new
+        _write_through(new)
+        _publish(new, old, target)
+        _write_through(target.parent, is_deep=False)
+    finally:
+        _clear(new, old)
+        with suppress(OSError):
+            (staging / "lock").unlink()
+            staging.rmdir()
+        os.close(lock)
+
+
+def _lock(staging: Path, target: Path) -> int:
+    """Return a descriptor whose lock ends with this process, however it ends."""
+    while True:
+        staging.mkdir(exist_ok=True)
+        try:
+            lock = os.open(staging / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another process has just finished and removed the folder
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), (staging / "lock").stat()):
+                    return lock
+        except BlockingIOError:
+            os.close(lock)
+            raise InvalidOption(f"{target}: another process is writing it; wait for that one to end") from None
+        os.close(lock)
+
+
+def _clear(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _publish(new: Path, old: Path, target: Path) -> None:
+    if not os.path.lexists(target) or not any(target.iterdir()):
+        new.rename(target)
+    elif not _exchange(new, target):
+        target.rename(old)
+        try:
+            new.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; return False where the system or its file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _write_through(folder: Path, *, is_deep: bool = True) -> None:
+    """Have the disk hold a folder's list of names and, if ``is_deep``, all that is in it."""
+    for place, _, names in os.walk(folder) if is_deep else [(folder, [], [])]:
+        for path in (*(Path(place, name) for name in names), Path(place)):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
