@@ -38,6 +38,13 @@ class ConfigReader:
             raise self.refuse(key, value, f"it must be an integer from 1 to {most}")
         return value
 
+    def natural_int(self, key: str, default: int | None = None) -> int:
+        """Read an integer of at least 0."""
+        value = self._value(key, default)
+        if not _is_token(value):
+            raise self.refuse(key, value, f"it must be an integer from 0 to {_LARGEST_INT}")
+        return value
+
     def positive_float(self, key: str, default: float | None = None, least: float = 0.0) -> float:
         """Read a finite number above 0 and not under ``least``."""
         value = self._value(key, default)
@@ -77,6 +84,15 @@ class ConfigReader:
         if not isinstance(value, str) or value not in choices:
             raise self.refuse(key, value, f"known values are {', '.join(choices)}")
         return choices[value]
+
+    def choices(self, key: str, choices: Mapping[str, T], count: int) -> tuple[T, ...]:
+        """Read a list of ``count`` of the words in ``choices`` and return what they stand for."""
+        value = self._value(key, None)
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self.refuse(key, value, f"it must be a list of {count} words")
+        if not all(isinstance(word, str) and word in choices for word in value):
+            raise self.refuse(key, value, f"known words are {', '.join(choices)}")
+        return tuple(choices[word] for word in value)
 
     def optional_token(self, key: str, default: int | None = None) -> int | None:
         """Read one token id; null means that the model has none."""

@@ -1,0 +1,48 @@
+"""The keys of ``config.json`` that Llama's descendants share."""
+
+from collections.abc import Mapping
+
+from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.families.config_reader import ConfigReader
+from jaxinfer.models.families.rope import read_rope
+
+
+def read_llama_keys(
+    reader: ConfigReader,
+    family: str,
+    defaults: Mapping[str, int],
+    bos_token_id: int | None = None,
+    eos_token_ids: tuple[int, ...] = (),
+) -> DecoderConfig:
+    """Return a decoder whose layers all see the whole text and have no biases.
+
+    ``defaults`` are the family's for absent keys. Without one for ``num_key_value_heads`` there are as many as query
+    heads, which is also what null means; without one for ``head_dim`` the heads share ``hidden_size``.
+    """
+    num_heads = reader.positive_int("num_attention_heads", defaults["num_attention_heads"])
+    model_dim = reader.positive_int("hidden_size", defaults["hidden_size"])
+    absent = num_heads if reader.is_null("num_key_value_heads") else defaults.get("num_key_value_heads", num_heads)
+    num_kv_heads = reader.positive_int("num_key_value_heads", absent)
+    head_dim = reader.positive_int("head_dim", defaults.get("head_dim", model_dim // num_heads))
+    max_position = reader.positive_int("max_position_embeddings", defaults["max_position_embeddings"])
+    if num_heads % num_kv_heads:
+        raise reader.refuse("num_key_value_heads", num_kv_heads, f"it must divide num_attention_heads ({num_heads})")
+    if head_dim % 2:
+        raise reader.refuse("head_dim", head_dim, "rotary positions need an even head_dim")
+    return DecoderConfig(
+        family=family,
+        vocab_size=reader.positive_int("vocab_size", defaults["vocab_size"]),
+        num_layers=reader.positive_int("num_hidden_layers", defaults["num_hidden_layers"], most=1000),
+        model_dim=model_dim,
+        ffn_dim=reader.positive_int("intermediate_size", defaults["intermediate_size"]),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=max_position,
+        norm_eps=reader.positive_float("rms_norm_eps", default=1e-6),
+        layer_pattern=(LayerKind(read_rope(reader, max_position, head_dim)),),
+        activation=reader.choice("hidden_act", {"silu": "silu", "swish": "silu"}, default="silu"),
+        tied_embeddings=reader.boolean("tie_word_embeddings", default=False),
+        bos_token_id=reader.optional_token("bos_token_id", default=bos_token_id),
+        eos_token_ids=reader.tokens("eos_token_id", default=eos_token_ids),
+    )
