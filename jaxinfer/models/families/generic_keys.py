@@ -45,13 +45,20 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "use_sliding_window": (False,),
         "rope_interleaved": (False,),
         "partial_rotary_factor": (None, 1.0, 1),
+        "layer_types": (None,),
+        "use_mrope": (False,),
     }
 )
 
 # Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products;
 # the maximum sequence length of the first Llama conversions repeats max_position_embeddings and is read by nobody.
 FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"llama": frozenset({"attention_dropout", "pretraining_tp", "max_sequence_length", "is_llama_config"})}
+    {
+        "llama": frozenset({"attention_dropout", "pretraining_tp", "max_sequence_length", "is_llama_config"}),
+        "mistral": frozenset({"attention_dropout"}),
+        "qwen2": frozenset({"attention_dropout"}),
+        "qwen3": frozenset({"attention_dropout"}),
+    }
 )
 
 # Keys that Hugging Face lets be null, meaning "derive it".

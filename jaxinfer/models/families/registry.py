@@ -8,8 +8,11 @@ from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.llama import LLAMA
+from jaxinfer.models.families.mistral import MISTRAL
+from jaxinfer.models.families.qwen import QWEN2, QWEN3
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in (LLAMA,)})
+_ALL = (LLAMA, MISTRAL, QWEN2, QWEN3)
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
