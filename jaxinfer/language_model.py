@@ -67,7 +67,7 @@ def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
     if tokenizer.vocab_size > config.vocab_size:  # fewer is usual: embeddings are padded
         raise InvalidCheckpoint(
             f"{checkpoint.origin}: the tokenizer has {tokenizer.vocab_size} ids, but the embedding only "
-            f"{config.vocab_size} rows; take the tokenizer's files from the model itself"
+            f"{config.vocab_size} rows; take both from one model"
         )
     return tokenizer
 
