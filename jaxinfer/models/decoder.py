@@ -65,16 +65,10 @@ class Decoder(nn.Module):
         ``positions_BT`` count from the start of the text; ``context_lengths_B`` are the rows' prompt lengths (see
         `rotary_tables`). Token ids outside the vocabulary read its first or last row.
         """
-        config, compute_dtype = self.config, jnp.dtype(self.backend.compute_dtype)
-
-        def rotation(rope: Any) -> Any:
-            return None if rope is None else rotary_tables(rope, positions_BT, context_lengths_B, compute_dtype)
-
-        rotations = {rope: rotation(rope) for rope in dict.fromkeys(kind.rope for kind in config.kinds)}
-        step = Step(tuple(rotations[kind.rope] for kind in config.kinds), placements)
-        carry = (self._embed(tokens_BT, positions_BT), cache)
-        (hidden_BTD, cache), _ = self.blocks(carry, layer_indices(config), step)
-        return self.final_norm(hidden_BTD) if config.final_norm else hidden_BTD, cache
+        step = build_step(self.config, self.backend, positions_BT, placements, context_lengths_B)
+        carry = (self.embedded(tokens_BT, positions_BT), cache)
+        (hidden_BTD, cache), _ = self.blocks(carry, layer_indices(self.config), step)
+        return self.normed(hidden_BTD), cache
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Return the logits of hidden states, in float32 or wider."""
@@ -88,7 +82,12 @@ class Decoder(nn.Module):
             logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
         return logits
 
-    def _embed(self, tokens_BT: jax.Array, positions_BT: jax.Array) -> jax.Array:
+    def normed(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return what the output matrix reads, of the hidden states after any layer."""
+        return self.final_norm(hidden_BTD) if self.config.final_norm else hidden_BTD
+
+    def embedded(self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Return the hidden states before the first layer."""
         config, backend = self.config, self.backend
         hidden_BTD = embed(self.embed(), tokens_BT, backend)
         if config.embedding_scale is not None:
@@ -103,6 +102,23 @@ class Decoder(nn.Module):
         """Run both parts, so that initialising through it makes every parameter."""
         hidden_BTD, _ = self(tokens_BT, positions_BT, cache, placements, context_lengths_B)
         return self.logits(hidden_BTD)
+
+
+def build_step(
+    config: DecoderConfig,
+    backend: Backend,
+    positions_BT: Int[Array, "B T"],
+    placements: tuple[Placement, ...],
+    context_lengths_B: Int[Array, " B"],
+) -> Step:
+    """Compute what all blocks share in a forward pass of tokens at these positions."""
+
+    def rotation(rope: Any) -> Any:
+        dtype = jnp.dtype(backend.compute_dtype)
+        return None if rope is None else rotary_tables(rope, positions_BT, context_lengths_B, dtype)
+
+    rotations = {rope: rotation(rope) for rope in dict.fromkeys(kind.rope for kind in config.kinds)}
+    return Step(tuple(rotations[kind.rope] for kind in config.kinds), placements)
 
 
 class Bias(nn.Module):

@@ -1,0 +1,87 @@
+"""Running some of a decoder's layers: from any one up to any other, without copying their weights out of a stack."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.models.block import Block, Step
+from jaxinfer.models.blocks import Carry
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.layers import Cycle, cycles, index_in_kind
+from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+
+
+def run_layers(
+    config: DecoderConfig, backend: Backend, blocks: Params, carry: Carry, start: int, stop: int, step: Step
+) -> Carry:
+    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, as the decoder has them."""
+    layer = start
+    while layer < stop:
+        cycle = _cycle_of(config, backend, layer)
+        whole = (min(stop, cycle.stop) - layer) // cycle.period
+        if cycle.stop - cycle.start > 1 and (layer - cycle.start) % cycle.period == 0 and whole > 0:
+            carry = _run_periods(config, backend, blocks, carry, cycle, layer, whole, step)
+            layer += whole * cycle.period
+        else:
+            carry = _run_one(config, backend, _parameters(blocks, cycle, layer), carry, layer, step)
+            layer += 1
+    return carry
+
+
+def _cycle_of(config: DecoderConfig, backend: Backend, layer: int) -> Cycle:
+    if not backend.scan_layers:
+        return Cycle(layer, layer + 1, 1)
+    return next(cycle for cycle in cycles(config) if cycle.start <= layer < cycle.stop)
+
+
+def _run_periods(
+    config: DecoderConfig,
+    backend: Backend,
+    blocks: Params,
+    carry: Carry,
+    cycle: Cycle,
+    layer: int,
+    whole: int,
+    step: Step,
+) -> Carry:
+    """Scan over indices: a weight is read where it lies, which slicing the stack beforehand would not do."""
+    places = [index_in_kind(config, cycle.start + offset) for offset in range(cycle.period)]
+    kinds = [kind for kind, _ in places]
+
+    def advance(carry: Carry, repeat: Any) -> tuple[Carry, None]:
+        for offset, (kind, first) in enumerate(places):
+            params = jax.tree.map(lambda leaf: leaf[repeat], _stack(blocks, cycle, offset))
+            index = first + repeat * kinds.count(kind)
+            carry = _apply(config, backend, kind, params, carry, index, step)
+        return carry, None
+
+    first_repeat = (layer - cycle.start) // cycle.period
+    repeats = jnp.arange(first_repeat, first_repeat + whole, dtype=jnp.int32)
+    carry, _ = jax.lax.scan(advance, carry, repeats)
+    return carry
+
+
+def _run_one(config: DecoderConfig, backend: Backend, params: Params, carry: Carry, layer: int, step: Step) -> Carry:
+    kind, index = index_in_kind(config, layer)
+    return _apply(config, backend, kind, params, carry, index, step)
+
+
+def _parameters(blocks: Params, cycle: Cycle, layer: int) -> Params:
+    if cycle.stop - cycle.start == 1 and f"layer_{layer}" in blocks:
+        return blocks[f"layer_{layer}"]
+    repeat, offset = divmod(layer - cycle.start, cycle.period)
+    return jax.tree.map(lambda leaf: leaf[repeat], _stack(blocks, cycle, offset))
+
+
+def _stack(blocks: Params, cycle: Cycle, offset: int) -> Params:
+    return blocks[cycle.name][f"offset_{offset}"] if cycle.name in blocks else blocks
+
+
+def _apply(
+    config: DecoderConfig, backend: Backend, kind: int, params: Params, carry: Carry, index: Any, step: Step
+) -> Carry:
+    block = Block(config, backend, kind, parent=None)
+    carry, _ = block.apply({"params": params}, carry, index, step)  # pyright: ignore[reportAssignmentType]
+    return carry

@@ -1,0 +1,66 @@
+"""A decoder with its parameters: what a way of decoding calls, whole or layer by layer."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+
+from jaxinfer.cache.interface import LayeredCache, Placement
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import Decoder, build_step, forward, output_logits
+from jaxinfer.models.layer_range import run_layers
+from jaxinfer.notation import Array, Float, Int, Params
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder bound to its parameters, for use inside a traced function."""
+
+    decoder: Decoder
+    params: Params
+
+    @property
+    def config(self) -> DecoderConfig:
+        """What the network is."""
+        return self.decoder.config
+
+    def forward(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        cache: LayeredCache,
+        placements: tuple[Placement, ...],
+        context_lengths_B: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B T D"], LayeredCache]:
+        """Run all layers; see `Decoder.__call__`."""
+        return forward(self.decoder, self.params, tokens_BT, positions_BT, cache, placements, context_lengths_B)
+
+    def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """Return the logits of final hidden states, or of normed ones of an earlier layer."""
+        return output_logits(self.decoder, self.params, hidden)
+
+    def embedded(self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Return the hidden states before the first layer."""
+        return self._apply("embedded", tokens_BT, positions_BT)
+
+    def normed(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Apply the final norm."""
+        return self._apply("normed", hidden_BTD)
+
+    def run_layers(
+        self,
+        start: int,
+        stop: int,
+        hidden_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        cache: LayeredCache,
+        placements: tuple[Placement, ...],
+        context_lengths_B: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B T D"], LayeredCache]:
+        """Run layers ``start .. stop - 1`` on hidden states, without the final norm."""
+        config, backend = self.config, self.decoder.backend
+        step = build_step(config, backend, positions_BT, placements, context_lengths_B)
+        return run_layers(config, backend, self.params["blocks"], (hidden_BTD, cache), start, stop, step)
+
+    def _apply(self, method: str, *inputs: Any) -> jax.Array:
+        return cast(jax.Array, self.decoder.apply({"params": self.params}, *inputs, method=method))
