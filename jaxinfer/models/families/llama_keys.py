@@ -1,8 +1,9 @@
 """The keys of ``config.json`` that Llama's descendants share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Literal
 
-from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.rope import read_rope
 
@@ -13,11 +14,16 @@ def read_llama_keys(
     defaults: Mapping[str, int],
     bos_token_id: int | None = None,
     eos_token_ids: tuple[int, ...] = (),
+    *,
+    activation: Literal["silu", "gelu_tanh"] | None = None,
+    tied: bool = False,
+    rope: Callable[[ConfigReader, int, int], Rope] = read_rope,
 ) -> DecoderConfig:
     """Return a decoder whose layers all see the whole text and have no biases.
 
     ``defaults`` are the family's for absent keys. Without one for ``num_key_value_heads`` there are as many as query
-    heads, which is also what null means; without one for ``head_dim`` the heads share ``hidden_size``.
+    heads, which is also what null means; without one for ``head_dim`` the heads share ``hidden_size``. ``activation``
+    None is what ``hidden_act`` says, and ``tied`` the default of whether the head is the embedding.
     """
     num_heads = reader.positive_int("num_attention_heads", defaults["num_attention_heads"])
     model_dim = reader.positive_int("hidden_size", defaults["hidden_size"])
@@ -29,6 +35,8 @@ def read_llama_keys(
         raise reader.refuse("num_key_value_heads", num_kv_heads, f"it must divide num_attention_heads ({num_heads})")
     if head_dim % 2:
         raise reader.refuse("head_dim", head_dim, "rotary positions need an even head_dim")
+    if activation is None:
+        activation = reader.choice("hidden_act", {"silu": "silu", "swish": "silu"}, default="silu")
     return DecoderConfig(
         family=family,
         vocab_size=reader.positive_int("vocab_size", defaults["vocab_size"]),
@@ -40,9 +48,9 @@ def read_llama_keys(
         head_dim=head_dim,
         max_position=max_position,
         norm_eps=reader.positive_float("rms_norm_eps", default=1e-6),
-        layer_pattern=(LayerKind(read_rope(reader, max_position, head_dim)),),
-        activation=reader.choice("hidden_act", {"silu": "silu", "swish": "silu"}, default="silu"),
-        tied_embeddings=reader.boolean("tie_word_embeddings", default=False),
+        layer_pattern=(LayerKind(rope(reader, max_position, head_dim)),),
+        activation=activation,
+        tied_embeddings=reader.boolean("tie_word_embeddings", default=tied),
         bos_token_id=reader.optional_token("bos_token_id", default=bos_token_id),
         eos_token_ids=reader.tokens("eos_token_id", default=eos_token_ids),
     )
