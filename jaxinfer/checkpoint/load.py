@@ -53,6 +53,7 @@ def load_params(
     the bytes done and the bytes in total, of the parameters. Raises :class:`InvalidCheckpoint` for a missing, extra or
     misshapen tensor before any weight is read.
     """
+    names = names.spelled_in(checkpoint.tensors.shapes())
     leaves = list(_leaves(abstract, names))
     _check(checkpoint, leaves, names)
     # Largest first: the transient copy of a large leaf then meets an almost empty memory.
@@ -72,6 +73,7 @@ def load_params(
 
 def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]) -> None:
     """Raise :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor; reads no weights."""
+    names = names.spelled_in(checkpoint.tensors.shapes())
     _check(checkpoint, list(_leaves(abstract, names)), names)
 
 

@@ -57,6 +57,8 @@ class Attention(nn.Module):
             return heads_BTNH if rotation is None else rotate(heads_BTNH, *rotation)
 
         query_BTNH = place("query", heads("query", config.num_heads, "heads"))
+        if config.scores_by_depth:
+            query_BTNH = query_BTNH / jnp.asarray(index + 1, query_BTNH.dtype)
         keys_BTKH = place("key", heads("key", config.num_kv_heads, "kv_heads"))
         values_BTKH = heads("value", config.num_kv_heads, "kv_heads")
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale

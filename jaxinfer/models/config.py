@@ -63,11 +63,12 @@ class DecoderConfig:
 
     ``block`` is how a block joins its parts to the residual stream: ``pre_norm`` (a norm before each part),
     ``sandwich`` (one before and one after), ``post_norm`` (one after each sum), ``parallel`` (one norm, both parts side
-    by side). ``norm``: ``rms``, ``rms_plus_one`` (weights stored less one) or ``layer`` (LayerNorm with a bias).
-    ``qk_norm`` puts a norm on each head of queries and keys. ``attention_scale`` multiplies the scores (default
-    ``head_dim ** -0.5``); soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the
-    row of the position table where the text begins, None without a table. ``embedding_dim`` is the width of the
-    embedding and the head where it differs from the blocks', with projections between.
+    by side). ``norm``: ``rms``, ``rms_plus_one`` (weights stored less one), ``layer`` (LayerNorm with a bias) or
+    ``plain_layer`` (LayerNorm without weights). ``qk_norm`` puts a norm on each head of queries and keys.
+    ``attention_scale`` multiplies the scores (default ``head_dim ** -0.5``), ``scores_by_depth`` divides those of layer
+    n by n + 1; soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of the
+    position table where the text begins, None without a table. ``embedding_dim`` is the width of the embedding and the
+    head where it differs from the blocks', with projections between.
     """
 
     family: str
@@ -82,7 +83,7 @@ class DecoderConfig:
     norm_eps: float
     layer_pattern: tuple[LayerKind, ...]
     block: Literal["pre_norm", "sandwich", "post_norm", "parallel"] = "pre_norm"
-    norm: Literal["rms", "rms_plus_one", "layer"] = "rms"
+    norm: Literal["rms", "rms_plus_one", "layer", "plain_layer"] = "rms"
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False
@@ -92,6 +93,7 @@ class DecoderConfig:
     qk_norm: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    scores_by_depth: bool = False
     final_softcap: float | None = None
     embedding_scale: float | None = None
     embedding_dim: int | None = None

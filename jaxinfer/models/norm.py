@@ -26,17 +26,19 @@ class Norm(nn.Module):
         kind, dtype = self.config.norm, jnp.dtype(self.backend.param_dtype)
         width = inputs.shape[-1:]
         neutral = nn.initializers.zeros if kind == "rms_plus_one" else nn.initializers.ones
-        scale = parameter(self, "scale", neutral, (self.axis,), width, dtype)
         wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-        if kind == "layer":
-            bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
+        if kind in ("layer", "plain_layer"):
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.config.norm_eps)
+        if kind == "plain_layer":
+            return normed.astype(inputs.dtype)
+        scale = parameter(self, "scale", neutral, (self.axis,), width, dtype)
         if kind == "rms":
             normed = normed.astype(inputs.dtype)
             return normed * _over(scale, normed)
         if kind == "rms_plus_one":
             return (normed * (1.0 + _over(scale, normed))).astype(inputs.dtype)
+        bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
         return (normed * _over(scale, normed) + _over(bias, normed)).astype(inputs.dtype)
 
 

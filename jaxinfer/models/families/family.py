@@ -1,7 +1,7 @@
 """What a family of checkpoints is, as data: a translation of its ``config.json`` and the names of its tensors."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig
@@ -31,12 +31,27 @@ class TensorNames:
     ``top`` and ``block`` map a parameter's path, joined by dots, to the checkpoint's tensor name, or to a `Part` of a
     tensor; in ``block`` the name holds ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular
     expressions for whole names of tensors that carry no information for the decoder (recomputed buffers, a tied head
-    stored twice).
+    stored twice). Conversions differ in whether names begin with ``optional_prefix``.
     """
 
     top: Mapping[str, Source]
     block: Mapping[str, Source]
     ignored: tuple[str, ...] = ()
+    optional_prefix: str = ""
+
+    def spelled_in(self, tensors: Iterable[str]) -> "TensorNames":
+        """Return the names as a checkpoint with these tensors spells them: unprefixed where none has the prefix."""
+        prefix = self.optional_prefix
+        if any(tensor.startswith(prefix) for tensor in tensors):
+            return self
+        top = {path: _strip(source, prefix) for path, source in self.top.items()}
+        return replace(self, top=top, block={path: _strip(source, prefix) for path, source in self.block.items()})
+
+
+def _strip(source: Source, prefix: str) -> Source:
+    if isinstance(source, str):
+        return source.removeprefix(prefix)
+    return replace(source, tensor=source.tensor.removeprefix(prefix))
 
 
 @dataclass(frozen=True)
