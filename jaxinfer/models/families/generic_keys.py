@@ -45,10 +45,27 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "use_sliding_window": (False,),
         "rope_interleaved": (False,),
         "partial_rotary_factor": (None, 1.0, 1),
+        "learned_embeddings": (True,),
+        "scale_embeddings": (False,),
         "layer_types": (None,),
         "use_mrope": (False,),
+        "qk_layernorm": (False,),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "lm_head_bias": (False,),
+        "full_attn_mod": (1,),
+        "interpolate_factor": (1,),
     }
 )
+
+# Dropout, the summary head of another model class, and sizes that repeat n_positions.
+_GPT2 = """
+    resid_pdrop embd_pdrop attn_pdrop summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj n_ctx n_special predict_special_tokens output_past _num_labels
+"""
+
+# Dropout, and the model's own code, which wrote the files that transformers reads with its.
+_PHI = frozenset("attention_dropout resid_pdrop embd_pdrop auto_map".split())
 
 # Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products;
 # the maximum sequence length of the first Llama conversions repeats max_position_embeddings and is read by nobody.
@@ -58,8 +75,12 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "mistral": frozenset({"attention_dropout"}),
         "qwen2": frozenset({"attention_dropout"}),
         "qwen3": frozenset({"attention_dropout"}),
+        "opt": frozenset({"dropout", "attention_dropout", "activation_dropout", "layerdrop", "init_std"}),
+        "gpt2": frozenset(_GPT2.split()),
+        "phi": _PHI,
+        "phi3": _PHI,
     }
 )
 
 # Keys that Hugging Face lets be null, meaning "derive it".
-NULLABLE_KEYS = frozenset({"num_key_value_heads", "head_dim", "factor"})
+NULLABLE_KEYS = frozenset({"num_key_value_heads", "head_dim", "factor", "word_embed_proj_dim", "n_inner"})
