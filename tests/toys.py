@@ -140,12 +140,13 @@ def _byte_characters() -> list[str]:
 
 
 def rope_of(config: DecoderConfig) -> Rope:
-    """Return the rotary positions of a model whose layers are all alike."""
-    (kind,) = config.layer_pattern
-    assert kind.rope is not None
-    return kind.rope
+    """Return the rotary positions of a model whose layers all rotate alike."""
+    (rope,) = {kind.rope for kind in config.kinds}
+    assert rope is not None
+    return rope
 
 
 def with_rope(config: DecoderConfig, **changes: Any) -> DecoderConfig:
-    """Change fields of the rotary positions of a model whose layers are all alike."""
-    return replace(config, layer_pattern=(LayerKind(replace(rope_of(config), **changes)),))
+    """Change fields of the rotary positions of a model whose layers all rotate alike."""
+    rope = replace(rope_of(config), **changes)
+    return replace(config, layer_pattern=tuple(replace(kind, rope=rope) for kind in config.layer_pattern))

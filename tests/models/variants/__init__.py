@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping
 
-from tests.models.variants import llama
+from tests.models.variants import gpt2, llama, mistral, opt, phi, phi3, qwen
 from tests.models.variants.variant import Variant
 
-VARIANTS: Mapping[str, Variant] = {**llama.VARIANTS}
+VARIANTS: Mapping[str, Variant] = {
+    **llama.VARIANTS,
+    **gpt2.VARIANTS,
+    **mistral.VARIANTS,
+    **opt.VARIANTS,
+    **phi.VARIANTS,
+    **phi3.VARIANTS,
+    **qwen.VARIANTS,
+}

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, shortest_pattern
 from jaxinfer.notation import Params
 from tests.toys import rope_of, with_rope
 
@@ -34,6 +34,13 @@ def rope_to_version_4(config: dict[str, Any]) -> dict[str, Any]:
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
     return config
+
+
+def partial_rope_to_version_4(config: dict[str, Any]) -> dict[str, Any]:
+    """Do the same for families that rotate part of a head, a fraction which version 4 kept beside the section."""
+    rope = dict(config["rope_parameters"])
+    partial = rope.pop("partial_rotary_factor")
+    return {**rope_to_version_4({**config, "rope_parameters": rope}), "partial_rotary_factor": partial}
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,23 @@ def scaling(**changes: Any) -> Edit:
         return with_rope(config, scaling=replace(stretched, **changes)), params
 
     return edit
+
+
+def window(width: int | None) -> Edit:
+    """Change the width of all windows."""
+
+    def edit(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
+        kinds = (replace(kind, window=kind.window and width) for kind in config.layer_pattern)
+        return replace(config, layer_pattern=tuple(kinds)), params
+
+    return edit
+
+
+def swapped_kinds(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
+    """Give the layers of each of two kinds the other one."""
+    first, second = config.kinds
+    layers = tuple(second if kind == first else first for kind in config.layers)
+    return replace(config, layer_pattern=shortest_pattern(layers)), params
 
 
 def settings(**changes: Any) -> Edit:
