@@ -31,27 +31,34 @@ class TensorNames:
     ``top`` and ``block`` map a parameter's path, joined by dots, to the checkpoint's tensor name, or to a `Part` of a
     tensor; in ``block`` the name holds ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular
     expressions for whole names of tensors that carry no information for the decoder (recomputed buffers, a tied head
-    stored twice). Conversions differ in whether names begin with ``optional_prefix``.
+    stored twice). Conversions differ in whether names begin with ``optional_prefix`` or with ``other_prefix``.
     """
 
     top: Mapping[str, Source]
     block: Mapping[str, Source]
     ignored: tuple[str, ...] = ()
     optional_prefix: str = ""
+    other_prefix: str = ""
 
     def spelled_in(self, tensors: Iterable[str]) -> "TensorNames":
-        """Return the names as a checkpoint with these tensors spells them: unprefixed where none has the prefix."""
-        prefix = self.optional_prefix
-        if any(tensor.startswith(prefix) for tensor in tensors):
+        """Return the names as a checkpoint with these tensors spells them: the other way where none has the prefix."""
+        if any(tensor.startswith(self.optional_prefix) for tensor in tensors):
             return self
-        top = {path: _strip(source, prefix) for path, source in self.top.items()}
-        return replace(self, top=top, block={path: _strip(source, prefix) for path, source in self.block.items()})
+        return self.moved(self.optional_prefix, self.other_prefix)
+
+    def moved(self, prefix: str, to: str) -> "TensorNames":
+        """Return names that begin with ``to`` where these begin with ``prefix``."""
+
+        def move(names: Mapping[str, Source]) -> dict[str, Source]:
+            return {path: _move(source, prefix, to) for path, source in names.items()}
+
+        return replace(self, top=move(self.top), block=move(self.block))
 
 
-def _strip(source: Source, prefix: str) -> Source:
-    if isinstance(source, str):
-        return source.removeprefix(prefix)
-    return replace(source, tensor=source.tensor.removeprefix(prefix))
+def _move(source: Source, prefix: str, to: str) -> Source:
+    tensor = source.tensor if isinstance(source, Part) else source
+    moved = to + tensor.removeprefix(prefix) if tensor.startswith(prefix) else tensor
+    return replace(source, tensor=moved) if isinstance(source, Part) else moved
 
 
 @dataclass(frozen=True)

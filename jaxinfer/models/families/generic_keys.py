@@ -49,6 +49,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "scale_embeddings": (False,),
         "layer_types": (None,),
         "use_mrope": (False,),
+        "use_bidirectional_attention": (None, False),
         "qk_layernorm": (False,),
         "attention_bias": (False,),
         "mlp_bias": (False,),
@@ -67,6 +68,15 @@ _GPT2 = """
 # Dropout, and the model's own code, which wrote the files that transformers reads with its.
 _PHI = frozenset("attention_dropout resid_pdrop embd_pdrop auto_map".split())
 
+# Dropout, and which class kept the keys and values.
+_GEMMA = frozenset({"attention_dropout", "cache_implementation"})
+
+# The vision tower, and the tokens that stand for an image.
+_GEMMA3 = """
+    vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id
+    image_token_id cache_implementation
+"""
+
 # Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products;
 # the maximum sequence length of the first Llama conversions repeats max_position_embeddings and is read by nobody.
 FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -79,8 +89,14 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gpt2": frozenset(_GPT2.split()),
         "phi": _PHI,
         "phi3": _PHI,
+        "gemma": _GEMMA,
+        "gemma2": _GEMMA | {"hidden_act"},
+        "gemma3_text": _GEMMA | {"hidden_act"},
+        "gemma3": frozenset(_GEMMA3.split()),
     }
 )
 
 # Keys that Hugging Face lets be null, meaning "derive it".
-NULLABLE_KEYS = frozenset({"num_key_value_heads", "head_dim", "factor", "word_embed_proj_dim", "n_inner"})
+NULLABLE_KEYS = frozenset(
+    {"num_key_value_heads", "head_dim", "factor", "word_embed_proj_dim", "n_inner", "hidden_activation"}
+)

@@ -7,6 +7,9 @@ from typing import Any
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.gemma import GEMMA
+from jaxinfer.models.families.gemma2 import GEMMA2
+from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.gpt2 import GPT2
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.mistral import MISTRAL
@@ -15,7 +18,7 @@ from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.qwen import QWEN2, QWEN3
 
-_ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3)
+_ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3)
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 
 

@@ -1,0 +1,112 @@
+"""Gemma 3: Gemma 2 with norms of queries and keys for its soft-caps, and rotary positions of two bases.
+
+The larger models are published with a vision tower beside the text network, which alone is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from jaxinfer.errors import UnsupportedModel
+from jaxinfer.models.config import DecoderConfig, Rope
+from jaxinfer.models.families import gemma2
+from jaxinfer.models.families.config_reader import ConfigReader
+from jaxinfer.models.families.family import Family, TensorNames
+from jaxinfer.models.families.gemma_keys import (
+    read_activation,
+    read_attention_scale,
+    read_gemma_keys,
+    read_softcap,
+    read_window_layers,
+)
+from jaxinfer.models.families.rope import read_section, rotary_lanes
+
+_DEFAULTS = MappingProxyType(
+    {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+    }
+)
+_PERIOD = 6
+# By kind of layer, the key of transformers 4 for the base and its default.
+_BASES = MappingProxyType({"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)})
+# Where the text network stands beside a vision tower.
+_PREFIX, _OTHER_PREFIX = "language_model.model.", "model.language_model."
+_IGNORED = (r"(model\.)?(vision_tower|multi_modal_projector)\..*", r"(language_model\.)?lm_head\.weight")
+
+
+def translate_text(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of ``model_type`` gemma3_text."""
+    reader = ConfigReader(config, family="gemma3_text")
+    read_activation(reader)
+    decoder = read_gemma_keys(reader, "gemma3_text", _DEFAULTS, partial(_read_rope, layer_type="full_attention"))
+    period = reader.positive_int("sliding_window_pattern", default=_PERIOD)
+    if reader.has("layer_types"):  # beside it transformers writes the period once more
+        reader.positive_int("_sliding_window_pattern", default=period)
+    local_rope = _read_rope(reader, decoder.max_position, decoder.head_dim, "sliding_attention")
+    decoder = read_window_layers(reader, decoder, period, local_rope)
+    if read_softcap(reader, "attn_logit_softcapping", None) is not None:
+        why = "transformers ignores it for this family; write null"
+        raise reader.refuse("attn_logit_softcapping", config["attn_logit_softcapping"], why)
+    return reader.finish(
+        replace(
+            decoder,
+            block="sandwich",
+            qk_norm=True,
+            attention_scale=read_attention_scale(reader),
+            final_softcap=read_softcap(reader, "final_logit_softcapping", None),
+        )
+    )
+
+
+def translate(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate the text network of a ``config.json`` of ``model_type`` gemma3."""
+    reader = ConfigReader(config, family="gemma3")
+    if reader.section("text_config") is None:
+        raise UnsupportedModel("config.json (gemma3): text_config is missing")
+    text = config["text_config"]
+    if text.get("model_type", "gemma3_text") != "gemma3_text":
+        raise reader.refuse("text_config", text["model_type"], "its model_type must be gemma3_text")
+    decoder = translate_text(text)
+    if not reader.boolean("tie_word_embeddings", default=True) or not decoder.tied_embeddings:
+        raise reader.refuse("tie_word_embeddings", False, "with a vision tower the head must be the embedding")
+    bos_token_id = reader.optional_token("bos_token_id", default=decoder.bos_token_id)
+    eos_token_ids = reader.tokens("eos_token_id", default=decoder.eos_token_ids)
+    return reader.finish(replace(decoder, family="gemma3", bos_token_id=bos_token_id, eos_token_ids=eos_token_ids))
+
+
+def tensor_names(config: DecoderConfig) -> TensorNames:
+    """Name the tensors of a checkpoint with a vision tower."""
+    names = gemma2.tensor_names(config).moved("model.", _PREFIX)
+    return replace(names, ignored=_IGNORED, optional_prefix=_PREFIX, other_prefix=_OTHER_PREFIX)
+
+
+def _read_rope(reader: ConfigReader, max_position: int, head_dim: int, layer_type: str) -> Rope:
+    """Return the rotary positions of layers of one kind; transformers 4 scales those of full attention alone."""
+    key, default = _BASES[layer_type]
+    stated, theta = reader.has(key), reader.positive_float(key, default=default)
+    scaling, parameters = reader.section("rope_scaling"), reader.section("rope_parameters")
+    if scaling is not None and parameters is not None:
+        raise reader.refuse("rope_scaling", "...", "rope_parameters is set too; keep one of them")
+    section = scaling if layer_type == "full_attention" else None
+    if parameters is not None:
+        sections = {kind: parameters.section(kind) for kind in _BASES}
+        section = parameters.finish(sections[layer_type])
+    if section is None:
+        return Rope(theta, rotary_lanes(reader, head_dim, None))
+    inner = section.positive_float("rope_theta", default=theta)
+    if stated and inner != theta:
+        raise section.refuse("rope_theta", inner, f"it contradicts {key} ({theta:g})")
+    return read_section(reader, section, max_position, head_dim, inner)
+
+
+GEMMA3_TEXT = Family("gemma3_text", ("Gemma3ForCausalLM",), translate_text, gemma2.tensor_names)
+GEMMA3 = Family("gemma3", ("Gemma3ForConditionalGeneration",), translate, tensor_names)

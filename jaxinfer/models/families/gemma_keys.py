@@ -1,0 +1,67 @@
+"""The keys of ``config.json`` that the Gemmas share."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from jaxinfer.models.config import DecoderConfig, LayerKind, Rope, shortest_pattern
+from jaxinfer.models.families.config_reader import ConfigReader
+from jaxinfer.models.families.llama_keys import read_llama_keys
+from jaxinfer.models.families.rope import read_rope
+from jaxinfer.models.families.windows import read_layer_types, read_window
+
+
+def read_gemma_keys(
+    reader: ConfigReader,
+    family: str,
+    defaults: Mapping[str, int],
+    rope: Callable[[ConfigReader, int, int], Rope] = read_rope,
+) -> DecoderConfig:
+    """Return a decoder with scaled embeddings and norms of weights stored less one; see `read_llama_keys`."""
+    for key in ("head_dim", "num_key_value_heads"):
+        if reader.is_null(key):
+            raise reader.refuse(key, None, "write the number: null has no meaning for this family")
+    activation: Literal["gelu_tanh"] = "gelu_tanh"
+    decoder = read_llama_keys(reader, family, defaults, 2, (1,), activation=activation, tied=True, rope=rope)
+    bias = reader.boolean("attention_bias", default=False)
+    scale = math.sqrt(decoder.model_dim)
+    return replace(decoder, norm="rms_plus_one", embedding_scale=scale, qkv_bias=bias, output_bias=bias)
+
+
+def read_activation(reader: ConfigReader) -> None:
+    """Read ``hidden_activation``, which since Gemma 2 says what ``hidden_act`` said."""
+    reader.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}, default="gelu_pytorch_tanh")
+
+
+def read_attention_scale(reader: ConfigReader) -> float:
+    """Return what attention scores are multiplied by."""
+    return reader.positive_float("query_pre_attn_scalar", default=256.0) ** -0.5
+
+
+def read_softcap(reader: ConfigReader, key: str, default: float | None) -> float | None:
+    """Return the bound of soft-capped scores or logits; None where the key is null."""
+    cap = reader.optional_float(key)
+    if cap == 0:
+        raise reader.refuse(key, 0, "it must be above 0, or null")
+    return default if cap is None and not reader.is_null(key) else cap
+
+
+def read_window_layers(
+    reader: ConfigReader, decoder: DecoderConfig, period: int, local_rope: Rope | None = None
+) -> DecoderConfig:
+    """Return the decoder with its layers' windows.
+
+    Without ``layer_types`` the last of every ``period`` layers sees the whole text. ``local_rope`` are the rotary
+    positions of the others, None where they have the same.
+    """
+    window, slides = read_window(reader, default=4096), read_layer_types(reader, decoder.num_layers)
+    if slides is None:
+        slides = tuple((layer + 1) % period != 0 for layer in range(decoder.num_layers))
+    if any(slides) and window is None:
+        raise reader.refuse(
+            "sliding_window", None, "write the window's width, or layer_types without sliding_attention"
+        )
+    (whole,) = decoder.layer_pattern
+    windowed = LayerKind(local_rope or whole.rope, window)
+    return replace(decoder, layer_pattern=shortest_pattern(tuple(windowed if one else whole for one in slides)))
