@@ -78,13 +78,15 @@ def is_orbax_folder(folder: Path) -> bool:
 def choose_box(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the shape of a tensor's boxes, at most BOX_BYTES each: the one that Orbax chooses for its chunks.
 
-    Where the two differed, reading would still be right, but would read chunks more than once.
+    It cuts into equal parts only, so a tensor whose number of rows is a prime stays whole. Where the two choices
+    differed, reading would still be right, but would read chunks more than once.
     """
     box = list(shape)
     while math.prod(box) > BOX_BYTES // itemsize:
         axis = box.index(max(box))
         box[axis] = next(size for size in range(box[axis] - 1, 0, -1) if shape[axis] % size == 0)
-    return tuple(box)
+    is_tiny = box != list(shape) and math.prod(box) * itemsize < BOX_BYTES // 16
+    return shape if is_tiny else tuple(box)
 
 
 def describe_tensor(array: np.ndarray) -> StoredTensor:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxinfer.checkpoint.orbax_layout import BOX_BYTES, StoredTensor, describe_tensor
+from jaxinfer.checkpoint.orbax_layout import BOX_BYTES, StoredTensor, choose_box, describe_tensor
 from jaxinfer.checkpoint.source import TensorSource
 
-_GROUP_BYTES = 1 << 26
+_GROUP_BYTES, _GROUP_TENSORS = 1 << 26, 16
 
 
 def write_tensors(
@@ -30,7 +30,9 @@ def write_tensors(
     shapes = source.shapes()
     pending = {name: _Pending(name, tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
     handler = _PendingHandler(source, sum(tensor.nbytes for tensor in pending.values()), progress)
-    save_args = {name: ocp.SaveArgs(chunk_byte_size=BOX_BYTES) for name in pending}
+    save_args = {
+        name: ocp.SaveArgs(chunk_byte_size=BOX_BYTES if tensor.is_cut else None) for name, tensor in pending.items()
+    }
 
     def save() -> None:
         registry = ocp.type_handlers.create_type_handler_registry((_Pending, handler))
@@ -64,6 +66,10 @@ class _Pending:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_cut(self) -> bool:
+        return choose_box(self.shape, self.dtype.itemsize) != self.shape
+
 
 class _PendingHandler(ocp.type_handlers.NumpyHandler):
     """Writes pending tensors as NumPy arrays, and as such anything that knows Orbax reads them."""
@@ -80,11 +86,16 @@ class _PendingHandler(ocp.type_handlers.NumpyHandler):
         """Write all tensors before returning; no future is left to wait for."""
         done = 0
         for group in _groups(values):
-            arrays = [self._read(values[index]) for index in group]
-            chosen = [args[index] for index in group] if args else None
-            for future in await super().serialize(arrays, [infos[index] for index in group], chosen):
-                future.result()
-            done += sum(array.nbytes for array in arrays)
+            futures = []
+            try:
+                for index in group:
+                    # One at a time, for Orbax gives each call an event loop: where a write fails while another is under
+                    # way in the same loop, that one prints a traceback of its own.
+                    chosen = [args[index]] if args else None
+                    futures += await super().serialize([self._read(values[index])], [infos[index]], chosen)
+            finally:
+                _wait_for_all(futures)
+            done += sum(values[index].nbytes for index in group)
             if self._progress is not None:
                 self._progress(done, self._total)
         return []
@@ -97,12 +108,24 @@ class _PendingHandler(ocp.type_handlers.NumpyHandler):
         return array
 
 
+def _wait_for_all(futures: Sequence[Any]) -> None:
+    """Wait until no write is under way; then raise the first error."""
+    errors = []
+    for future in futures:
+        try:
+            future.result()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
 def _groups(values: Sequence[_Pending]) -> Iterator[list[int]]:
     """Yield the indices of neighbours that are written together: each group costs a round to the disk."""
     group: list[int] = []
     num_bytes = 0
     for index, tensor in enumerate(values):
-        if group and num_bytes + tensor.nbytes > _GROUP_BYTES:
+        if group and (len(group) == _GROUP_TENSORS or num_bytes + tensor.nbytes > _GROUP_BYTES):
             yield group
             group, num_bytes = [], 0
         group.append(index)
