@@ -76,8 +76,9 @@ def check_max_len(config: DecoderConfig, max_len: int | None) -> None:
     """Refuse a bound on the text's length that the model's positions cannot reach."""
     if max_len is None:
         return
-    if max_len < 2 or (max_len > config.max_position and not config.stretches):
-        raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {config.max_position}")
+    longest = config.longest_text
+    if max_len < 2 or (longest is not None and max_len > longest):
+        raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {longest or 'any length'}")
 
 
 class LanguageModel:

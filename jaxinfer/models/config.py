@@ -119,12 +119,19 @@ class DecoderConfig:
         return tuple(dict.fromkeys(self.layers))
 
     @property
-    def stretches(self) -> bool:
-        """Tell whether positions reach past ``max_position``: their rotation adapts to the text's length."""
+    def longest_text(self) -> int | None:
+        """How many tokens the positions reach; None where their rotation adapts to any length.
+
+        That is past ``max_position`` where a yarn recipe was added to a model that was trained on shorter texts.
+        """
+        if self.learned_positions is not None:
+            return self.max_position
         ropes = [kind.rope for kind in self.kinds]
-        return self.learned_positions is None and any(
-            rope is not None and rope.scaling is not None and rope.scaling.kind == "dynamic" for rope in ropes
-        )
+        scalings = [rope.scaling for rope in ropes if rope is not None and rope.scaling is not None]
+        if any(scaling.kind == "dynamic" for scaling in scalings):
+            return None
+        yarns = [scaling for scaling in scalings if scaling.kind == "yarn"]
+        return max([self.max_position, *(int(yarn.factor * yarn.original_max_position) for yarn in yarns)])
 
 
 def shortest_pattern(layers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
