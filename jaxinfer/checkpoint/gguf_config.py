@@ -11,6 +11,9 @@ from jaxinfer.checkpoint.gguf_metadata import MetadataReader
 from jaxinfer.checkpoint.gguf_rope import read_rope_scaling
 from jaxinfer.errors import InvalidCheckpoint
 
+# As many as the families allow; a damaged number must not become a list of as many layers.
+_MOST_LAYERS = 1000
+
 
 @dataclass(frozen=True)
 class FileTensors:
@@ -27,7 +30,7 @@ def read_sizes(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         "vocab_size": read_vocab_size(reader),
         "hidden_size": reader.positive_int("embedding_length"),
         "intermediate_size": reader.positive_int("feed_forward_length"),
-        "num_hidden_layers": reader.positive_int("block_count"),
+        "num_hidden_layers": reader.positive_int("block_count", most=_MOST_LAYERS),
         "num_attention_heads": num_heads,
         "num_key_value_heads": reader.positive_int("attention.head_count_kv", default=num_heads),
         "max_position_embeddings": reader.positive_int("context_length"),

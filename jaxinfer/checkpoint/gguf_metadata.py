@@ -48,12 +48,12 @@ class MetadataReader:
         self._prefix = f"{architecture}."
         self._read: set[str] = set()
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
-        """Read an integer above 0; without a default the key must be there."""
+    def positive_int(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+        """Read an integer in ``1..most``; without a default the key must be there."""
         value = self._value(key, default)
         # bool is an int to Python.
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise self.refuse(key, "it must be one positive integer, the same for all layers")
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.refuse(key, f"it must be one integer from 1 to {most}, the same for all layers")
         return value
 
     def optional_int(self, key: str) -> int | None:
@@ -66,7 +66,7 @@ class MetadataReader:
         value = self._value(key, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.refuse(key, "it must be a positive number")
-        return shortest_decimal(value)
+        return shortest_decimal(float(value))
 
     def optional_float(self, key: str) -> float | None:
         """Read a finite number above 0; None where it is absent or 0."""
@@ -115,4 +115,4 @@ def shortest_decimal(value: float) -> float:
     """Return the shortest decimal that has the same float32 value, or the number itself where it is no float32."""
     with np.errstate(over="ignore"):
         single = np.float32(value)
-    return float(str(single)) if single == value else float(value)
+    return float(str(single)) if single == value else value

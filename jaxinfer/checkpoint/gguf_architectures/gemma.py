@@ -22,7 +22,6 @@ def read_gemma(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         **read_sizes(reader, tensors),
         "head_dim": read_head_dim(reader),
         "rms_norm_eps": reader.positive_float("attention.layer_norm_rms_epsilon"),
-        "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
     }
     return add_turn_ends(config, reader, TURN_ENDS)

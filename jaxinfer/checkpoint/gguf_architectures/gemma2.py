@@ -41,7 +41,7 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         "model_type": "gemma2",
         **config,
         **read_rotary(reader, tensors, config["head_dim"]),
-        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": read_query_scalar(config, _LAYERS_OF_27B),
         "attn_logit_softcapping": reader.positive_float("attn_logit_softcapping", default=50.0),
         "final_logit_softcapping": reader.positive_float("final_logit_softcapping", default=30.0),

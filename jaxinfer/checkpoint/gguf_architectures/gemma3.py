@@ -28,6 +28,7 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         **config,
+        "hidden_activation": "gelu_pytorch_tanh",
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "default",

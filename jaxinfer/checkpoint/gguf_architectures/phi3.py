@@ -56,6 +56,8 @@ def _read_longrope(
             raise InvalidCheckpoint(
                 f"{reader.origin}: tensor {name} must hold {rotary_dim // 2} positive numbers; convert the model again"
             )
+    if original == 1 < max_position:
+        raise reader.refuse("rope.scaling.original_context_length", "longrope stretches texts of 2 tokens or more")
     short, long = ([shortest_decimal(value) for value in tensors.rope_divisors[name].tolist()] for name in _DIVISORS)
     scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
     stated = reader.positive_float("rope.scaling.attn_factor", default=1.0)
