@@ -102,7 +102,7 @@ def _finish_row(row: _Row, index: int, batch: RunningBatch) -> GenerationResult:
             prompt_tokens=len(request.prompt),
             new_tokens=len(row.tokens),
             steps=counts.steps,
-            target_passes=float(counts.steps),
+            target_passes=counts.target_passes,
             tokens_per_step=by_steps / counts.steps if counts.steps else 0.0,
             drafted=counts.drafted,
             accepted=counts.accepted,

@@ -8,6 +8,7 @@ import jaxinfer
 from jaxinfer import SamplingParams
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import create_cache, output_logits
+from jaxinfer.models.model import Model
 from tests.decoding.rows import LEAST_MARGIN, least_margin, request
 from tests.toys import BEGIN, END, encode_bytes
 
@@ -61,7 +62,7 @@ def test_a_prompt_prefilled_in_chunks_equals_one_prefilled_whole(random_lm):
     @jax.jit
     def whole(params, tokens_1T, cache):
         lengths_1 = jax.numpy.array([700], "int32")
-        hidden_1TD, _ = forward_prompt(lm.programs.decoder, params, tokens_1T, lengths_1, cache, chunk=1024)
+        hidden_1TD, _ = forward_prompt(Model(lm.programs.decoder, params), tokens_1T, lengths_1, cache, chunk=1024)
         return output_logits(lm.programs.decoder, params, hidden_1TD)
 
     expected_TV = whole(lm.params, padded_1T, cache)[0, :700]

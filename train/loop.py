@@ -11,6 +11,7 @@ import optax
 
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache, init_params, output_logits
+from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int, Params
 from train.data import Batch
 
@@ -65,7 +66,7 @@ def token_losses(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"])
     batch, length = tokens_BT.shape
     cache = create_cache(decoder.config, batch, length, decoder.backend)
     lengths_B = jnp.full((batch,), length, jnp.int32)
-    hidden_BTD, _ = forward_prompt(decoder, params, tokens_BT, lengths_B, cache, chunk=length)
+    hidden_BTD, _ = forward_prompt(Model(decoder, params), tokens_BT, lengths_B, cache, chunk=length)
     logits_BTV = output_logits(decoder, params, hidden_BTD[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, tokens_BT[:, 1:])
 

@@ -6,10 +6,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Strategy, current_tokens
-from jaxinfer.decoding.tree import DraftTree, chain
-from jaxinfer.decoding.verify import Walk
-from jaxinfer.notation import Params
+from jaxinfer.decoding.strategy import Proposal, Strategy, current_tokens
+from jaxinfer.decoding.tree import chain
+from jaxinfer.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,6 @@ class Autoregressive(Strategy):
     def max_depth(self) -> int:
         return 0
 
-    def start(self, params: Params, state: DecodeState) -> Any:
-        return ()
-
-    def propose(self, params: Params, state: DecodeState, memory: Any) -> tuple[DraftTree, Any]:
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
         tokens_BM = current_tokens(state)[:, None]
-        return chain(tokens_BM, jnp.ones_like(tokens_BM, bool)), memory
-
-    def observe(self, tree: DraftTree, draws_BM: Any, walk: Walk, memory: Any) -> Any:
-        return memory
+        return Proposal(chain(tokens_BM, jnp.ones_like(tokens_BM, bool)), memory)

@@ -39,6 +39,7 @@ class RowCounts:
 
     new_tokens: int
     steps: int
+    target_passes: float
     drafted: int
     accepted: int
     accepted_by_depth: tuple[int, ...]
@@ -137,6 +138,7 @@ class RunningBatch:
         return RowCounts(
             new_tokens=int(self._lengths_B[row]) - len(self._requests[row].prompt),
             steps=int(state.steps_B[row]),
+            target_passes=float(state.passes_B[row]),
             drafted=int(state.drafted_B[row]),
             accepted=int(state.accepted_B[row]),
             accepted_by_depth=tuple(np.asarray(state.accepted_by_depth_BM[row]).tolist())[: self._strategy.max_depth],

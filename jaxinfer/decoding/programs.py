@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.models.decoder import Decoder, create_cache, output_logits
+from jaxinfer.models.decoder import Decoder, create_cache
+from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int, Params
 
 # Longest piece of a prompt that one pass of prefill attends from.
@@ -20,17 +21,28 @@ PREFILL_CHUNK = 512
 
 
 def prefill(
-    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, state: DecodeState
+    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, own: Any, state: DecodeState
 ) -> tuple[DecodeState, Any]:
-    """Prefill the prompts of a fresh state; ``num_tokens`` is a power of two or at most `PREFILL_CHUNK`."""
-    state = prefill_step(decoder, params, state, num_tokens, PREFILL_CHUNK)
-    return state, strategy.start(params, state)
+    """Prefill the prompts of a fresh state; ``num_tokens`` is a power of two or at most `PREFILL_CHUNK`.
+
+    ``own`` are the strategy's parameters.
+    """
+    model = Model(decoder, params)
+    state, prompt = prefill_step(model, state, num_tokens, PREFILL_CHUNK)
+    return state, strategy.start(model, own, state, prompt)
 
 
 def decode(
-    decoder: Decoder, strategy: Strategy, params: Params, state: DecodeState, memory: Any, max_steps: Int[Array, ""]
+    decoder: Decoder,
+    strategy: Strategy,
+    params: Params,
+    own: Any,
+    state: DecodeState,
+    memory: Any,
+    max_steps: Int[Array, ""],
 ) -> tuple[DecodeState, Any]:
     """Run steps until every row has finished, at most ``max_steps`` of them."""
+    model = Model(decoder, params)
 
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
         step, state, _ = carry
@@ -38,7 +50,7 @@ def decode(
 
     def advance(carry: tuple[Any, DecodeState, Any]) -> tuple[Any, DecodeState, Any]:
         step, state, memory = carry
-        return step + 1, *decode_step(decoder, strategy, params, state, memory)
+        return step + 1, *decode_step(model, strategy, own, state, memory)
 
     _, state, memory = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), state, memory))
     return state, memory
@@ -47,8 +59,9 @@ def decode(
 def full_logits(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"]) -> Any:
     """Return the logits of every token of whole texts, as prefill computes them."""
     cache = create_cache(decoder.config, tokens_BT.shape[0], tokens_BT.shape[1], decoder.backend)
-    hidden_BTD, _ = forward_prompt(decoder, params, tokens_BT, lengths_B, cache, PREFILL_CHUNK)
-    return output_logits(decoder, params, hidden_BTD)
+    model = Model(decoder, params)
+    hidden_BTD, _ = forward_prompt(model, tokens_BT, lengths_B, cache, PREFILL_CHUNK)
+    return model.logits(hidden_BTD)
 
 
 class Programs:
@@ -68,14 +81,15 @@ class Programs:
     ) -> tuple[DecodeState, Any]:
         """Run `prefill`; ``state`` is consumed."""
         function = partial(prefill, self.decoder, strategy, num_tokens)
-        return self._run(("prefill", strategy, num_tokens), function, (1,), params, state)
+        return self._run(("prefill", strategy, num_tokens), function, (2,), params, strategy.parameters, state)
 
     def decode(
         self, strategy: Strategy, params: Params, state: DecodeState, memory: Any, max_steps: int
     ) -> tuple[DecodeState, Any]:
         """Run `decode`; ``state`` and ``memory`` are consumed."""
         function = partial(decode, self.decoder, strategy)
-        return self._run(("decode", strategy), function, (1, 2), params, state, memory, jnp.int32(max_steps))
+        arguments = (params, strategy.parameters, state, memory, jnp.int32(max_steps))
+        return self._run(("decode", strategy), function, (2, 3), *arguments)
 
     def logits(self, params: Params, tokens_BT: Any, lengths_B: Any) -> Any:
         """Run `full_logits`."""

@@ -37,7 +37,7 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
         name: {
             "description": kind.description,
             "options": {field.name: field.default for field in dataclasses.fields(kind)},
-            "exactness": kind.exactness,
+            "exactness": kind().exactness,
         }
         for name, kind in STRATEGIES.items()
     }

@@ -16,8 +16,9 @@ class DecodeState(NamedTuple):
     ``tokens_BS`` int32 holds prompt and output; ``lengths_B`` counts them. The cache holds the positions
     ``0 .. length - 2``; the token at ``length - 1`` is *current*: known, not yet written. ``limits_B`` is the length at
     which a row ends for lack of room. ``logprobs_BS`` float32 stands beside ``tokens_BS`` and is zero in the prompt.
-    ``steps_B`` counts a row's forward passes of the target after prefill; ``drafted_B`` and ``accepted_B`` the draft
-    tokens that they verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
+    ``steps_B`` counts a row's verifications by the target after prefill, ``passes_B`` float32 the reads of its blocks
+    that they and drafting took (layers read / layers); ``drafted_B`` and ``accepted_B`` the draft tokens that they
+    verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
     """
 
     tokens_BS: Any
@@ -27,11 +28,17 @@ class DecodeState(NamedTuple):
     finished_B: Any
     logprobs_BS: Any
     steps_B: Any
+    passes_B: Any
     drafted_B: Any
     accepted_B: Any
     accepted_by_depth_BM: Any
     cache: LayeredCache
     sampling: SamplingArrays
+
+    @property
+    def context_lengths_B(self) -> Any:
+        """The lengths that rotary positions are stretched for."""
+        return self.prompt_lengths_B
 
     @property
     def history(self) -> History:
@@ -66,6 +73,7 @@ def initial_state(
         finished_B=jnp.asarray(lengths_B == 0),
         logprobs_BS=jnp.zeros((batch, num_slots), jnp.float32),
         steps_B=counts_B,
+        passes_B=jnp.zeros((batch,), jnp.float32),
         drafted_B=jnp.copy(counts_B),
         accepted_B=jnp.copy(counts_B),
         accepted_by_depth_BM=jnp.zeros((batch, max(max_depth, 1)), jnp.int32),

@@ -6,19 +6,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.decoding.rejection import reject
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Verified
 from jaxinfer.decoding.tree import ancestors, depths
-from jaxinfer.decoding.verify import match
-from jaxinfer.models.decoder import Decoder, forward, output_logits
-from jaxinfer.notation import Array, Float, Int, Params
+from jaxinfer.decoding.typical import accept_typical
+from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.masks import causal_ancestors
-from jaxinfer.sampling.draw import draw, log_probabilities
+from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
 
 
 def forward_prompt(
-    decoder: Decoder,
-    params: Params,
+    model: Model,
     tokens_BT: Int[Array, "B T"],
     lengths_B: Int[Array, " B"],
     cache: LayeredCache,
@@ -38,7 +39,7 @@ def forward_prompt(
         counts_B = lengths_B - start_B
         placements = cache.place(start_B, causal_ancestors(size)[None], counts_B, num_tokens)
         chunk_BT = jax.lax.dynamic_slice_in_dim(tokens_BT, index * size, size, axis=1)
-        return forward(decoder, params, chunk_BT, positions_BT, cache, placements, lengths_B)
+        return model.forward(chunk_BT, positions_BT, cache, placements, lengths_B)
 
     if num_tokens == size:
         return run_chunk(0, cache)
@@ -48,56 +49,75 @@ def forward_prompt(
         chunk_BTD, cache = run_chunk(index, cache)
         return jax.lax.dynamic_update_slice_in_dim(hidden_BTD, chunk_BTD, index * size, axis=1), cache
 
-    dtype = jnp.dtype(decoder.backend.compute_dtype)
-    hidden_BTD = jnp.zeros((batch, num_tokens, decoder.config.model_dim), dtype)
+    dtype = jnp.dtype(model.decoder.backend.compute_dtype)
+    hidden_BTD = jnp.zeros((batch, num_tokens, model.config.model_dim), dtype)
     return jax.lax.fori_loop(0, num_tokens // size, advance, (hidden_BTD, cache))
 
 
-def prefill_step(decoder: Decoder, params: Params, state: DecodeState, num_tokens: int, chunk: int) -> DecodeState:
+def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) -> tuple[DecodeState, Prompt]:
     """Write the prompts into the cache and draw every row's first token; ``num_tokens`` spans the longest prompt."""
     prompt_BT = state.tokens_BS[:, :num_tokens]
-    hidden_BTD, cache = forward_prompt(decoder, params, prompt_BT, state.prompt_lengths_B, state.cache, chunk)
+    hidden_BTD, cache = forward_prompt(model, prompt_BT, state.prompt_lengths_B, state.cache, chunk)
     last_B11 = state.prompt_lengths_B[:, None, None] - 1
-    logits_B1V = output_logits(decoder, params, jnp.take_along_axis(hidden_BTD, last_B11, axis=1))
+    hidden_B1D = jnp.take_along_axis(hidden_BTD, last_B11, axis=1)
+    logits_B1V = model.logits(hidden_B1D)
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history)
     emitted_B = jnp.where(state.finished_B, 0, 1)
-    return _append(state._replace(cache=cache), draws_B1, log_probabilities(logits_B1V, draws_B1), emitted_B)
+    state = _append(state._replace(cache=cache), draws_B1, log_probabilities(logits_B1V, draws_B1), emitted_B)
+    return state, Prompt(hidden_B1D[:, 0], num_tokens)
 
 
-def decode_step(
-    decoder: Decoder, strategy: Strategy, params: Params, state: DecodeState, memory: Any
-) -> tuple[DecodeState, Any]:
-    """Advance every unfinished row by one to M tokens."""
-    tree, memory = strategy.propose(params, state, memory)
-    relation_BMM = ancestors(tree.parents_BM)
-    depths_BM = depths(relation_BMM)
-    start_B = state.lengths_B - 1
-    positions_BM = start_B[:, None] + depths_BM
-    placements = state.cache.place(start_B, relation_BMM)
-    hidden_BMD, cache = forward(
-        decoder, params, tree.tokens_BM, positions_BM, state.cache, placements, state.prompt_lengths_B
-    )
-    logits_BMV = output_logits(decoder, params, hidden_BMD)
-    history = state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=relation_BMM)
-    draws_BM = draw(logits_BMV, positions_BM + 1, state.sampling, history)
-    walk = match(tree, draws_BM, strategy.max_depth)
-    path_draws_BM = jnp.take_along_axis(draws_BM, walk.path_BM, axis=1)
-    path_logprobs_BM = jnp.take_along_axis(log_probabilities(logits_BMV, draws_BM), walk.path_BM, axis=1)
-    emitted_B = jnp.where(state.finished_B, 0, _until_end(state, path_draws_BM, walk.taken_B))
+def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, memory: Any) -> tuple[DecodeState, Any]:
+    """Advance every unfinished row by one to M tokens; ``own`` are the strategy's parameters."""
+    proposal = strategy.propose(model, own, state, memory)
+    tree = proposal.tree
+    if proposal.cache is not None:
+        state = state._replace(cache=proposal.cache)
+    start_B, relation_BMM = state.lengths_B - 1, ancestors(tree.parents_BM)
+    nodes = Nodes(start_B, relation_BMM, start_B[:, None] + depths(relation_BMM))
+    verified = strategy.forward(model, own, state, proposal, nodes)
+    draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV)
+    tokens_BM = emitted_tokens(tree, walk)
+    path_logits_BMV = jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
+    emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
+    cache = verified.cache.keep(start_B, walk.path_BM, emitted_B)
+    state = _count(state._replace(cache=cache), proposal, verified, jnp.minimum(walk.taken_B - 1, emitted_B))
+    state = _append(state, tokens_BM, log_probabilities(path_logits_BMV, tokens_BM), emitted_B)
+    return state, strategy.observe(model, own, state, proposal, verified, draws_BM, walk)
+
+
+def accept(
+    strategy: Strategy, state: DecodeState, proposal: Proposal, nodes: Nodes, logits_BMV: Float[Array, "B M V"]
+) -> tuple[Int[Array, "B M"], Walk]:
+    """Return the target's own token at every node, and the path that is taken."""
+    tree, arrays = proposal.tree, state.sampling
+    history = state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=nodes.ancestors_BMM)
+    draws_BM = draw(logits_BMV, nodes.positions_BM + 1, arrays, history)
+    if strategy.acceptance == "match":
+        return draws_BM, match(tree, draws_BM, strategy.max_depth)
+    log_p_BMV = drawing_distribution(logits_BMV, nodes.positions_BM + 1, arrays, history)
+    if strategy.acceptance == "typical":
+        thresholds = strategy.typical_thresholds
+        walk = accept_typical(tree, nodes.ancestors_BMM, log_p_BMV, draws_BM, strategy.max_depth, *thresholds)
+    else:
+        distributions = log_p_BMV, proposal.log_q_BMV
+        walk = reject(tree, nodes.ancestors_BMM, nodes.positions_BM, *distributions, arrays, strategy.max_depth)
+    return draws_BM, walk
+
+
+def _count(state: DecodeState, proposal: Proposal, verified: Verified, accepted_B: Int[Array, " B"]) -> DecodeState:
+    """Add a step to the counters of the rows that run."""
     running_B = ~state.finished_B
-    nodes = tree.tokens_BM.shape[1]
-    accepted_B = jnp.where(running_B, walk.taken_B - 1, 0)
+    accepted_B = jnp.where(running_B, accepted_B, 0)
+    drafted_B = jnp.sum(is_draft(proposal.tree), axis=1, dtype=jnp.int32)
     depth_M = jnp.arange(1, state.accepted_by_depth_BM.shape[1] + 1)
-    state = state._replace(
-        cache=cache.keep(start_B, walk.path_BM, emitted_B),
+    return state._replace(
         steps_B=state.steps_B + running_B,
-        drafted_B=state.drafted_B
-        + jnp.where(running_B, jnp.sum(tree.valid_BM & tree.acceptable_BM, axis=1, dtype=jnp.int32) - 1, 0),
+        passes_B=state.passes_B + jnp.where(running_B, proposal.passes + verified.passes, 0.0),
+        drafted_B=state.drafted_B + jnp.where(running_B, drafted_B, 0),
         accepted_B=state.accepted_B + accepted_B,
-        accepted_by_depth_BM=state.accepted_by_depth_BM + (accepted_B[:, None] >= depth_M) * (nodes > 1),
+        accepted_by_depth_BM=state.accepted_by_depth_BM + (accepted_B[:, None] >= depth_M[None, :]),
     )
-    state = _append(state, path_draws_BM, path_logprobs_BM, emitted_B)
-    return state, strategy.observe(tree, draws_BM, walk, memory)
 
 
 def _until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Array, " B"]) -> Int[Array, " B"]:

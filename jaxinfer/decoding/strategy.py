@@ -2,28 +2,96 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.verify import Walk
-from jaxinfer.notation import Params
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Bool, Float, Int
+
+
+class Proposal(NamedTuple):
+    """A tree whose node 0 is each row's current token, and what drafting it has changed.
+
+    ``cache`` is the target's where drafting wrote to it, else None. ``log_q_BMV`` are the log-probabilities that the
+    children of each node were drawn from, for ``verify="rejection"``. ``passes`` is how much of the target's blocks
+    drafting has read, as layers read / layers.
+    """
+
+    tree: DraftTree
+    memory: Any
+    cache: LayeredCache | None = None
+    log_q_BMV: Any = None
+    passes: Any = 0.0
+
+
+class Prompt(NamedTuple):
+    """What prefill leaves: the final hidden states of the prompts' last tokens, and a length that spans all prompts."""
+
+    hidden_BD: Float[Array, "B D"]
+    num_tokens: int
+
+
+class Nodes(NamedTuple):
+    """Where a tree stands in the text: the cache position of its root, its relation and its nodes' positions."""
+
+    start_B: Int[Array, " B"]
+    ancestors_BMM: Bool[Array, "B M M"]
+    positions_BM: Int[Array, "B M"]
+
+
+class Verified(NamedTuple):
+    """The target's answer at every node; ``cache`` is written but not committed.
+
+    ``passes`` is how much of the target's blocks was read, as layers read / layers; ``extra`` is the strategy's own.
+    """
+
+    logits_BMV: Any
+    hidden_BMD: Any
+    cache: LayeredCache
+    passes: Any = 1.0
+    extra: Any = None
 
 
 @dataclass(frozen=True)
 class Strategy(ABC):
     """Static and hashable: its fields are its options, and a program is compiled for each value of them.
 
-    ``name`` is what the command line calls it, ``exactness`` what it promises: ``"identical"`` (the tokens of plain
-    decoding with the same seed). `headroom` is how many cache slots past a text's end its trees may write,
-    `max_depth` how many drafted tokens one step can accept.
+    ``name`` is what the command line calls it. ``exactness`` is what it promises: ``"identical"`` (the tokens of plain
+    decoding with the same seed), ``"distribution"`` (its distribution) or ``"lossy"``. `headroom` is how many cache
+    slots past a text's end its trees may write, `max_depth` how many drafted tokens one step can accept, `verify` how
+    drafts are accepted (``match``, ``rejection`` or ``typical``; see `jaxinfer.decoding.verify`).
+
+    Its methods are traced. Each receives the target and the strategy's own `parameters`, which are arrays and
+    therefore never part of what a program is compiled for.
     """
 
     name: ClassVar[str] = ""
     description: ClassVar[str] = ""
-    exactness: ClassVar[str] = "identical"
+
+    @property
+    def exactness(self) -> str:
+        """What the strategy promises about its tokens."""
+        return {"match": "identical", "rejection": "distribution", "typical": "lossy"}[self.acceptance]
+
+    @property
+    def acceptance(self) -> str:
+        """How drafts are accepted: ``match``, ``rejection`` or ``typical``."""
+        return "match"
+
+    @property
+    def typical_thresholds(self) -> tuple[float, float]:
+        """Epsilon and delta of typical acceptance."""
+        return 0.09, 0.3
+
+    @property
+    def parameters(self) -> Any:
+        """Arrays of the strategy's own: a draft model's weights, heads."""
+        return ()
 
     @property
     @abstractmethod
@@ -35,19 +103,39 @@ class Strategy(ABC):
     def max_depth(self) -> int:
         """The deepest node that a tree of this strategy can have."""
 
-    @abstractmethod
-    def start(self, params: Params, state: DecodeState) -> Any:
+    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Any:
         """Return what the strategy remembers between steps, as a pytree, from the state after prefill."""
+        return ()
 
     @abstractmethod
-    def propose(self, params: Params, state: DecodeState, memory: Any) -> tuple[DraftTree, Any]:
-        """Return a tree whose node 0 is each row's current token."""
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
+        """Draft a tree."""
 
-    @abstractmethod
-    def observe(self, tree: DraftTree, draws_BM: Any, walk: Walk, memory: Any) -> Any:
-        """Return the memory after a step; ``draws_BM`` holds the target's token at every node, taken or not."""
+    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+        """Run the target over the tree; ``state.cache`` is the one that drafting left."""
+        tokens_BM, placements = proposal.tree.tokens_BM, state.cache.place(nodes.start_B, nodes.ancestors_BMM)
+        hidden_BMD, cache = model.forward(
+            tokens_BM, nodes.positions_BM, state.cache, placements, state.context_lengths_B
+        )
+        return Verified(model.logits(hidden_BMD), hidden_BMD, cache)
+
+    def observe(
+        self,
+        model: Model,
+        own: Any,
+        state: DecodeState,
+        proposal: Proposal,
+        verified: Verified,
+        draws_BM: Any,
+        walk: Walk,
+    ) -> Any:
+        """Return the memory after a step, whose tokens ``state`` holds already.
+
+        ``draws_BM`` is the target's token at every node, taken or not.
+        """
+        return proposal.memory
 
 
-def current_tokens(state: DecodeState) -> Any:
-    """Return each row's current token ``[B]``: known, not yet in the cache."""
+def current_tokens(state: DecodeState) -> Int[Array, " B"]:
+    """Return each row's current token: known, not yet in the cache."""
     return jnp.take_along_axis(state.tokens_BS, state.lengths_B[:, None] - 1, axis=1)[:, 0]

@@ -16,10 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxinfer.decoding.autoregressive import Autoregressive
 from jaxinfer.decoding.programs import decode, prefill
 from jaxinfer.decoding.state import DecodeState, initial_state
-from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.strategy import Prompt, Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
+from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.parallel.rules import CACHE_SPEC, check_split, parameter_shardings
@@ -97,19 +98,22 @@ def compile_programs(
     params = abstract_params(config, backend)
     shardings = parameter_shardings(config, backend, mesh)
     state = _abstract_state(config, backend, strategy, batch, max_len, mesh)
-    memory = _replicated(jax.eval_shape(strategy.start, params, state), mesh)
+    own = _replicated(jax.eval_shape(lambda: strategy.parameters), mesh)
+    memory = _replicated(
+        jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, own, state), mesh
+    )
     max_steps = _replicated(jax.ShapeDtypeStruct((), jnp.int32), mesh)
     options = dict(compiler_options or {})
     try:
         # In the order of least padding, a shard that is no multiple of 128 long would be copied at every call.
         formats = jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), shardings)
-        decoding = (_placed(params, shardings), state, memory, max_steps)
-        programs = {"decode": _compile(partial(decode, decoder, strategy), decoding, (1, 2), formats, memory, options)}
+        decoding = (_placed(params, shardings), own, state, memory, max_steps)
+        programs = {"decode": _compile(partial(decode, decoder, strategy), decoding, (2, 3), formats, memory, options)}
         if prompt_tokens is not None:
             formats = programs["decode"].parameter_formats
-            prefilling = (_placed(params, formats), state)
+            prefilling = (_placed(params, formats), own, state)
             function = partial(prefill, decoder, strategy, prompt_tokens)
-            programs["prefill"] = _compile(function, prefilling, (1,), formats, memory, options)
+            programs["prefill"] = _compile(function, prefilling, (2,), formats, memory, options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -130,7 +134,7 @@ def _compile(
     options: dict[str, str | bool],
 ) -> CompiledProgram:
     """Compile one program as `Programs` runs it: state and memory are donated, and come back where they were."""
-    state = arguments[1]
+    state = arguments[2]
     placements = (formats, *_placements(arguments[1:]))
     began = time.perf_counter()
     with without_persistent_cache():
@@ -150,6 +154,12 @@ def _compile(
         parameter_formats=compiled.input_formats[0][0],
         hlo=compiled.as_text() or "",
     )
+
+
+def _start(decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, own: Any, state: DecodeState) -> Any:
+    batch, width = state.lengths_B.shape[0], decoder.config.model_dim
+    prompt = Prompt(jnp.zeros((batch, width), decoder.backend.compute_dtype), num_tokens)
+    return strategy.start(Model(decoder, params), own, state, prompt)
 
 
 def _abstract_state(

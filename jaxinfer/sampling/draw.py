@@ -35,6 +35,16 @@ def draw(
     return lax.cond(plain, lambda: best_token(logits_BMV), drawn)
 
 
+def drawing_distribution(
+    logits_BMV: Float[Array, "B M V"], positions_BM: Int[Array, "B M"], arrays: SamplingArrays, history: History
+) -> Float[Array, "B M V"]:
+    """Return the log-probabilities that `draw` draws from: all on one token in a row at temperature 0."""
+    transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM)
+    is_best_BMV = best_token(transformed_BMV)[..., None] == vocabulary_ids(logits_BMV.shape[-1])
+    greedy_BMV = jnp.where(is_best_BMV, 0.0, -jnp.inf).astype(transformed_BMV.dtype)
+    return jnp.where(arrays.samples_B()[:, None, None], jax.nn.log_softmax(transformed_BMV, axis=-1), greedy_BMV)
+
+
 def add_noise(
     transformed_BMV: Float[Array, "B M V"],
     positions_BM: Int[Array, "B M"],

@@ -90,6 +90,17 @@ def gumbel(
     return gumbel_of_bits(random_bits(fold_in(fold_in(key_data, position), role), token_ids_V))
 
 
+def uniform(
+    key_data: UInt32[Array | np.ndarray, "*rows 2"],
+    position: Int[Array, "..."],
+    role: int | Int[Array, ""],
+    lanes_V: Int[Array, "V"] | UInt32[Array, "V"],
+) -> Float[Array, "... V"]:
+    """Draw numbers between 0 and 1, both excluded, for each lane at each position; keys and positions broadcast."""
+    bits = random_bits(fold_in(fold_in(key_data, position), role), lanes_V)
+    return (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24) + np.float32(2.0**-25)
+
+
 def vocabulary_ids(vocab_size: int) -> Int[Array, "V"]:
     """Count the token ids from 0."""
     return lax.iota(jnp.int32, vocab_size)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Strategy, current_tokens
+from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, current_tokens
 from jaxinfer.decoding.tree import DraftTree, chain
-from jaxinfer.decoding.verify import Walk
-from jaxinfer.notation import Array, Params
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,16 @@ class Chain(Strategy):
     def max_depth(self) -> int:
         return self.depth
 
-    def start(self, params: Params, state: DecodeState) -> Any:
+    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Any:
         return jnp.int32(0)
 
-    def propose(self, params: Params, state: DecodeState, memory: Any) -> tuple[DraftTree, Any]:
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
         guesses_BM = recorded(self.texts, state, self.depth)
         lie_M = (jnp.arange(1, self.depth + 1) >= self.lies_from).astype(jnp.int32)
         tokens_BM = jnp.concatenate([current_tokens(state)[:, None], guesses_BM + lie_M[None, :]], axis=1)
         is_root_BM = jnp.broadcast_to(jnp.arange(self.depth + 1)[None, :] == 0, tokens_BM.shape)
         tree = chain(tokens_BM, is_root_BM if self.validity == "padding" else jnp.ones_like(is_root_BM))
-        return (tree._replace(acceptable_BM=is_root_BM) if self.validity == "window" else tree), memory
-
-    def observe(self, tree: DraftTree, draws_BM: Any, walk: Walk, memory: Any) -> Any:
-        return memory + 1
+        return Proposal(tree._replace(acceptable_BM=is_root_BM) if self.validity == "window" else tree, memory + 1)
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Branches(Chain):
     def headroom(self) -> int:
         return 1 + 3 * self.depth
 
-    def propose(self, params: Params, state: DecodeState, memory: Any) -> tuple[DraftTree, Any]:
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
         right_BM = recorded(self.texts, state, self.depth + 1)
         tokens, parents = [current_tokens(state)], [0]
         parent = 0
@@ -75,7 +72,7 @@ class Branches(Chain):
         tokens_BM = jnp.stack(tokens, axis=1)
         parents_BM = jnp.broadcast_to(jnp.asarray(parents, jnp.int32)[None, :], tokens_BM.shape)
         all_BM = jnp.ones(tokens_BM.shape, bool)
-        return DraftTree(tokens_BM, parents_BM, all_BM, all_BM), memory
+        return Proposal(DraftTree(tokens_BM, parents_BM, all_BM, all_BM), memory)
 
 
 def recorded(texts: tuple[tuple[int, ...], ...], state: DecodeState, count: int) -> Array:
