@@ -19,8 +19,9 @@ class FolderSettings:
     """What a folder's JSON files say about its tokenizer.
 
     ``special_tokens`` maps ``bos_token`` and the like to their text; ``added_tokens`` maps ids to tokens that are
-    parsed whole; ``add_bos`` and ``add_eos`` are None where the folder leaves that to the vocabulary file; ``bos_id``
-    and ``eos_ids`` are those of the model's own configuration.
+    parsed whole; ``add_bos``, ``add_eos`` and ``add_prefix_space`` are None where the folder leaves that to the
+    vocabulary file; ``bos_id`` and ``eos_ids`` are those of the model's own configuration. ``tokenizer_class`` is
+    transformers' name of the kind.
     """
 
     origin: Path
@@ -28,12 +29,14 @@ class FolderSettings:
     added_tokens: Mapping[int, AddedToken]
     add_bos: bool | None
     add_eos: bool | None
-    add_prefix_space: bool
+    add_prefix_space: bool | None
     legacy: bool
     chat_templates: Mapping[str, str]
     bos_id: int | None
     eos_ids: tuple[int, ...]
     names_bos: bool
+    extra_special_tokens: tuple[str, ...] = ()
+    tokenizer_class: str | None = None
 
     def find_id(self, role: str, token_to_id: Callable[[str], int | None]) -> int | None:
         """Return the id of a named special token, None where none is named; raise where it is not a token."""
@@ -62,9 +65,9 @@ class FolderSettings:
 
 def read_folder_settings(folder: Path, model_config: Mapping[str, Any]) -> FolderSettings:
     """Read every settings file that the folder has; a missing one is an empty one."""
-    config = _read_json(folder / "tokenizer_config.json")
-    named = {**_read_json(folder / "special_tokens_map.json"), **config}
-    generation = _read_json(folder / "generation_config.json")
+    config = read_json_object(folder / "tokenizer_config.json")
+    named = {**read_json_object(folder / "special_tokens_map.json"), **config}
+    generation = read_json_object(folder / "generation_config.json")
     special = {role: _read_content(named[role], folder, role) for role in _NAMED_TOKENS if named.get(role) is not None}
     return FolderSettings(
         origin=folder,
@@ -72,16 +75,19 @@ def read_folder_settings(folder: Path, model_config: Mapping[str, Any]) -> Folde
         added_tokens=_read_added_tokens(config, folder),
         add_bos=_read_flag(config, "add_bos_token", folder),
         add_eos=_read_flag(config, "add_eos_token", folder),
-        add_prefix_space=_read_flag(config, "add_prefix_space", folder) is not False,
+        add_prefix_space=_read_flag(config, "add_prefix_space", folder),
         legacy=bool(_read_flag(config, "legacy", folder)),
         chat_templates=_read_chat_templates(config, folder),
         bos_id=next(iter(_read_ids(generation, model_config, "bos_token_id", folder)), None),
         eos_ids=_read_ids(generation, model_config, "eos_token_id", folder),
         names_bos="bos_token" in named,
+        extra_special_tokens=_read_extra_tokens(named, folder),
+        tokenizer_class=_read_class(config, model_config, folder),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Parse a file that holds one JSON object; a missing one is an empty one."""
     if not path.is_file():
         return {}
     try:
@@ -113,6 +119,22 @@ def _read_added_tokens(config: Mapping[str, Any], folder: Path) -> dict[int, Add
             _read_content(value, folder, f"added token {key}"), normalized=normalized, **flags
         )
     return tokens
+
+
+def _read_extra_tokens(named: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
+    name = "extra_special_tokens" if named.get("extra_special_tokens") else "additional_special_tokens"
+    tokens = named.get(name) or []
+    if not isinstance(tokens, list | dict):
+        raise InvalidTokenizer(f"{folder}: {name} must be a list of tokens, not {tokens!r:.80}")
+    values = tokens.values() if isinstance(tokens, dict) else tokens
+    return tuple(_read_content(value, folder, f"a token in {name}") for value in values)
+
+
+def _read_class(config: Mapping[str, Any], model_config: Mapping[str, Any], folder: Path) -> str | None:
+    name = config.get("tokenizer_class") or model_config.get("tokenizer_class")
+    if name is not None and not isinstance(name, str):
+        raise InvalidTokenizer(f"{folder}: tokenizer_class must be a string, not {name!r:.80}")
+    return name
 
 
 def _read_flag(config: Mapping[str, Any], name: str, folder: Path) -> bool | None:

@@ -1,9 +1,10 @@
 """The byte-level BPE inside a GGUF file's metadata."""
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken
 
 from jaxinfer.errors import InvalidTokenizer
+from jaxinfer.tokenizers.byte_level import build_pipeline
 from jaxinfer.tokenizers.gguf_tokens import GGUFTokens
 from jaxinfer.tokenizers.hugging_face import HuggingFaceTokenizer, add_begin_and_end
 from jaxinfer.tokenizers.sentence_piece_model import PieceKind
@@ -52,25 +53,8 @@ def _build_pipeline(vocabulary: GGUFTokens, split: WordSplit) -> tokenizers.Toke
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     if len(ids) != len(vocabulary.tokens):
         raise InvalidTokenizer(f"{vocabulary.origin}: tokenizer.ggml.tokens names a token twice: fetch the file again")
-    merges = _read_merges(vocabulary)
-    try:
-        pipeline = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=split.ignores_merges))
-    except Exception as error:  # the library raises bare exceptions
-        reason = " ".join(str(error).split())
-        raise InvalidTokenizer(
-            f"{vocabulary.origin}: tokenizer.ggml.merges do not fit the tokens: {reason:.200}; fetch the file again"
-        ) from error
-    steps: list[pre_tokenizers.PreTokenizer] = []
-    if split.isolates_digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if split.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
-    pipeline.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if split.composes:
-        pipeline.normalizer = normalizers.NFC()
-    pipeline.decoder = decoders.ByteLevel()
-    return pipeline
+    source = f"{vocabulary.origin}: tokenizer.ggml.merges"
+    return build_pipeline(ids, _read_merges(vocabulary), split, source=source)
 
 
 def _read_merges(vocabulary: GGUFTokens) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ def read_tokenizer_json(path: Path, settings: FolderSettings) -> HuggingFaceToke
     except Exception as error:  # the library raises bare exceptions
         reason = " ".join(str(error).split())
         raise InvalidTokenizer(f"{path} is damaged: {reason}; fetch it again") from error
-    _add_tokens(pipeline, settings)
+    add_declared_tokens(pipeline, settings, path.name)
     ids = {role: settings.find_id(role, pipeline.token_to_id) for role in ("bos_token", "eos_token")}
     if settings.add_bos is not None or settings.add_eos is not None:
         add_begin_and_end(
@@ -78,8 +78,8 @@ def add_begin_and_end(pipeline: tokenizers.Tokenizer, bos: str | None, eos: str 
     pipeline.post_processor = processors.TemplateProcessing(single=template, special_tokens=pair)
 
 
-def _add_tokens(pipeline: tokenizers.Tokenizer, settings: FolderSettings) -> None:
-    """Add the tokens that ``tokenizer_config.json`` declares and ``tokenizer.json`` lacks."""
+def add_declared_tokens(pipeline: tokenizers.Tokenizer, settings: FolderSettings, vocabulary: str) -> None:
+    """Add the tokens that the settings declare and the file of that name, of which the pipeline was made, lacks."""
     present = {token.content for token in pipeline.get_added_tokens_decoder().values()}
     for declared, token in sorted(settings.added_tokens.items()):
         if token.content in present:
@@ -87,6 +87,6 @@ def _add_tokens(pipeline: tokenizers.Tokenizer, settings: FolderSettings) -> Non
         pipeline.add_tokens([token])
         if (given := pipeline.token_to_id(token.content)) != declared:
             raise InvalidTokenizer(
-                f"{settings.origin}: tokenizer_config.json gives {token.content!r} the id {declared}, but "
-                f"tokenizer.json has room for it at {given}: fetch both files again"
+                f"{settings.origin}: the tokenizer's settings give {token.content!r} the id {declared}, but "
+                f"{vocabulary} has room for it at {given}: fetch both files again"
             )

@@ -42,7 +42,7 @@ class SentencePieceTokenizer:
         self._id_of_cut = {self._splitter.token_to_id(content): token for content, token in self._added_ids.items()}
 
         adds_prefix = self._model.normalize("a").startswith(_SPACE)
-        self._add_prefix_space = adds_prefix and settings.add_prefix_space
+        self._add_prefix_space = adds_prefix and settings.add_prefix_space is not False
         self._trims = self._model.normalize("a  a") == self._model.normalize("a a")
         byte_flags = self._model.is_byte(ids)
         self.byte_fallback_ids = frozenset(token for token in ids if byte_flags[token])

@@ -58,3 +58,16 @@ WORD_SPLITS: Mapping[str, WordSplit] = MappingProxyType(
 )
 # These architectures have one vocabulary, so that files older than ``tokenizer.ggml.pre`` leave nothing open.
 ARCHITECTURE_SPLITS: Mapping[str, str] = MappingProxyType({"gpt2": "gpt-2", "phi2": "phi-2"})
+# The classes of transformers that read a vocabulary and merges, and those that it takes for a model without a class.
+CLASS_SPLITS: Mapping[str, str] = MappingProxyType(
+    {"GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+)
+MODEL_CLASSES: Mapping[str, str] = MappingProxyType(
+    {
+        "gpt2": "GPT2Tokenizer",
+        "opt": "GPT2Tokenizer",
+        "phi": "CodeGenTokenizer",
+        "qwen2": "Qwen2Tokenizer",
+        "qwen3": "Qwen2Tokenizer",
+    }
+)
