@@ -54,6 +54,7 @@ def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
         new.mkdir()
         yield new
         _write_through(new)
+        check_target(target, overwrite_if)  # it may have appeared meanwhile
         _publish(new, old, target)
         _write_through(target.parent, is_deep=False)
     finally:

@@ -1,0 +1,260 @@
+"""``jaxinfer convert`` from outside: what it writes and prints, and what a kill, a full disk or a mistake leaves."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import jaxinfer
+from jaxinfer.checkpoint import orbax_writer
+from tests.cli.test_mistakes import assert_mistake
+from tests.cli.test_process import ROOT, child
+from tests.default_model import default_model_path
+
+
+@pytest.fixture(scope="module")
+def source(tiny_llama_folder):
+    return tiny_llama_folder()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "home")
+
+
+def test_a_converted_model_answers_as_its_source_does(run, source, tmp_path):
+    target = tmp_path / "made"
+    outcome = run("convert", source, target)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", f"wrote {target}\n")
+    command = ["generate", "--chat", "The quick", "--max-new-tokens", "8", "--json", "--dtype", "float32"]
+    expected, found = (json.loads(run(*command, "--model", model).out) for model in (source, target))
+    assert found["tokens"] == expected["tokens"]
+    assert found["text"] == expected["text"]
+
+
+def test_the_default_model_keeps_its_chat_template_and_its_answer(tmp_path):
+    """Convert the real GGUF, whose template and vocabulary are in its metadata, and ask what it knows."""
+    path = default_model_path()
+    done = subprocess.run(
+        **child(tmp_path, "-m", "jaxinfer", "convert", str(path), str(tmp_path / "made")), check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"211 quantised tensors become float32" in done.stderr
+    expected, found = (jaxinfer.load(model, dtype="float32", max_len=512) for model in (path, tmp_path / "made"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, expected.params, found.params))
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    assert found.encode_chat(messages) == expected.encode_chat(messages)
+    assert found.eos_token_ids == expected.eos_token_ids
+    assert "Paris" in found.chat(messages, max_new_tokens=10).text
+
+
+MISTAKES = {
+    "no destination": (["convert", "SRC"], ["DST"]),
+    "no source": (["convert", "/no/such/model", "DST"], ["/no/such/model", "no such file"]),
+    "unknown dtype": (["convert", "SRC", "DST", "--dtype", "int3"], ["int3", "bfloat16"]),
+    "no parent": (["convert", "SRC", "DST/deeper/still"], ["no such folder; create it first"]),
+    "a file": (["convert", "SRC", "FILE", "--overwrite"], ["not a folder"]),
+    "not empty": (["convert", "SRC", "FULL"], ["not empty", "--overwrite"]),
+    "not ours": (["convert", "SRC", "FULL", "--overwrite"], ["jaxinfer.json", "not overwritten"]),
+    "another option": (["convert", "SRC", "DST", "--shards", "2"], ["--shards"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_all_as_it_was(run, source, tmp_path, mistake):
+    place = tmp_path / "place"
+    (place / "FULL").mkdir(parents=True)
+    (place / "FULL" / "mine").write_text("mine")
+    (place / "FILE").write_text("mine")
+    arguments, named = MISTAKES[mistake]
+    places = {"SRC": str(source)} | {name: str(place / name) for name in ("DST", "FILE", "FULL", "DST/deeper/still")}
+    assert_mistake(run(*(places.get(argument, argument) for argument in arguments)), *named)
+    assert names(place) == ["FILE", "FULL"]
+    assert names(place / "FULL") == ["mine"]
+
+
+def test_overwriting_replaces_what_convert_wrote_and_never_the_source(run, source, tmp_path):
+    target = tmp_path / "made"
+    assert run("convert", source, target).code == 0
+    assert_mistake(run("convert", source, target), "not empty")
+    assert run("convert", source, target, "--overwrite", "--dtype", "float16").code == 0
+    tensors = json.loads((target / "jaxinfer.json").read_text())["tensors"]
+    assert {tensor["dtype"] for tensor in tensors.values()} == {"float16"}
+    assert_mistake(run("convert", target, target, "--overwrite"), "holds the model")
+    assert names(tmp_path) == ["made"]
+    jaxinfer.load(target)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from jaxinfer.checkpoint import new_folder, orbax_convert
+from jaxinfer.cli import main, progress
+import contextlib
+
+moment, number = sys.argv[3], getattr(signal, sys.argv[4])
+
+def strike(*arguments):
+    os.kill(os.getpid(), number)
+
+@contextlib.contextmanager
+def watched(label):
+    yield lambda done, total: strike() if (done == total) == (moment == "last") else None
+
+if moment in ("first", "last"):
+    from jaxinfer.cli import convert
+    convert.byte_progress = watched
+if moment == "before":
+    new_folder._publish = strike
+sys.exit(main.main(["convert", *sys.argv[1:3], "--overwrite"]))
+"""
+
+
+def convert_struck(home: Path, source: Path, target: Path, moment: str, number: str) -> tuple[int, bytes]:
+    of_this_process = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(**child(home, "-c", KILLED, str(source), str(target), moment, number))
+    finally:
+        signal.signal(signal.SIGINT, of_this_process)
+    errors = process.communicate(timeout=120)[1]
+    return process.returncode, errors
+
+
+def test_a_killed_conversion_leaves_nothing_that_loads_and_the_next_clears_it(run, source, tmp_path):
+    target = tmp_path / "made"
+    for moment in ("first", "last", "before"):
+        assert convert_struck(tmp_path / "home", source, target, moment, "SIGKILL")[0] == -signal.SIGKILL
+        assert names(tmp_path) == [".made.partial"]
+        assert_mistake(run("generate", "x", "--model", target), str(target))
+    assert run("convert", source, target).code == 0
+    assert names(tmp_path) == ["made"]
+    # One that was to replace it leaves it as it is.
+    before = (target / "jaxinfer.json").read_bytes()
+    assert convert_struck(tmp_path / "home", source, target, "before", "SIGKILL")[0] == -signal.SIGKILL
+    assert (target / "jaxinfer.json").read_bytes() == before
+    jaxinfer.load(target)
+
+
+@pytest.mark.parametrize("moment", ["first", "before"])
+def test_an_interrupted_conversion_clears_up_and_ends_as_other_commands_do(source, tmp_path, moment):
+    assert convert_struck(tmp_path / "home", source, tmp_path / "made", moment, "SIGINT") == (130, b"\n")
+    assert names(tmp_path) == []
+
+
+LIMITED = """
+import resource, sys
+from jaxinfer.cli.main import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.exit(main(["convert", *sys.argv[1:]]))
+"""
+
+
+def test_a_disk_that_is_full_is_one_line_and_nothing_stays(source, tmp_path):
+    """The kernel refuses to let any file grow past 20 kB, which TensorStore sees as it would see a full disk."""
+    target = tmp_path / "made"
+    done = subprocess.run(**child(tmp_path / "home", "-c", LIMITED, str(source), str(target)), check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == (
+        f"error: {target}: File too large; free some space or give another destination\n"
+    )  # fmt: skip
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        ValueError('RESOURCE_EXHAUSTED: Error writing "d/1f": [OS error 28: No space left on device] [line 4]'),
+        RuntimeError("Disk quota exceeded"),
+    ],
+)
+def test_all_ways_to_say_that_the_disk_is_full_are_understood(run, source, tmp_path, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(orbax_writer, "write_tensors", fail)
+    assert_mistake(run("convert", source, tmp_path / "made"), str(tmp_path / "made"), "free some space")
+    assert names(tmp_path) == []
+
+
+WATCH = """
+import sys, threading, time
+from pathlib import Path
+from jaxinfer.checkpoint.orbax_convert import convert
+
+def anonymous_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+def watch():
+    while not done.is_set():
+        peak[0] = max(peak[0], anonymous_bytes())
+        time.sleep(0.002)
+
+done, peak = threading.Event(), [0]
+thread = threading.Thread(target=watch)
+thread.start()
+convert(sys.argv[1], sys.argv[2], dtype="float32")
+done.set()
+thread.join()
+print(peak[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from Linux's /proc")
+def test_peak_anonymous_memory_is_that_of_a_few_tensors(source, tmp_path):
+    """Convert 400 MB of float32 parameters, of which the largest tensor is 67 MB and a group as much."""
+    config = json.loads((source / "config.json").read_text())
+    layers, wide = 8, {"vocab_size": 16384, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 8}
+    config |= wide | {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": (16384, 1024), "model.norm.weight": (1024,)}
+    for layer in range(layers):
+        block = f"model.layers.{layer}"
+        shapes |= {f"{block}.{name}_layernorm.weight": (1024,) for name in ("input", "post_attention")}
+        shapes |= {f"{block}.self_attn.{name}_proj.weight": (1024, 1024) for name in "qkvo"}
+        shapes |= {f"{block}.mlp.{name}_proj.weight": (2048, 1024) for name in ("gate", "up")}
+        shapes |= {f"{block}.mlp.down_proj.weight": (1024, 2048)}
+    save_file({name: np.ones(shape, np.float16) for name, shape in shapes.items()}, folder / "model.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, str(folder), str(tmp_path / "made")],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    num_bytes = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+    assert 4e8 < num_bytes < 4.1e8
+    # The interpreter with JAX and Orbax takes 130 MB of this; the whole model would not fit.
+    assert int(done.stdout) <= 300e6
+
+
+WITHOUT_ORBAX = """
+import sys
+import jaxinfer
+from jaxinfer.cli.main import main
+
+try:
+    main(["convert", "--help"])
+except SystemExit as end:
+    assert not end.code
+assert not {"jax", "orbax", "tensorstore"} & set(sys.modules)
+jaxinfer.load(sys.argv[1])
+assert not {"orbax", "tensorstore"} & set(sys.modules)
+jaxinfer.load(sys.argv[2])
+assert "orbax" not in sys.modules
+"""
+
+
+def test_only_converting_waits_for_orbax(run, source, tmp_path):
+    assert run("convert", source, tmp_path / "made").code == 0
+    done = subprocess.run(
+        **child(tmp_path, "-c", WITHOUT_ORBAX, str(source), str(tmp_path / "made")), check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
