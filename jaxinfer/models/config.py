@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class DecoderConfig:
     layer_pattern: tuple[LayerKind, ...]
     block: Literal["pre_norm", "sandwich", "post_norm", "parallel"] = "pre_norm"
     norm: Literal["rms", "rms_plus_one", "layer", "plain_layer"] = "rms"
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False
     output_bias: bool = False

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.config import Activation, DecoderConfig, LayerKind
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, Part, Source, TensorNames
 
-_ACTIVATIONS = {
+_ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",

@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.config import Activation, DecoderConfig, LayerKind
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, TensorNames
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
 _OFFSET = 2  # rows of the position table before the first token's
 
 
