@@ -195,6 +195,9 @@ class LanguageModel:
         if not rows:
             raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
         longest = max(len(row) for row in rows)
+        if self.config.learned_positions is not None and longest > self.config.max_position:
+            known = self.config.max_position
+            raise InvalidOption(f"a text has {longest} tokens, but the model knows {known} positions: shorten it")
         tokens_BT = np.zeros((len(rows), prompt_bucket(longest)), np.int32)
         for index, row in enumerate(rows):
             tokens_BT[index, : len(row)] = row
@@ -214,9 +217,10 @@ class LanguageModel:
         for prompt, params in zip(prompts, sampling):
             ids = self._check_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
             if len(ids) >= self.max_len:
+                is_longest = self.max_len >= self.config.max_position and not self.config.stretches
                 raise InvalidOption(
                     f"the prompt has {len(ids)} tokens, but the context has room for {self.max_len} with the answer: "
-                    "shorten it or raise max_len"
+                    f"shorten it{'' if is_longest else ' or raise max_len'}"
                 )
             max_length = min(len(ids) + max_new_tokens, self.max_len)
             text = prompt if isinstance(prompt, str) else None
