@@ -3,13 +3,18 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from jaxinfer.decoding.autoregressive import Autoregressive
+from jaxinfer.decoding.jacobi import Jacobi
+from jaxinfer.decoding.lookahead import Lookahead
+from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
-STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType({kind.name: kind for kind in (Autoregressive,)})
+STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
+    {kind.name: kind for kind in (Autoregressive, PromptLookup, Jacobi, Lookahead)}
+)
 
 
 def parse_strategy(spec: str | Strategy) -> Strategy:
@@ -44,6 +49,8 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
 
 
 def _parse_value(strategy: str, key: str, text: str, kind: Any) -> Any:
+    if get_origin(kind) is Literal and text in get_args(kind):
+        return text
     if kind is bool and text in ("true", "false"):
         return text == "true"
     if kind in (int, float, str) and text:
@@ -51,5 +58,7 @@ def _parse_value(strategy: str, key: str, text: str, kind: Any) -> Any:
             return kind(text)
         except ValueError:
             pass
+    if get_origin(kind) is Literal:
+        raise InvalidOption(f"option {key} of strategy {strategy} is one of {', '.join(get_args(kind))}, not {text!r}")
     expected = "true or false" if kind is bool else getattr(kind, "__name__", str(kind))
     raise InvalidOption(f"option {key} of strategy {strategy} needs a value of type {expected}, got {text!r}")

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.notation import Array, Bool, Int
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History
 
@@ -44,6 +45,11 @@ class DecodeState(NamedTuple):
     def history(self) -> History:
         """The committed text, as the sampling transforms read it."""
         return History(self.tokens_BS, self.prompt_lengths_B, self.lengths_B)
+
+
+def is_stop(state: DecodeState, tokens_BM: Int[Array, "B M"]) -> Bool[Array, "B M"]:
+    """Return which tokens end their row: one of its stop ids."""
+    return (tokens_BM[:, :, None] == state.sampling.stop_ids_BE[:, None, :]).any(axis=-1)
 
 
 def initial_state(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.rejection import reject
-from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.state import DecodeState, is_stop
 from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Verified
 from jaxinfer.decoding.tree import ancestors, depths
 from jaxinfer.decoding.typical import accept_typical
@@ -127,11 +127,6 @@ def _until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Arr
     in_path_BM = jnp.arange(draws_BM.shape[1]) < taken_B[:, None]
     count_B = jnp.sum(before_end_BM & in_path_BM, axis=1, dtype=jnp.int32)
     return jnp.minimum(count_B, state.limits_B - state.lengths_B)
-
-
-def is_stop(state: DecodeState, tokens_BM: Int[Array, "B M"]) -> Array:
-    """Return which tokens end their row: one of its stop ids."""
-    return (tokens_BM[:, :, None] == state.sampling.stop_ids_BE[:, None, :]).any(axis=-1)
 
 
 def _append(
