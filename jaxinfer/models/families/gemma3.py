@@ -76,6 +76,9 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     if text.get("model_type", "gemma3_text") != "gemma3_text":
         raise reader.refuse("text_config", text["model_type"], "its model_type must be gemma3_text")
     decoder = translate_text(text)
+    if decoder.final_softcap is not None:
+        why = "transformers ignores it beside a vision tower; write null"
+        raise reader.refuse("text_config", {"final_logit_softcapping": decoder.final_softcap}, why)
     if not reader.boolean("tie_word_embeddings", default=True) or not decoder.tied_embeddings:
         raise reader.refuse("tie_word_embeddings", False, "with a vision tower the head must be the embedding")
     bos_token_id = reader.optional_token("bos_token_id", default=decoder.bos_token_id)

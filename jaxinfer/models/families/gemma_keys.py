@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
 
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope, shortest_pattern
 from jaxinfer.models.families.config_reader import ConfigReader
@@ -22,8 +21,7 @@ def read_gemma_keys(
     for key in ("head_dim", "num_key_value_heads"):
         if reader.is_null(key):
             raise reader.refuse(key, None, "write the number: null has no meaning for this family")
-    activation: Literal["gelu_tanh"] = "gelu_tanh"
-    decoder = read_llama_keys(reader, family, defaults, 2, (1,), activation=activation, tied=True, rope=rope)
+    decoder = read_llama_keys(reader, family, defaults, 2, (1,), activation="gelu_tanh", tied=True, rope=rope)
     bias = reader.boolean("attention_bias", default=False)
     scale = math.sqrt(decoder.model_dim)
     return replace(decoder, norm="rms_plus_one", embedding_scale=scale, qkv_bias=bias, output_bias=bias)

@@ -1,9 +1,8 @@
 """The keys of ``config.json`` that Llama's descendants share."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
-from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
+from jaxinfer.models.config import Activation, DecoderConfig, LayerKind, Rope
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.rope import read_rope
 
@@ -15,7 +14,7 @@ def read_llama_keys(
     bos_token_id: int | None = None,
     eos_token_ids: tuple[int, ...] = (),
     *,
-    activation: Literal["silu", "gelu_tanh"] | None = None,
+    activation: Activation | None = None,
     tied: bool = False,
     rope: Callable[[ConfigReader, int, int], Rope] = read_rope,
 ) -> DecoderConfig:

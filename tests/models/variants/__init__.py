@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from tests.models.variants import gpt2, llama, mistral, opt, phi, phi3, qwen
+from tests.models.variants import gemma, gpt2, llama, mistral, opt, phi, phi3, qwen
 from tests.models.variants.variant import Variant
 
 VARIANTS: Mapping[str, Variant] = {
     **llama.VARIANTS,
+    **gemma.VARIANTS,
     **gpt2.VARIANTS,
     **mistral.VARIANTS,
     **opt.VARIANTS,
