@@ -217,10 +217,10 @@ class LanguageModel:
         for prompt, params in zip(prompts, sampling):
             ids = self._check_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
             if len(ids) >= self.max_len:
-                is_longest = self.max_len >= self.config.max_position and not self.config.stretches
+                mend = "shorten it" if self.max_len == self.config.longest_text else "shorten it or raise max_len"
                 raise InvalidOption(
                     f"the prompt has {len(ids)} tokens, but the context has room for {self.max_len} with the answer: "
-                    f"shorten it{'' if is_longest else ' or raise max_len'}"
+                    f"{mend}"
                 )
             max_length = min(len(ids) + max_new_tokens, self.max_len)
             text = prompt if isinstance(prompt, str) else None
