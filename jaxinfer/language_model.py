@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxinfer.checkpoint.load import load_params
@@ -14,7 +15,7 @@ from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.batch import Request, RunningBatch, prompt_bucket
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
-from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, abstract_params
@@ -101,6 +102,7 @@ class LanguageModel:
         self.max_len = max_len or config.max_position
         self.programs = Programs(Decoder(config, backend))
         self._checkpoint = checkpoint
+        self._resolved: dict[Strategy, Strategy] = {}
         if tokenizer is not None:
             self.tokenizer = tokenizer
 
@@ -149,13 +151,13 @@ class LanguageModel:
         if isinstance(prompts, str):
             prompts = [prompts]
         requests = self._requests(list(prompts), max_new_tokens, sampling)
-        parsed = parse_strategy(strategy)
+        resolved = self._resolve(strategy)
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
         for start in range(0, len(requests), batch_size):
             group = requests[start : start + batch_size]
             num_rows = batch_size if len(requests) > batch_size else len(group)
-            yield _exhaust(self._run(group, parsed, num_rows, is_watched=False))
+            yield _exhaust(self._run(group, resolved, num_rows, is_watched=False))
 
     def stream(
         self,
@@ -169,7 +171,7 @@ class LanguageModel:
         requests = self._requests([prompt], max_new_tokens, sampling)
         if len(requests) != 1:
             raise InvalidOption(f"streaming shows one sample, but n is {len(requests)}: use generate")
-        return _stream_pieces(self._run(requests, parse_strategy(strategy), 1, is_watched=True))
+        return _stream_pieces(self._run(requests, self._resolve(strategy), 1, is_watched=True))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
         """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`."""
@@ -226,6 +228,15 @@ class LanguageModel:
             text = prompt if isinstance(prompt, str) else None
             requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in range(params.n)]
         return requests
+
+    def _resolve(self, strategy: str | Strategy) -> Strategy:
+        """Return a strategy with everything that its options name loaded, once for all calls that name it."""
+        parsed, target = parse_strategy(strategy), Target(self.config, self.backend)
+        if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
+            return parsed.resolve(target)
+        if parsed not in self._resolved:
+            self._resolved[parsed] = parsed.resolve(target)
+        return self._resolved[parsed]
 
     def _run(self, requests: list[TextRequest], strategy: Strategy, num_rows: int, *, is_watched: bool) -> Run:
         needs_text = any(request.text is not None or request.request.sampling.stop for request in requests)

@@ -7,13 +7,14 @@ from typing import Any, Literal, get_args, get_origin
 
 from jaxinfer.decoding.autoregressive import Autoregressive
 from jaxinfer.decoding.jacobi import Jacobi
+from jaxinfer.decoding.layerskip import LayerSkip
 from jaxinfer.decoding.lookahead import Lookahead
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
-    {kind.name: kind for kind in (Autoregressive, PromptLookup, Jacobi, Lookahead)}
+    {kind.name: kind for kind in (Autoregressive, PromptLookup, Jacobi, Lookahead, LayerSkip)}
 )
 
 
@@ -25,7 +26,7 @@ def parse_strategy(spec: str | Strategy) -> Strategy:
     if name not in STRATEGIES:
         raise InvalidOption(f"unknown strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
     kind = STRATEGIES[name]
-    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    fields = {field.name: field.type for field in _options(kind)}
     values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, equals, text = option.partition("=")
@@ -41,11 +42,16 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "description": kind.description,
-            "options": {field.name: field.default for field in dataclasses.fields(kind)},
+            "options": {field.name: field.default for field in _options(kind)},
             "exactness": kind().exactness,
         }
         for name, kind in STRATEGIES.items()
     }
+
+
+def _options(kind: type[Strategy]) -> list[dataclasses.Field]:
+    """Return the fields that a user may set in a specification; the others hold what loading gives."""
+    return [field for field in dataclasses.fields(kind) if field.repr]
 
 
 def _parse_value(strategy: str, key: str, text: str, kind: Any) -> Any:

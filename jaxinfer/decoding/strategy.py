@@ -10,8 +10,10 @@ from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.verify import Walk
+from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
 
 
 class Proposal(NamedTuple):
@@ -34,6 +36,13 @@ class Prompt(NamedTuple):
 
     hidden_BD: Float[Array, "B D"]
     num_tokens: int
+
+
+class Target(NamedTuple):
+    """The model that a strategy is to serve, as far as loading what belongs to the strategy needs to know it."""
+
+    config: DecoderConfig
+    backend: Backend
 
 
 class Nodes(NamedTuple):
@@ -66,8 +75,9 @@ class Strategy(ABC):
     slots past a text's end its trees may write, `max_depth` how many drafted tokens one step can accept, `verify` how
     drafts are accepted (``match``, ``rejection`` or ``typical``; see `jaxinfer.decoding.verify`).
 
-    Its methods are traced. Each receives the target and the strategy's own `parameters`, which are arrays and
-    therefore never part of what a program is compiled for.
+    Its methods from `start` on are traced. Each receives the target and the strategy's own `parameters`, which are
+    arrays and therefore never part of what a program is compiled for: their field has ``compare=False`` and
+    ``repr=False``. Fields without a ``repr`` are no options of the command line.
     """
 
     name: ClassVar[str] = ""
@@ -102,6 +112,13 @@ class Strategy(ABC):
     @abstractmethod
     def max_depth(self) -> int:
         """The deepest node that a tree of this strategy can have."""
+
+    def resolve(self, target: Target) -> "Strategy":
+        """Return the strategy with what its options name loaded for this target; itself where nothing is missing.
+
+        Called on the host before a program is compiled. Raises errors of `jaxinfer.errors` for what does not fit.
+        """
+        return self
 
     def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Any:
         """Return what the strategy remembers between steps, as a pytree, from the state after prefill."""
