@@ -60,9 +60,9 @@ class GGUFTensors:
         return {name: stored.shape for name, stored in self._tensors.items()}
 
     def stored_dtype(self, name: str) -> np.dtype | None:
-        """Return the dtype in which a tensor is stored; None for one that is quantised or whose values are shifted."""
+        """Return the dtype that holds a tensor as it is read; None for one that is quantised."""
         stored = self._tensors[name]
-        # The sum is taken in float32 and may need all of it.
+        # The difference is taken in float32 and may need all of it.
         kind = "F32" if stored.shift else stored.entry.kind.name
         return _PLAIN_DTYPES.get(kind) if stored.entry.kind.name in _PLAIN_DTYPES else None
 

@@ -34,6 +34,11 @@ def check_target(target: Path, overwrite_if: str | None = None) -> None:
         raise InvalidOption(f"{target}: has no {overwrite_if}, so it is not overwritten; remove it or give another")
 
 
+def staging_of(target: Path) -> Path:
+    """Return the hidden folder beside ``target`` in which it is made."""
+    return target.with_name(f".{target.name}.partial")
+
+
 @contextmanager
 def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
     """Give an empty folder that becomes ``target`` when the block ends well, and is removed when it does not.
@@ -43,7 +48,7 @@ def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
     does.
     """
     check_target(target, overwrite_if)
-    staging = target.with_name(f".{target.name}.partial")
+    staging = staging_of(target)
     lock = _lock(staging, target)
     new, old = staging / "new", staging / "old"
     try:

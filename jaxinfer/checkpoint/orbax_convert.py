@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.checkpoint.load import check_tensors
-from jaxinfer.checkpoint.new_folder import check_target, new_folder
+from jaxinfer.checkpoint.new_folder import check_target, new_folder, staging_of
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.orbax_layout import CONFIG, GGUF_METADATA, MARKER, WEIGHTS, Marker, describe_marker
 from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
@@ -148,9 +148,11 @@ def _keep_source(checkpoint: Checkpoint, target: Path) -> None:
 
 def _explain(error: Exception, target: Path) -> WriteFailed:
     text = " ".join(str(error).split())
-    found = error.errno if isinstance(error, OSError) else None
+    found, name = (error.errno, str(error.filename or "")) if isinstance(error, OSError) else (None, "")
+    # Of the files that are being written only their destination means something to a user.
+    place = name if name and not Path(name).is_relative_to(staging_of(target)) else target
     for number in (*_FULL, *_REFUSED):
         if number == found or (found is None and os.strerror(number) in text):
             mend = "free some space" if number in _FULL else "check its permissions and limits"
-            return WriteFailed(f"{target}: {os.strerror(number)}; {mend} or give another destination")
-    return WriteFailed(f"{target}: cannot be written ({text.partition(' [')[0][:200]}); give another destination")
+            return WriteFailed(f"{place}: {os.strerror(number)}; {mend} or give another destination")
+    return WriteFailed(f"{place}: cannot be written ({text.partition(' [')[0][:200]}); give another destination")

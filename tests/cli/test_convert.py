@@ -1,6 +1,7 @@
 """``jaxinfer convert`` from outside: what it writes and prints, and what a kill, a full disk or a mistake leaves."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,6 +181,15 @@ def test_all_ways_to_say_that_the_disk_is_full_are_understood(run, source, tmp_p
 
     monkeypatch.setattr(orbax_writer, "write_tensors", fail)
     assert_mistake(run("convert", source, tmp_path / "made"), str(tmp_path / "made"), "free some space")
+    assert names(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_copied_is_named(run, source, tmp_path, monkeypatch):
+    def fail(path, place):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    assert_mistake(run("convert", source, tmp_path / "made"), f"{source}/tokenizer.json: Permission denied")
     assert names(tmp_path) == []
 
 
