@@ -91,7 +91,9 @@ class Decoder(nn.Module):
         config, backend = self.config, self.backend
         hidden_BTD = embed(self.embed(), tokens_BT, backend)
         if config.embedding_scale is not None:
-            hidden_BTD = hidden_BTD * jnp.asarray(config.embedding_scale, hidden_BTD.dtype)
+            # Rounded as the weights are: so it was in training, where sqrt(3072) came to 55.5.
+            scale = jnp.asarray(config.embedding_scale, backend.param_dtype)
+            hidden_BTD = hidden_BTD * scale.astype(hidden_BTD.dtype)
         if config.embedding_dim is not None:
             hidden_BTD = self.project_in(hidden_BTD)
         if config.learned_positions is not None:
