@@ -12,11 +12,11 @@ from safetensors.numpy import save_file
 import jaxinfer
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.ring import RingCache
-from jaxinfer.models.decoder import Decoder, create_cache
+from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.families.registry import decoder_config
 from jaxinfer.ops.backend import choose_backend
 from tests.models.test_published_gemma import GEMMA_3_1B
-from tests.toys import float32_backend, random_params
+from tests.toys import float32_backend
 from train.export import named_tensors
 
 TEXT: dict[str, Any] = {
@@ -64,7 +64,9 @@ def test_the_text_network_beside_a_vision_tower_is_read_however_it_is_spelled(tm
         "mm_tokens_per_image": 4,
     }
     decoder = decoder_config(config)
-    params = random_params(decoder)
+    rng = np.random.default_rng(0)
+    described = abstract_params(decoder, float32_backend())
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(leaf.dtype), described)
     named = {name: np.array(tensor) for name, tensor in named_tensors(decoder, params)}
     tensors = {name.replace("language_model.model.", prefix): tensor for name, tensor in named.items()}
     others = ("vision_tower.vision_model.head.probe", "multi_modal_projector.mm_soft_emb_norm.weight")
