@@ -30,7 +30,10 @@ CONFIG: Mapping[str, Any] = {
 def opt_tensors() -> dict[str, np.ndarray]:
     """Draw the model's tensors, under the names that transformers writes."""
     config = decoder_config(CONFIG)
-    return {name: np.asarray(tensor) for name, tensor in named_tensors(config, random_params(config))}
+    tensors = {name: np.asarray(tensor) for name, tensor in named_tensors(config, random_params(config))}
+    # As large as the words beside them, so that a wrong row of the table shows.
+    words, positions = (f"model.decoder.embed_{part}.weight" for part in ("tokens", "positions"))
+    return {**tensors, positions: tensors[positions] * (tensors[words].std() / tensors[positions].std())}
 
 
 def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Path:
