@@ -51,9 +51,7 @@ def kept(monkeypatch):
 
 
 def generate(lm):
-    results = lm.generate(
-        prompts, max_new_tokens=max_new_tokens, sampling=SamplingParams(ignore_eos=True, logprobs=True)
-    )
+    results = lm.generate(PROMPTS, max_new_tokens=64, sampling=SamplingParams(ignore_eos=True, logprobs=True))
     return [list(result.tokens) for result in results], [result.logprobs for result in results]
 
 
