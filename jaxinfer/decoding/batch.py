@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
 from jaxinfer.decoding.state import initial_state
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.models.decoder import create_cache
@@ -46,7 +47,11 @@ class RowCounts:
 
 
 class RunningBatch:
-    """Prefills at once, then decodes as far as `advance` is told; rows that pad the batch have no request."""
+    """Prefills at once, then decodes as far as `advance` is told; rows that pad the batch have no request.
+
+    Rows that outgrow the length their cache was rotated for wait there until no other row runs, and then go on from a
+    new cache (see `jaxinfer.decoding.rope_crossing`).
+    """
 
     def __init__(
         self,
@@ -62,18 +67,21 @@ class RunningBatch:
         self._requests = list(requests)
         num_padding = (num_rows or len(requests)) - len(requests)
         prompts = [list(request.prompt) for request in requests] + [[]] * num_padding
-        room = [request.max_length - len(request.prompt) for request in requests] + [0] * num_padding
         sampling = [request.sampling for request in requests] + [SamplingParams()] * num_padding
         samples = [request.sample for request in requests] + [0] * num_padding
         num_tokens = prompt_bucket(max(len(prompt) for prompt in prompts))
+        config, backend = programs.decoder.config, programs.decoder.backend
+        self._contexts_B = np.array([len(prompt) for prompt in prompts], np.int32)
+        self._limits_B = np.array([request.max_length for request in requests] + [0] * num_padding, np.int32)
+        self._reach_B = reachable_lengths(config, self._contexts_B, self._limits_B)
         num_slots = max(
             num_tokens,
             cache_bucket(max(request.max_length for request in requests), strategy.headroom, max_len),
+            *(prompt_bucket(length) for length in crossed_lengths(config, self._contexts_B, self._limits_B)),
         )
-        config, backend = programs.decoder.config, programs.decoder.backend
         state = initial_state(
             prompts,
-            room,
+            (self._reach_B - self._contexts_B).tolist(),
             num_slots,
             strategy.max_depth,
             create_cache(config, len(prompts), num_slots, backend, strategy.headroom),
@@ -95,11 +103,11 @@ class RunningBatch:
     @property
     def done(self) -> bool:
         """Tell whether every row has finished."""
-        return bool(self._finished_B.all())
+        return bool((self._finished_B & ~self._waiting_B).all())
 
     def finished(self, row: int) -> bool:
         """Tell whether a row has finished."""
-        return bool(self._finished_B[row])
+        return bool(self._finished_B[row] & ~self._waiting_B[row])
 
     def new_tokens(self) -> list[list[int]]:
         """Return, for each request, the tokens that came since the last call."""
@@ -111,7 +119,9 @@ class RunningBatch:
         return news
 
     def advance(self, max_steps: int) -> None:
-        """Run at most ``max_steps`` steps on the device."""
+        """Run at most ``max_steps`` steps on the device, and first compute the cache anew for rows that wait for it."""
+        if self._waiting_B.any() and self._finished_B.all():
+            self._renew_cache()
         compiled_before, began = self.compile_seconds, time.perf_counter()
         self._state, self._memory = self._programs.decode(
             self._strategy, self._params, self._state, self._memory, max_steps
@@ -126,6 +136,8 @@ class RunningBatch:
             finished_B[list(rows)] = True
             self._finished_B = finished_B
             self._state = self._state._replace(finished_B=jnp.asarray(finished_B))
+            self._limits_B[list(rows)] = 0
+            self._waiting_B[list(rows)] = False
 
     def log_probabilities(self, row: int, num_tokens: int) -> list[float]:
         """Return the log-probabilities of a row's first ``num_tokens`` output tokens."""
@@ -147,6 +159,27 @@ class RunningBatch:
     def _refresh(self) -> None:
         finished_B, lengths_B = jax.device_get((self._state.finished_B, self._state.lengths_B))
         self._finished_B, self._lengths_B = finished_B, lengths_B
+        # A row that was stopped from outside has no limit left to wait for.
+        self._waiting_B = finished_B & (lengths_B == self._reach_B) & (lengths_B < self._limits_B)
+        if self._waiting_B.any():
+            tokens_BS, stop_ids_BE = jax.device_get((self._state.tokens_BS, self._state.sampling.stop_ids_BE))
+            last_B1 = np.take_along_axis(tokens_BS, lengths_B[:, None] - 1, axis=1)
+            self._waiting_B &= ~(stop_ids_BE == last_B1).any(axis=1)
+
+    def _renew_cache(self) -> None:
+        """Fill the cache for the texts as long as they are now; nothing is drawn, as every row counts as finished."""
+        waiting_B = self._waiting_B
+        compiled_before, began = self.compile_seconds, time.perf_counter()
+        self._contexts_B = np.where(waiting_B, self._lengths_B, self._contexts_B)
+        self._reach_B = reachable_lengths(self._programs.decoder.config, self._contexts_B, self._limits_B)
+        num_tokens = prompt_bucket(int(self._lengths_B[waiting_B].max()) - 1)
+        state = self._state._replace(
+            context_lengths_B=jnp.array(np.maximum(self._contexts_B, 1)), limits_B=jnp.array(self._reach_B)
+        )
+        state, self._memory = self._programs.prefill(self._strategy, num_tokens, self._params, state)
+        self._state = state._replace(finished_B=jnp.array(~waiting_B))
+        self._finished_B, self._waiting_B = ~waiting_B, np.zeros_like(waiting_B)
+        self.prefill_seconds += time.perf_counter() - began - (self.compile_seconds - compiled_before)
 
 
 def prompt_bucket(length: int) -> int:

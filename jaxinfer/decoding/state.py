@@ -16,7 +16,9 @@ class DecodeState(NamedTuple):
 
     ``tokens_BS`` int32 holds prompt and output; ``lengths_B`` counts them. The cache holds the positions
     ``0 .. length - 2``; the token at ``length - 1`` is *current*: known, not yet written. ``limits_B`` is the length at
-    which a row ends for lack of room. ``logprobs_BS`` float32 stands beside ``tokens_BS`` and is zero in the prompt.
+    which a row ends for lack of room. ``context_lengths_B``, which rotary positions depend on (`rotary_tables`), is the
+    length of text that prefill filled the cache for: the prompt's, or a later one (`jaxinfer.decoding.rope_crossing`).
+    ``logprobs_BS`` float32 stands beside ``tokens_BS`` and is zero in the prompt.
     ``steps_B`` counts a row's verifications by the target after prefill, ``passes_B`` float32 the reads of its blocks
     that they and drafting took (layers read / layers); ``drafted_B`` and ``accepted_B`` the draft tokens that they
     verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
@@ -25,6 +27,7 @@ class DecodeState(NamedTuple):
     tokens_BS: Any
     lengths_B: Any
     prompt_lengths_B: Any
+    context_lengths_B: Any
     limits_B: Any
     finished_B: Any
     logprobs_BS: Any
@@ -35,11 +38,6 @@ class DecodeState(NamedTuple):
     accepted_by_depth_BM: Any
     cache: LayeredCache
     sampling: SamplingArrays
-
-    @property
-    def context_lengths_B(self) -> Any:
-        """The lengths that rotary positions are stretched for."""
-        return self.prompt_lengths_B
 
     @property
     def history(self) -> History:
@@ -75,6 +73,7 @@ def initial_state(
         tokens_BS=jnp.asarray(tokens_BS),
         lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
         prompt_lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
+        context_lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
         limits_B=jnp.asarray(lengths_B + np.asarray(max_new_tokens, np.int32)),
         finished_B=jnp.asarray(lengths_B == 0),
         logprobs_BS=jnp.zeros((batch, num_slots), jnp.float32),

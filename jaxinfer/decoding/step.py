@@ -24,14 +24,17 @@ def forward_prompt(
     lengths_B: Int[Array, " B"],
     cache: LayeredCache,
     chunk: int,
+    context_lengths_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T D"], LayeredCache]:
     """Return the final hidden states of whole prompts, and the cache with them written from slot 0 on.
 
+    ``context_lengths_B`` are the lengths that rotary positions are for, where those are not the prompts' own.
     Above ``chunk`` tokens, which then divides T, it runs in chunks, so that attention scores never span the square of
     a long prompt. What stands past a row's length is computed and means nothing.
     """
     batch, num_tokens = tokens_BT.shape
     size = min(chunk, num_tokens)
+    rotary_lengths_B = lengths_B if context_lengths_B is None else context_lengths_B
 
     def run_chunk(index: Any, cache: LayeredCache) -> tuple[Any, LayeredCache]:
         start_B = jnp.full((batch,), index * size, jnp.int32)
@@ -39,7 +42,7 @@ def forward_prompt(
         counts_B = lengths_B - start_B
         placements = cache.place(start_B, causal_ancestors(size)[None], counts_B, num_tokens)
         chunk_BT = jax.lax.dynamic_slice_in_dim(tokens_BT, index * size, size, axis=1)
-        return model.forward(chunk_BT, positions_BT, cache, placements, lengths_B)
+        return model.forward(chunk_BT, positions_BT, cache, placements, rotary_lengths_B)
 
     if num_tokens == size:
         return run_chunk(0, cache)
@@ -55,10 +58,14 @@ def forward_prompt(
 
 
 def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) -> tuple[DecodeState, Prompt]:
-    """Write the prompts into the cache and draw every row's first token; ``num_tokens`` spans the longest prompt."""
+    """Write the prompts into the cache and draw every row's first token; ``num_tokens`` spans the longest prompt.
+
+    A finished row draws nothing, and its last token stays the current one, which the cache does not hold.
+    """
     prompt_BT = state.tokens_BS[:, :num_tokens]
-    hidden_BTD, cache = forward_prompt(model, prompt_BT, state.prompt_lengths_B, state.cache, chunk)
-    last_B11 = state.prompt_lengths_B[:, None, None] - 1
+    counts_B = state.lengths_B - state.finished_B
+    hidden_BTD, cache = forward_prompt(model, prompt_BT, counts_B, state.cache, chunk, state.context_lengths_B)
+    last_B11 = jnp.clip(counts_B - 1, 0, num_tokens - 1)[:, None, None]
     hidden_B1D = jnp.take_along_axis(hidden_BTD, last_B11, axis=1)
     logits_B1V = model.logits(hidden_B1D)
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history)

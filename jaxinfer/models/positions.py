@@ -12,9 +12,10 @@ def rotary_tables(
 ) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
     """Return cosines and sines (R = half of the rotated lanes) for tokens at ``positions_BT``.
 
-    ``context_lengths_B`` is each row's prompt length. Under ``dynamic`` and ``longrope`` scaling a prompt is rotated
-    for its whole length and every later token for the length it brings the text to: what Hugging Face does when a
-    prompt is prefilled at once, but a function of the row alone, however its tokens are grouped into forward passes.
+    ``context_lengths_B`` is the length of text that each row was prefilled with. Under ``dynamic`` and ``longrope``
+    scaling that text is rotated for its whole length and every later token for the length it brings the text to: what
+    Hugging Face does when a prompt is prefilled at once, but a function of the row alone, however its tokens are
+    grouped into forward passes. Decoding prefills anew where ``longrope`` would mix its two sets of factors.
     """
     scaling = rope.scaling
     wide = jnp.promote_types(dtype, jnp.float32)

@@ -1,0 +1,33 @@
+"""Where a growing text outgrows its cache: ``longrope`` turns every token by other factors past its original length.
+
+Tokens that were cached before then hold the short factors, so the cache is computed anew for the long ones. Hugging
+Face does so for Phi-3. The text is then, at any length, what a forward pass over all of it draws next.
+"""
+
+import numpy as np
+
+from jaxinfer.models.config import DecoderConfig
+
+
+def switch_lengths(config: DecoderConfig) -> list[int]:
+    """Return the lengths of text past which all its tokens are rotated otherwise, in ascending order."""
+    scalings = {kind.rope.scaling for kind in config.kinds if kind.rope is not None}
+    return sorted(
+        {scaling.original_max_position for scaling in scalings if scaling is not None and scaling.kind == "longrope"}
+    )
+
+
+def crossed_lengths(config: DecoderConfig, lengths_B: np.ndarray, limits_B: np.ndarray) -> list[int]:
+    """Return the switch lengths that lie between texts and their limits.
+
+    The last token of a text is drawn from those before it, so a limit of one more than a switch does not cross it.
+    """
+    return [switch for switch in switch_lengths(config) if ((lengths_B <= switch) & (limits_B > switch + 1)).any()]
+
+
+def reachable_lengths(config: DecoderConfig, context_lengths_B: np.ndarray, limits_B: np.ndarray) -> np.ndarray:
+    """Return up to which length each text may grow on a cache that was begun for a text of ``context_lengths_B``."""
+    reach_B = limits_B.copy()
+    for switch in switch_lengths(config):
+        reach_B = np.where(context_lengths_B <= switch, np.minimum(reach_B, switch + 1), reach_B)
+    return reach_B
