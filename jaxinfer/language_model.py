@@ -29,6 +29,13 @@ from jaxinfer.tokenizers import Tokenizer, load_tokenizer
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
+# Where two vocabularies differ, some of these texts fall into other ids.
+_PROBES = (
+    "The quick brown fox, 3.14159 (or 1,000,000)!",
+    "naïve 東京 ελληνικά 🙂",
+    "for i in range(10):\n    print(i)",
+)
+
 Prompt = str | Sequence[int]
 Run = Generator[list[tuple[str, list[int]]], None, list[GenerationResult]]
 
@@ -231,12 +238,21 @@ class LanguageModel:
 
     def _resolve(self, strategy: str | Strategy) -> Strategy:
         """Return a strategy with everything that its options name loaded, once for all calls that name it."""
-        parsed, target = parse_strategy(strategy), Target(self.config, self.backend)
+        parsed, target = parse_strategy(strategy), Target(self.config, self.backend, self._speaks_like)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:
             self._resolved[parsed] = parsed.resolve(target)
         return self._resolved[parsed]
+
+    def _speaks_like(self, checkpoint: Checkpoint) -> bool:
+        """Tell whether a checkpoint's tokenizer gives this model's ids; without two tokenizers there is no telling."""
+        own = self._tokenizer_or_none()
+        try:
+            other = load_tokenizer(checkpoint)
+        except InvalidTokenizer:
+            return True
+        return own is None or all(own.encode(text) == other.encode(text) for text in _PROBES)
 
     def _run(self, requests: list[TextRequest], strategy: Strategy, num_rows: int, *, is_watched: bool) -> Run:
         needs_text = any(request.text is not None or request.request.sampling.stop for request in requests)

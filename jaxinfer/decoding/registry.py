@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from jaxinfer.decoding.autoregressive import Autoregressive
+from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.jacobi import Jacobi
 from jaxinfer.decoding.layerskip import LayerSkip
 from jaxinfer.decoding.lookahead import Lookahead
@@ -14,7 +15,7 @@ from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
-    {kind.name: kind for kind in (Autoregressive, PromptLookup, Jacobi, Lookahead, LayerSkip)}
+    {kind.name: kind for kind in (Autoregressive, DraftModel, PromptLookup, Jacobi, Lookahead, LayerSkip)}
 )
 
 

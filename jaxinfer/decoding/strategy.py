@@ -1,12 +1,14 @@
 """The interface of every way to decode: propose a tree, let the target verify it, learn from what it drew."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.verify import Walk
@@ -39,10 +41,14 @@ class Prompt(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The model that a strategy is to serve, as far as loading what belongs to the strategy needs to know it."""
+    """The model that a strategy is to serve, as far as loading what belongs to the strategy needs to know it.
+
+    ``speaks_like`` tells whether a checkpoint's token ids mean the same text as the model's own.
+    """
 
     config: DecoderConfig
     backend: Backend
+    speaks_like: Callable[[Checkpoint], bool] = lambda checkpoint: True
 
 
 class Nodes(NamedTuple):
