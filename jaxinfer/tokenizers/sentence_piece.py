@@ -31,8 +31,11 @@ class SentencePieceTokenizer:
         self._bare_model, _ = _load(model + _NO_DUMMY_PREFIX, source)
         ids = list(range(len(pieces)))
         kinds = zip(ids, self._model.is_control(ids), self._model.is_unknown(ids), strict=True)
-        self._special_ids = {token for token, is_control, is_unknown in kinds if is_control or is_unknown}
-        added = {token: AddedToken(pieces[token], special=True, normalized=False) for token in self._special_ids}
+        special_ids = {token for token, is_control, is_unknown in kinds if is_control or is_unknown}
+        named_tokens = (*settings.special_tokens.values(), *settings.extra_special_tokens)
+        named_ids = [(self._model.piece_to_id(content), content) for content in named_tokens]
+        special_ids |= {token for token, content in named_ids if token >= 0 and pieces[token] == content}
+        added = {token: AddedToken(pieces[token], special=True, normalized=False) for token in special_ids}
         added |= settings.added_tokens
         self._special_ids = {token for token, shape in added.items() if shape.special}
         self._pieces = dict(enumerate(pieces)) | {token: shape.content for token, shape in added.items()}
