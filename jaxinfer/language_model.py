@@ -30,11 +30,7 @@ from jaxinfer.tokenizers import Tokenizer, load_tokenizer
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # Where two vocabularies differ, some of these texts fall into other ids.
-_PROBES = (
-    "The quick brown fox, 3.14159 (or 1,000,000)!",
-    "naïve 東京 ελληνικά 🙂",
-    "for i in range(10):\n    print(i)",
-)
+_PROBES = ("The quick brown fox, 3.14159 (or 1,000,000)!", "naïve 東京 ελληνικά 🙂", "def f(x):\n    return x")
 
 Prompt = str | Sequence[int]
 Run = Generator[list[tuple[str, list[int]]], None, list[GenerationResult]]

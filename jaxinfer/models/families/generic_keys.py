@@ -66,7 +66,7 @@ _GPT2 = """
 """
 
 # Dropout, and the model's own code, which wrote the files that transformers reads with its.
-_PHI = frozenset("attention_dropout resid_pdrop embd_pdrop auto_map".split())
+_PHI = frozenset({"attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map"})
 
 # Dropout, and which class kept the keys and values.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
