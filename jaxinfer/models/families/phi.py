@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.config import Activation, DecoderConfig, LayerKind
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, TensorNames
 from jaxinfer.models.families.rope import read_rope
 
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
 _LAYER = "model.layers.{layer}"
 
 
