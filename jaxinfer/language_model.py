@@ -234,7 +234,7 @@ class LanguageModel:
 
     def _resolve(self, strategy: str | Strategy) -> Strategy:
         """Return a strategy with everything that its options name loaded, once for all calls that name it."""
-        parsed, target = parse_strategy(strategy), Target(self.config, self.backend, self._speaks_like)
+        parsed, target = parse_strategy(strategy), Target(self.config, self.backend, self.params, self._speaks_like)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:

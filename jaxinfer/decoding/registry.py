@@ -10,12 +10,13 @@ from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.jacobi import Jacobi
 from jaxinfer.decoding.layerskip import LayerSkip
 from jaxinfer.decoding.lookahead import Lookahead
+from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
-    {kind.name: kind for kind in (Autoregressive, DraftModel, PromptLookup, Jacobi, Lookahead, LayerSkip)}
+    {kind.name: kind for kind in (Autoregressive, DraftModel, PromptLookup, Jacobi, Lookahead, Medusa, LayerSkip)}
 )
 
 

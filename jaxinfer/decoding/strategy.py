@@ -14,7 +14,7 @@ from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
-from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 
 
@@ -48,6 +48,7 @@ class Target(NamedTuple):
 
     config: DecoderConfig
     backend: Backend
+    params: Params
     speaks_like: Callable[[Checkpoint], bool] = lambda checkpoint: True
 
 

@@ -1,0 +1,91 @@
+"""Heads that predict tokens further ahead than the next: Medusa's (Cai et al., 2401.10774) and Hydra's (2402.05109).
+
+Head k guesses the token at depth k + 1 of a draft tree, counted from the current token, from the final hidden state h
+of the token before that. Its parameters are ``{"blocks": [...], "output": {"kernel"}}`` and are applied as
+
+    x = h;  x = x + SiLU(W x + b) for each block;  logits = U x
+
+A block that has ``"out"`` is an MLP, ``x + O SiLU(W x + b)``. The first block of a head that is *conditioned* on the
+drafted tokens before it reads h and the embeddings of the k + 1 tokens on the path from the current one, in that
+order, in the place of x. All heads are ``{"heads": [...]}``; where heads have no ``"output"``, one ``"output"`` beside
+``"heads"`` serves them all, or else the model's own. ``"ids"`` are the tokens that the rows of the outputs stand for,
+where these are not the whole vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Float, Int, Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.matmul import linear, product
+
+
+def is_conditioned(extra: Params) -> bool:
+    """Tell whether heads read the tokens drafted before theirs."""
+    blocks = extra["heads"][0]["blocks"]
+    return bool(blocks) and blocks[0]["kernel"].shape[1] > heads_width(extra)
+
+
+def heads_width(extra: Params) -> int:
+    """Return how many channels the hidden states have that heads are made for."""
+    head = extra["heads"][0]
+    if not head["blocks"]:
+        return head["output"]["kernel"].shape[1]
+    block = head["blocks"][0]
+    return block.get("out", block["kernel"]).shape[0]
+
+
+def head_states(
+    head: Params, hidden: Float[Array, "*rows D"], path: Float[Array, "*rows d_path"] | None, backend: Backend
+) -> Float[Array, "*rows D"]:
+    """Run a head's blocks on final hidden states; ``path`` are the drafted tokens' embeddings, one after the other."""
+    states = hidden
+    for index, block in enumerate(head["blocks"]):
+        inputs = states if index or path is None else jnp.concatenate([hidden, path], axis=-1)
+        inner = jax.nn.silu(linear(inputs, block["kernel"], block["bias"], backend))
+        states = states + (linear(inner, block["out"], None, backend) if "out" in block else inner)
+    return states
+
+
+def head_logits(model: Model, extra: Params, index: int, states: Float[Array, "*rows D"]) -> Float[Array, "*rows W"]:
+    """Return a head's logits, over the draft vocabulary where there is one.
+
+    A cap that the model puts on its logits is left out where a head's own rows are read: it changes no ranks.
+    """
+    output = extra["heads"][index].get("output") or extra.get("output")
+    if output is None:
+        return model.logits(states)
+    logits = product(states, output["kernel"], model.decoder.backend)
+    return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
+
+
+def plain_logits(model: Model, extra: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads W"]:
+    """Return the logits of all heads that read nothing but the hidden state."""
+    backend, heads = model.decoder.backend, extra["heads"]
+    states = [head_states(head, hidden_BD, None, backend) for head in heads]
+    if "output" in heads[0]:
+        return jnp.stack([head_logits(model, extra, index, state) for index, state in enumerate(states)], axis=1)
+    # One product, so that the shared matrix is read once.
+    return head_logits(model, extra, 0, jnp.stack(states, axis=1))
+
+
+def top_tokens(extra: Params, logits: Float[Array, "*rows W"], count: int) -> Int[Array, "*rows count"]:
+    """Return the ids of a head's best tokens, the best first."""
+    _, rows = jax.lax.top_k(logits, count)
+    return extra["ids"][rows] if "ids" in extra else rows
+
+
+def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[Array, " W"]) -> Params:
+    """Return the model's output matrix for some tokens alone, as an ``"output"`` of heads."""
+    table = params["embed"]["embedding"] if config.tied_embeddings else params["head"]["kernel"]
+    kernel = table[ids]
+    if config.embedding_dim is not None:
+        project = params["project_out"]["kernel"]
+        kernel = jnp.matmul(kernel, project, precision=jax.lax.Precision.HIGHEST).astype(table.dtype)
+    bias = {"bias": params["head_bias"]["bias"][ids]} if config.head_bias else {}
+    return {"kernel": kernel, **bias}
