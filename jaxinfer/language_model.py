@@ -68,7 +68,9 @@ def load(
 
 def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
     tokenizer = load_tokenizer(checkpoint)
-    if tokenizer.vocab_size > config.vocab_size:  # fewer is usual: embeddings are padded
+    # Fewer ids than rows are usual: embeddings are padded. Special tokens without a row do no harm, as a prompt that
+    # holds one is refused: Gemma 3 1B has such a mark of images, which it does not read.
+    if any(tokenizer.decode([token]) for token in range(config.vocab_size, tokenizer.vocab_size)):
         raise InvalidCheckpoint(
             f"{checkpoint.origin}: the tokenizer has {tokenizer.vocab_size} ids, but the embedding only "
             f"{config.vocab_size} rows; take both from one model"

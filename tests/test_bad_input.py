@@ -146,6 +146,18 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_refused_at_loa
         assert jaxinfer.load(tmp_path).tokenizer.vocab_size == VOCAB_SIZE
 
 
+def test_a_special_token_without_a_row_of_the_embedding_is_refused_in_a_prompt_only(folder, tmp_path):
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).symlink_to(folder / file)
+    pipeline = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pipeline.add_tokens([f"<more {index}>" for index in range(VOCAB_SIZE - pipeline.get_vocab_size())])
+    pipeline.add_special_tokens(["<image>"])
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    lm = jaxinfer.load(tmp_path)
+    assert len(lm.generate("The", max_new_tokens=2)[0].tokens) == 2
+    check_refused(InvalidOption, f"token id {VOCAB_SIZE} is not in the vocabulary", lambda: lm.generate("The <image>"))
+
+
 def test_a_damaged_tokenizer_is_told_when_text_needs_it(folder, tmp_path):
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).symlink_to(folder / file)
