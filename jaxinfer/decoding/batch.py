@@ -144,6 +144,11 @@ class RunningBatch:
         start = len(self._requests[row].prompt)
         return np.asarray(self._state.logprobs_BS[row, start : start + num_tokens]).tolist()
 
+    def from_draft(self, row: int) -> list[bool]:
+        """Tell for each output token of a row so far whether a draft gave it, or else the target alone."""
+        start, end = len(self._requests[row].prompt), int(self._lengths_B[row])
+        return np.asarray(self._state.from_draft_BS)[row, start:end].tolist()
+
     def counts(self, row: int) -> RowCounts:
         """Return a row's counters."""
         state = self._state

@@ -18,7 +18,8 @@ class DecodeState(NamedTuple):
     ``0 .. length - 2``; the token at ``length - 1`` is *current*: known, not yet written. ``limits_B`` is the length at
     which a row ends for lack of room. ``context_lengths_B``, which rotary positions depend on (`rotary_tables`), is the
     length of text that prefill filled the cache for: the prompt's, or a later one (`jaxinfer.decoding.rope_crossing`).
-    ``logprobs_BS`` float32 stands beside ``tokens_BS`` and is zero in the prompt.
+    ``logprobs_BS`` float32 and ``from_draft_BS`` bool (was the token accepted from a draft, or the target's own?) stand
+    beside ``tokens_BS`` and are zero in the prompt.
     ``steps_B`` counts a row's verifications by the target after prefill, ``passes_B`` float32 the reads of its blocks
     that they and drafting took (layers read / layers); ``drafted_B`` and ``accepted_B`` the draft tokens that they
     verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
@@ -31,6 +32,7 @@ class DecodeState(NamedTuple):
     limits_B: Any
     finished_B: Any
     logprobs_BS: Any
+    from_draft_BS: Any
     steps_B: Any
     passes_B: Any
     drafted_B: Any
@@ -77,6 +79,7 @@ def initial_state(
         limits_B=jnp.asarray(lengths_B + np.asarray(max_new_tokens, np.int32)),
         finished_B=jnp.asarray(lengths_B == 0),
         logprobs_BS=jnp.zeros((batch, num_slots), jnp.float32),
+        from_draft_BS=jnp.zeros((batch, num_slots), bool),
         steps_B=counts_B,
         passes_B=jnp.zeros((batch,), jnp.float32),
         drafted_B=jnp.copy(counts_B),

@@ -13,7 +13,7 @@ from jaxinfer.decoding.tree import ancestors, depths
 from jaxinfer.decoding.typical import accept_typical
 from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
 from jaxinfer.models.model import Model
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
 
@@ -70,7 +70,8 @@ def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) 
     logits_B1V = model.logits(hidden_B1D)
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history)
     emitted_B = jnp.where(state.finished_B, 0, 1)
-    state = _append(state._replace(cache=cache), draws_B1, log_probabilities(logits_B1V, draws_B1), emitted_B)
+    logprobs_B1 = log_probabilities(logits_B1V, draws_B1)
+    state = _append(state._replace(cache=cache), draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), emitted_B)
     return state, Prompt(hidden_B1D[:, 0], num_tokens)
 
 
@@ -89,7 +90,8 @@ def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, 
     emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
     cache = verified.cache.keep(start_B, walk.path_BM, emitted_B)
     state = _count(state._replace(cache=cache), proposal, verified, jnp.minimum(walk.taken_B - 1, emitted_B))
-    state = _append(state, tokens_BM, log_probabilities(path_logits_BMV, tokens_BM), emitted_B)
+    from_draft_BM = jnp.arange(tokens_BM.shape[1])[None, :] < walk.taken_B[:, None] - 1
+    state = _append(state, tokens_BM, log_probabilities(path_logits_BMV, tokens_BM), from_draft_BM, emitted_B)
     return state, strategy.observe(model, own, state, proposal, verified, draws_BM, walk)
 
 
@@ -137,7 +139,11 @@ def _until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Arr
 
 
 def _append(
-    state: DecodeState, tokens_BM: Int[Array, "B M"], logprobs_BM: Array, count_B: Int[Array, " B"]
+    state: DecodeState,
+    tokens_BM: Int[Array, "B M"],
+    logprobs_BM: Array,
+    from_draft_BM: Bool[Array, "B M"],
+    count_B: Int[Array, " B"],
 ) -> DecodeState:
     """Add the first ``count_B`` tokens to each row, and mark the rows that this ends."""
     batch, width = tokens_BM.shape
@@ -150,6 +156,7 @@ def _append(
     return state._replace(
         tokens_BS=state.tokens_BS.at[rows_B1, slots_BM].set(tokens_BM, mode="drop"),
         logprobs_BS=state.logprobs_BS.at[rows_B1, slots_BM].set(logprobs_BM.astype(jnp.float32), mode="drop"),
+        from_draft_BS=state.from_draft_BS.at[rows_B1, slots_BM].set(from_draft_BM, mode="drop"),
         lengths_B=lengths_B,
         finished_B=state.finished_B | stopped_B | (lengths_B >= state.limits_B),
     )
