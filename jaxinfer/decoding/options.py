@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.errors import InvalidOption
 
 
-def check_range(strategy: Any, option: str, least: float, most: float) -> None:
+def check_range(strategy: Any, option: str, least: int | float, most: int | float) -> None:
     """Refuse a number outside ``least .. most``."""
     value = getattr(strategy, option)
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
