@@ -12,9 +12,10 @@ import numpy as np
 from jaxinfer.checkpoint.load import load_params
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
-from jaxinfer.decoding.batch import Request, RunningBatch, prompt_bucket
+from jaxinfer.decoding.batch import Request, prompt_bucket
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.runner import start_batch
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
 from jaxinfer.models.config import DecoderConfig
@@ -24,7 +25,7 @@ from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
-from jaxinfer.text_generation import TextRequest, run_requests
+from jaxinfer.text_generation import TextRequest, cut_batches, run_requests
 from jaxinfer.tokenizers import Tokenizer, load_tokenizer
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -136,7 +137,7 @@ class LanguageModel:
         """Continue prompts, raw text or token ids; one result a prompt and sample, in the prompts' order.
 
         ``sampling`` is one for all or one a prompt; a prompt with ``n`` samples gives ``n`` results in a row. At most
-        ``batch_size`` rows run at a time.
+        ``batch_size`` rows run at a time, of which a beam search takes its width.
         """
         batches = self.generate_batches(
             prompts, max_new_tokens=max_new_tokens, sampling=sampling, strategy=strategy, batch_size=batch_size
@@ -155,14 +156,12 @@ class LanguageModel:
         """Yield the results of `generate` as each batch ends; all prompts are checked before the first one runs."""
         if isinstance(prompts, str):
             prompts = [prompts]
-        requests = self._requests(list(prompts), max_new_tokens, sampling)
         resolved = self._resolve(strategy)
+        requests = self._requests(list(prompts), max_new_tokens, sampling, resolved)
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
-        for start in range(0, len(requests), batch_size):
-            group = requests[start : start + batch_size]
-            num_rows = batch_size if len(requests) > batch_size else len(group)
-            yield _exhaust(self._run(group, resolved, num_rows, is_watched=False))
+        for group, num_prompts in cut_batches(requests, resolved.rows_per_prompt, batch_size):
+            yield _exhaust(self._run(group, resolved, num_prompts, is_watched=False))
 
     def stream(
         self,
@@ -172,11 +171,15 @@ class LanguageModel:
         sampling: SamplingParams | None = None,
         strategy: str | Strategy = "autoregressive",
     ) -> Iterator[StreamPiece]:
-        """Continue one prompt and yield its text as it comes; the last piece carries the result."""
-        requests = self._requests([prompt], max_new_tokens, sampling)
+        """Continue one prompt and yield its text as it comes; the last piece carries the result.
+
+        The text of a beam search comes whole, when the search has ended.
+        """
+        resolved = self._resolve(strategy)
+        requests = self._requests([prompt], max_new_tokens, sampling, resolved)
         if len(requests) != 1:
             raise InvalidOption(f"streaming shows one sample, but n is {len(requests)}: use generate")
-        return _stream_pieces(self._run(requests, self._resolve(strategy), 1, is_watched=True))
+        return _stream_pieces(self._run(requests, resolved, 1, is_watched=True))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
         """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`."""
@@ -212,7 +215,11 @@ class LanguageModel:
         return self.programs.logits(self.params, tokens_BT, lengths_B)[:, :longest]
 
     def _requests(
-        self, prompts: list[Prompt], max_new_tokens: int, sampling: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: list[Prompt],
+        max_new_tokens: int,
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        strategy: Strategy,
     ) -> list[TextRequest]:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise InvalidOption(f"max_new_tokens {max_new_tokens!r} is not a whole number of 1 or more")
@@ -231,7 +238,8 @@ class LanguageModel:
                 )
             max_length = min(len(ids) + max_new_tokens, self.max_len)
             text = prompt if isinstance(prompt, str) else None
-            requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in range(params.n)]
+            samples = range(strategy.num_results(params))
+            requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in samples]
         return requests
 
     def _resolve(self, strategy: str | Strategy) -> Strategy:
@@ -252,17 +260,17 @@ class LanguageModel:
             return True
         return own is None or all(own.encode(text) == other.encode(text) for text in _PROBES)
 
-    def _run(self, requests: list[TextRequest], strategy: Strategy, num_rows: int, *, is_watched: bool) -> Run:
+    def _run(self, requests: list[TextRequest], strategy: Strategy, num_prompts: int, *, is_watched: bool) -> Run:
         needs_text = any(request.text is not None or request.request.sampling.stop for request in requests)
         eos_token_ids = self.eos_token_ids
-        batch = RunningBatch(
+        batch = start_batch(
             self.programs,
             self.params,
             strategy,
             [request.request for request in requests],
             eos_token_ids,
             self.max_len,
-            num_rows,
+            num_prompts,
         )
         tokenizer = self.tokenizer if needs_text else self._tokenizer_or_none()
         return run_requests(requests, batch, eos_token_ids, tokenizer, is_watched=is_watched)

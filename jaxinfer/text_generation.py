@@ -1,9 +1,10 @@
 """Runs one batch of requests and turns its tokens into text as they come."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from jaxinfer.decoding.batch import Request, RunningBatch
+from jaxinfer.decoding.batch import Request
+from jaxinfer.decoding.runner import Runner
 from jaxinfer.results import GenerationResult, GenerationStats
 from jaxinfer.tokenizers import TextStream, Tokenizer
 
@@ -55,9 +56,24 @@ class _Row:
         return bool(self.tokens) and self.tokens[-1] in self.stop_ids
 
 
+def cut_batches(
+    requests: Sequence[TextRequest], rows_per_prompt: int | None, batch_size: int
+) -> Iterator[tuple[list[TextRequest], int]]:
+    """Cut requests into batches of at most ``batch_size`` rows, or of one prompt that takes more.
+
+    With each comes how many prompts it is padded to (requests, where results do not share rows): as many as the others
+    have, so that all run the same programs.
+    """
+    starts = [at for at, one in enumerate(requests) if rows_per_prompt is None or one.request.sample == 0]
+    size = min(max(1, batch_size // (rows_per_prompt or 1)), len(starts))
+    for first in range(0, len(starts), size or 1):
+        end = starts[first + size] if first + size < len(starts) else len(requests)
+        yield list(requests[starts[first] : end]), size
+
+
 def run_requests(
     requests: Sequence[TextRequest],
-    batch: RunningBatch,
+    batch: Runner,
     stop_token_ids: Sequence[int],
     tokenizer: Tokenizer | None,
     *,
@@ -87,7 +103,7 @@ def _start_row(request: TextRequest, stop_token_ids: Sequence[int], tokenizer: T
     return _Row(request, frozenset() if params.ignore_eos else frozenset(stop_token_ids), stream)
 
 
-def _finish_row(row: _Row, index: int, batch: RunningBatch) -> GenerationResult:
+def _finish_row(row: _Row, index: int, batch: Runner) -> GenerationResult:
     request, counts = row.request.request, batch.counts(index)
     # Prefill draws the first token; the steps draw the others, and those past a stop string.
     by_steps = counts.new_tokens - 1

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.sampling.params import SamplingParams
 
     sampling = SamplingParams(**sampling_options(options))
-    parse_strategy(options.strategy)
+    parse_strategy(options.strategy).num_results(sampling)
     model = load_model(options)
     if model.tokenizer.chat_template is None:
         raise InvalidTokenizer("this model has no chat template: use jaxinfer generate")

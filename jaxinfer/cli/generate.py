@@ -50,13 +50,13 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.sampling.params import SamplingParams
 
     sampling = SamplingParams(**sampling_options(options), n=options.num_samples, logprobs=options.logprobs)
-    parse_strategy(options.strategy)
+    num_results = parse_strategy(options.strategy).num_results(sampling)
     model = load_model(options)
     inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
-    if len(prompts) == 1 and sampling.n == 1 and not options.json:
+    if len(prompts) == 1 and num_results == 1 and not options.json:
         results = [_stream(model, inputs[0], sampling, options)]
     else:
-        results = _print_batches(model, prompts, inputs, sampling, options)
+        results = _print_batches(model, prompts, inputs, num_results, sampling, options)
     if options.stats:
         print(*stats_lines([result.stats for result in results]), sep="\n", file=sys.stderr)
     return 0
@@ -86,6 +86,7 @@ def _print_batches(
     model: "LanguageModel",
     prompts: Sequence[str],
     inputs: Sequence[list[int]],
+    num_results: int,
     sampling: "SamplingParams",
     options: argparse.Namespace,
 ) -> list["GenerationResult"]:
@@ -99,7 +100,7 @@ def _print_batches(
     results: list[GenerationResult] = []
     for batch in batches:
         for result in batch:
-            prompt = prompts[len(results) // sampling.n]
+            prompt = prompts[len(results) // num_results]
             results.append(result)
             _print_json(prompt, result) if options.json else _print_text(prompt, result, len(results))
     return results

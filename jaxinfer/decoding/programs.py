@@ -81,7 +81,7 @@ class Programs:
     ) -> tuple[DecodeState, Any]:
         """Run `prefill`; ``state`` is consumed."""
         function = partial(prefill, self.decoder, strategy, num_tokens)
-        return self._run(("prefill", strategy, num_tokens), function, (2,), params, strategy.parameters, state)
+        return self.run(("prefill", strategy, num_tokens), function, (2,), params, strategy.parameters, state)
 
     def decode(
         self, strategy: Strategy, params: Params, state: DecodeState, memory: Any, max_steps: int
@@ -89,13 +89,17 @@ class Programs:
         """Run `decode`; ``state`` and ``memory`` are consumed."""
         function = partial(decode, self.decoder, strategy)
         arguments = (params, strategy.parameters, state, memory, jnp.int32(max_steps))
-        return self._run(("decode", strategy), function, (2, 3), *arguments)
+        return self.run(("decode", strategy), function, (2, 3), *arguments)
 
     def logits(self, params: Params, tokens_BT: Any, lengths_B: Any) -> Any:
         """Run `full_logits`."""
-        return self._run("logits", partial(full_logits, self.decoder), (), params, tokens_BT, lengths_B)
+        return self.run("logits", partial(full_logits, self.decoder), (), params, tokens_BT, lengths_B)
 
-    def _run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
+    def run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
+        """Run a function compiled for its name and the arguments' shapes, of which the first argument's are fixed.
+
+        ``name`` tells apart all that ``function`` closes over; ``donated`` numbers the arguments that it consumes.
+        """
         leaves, structure = jax.tree.flatten(arguments[1:])
         key = (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._compiled:

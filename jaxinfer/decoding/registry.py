@@ -6,17 +6,22 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from jaxinfer.decoding.autoregressive import Autoregressive
+from jaxinfer.decoding.beam import BeamSearch
 from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.jacobi import Jacobi
 from jaxinfer.decoding.layerskip import LayerSkip
 from jaxinfer.decoding.lookahead import Lookahead
 from jaxinfer.decoding.medusa import Medusa
+from jaxinfer.decoding.options import spelling
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
-    {kind.name: kind for kind in (Autoregressive, DraftModel, PromptLookup, Jacobi, Lookahead, Medusa, LayerSkip)}
+    {
+        kind.name: kind
+        for kind in (Autoregressive, DraftModel, PromptLookup, Jacobi, Lookahead, Medusa, LayerSkip, BeamSearch)
+    }
 )
 
 
@@ -57,8 +62,9 @@ def _options(kind: type[Strategy]) -> list[dataclasses.Field]:
 
 
 def _parse_value(strategy: str, key: str, text: str, kind: Any) -> Any:
-    if get_origin(kind) is Literal and text in get_args(kind):
-        return text
+    choices = {spelling(choice): choice for choice in get_args(kind)} if get_origin(kind) is Literal else {}
+    if text in choices:
+        return choices[text]
     if kind is bool and text in ("true", "false"):
         return text == "true"
     if kind in (int, float, str) and text:
@@ -66,7 +72,7 @@ def _parse_value(strategy: str, key: str, text: str, kind: Any) -> Any:
             return kind(text)
         except ValueError:
             pass
-    if get_origin(kind) is Literal:
-        raise InvalidOption(f"option {key} of strategy {strategy} is one of {', '.join(get_args(kind))}, not {text!r}")
+    if choices:
+        raise InvalidOption(f"option {key} of strategy {strategy} is one of {', '.join(choices)}, not {text!r}")
     expected = "true or false" if kind is bool else getattr(kind, "__name__", str(kind))
     raise InvalidOption(f"option {key} of strategy {strategy} needs a value of type {expected}, got {text!r}")

@@ -16,6 +16,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.sampling.params import SamplingParams
 
 
 class Proposal(NamedTuple):
@@ -78,9 +79,10 @@ class Strategy(ABC):
     """Static and hashable: its fields are its options, and a program is compiled for each value of them.
 
     ``name`` is what the command line calls it. ``exactness`` is what it promises: ``"identical"`` (the tokens of plain
-    decoding with the same seed), ``"distribution"`` (its distribution) or ``"lossy"``. `headroom` is how many cache
-    slots past a text's end its trees may write, `max_depth` how many drafted tokens one step can accept, `verify` how
-    drafts are accepted (``match``, ``rejection`` or ``typical``; see `jaxinfer.decoding.verify`).
+    decoding with the same seed), ``"distribution"`` (its distribution), ``"beam"`` (the texts of a beam search) or
+    ``"lossy"``. `headroom` is how many cache slots past a text's end its trees may write, `max_depth` how many drafted
+    tokens one step can accept, `verify` how drafts are accepted (``match``, ``rejection`` or ``typical``; see
+    `jaxinfer.decoding.verify`).
 
     Its methods from `start` on are traced. Each receives the target and the strategy's own `parameters`, which are
     arrays and therefore never part of what a program is compiled for: their field has ``compare=False`` and
@@ -119,6 +121,15 @@ class Strategy(ABC):
     @abstractmethod
     def max_depth(self) -> int:
         """The deepest node that a tree of this strategy can have."""
+
+    @property
+    def rows_per_prompt(self) -> int | None:
+        """How many rows of a batch all results of a prompt come from; None where each result is a row of its own."""
+        return None
+
+    def num_results(self, sampling: SamplingParams) -> int:
+        """Return how many results a prompt gives; raise InvalidOption for sampling that the strategy cannot serve."""
+        return sampling.n
 
     def resolve(self, target: Target) -> "Strategy":
         """Return the strategy with what its options name loaded for this target; itself where nothing is missing.

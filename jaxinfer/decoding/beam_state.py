@@ -1,0 +1,134 @@
+"""What changes while a batch of beam searches runs: one frozen pytree.
+
+Letters: B searches, one a prompt; W running texts each (the width); R = B * W rows of the cache, a search's rows side
+by side; C candidates a step.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.notation import Array, Int
+from jaxinfer.sampling.arrays import SamplingArrays
+from jaxinfer.sampling.history import History
+
+# What transformers adds to a score that must not win. It is finite, so that such texts still have an order.
+OUT_OF_RUNNING = -1e9
+
+
+class SearchRule(NamedTuple):
+    """How texts that ended are ranked, and when a search ends; scalars, so that changing them compiles nothing.
+
+    ``ends_when_full`` is ``early_stopping=True``; ``may_grow_longer``, for "never" with a penalty that favours long
+    texts, scores what still runs as if it reached its limit at no cost.
+    """
+
+    length_penalty: Any
+    ends_when_full: Any
+    may_grow_longer: Any
+
+
+class Ended(NamedTuple):
+    """The best texts that ended, best first; -inf scores mark free places. ``tokens_BWS`` holds the prompt too."""
+
+    tokens_BWS: Any
+    logprobs_BWS: Any
+    lengths_BW: Any
+    scores_BW: Any
+
+
+class BeamState(NamedTuple):
+    """A batch of searches between two steps.
+
+    All running texts of a search are ``lengths_B`` tokens long, prompt included; the cache holds them all but for their
+    last tokens. ``scores_BW`` is the log-probability of their new tokens after penalties and bias, best first.
+    ``limits_B`` is the length at which every text ends, ``reach_B`` the length up to which the cache serves
+    (`jaxinfer.decoding.rope_crossing`). ``logprobs_BWS`` are of the raw logits and zero in the prompt.
+    """
+
+    tokens_BWS: Any
+    logprobs_BWS: Any
+    scores_BW: Any
+    lengths_B: Any
+    prompt_lengths_B: Any
+    context_lengths_B: Any
+    limits_B: Any
+    reach_B: Any
+    done_B: Any
+    steps_B: Any
+    ended: Ended
+    cache: LayeredCache
+    sampling: SamplingArrays
+
+    @property
+    def width(self) -> int:
+        """W: how many texts each search has running."""
+        return self.tokens_BWS.shape[1]
+
+    @property
+    def waits_B(self) -> Array:
+        """Tell the searches that cannot go on before their cache is computed anew."""
+        return ~self.done_B & (self.lengths_B >= self.reach_B)
+
+    @property
+    def history(self) -> History:
+        """The running texts, as the sampling transforms read them."""
+        tokens_RS = self.tokens_BWS.reshape(-1, self.tokens_BWS.shape[-1])
+        return History(tokens_RS, self.each_row(self.prompt_lengths_B), self.each_row(self.lengths_B))
+
+    def each_row(self, values_B: Array) -> Array:
+        """Repeat what each search has for its rows."""
+        return jnp.repeat(values_B, self.width, axis=0, total_repeat_length=values_B.shape[0] * self.width)
+
+
+def initial_beams(
+    prompts: list[list[int]],
+    limits: Int[np.ndarray, " B"],
+    reach: Int[np.ndarray, " B"],
+    width: int,
+    num_slots: int,
+    cache: LayeredCache,
+    sampling: SamplingArrays,
+    dtype: Any,
+) -> BeamState:
+    """Place prompts into a state that nothing has been computed for; an empty prompt marks a search that is padding.
+
+    ``cache`` and ``sampling`` have one row a running text; ``dtype`` is that of scores.
+    """
+    shape = (len(prompts), width, num_slots)
+    tokens_BWS, lengths_B = np.zeros(shape, np.int32), np.zeros(len(prompts), np.int32)
+    for search, prompt in enumerate(prompts):
+        tokens_BWS[search, :, : len(prompt)] = prompt
+        lengths_B[search] = len(prompt)
+    # All texts are the prompt as yet: all but one stand back, or each continuation would count width times.
+    scores_BW = np.full(shape[:2], OUT_OF_RUNNING)
+    scores_BW[:, 0] = 0
+    at_least_1_B = np.maximum(lengths_B, 1)
+    return BeamState(
+        tokens_BWS=jnp.array(tokens_BWS),
+        logprobs_BWS=jnp.zeros(shape, jnp.float32),
+        scores_BW=jnp.array(scores_BW, dtype),
+        lengths_B=jnp.array(at_least_1_B),
+        prompt_lengths_B=jnp.array(at_least_1_B),
+        context_lengths_B=jnp.array(at_least_1_B),
+        limits_B=jnp.array(limits),
+        reach_B=jnp.array(reach),
+        done_B=jnp.array(lengths_B == 0),
+        steps_B=jnp.zeros(len(prompts), jnp.int32),
+        ended=Ended(
+            tokens_BWS=jnp.array(tokens_BWS),
+            logprobs_BWS=jnp.zeros(shape, jnp.float32),
+            lengths_BW=jnp.zeros(shape[:2], jnp.int32),
+            scores_BW=jnp.full(shape[:2], -jnp.inf, dtype),
+        ),
+        cache=cache,
+        sampling=sampling,
+    )
+
+
+def take_rows(cache: LayeredCache, rows_R: Int[Array, " R"]) -> LayeredCache:
+    """Return the cache with these rows; every array of its parts is ``[L, R, ...]``."""
+    return jax.tree.map(lambda leaf: jnp.take(leaf, rows_R, axis=1, mode="clip"), cache)
