@@ -10,9 +10,9 @@ from jaxinfer.cache.interface import Cache, LayeredCache, Placement, Scores
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear
 from jaxinfer.models.norm import Norm
-from jaxinfer.models.positions import rotate
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rotation import rotate
 
 _ACTIVATIONS = {
     "silu": jax.nn.silu,

@@ -3,7 +3,7 @@
 ``Decoder(config, backend).apply({"params": params}, ...)`` is pure: the cache is an argument and a result.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -11,13 +11,17 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.dense import create_dense_cache
 from jaxinfer.cache.interface import Cache, LayeredCache, Placement
+from jaxinfer.cache.layouts import DENSE, CacheLayout, StreamingLayout
 from jaxinfer.cache.ring import create_ring_cache, ring_capacity
+from jaxinfer.cache.streaming import create_streaming_cache
 from jaxinfer.models.block import Step
 from jaxinfer.models.blocks import build_blocks, layer_indices
 from jaxinfer.models.config import DecoderConfig, LayerKind
 from jaxinfer.models.linear import Linear, Table, parameter
 from jaxinfer.models.norm import Norm
-from jaxinfer.models.positions import rotary_tables
+from jaxinfer.models.positions import rotary_tables, unbounded_tables
+from jaxinfer.models.rope_frequencies import static_frequencies
+from jaxinfer.models.streaming import streams
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
@@ -114,13 +118,20 @@ def build_step(
     context_lengths_B: Int[Array, " B"],
 ) -> Step:
     """Compute what all blocks share in a forward pass of tokens at these positions."""
-
-    def rotation(rope: Any) -> Any:
-        dtype = jnp.dtype(backend.compute_dtype)
-        return None if rope is None else rotary_tables(rope, positions_BT, context_lengths_B, dtype)
-
-    rotations = {rope: rotation(rope) for rope in dict.fromkeys(kind.rope for kind in config.kinds)}
-    return Step(tuple(rotations[kind.rope] for kind in config.kinds), placements)
+    dtype = jnp.dtype(backend.compute_dtype)
+    rotations, placed = [], []
+    for kind, placement in zip(config.kinds, placements, strict=True):
+        if kind.rope is None:
+            rotations.append(None)
+        elif placement.shift_BT is None:
+            rotations.append(rotary_tables(kind.rope, positions_BT, context_lengths_B, dtype))
+        else:
+            factor = static_frequencies(kind.rope)[1]
+            cosines_BTR, sines_BTR = unbounded_tables(kind.rope, positions_BT, dtype)
+            rotations.append((cosines_BTR * factor, sines_BTR * factor))
+            placement = placement._replace(rotation=unbounded_tables(kind.rope, placement.shift_BT, dtype))
+        placed.append(placement)
+    return Step(tuple(rotations), tuple(placed))
 
 
 class Bias(nn.Module):
@@ -173,17 +184,24 @@ def logical_axes(config: DecoderConfig, backend: Backend) -> Params:
 
 
 def create_cache(
-    config: DecoderConfig, batch: int, num_slots: int, backend: Backend, headroom: int = 0
+    config: DecoderConfig,
+    batch: int,
+    num_slots: int,
+    backend: Backend,
+    headroom: int = 0,
+    layout: CacheLayout = DENSE,
 ) -> LayeredCache:
     """Return an empty cache for texts of up to ``num_slots`` tokens.
 
     Layers with a window get a ring, where that is smaller than a dense cache. ``headroom`` is how many tokens past the
-    current one a decoding step may write.
+    current one a decoding step may write. A ``layout`` must suit the model (`check_layout`).
     """
     lanes = config.num_kv_heads * config.head_dim
 
     def part(kind: LayerKind) -> Cache:
         count = config.layers.count(kind)
+        if isinstance(layout, StreamingLayout) and streams(kind, layout):
+            return create_streaming_cache(count, batch, layout, headroom, lanes, backend)
         if kind.window is not None and ring_capacity(kind.window, headroom) < num_slots:
             return create_ring_cache(count, batch, kind.window, headroom, lanes, backend)
         window = kind.window if kind.window is not None and kind.window < num_slots else None

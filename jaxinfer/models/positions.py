@@ -1,6 +1,10 @@
 """Rotary positions (Su et al., 2104.09864), at any place in a text of any length."""
 
+import math
+
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.rope_frequencies import long_frequencies, static_frequencies
@@ -32,22 +36,32 @@ def rotary_tables(
     return jnp.cos(angles_BTR) * attention_factor, jnp.sin(angles_BTR) * attention_factor
 
 
-def rotate(
-    heads_BTNH: Float[Array, "B T N H"], cosines_BTR: Float[Array, "B T R"], sines_BTR: Float[Array, "B T R"]
-) -> Float[Array, "B T N H"]:
-    """Rotate the pairs (i, i + R) of a head's first 2R lanes, computing in the tables' dtype; the rest stays."""
-    half = cosines_BTR.shape[-1]
-    wide = heads_BTNH.astype(cosines_BTR.dtype)
-    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
-    cosines, sines = cosines_BTR[:, :, None], sines_BTR[:, :, None]
-    parts = [first * cosines - second * sines, second * cosines + first * sines, rest]
-    rotated = jnp.concatenate(parts if rest.shape[-1] else parts[:2], axis=-1)
-    return rotated.astype(heads_BTNH.dtype)
-
-
 def _dynamic_frequencies(rope: Rope, scaling: RopeScaling, lengths_BT: Float[Array, "B T"]) -> Float[Array, "B T R"]:
     dim = rope.dim
     stretch = jnp.maximum(lengths_BT / scaling.original_max_position, 1.0)
     base_BT = rope.theta * (scaling.factor * stretch - (scaling.factor - 1)) ** (dim / (dim - 2))
     exponents = jnp.arange(0, dim, 2, dtype=lengths_BT.dtype) / dim
     return base_BT[..., None] ** -exponents
+
+
+def unbounded_tables(
+    rope: Rope, positions_BT: Int[Array, "B T"], dtype: jnp.dtype
+) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
+    """Return cosines and sines for any positions, as of a text no longer than the model was first trained on.
+
+    A position times a frequency in float32 is off by 0.03 radians at a million tokens. Here whole turns are dropped
+    from it in integers first, so that no position is less exact than another. The attention factor is left out.
+    """
+    frequencies, _ = static_frequencies(rope)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    if wide == jnp.float64:
+        angles_BTR = positions_BT[..., None] * jnp.asarray(frequencies, wide)
+    else:
+        turns = frequencies / (2 * math.pi)
+        words = np.round(turns * 2.0**32).astype(np.uint32)
+        rest = (turns - words / 2.0**32).astype(np.float32)
+        # The product wraps around at 2**32, which is one turn.
+        wrapped_BTR = lax.bitcast_convert_type(positions_BT[..., None].astype(jnp.uint32) * words, jnp.int32)
+        exact_BTR = wrapped_BTR.astype(wide) * np.float32(2.0**-32) + positions_BT[..., None].astype(wide) * rest
+        angles_BTR = exact_BTR * np.float32(2 * math.pi)
+    return jnp.cos(angles_BTR), jnp.sin(angles_BTR)

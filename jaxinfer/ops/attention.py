@@ -1,5 +1,7 @@
 """Grouped-query attention of new tokens against flat keys and values, in plain XLA."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -10,6 +12,13 @@ from jaxinfer.ops.backend import Backend
 _FREE_ROWS = 256
 
 
+class Sinks(NamedTuple):
+    """Keys that stand nearer than the text has them: those of the first ``count`` slots meet a query of their own."""
+
+    query_BTNH: Any
+    count: int
+
+
 def attend(
     query_BTNH: Float[Array, "B T N H"],
     keys_BSKH: Float[Array, "B S KH"],
@@ -18,6 +27,7 @@ def attend(
     scale: float,
     backend: Backend,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
@@ -32,20 +42,11 @@ def attend(
     slots = keys_BSKH.shape[1]
     num_kv_heads = keys_BSKH.shape[2] // head_dim
     joined = _joined_heads(new_tokens, num_heads, num_kv_heads, backend)
-    # C groups of J joined key/value heads: R = J * G query heads over I = J * H lanes.
-    query_BTCRI = query_BTNH.reshape(batch, new_tokens, num_kv_heads // joined, -1, head_dim).astype(keys_BSKH.dtype)
-    if joined > 1:
-        query_BTCRI = _spread(query_BTCRI, joined)
-    keys_BSCI = keys_BSKH.reshape(batch, slots, num_kv_heads // joined, -1)
-    values_BSCI = values_BSKH.reshape(keys_BSCI.shape)
-    accumulator = jnp.promote_types(keys_BSKH.dtype, jnp.float32)
-    scores_BCRTS = jnp.einsum(
-        "BTCRI,BSCI->BCRTS",
-        query_BTCRI,
-        keys_BSCI,
-        precision=backend.precision,
-        preferred_element_type=accumulator,
-    )
+    scores_BCRTS = _scores(query_BTNH, keys_BSKH, joined, backend)
+    if sinks is not None:
+        at_sinks_BCRTS = _scores(sinks.query_BTNH, keys_BSKH[:, : sinks.count], joined, backend)
+        scores_BCRTS = jnp.concatenate([at_sinks_BCRTS, scores_BCRTS[..., sinks.count :]], axis=-1)
+    accumulator = scores_BCRTS.dtype
     # Finite, so that a query without any visible key gives an average and not NaN, which would spread.
     lowest = jnp.finfo(accumulator).min
     scores_BCRTS = scores_BCRTS * scale
@@ -56,13 +57,32 @@ def attend(
     output_BTCRI = jnp.einsum(
         "BCRTS,BSCI->BTCRI",
         weights_BCRTS.astype(values_BSKH.dtype),
-        values_BSCI,
+        values_BSKH.reshape(batch, slots, num_kv_heads // joined, -1),
         precision=backend.precision,
         preferred_element_type=accumulator,
     )
     if joined > 1:
         output_BTCRI = _gather(output_BTCRI, joined)
     return output_BTCRI.reshape(batch, new_tokens, num_heads, head_dim).astype(backend.compute_dtype)
+
+
+def _scores(
+    query_BTNH: Float[Array, "B T N H"], keys_BSKH: Float[Array, "B S KH"], joined: int, backend: Backend
+) -> Float[Array, "B C R T S"]:
+    """Multiply queries by keys: C groups of J joined key/value heads, R = J * G query heads over I = J * H lanes."""
+    batch, new_tokens, _, head_dim = query_BTNH.shape
+    slots, lanes = keys_BSKH.shape[1:]
+    groups = lanes // head_dim // joined
+    query_BTCRI = query_BTNH.reshape(batch, new_tokens, groups, -1, head_dim).astype(keys_BSKH.dtype)
+    if joined > 1:
+        query_BTCRI = _spread(query_BTCRI, joined)
+    return jnp.einsum(
+        "BTCRI,BSCI->BCRTS",
+        query_BTCRI,
+        keys_BSKH.reshape(batch, slots, groups, -1),
+        precision=backend.precision,
+        preferred_element_type=jnp.promote_types(keys_BSKH.dtype, jnp.float32),
+    )
 
 
 def _joined_heads(new_tokens: int, num_heads: int, num_kv_heads: int, backend: Backend) -> int:

@@ -10,8 +10,9 @@ import pytest
 from jaxinfer import LanguageModel
 from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.decoder import abstract_params, init_params, logical_axes
-from jaxinfer.models.positions import rotary_tables, rotate
+from jaxinfer.models.positions import rotary_tables
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.rotation import rotate
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 EVERYTHING = replace(TINY_LLAMA, qkv_bias=True, output_bias=True, mlp_bias=True)

@@ -1,0 +1,52 @@
+"""How a user names the layout of the cache: ``dense``, or ``streaming:sinks=4,window=1020``."""
+
+from dataclasses import dataclass, fields
+
+from jaxinfer.errors import InvalidOption
+
+
+@dataclass(frozen=True)
+class DenseLayout:
+    """Every token stays; layers with a window of their own keep what they see."""
+
+
+@dataclass(frozen=True)
+class StreamingLayout:
+    """The first ``sinks`` tokens and the last ``window`` ones stay (StreamingLLM); the text may grow without end."""
+
+    sinks: int = 4
+    window: int = 512
+
+    def __post_init__(self) -> None:
+        for name, least in (("sinks", 0), ("window", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidOption(f"cache streaming: {name}={value!r} is not a whole number of {least} or more")
+
+
+CacheLayout = DenseLayout | StreamingLayout
+
+DENSE = DenseLayout()
+_KINDS = (("dense", DenseLayout), ("streaming", StreamingLayout))
+
+
+def parse_layout(spec: str | CacheLayout) -> CacheLayout:
+    """Return the layout that a specification names; a layout is returned as it is."""
+    if not isinstance(spec, str):
+        return spec
+    name, _, options = spec.partition(":")
+    kind = dict(_KINDS).get(name)
+    if kind is None:
+        raise InvalidOption(f"unknown cache {name!r}; use {', '.join(name for name, _ in _KINDS)}")
+    known = [field.name for field in fields(kind)]
+    values: dict[str, int] = {}
+    for option in filter(None, options.split(",")):
+        key, _, text = option.partition("=")
+        if key not in known:
+            raise InvalidOption(
+                f"unknown option {key!r} of cache {name}; its options are: {', '.join(known) or 'none'}"
+            )
+        if not text.isdecimal():
+            raise InvalidOption(f"cache {name}: {key}={text!r} is not a whole number")
+        values[key] = int(text)
+    return kind(**values)

@@ -1,0 +1,171 @@
+"""The streaming cache: a text's first tokens and its last ones, in constant memory (StreamingLLM, 2309.17453).
+
+The first tokens, the sinks, stay; after them come the last W as if nothing stood between: a token's rotary position is
+its place in the cache, not in the text. Keys are stored rotated for their place in the text, as in any cache. Among the
+last W, distances are what the text has; towards the sinks, a query is turned back by what has been evicted in between.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.cache.dense import DenseCache
+from jaxinfer.cache.interface import Placement, Scores
+from jaxinfer.cache.layouts import StreamingLayout
+from jaxinfer.cache.ring import ring_capacity
+from jaxinfer.cache.slots import move_slots, path_moves, write_slots
+from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.attention import Sinks, attend
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.masks import in_window, node_depths
+from jaxinfer.ops.rotation import rotate
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["sinks", "window", "renumbers"])
+@dataclass(frozen=True)
+class StreamingCache:
+    """Keys and values ``[L, B, sinks + C, K*H]``: the sinks, then a ring of C slots for all later positions.
+
+    A query sees the sinks and the last ``window`` tokens, itself included. As in a `RingCache`, at most C - window + 1
+    positions may be written past the one that decoding goes back to; and no draft tree is deeper than ``window``.
+    ``renumbers`` tells that positions are places in the cache; else they stay those of the text, which must then not
+    outgrow the model.
+    """
+
+    keys: Any
+    values: Any
+    sinks: int
+    window: int
+    renumbers: bool = True
+
+    @property
+    def capacity(self) -> int:
+        """C: how many slots of a row the ring has."""
+        return self.keys.shape[2] - self.sinks
+
+    def slots(self, positions: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+        """Return the slot of each position of a text."""
+        return jnp.where(positions < self.sinks, positions, self.sinks + (positions - self.sinks) % self.capacity)
+
+    def place(
+        self,
+        start_B: Int[Array, " B"],
+        ancestors_BTT: Bool[Array, "#B T T"],
+        counts_B: Int[Array, " B"] | None = None,
+        extent: int | None = None,
+    ) -> Placement:
+        """Place new tokens among the sinks and in the ring; padding is not written, as it would evict what is seen."""
+        num_tokens, batch = ancestors_BTT.shape[-1], start_B.shape[0]
+        index_T = jnp.arange(num_tokens, dtype=start_B.dtype)
+        position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
+        is_near_BTT = (position_BT < self.sinks)[:, None, :] | in_window(position_BT, position_BT, self.window)
+        new_BTT = jnp.broadcast_to(ancestors_BTT & is_near_BTT, (batch, num_tokens, num_tokens))
+        place_BS = next_places(start_B, self.sinks, self.capacity)
+        offset_BS = place_BS - start_B[:, None]
+        is_new_BS = (offset_BS >= 0) & (offset_BS < num_tokens)
+        as_new_BTS = jnp.take_along_axis(new_BTT, jnp.clip(offset_BS, 0, num_tokens - 1)[:, None, :], axis=2)
+        # What a slot of the ring holds before the new tokens come.
+        is_sink_S = jnp.arange(place_BS.shape[1]) < self.sinks
+        old_BS = jnp.where(is_sink_S, place_BS, place_BS - self.capacity)
+        is_held_BS = jnp.where(is_sink_S, place_BS < start_B[:, None], old_BS >= self.sinks)
+        old_BTS = is_held_BS[:, None, :] & (is_sink_S | in_window(position_BT, old_BS, self.window))
+        last_B1 = jnp.full((batch, 1), num_tokens) if counts_B is None else jnp.minimum(counts_B, num_tokens)[:, None]
+        is_written_BT = index_T < last_B1
+        text_BT = start_B[:, None] + index_T
+        if num_tokens > self.capacity - self.window + 1:
+            is_written_BT &= (text_BT < self.sinks) | (index_T >= last_B1 - self.capacity)
+            in_place_BTS = jnp.where((is_new_BS & is_sink_S)[:, None, :], as_new_BTS, old_BTS)
+            beside_BTT = new_BTT & (text_BT >= self.sinks)[:, None, :]
+            mask_BTS = jnp.concatenate([in_place_BTS, beside_BTT], axis=-1)
+        else:
+            mask_BTS = jnp.where(is_new_BS[:, None, :], as_new_BTS, old_BTS)
+        shift_BT = jnp.maximum(position_BT + 1 - self.sinks - self.window, 0) if self.renumbers else None
+        slots_BT = jnp.where(is_written_BT, self.slots(text_BT), self.keys.shape[2])
+        return Placement(slots_BT, mask_BTS, shift_BT)
+
+    def attend(
+        self,
+        layer: Int[Array, ""] | int,
+        placement: Placement,
+        query_BTNH: Float[Array, "B T N H"],
+        keys_BTKH: Float[Array, "B T K H"],
+        values_BTKH: Float[Array, "B T K H"],
+        scores: Scores,
+        backend: Backend,
+    ) -> tuple[Float[Array, "B T N H"], "StreamingCache"]:
+        """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
+        keys = write_slots(self.keys, layer, placement.slots_BT, keys_BTKH)
+        values = write_slots(self.values, layer, placement.slots_BT, values_BTKH)
+        if placement.mask_BTS.shape[-1] == self.keys.shape[2]:
+            held_keys, held_values = keys[layer], values[layer]
+        else:
+            held_keys = self._beside(keys[layer], self.keys[layer], keys_BTKH)
+            held_values = self._beside(values[layer], self.values[layer], values_BTKH)
+        sinks = None
+        if placement.rotation is not None and self.sinks:
+            cosines_BTR, sines_BTR = placement.rotation
+            sinks = Sinks(rotate(query_BTNH, cosines_BTR, -sines_BTR), self.sinks)
+        mixed = attend(
+            query_BTNH,
+            held_keys,
+            held_values,
+            placement.mask_BTS,
+            scores.scale,
+            backend,
+            softcap=scores.softcap,
+            sinks=sinks,
+        )
+        return mixed, replace(self, keys=keys, values=values)
+
+    def keep(
+        self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]
+    ) -> "StreamingCache":
+        """Move the path's slots together; those past ``count_B`` keep what they held."""
+        if path_BM.shape[1] == 1:
+            return self
+        from_BM, to_BM = (self.slots(start_B[:, None] + places_BM) for places_BM in path_moves(path_BM, count_B))
+        return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
+
+    def _beside(self, written_BSI: jax.Array, old_BSI: jax.Array, new_BTKH: jax.Array) -> jax.Array:
+        new_BTI = new_BTKH.reshape(*new_BTKH.shape[:2], -1).astype(old_BSI.dtype)
+        return jnp.concatenate([written_BSI[:, : self.sinks], old_BSI[:, self.sinks :], new_BTI], axis=1)
+
+
+def next_places(start_B: Int[Array, " B"], sinks: int, capacity: int) -> Int[Array, "B S"]:
+    """Return the position that each slot takes next, from ``start_B`` on; a sink's slot takes but one."""
+    slot_S = jnp.arange(sinks + capacity, dtype=start_B.dtype)
+    first_B1 = jnp.maximum(start_B, sinks)[:, None]
+    return jnp.where(slot_S < sinks, slot_S, first_B1 + (slot_S - first_B1) % capacity)
+
+
+def create_streaming_cache(
+    num_layers: int, batch: int, layout: StreamingLayout, headroom: int, lanes: int, backend: Backend
+) -> StreamingCache:
+    """Return a streaming cache of zeros for ``batch`` rows of ``lanes`` = K * H numbers a slot."""
+    if headroom > layout.window:
+        raise InvalidOption(
+            f"cache streaming: a step writes up to {headroom} tokens, more than window={layout.window} holds: choose a "
+            "larger window or a strategy that drafts less"
+        )
+    shape = (num_layers, batch, layout.sinks + ring_capacity(layout.window, headroom), lanes)
+    zeros, also_zeros = jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype)
+    return StreamingCache(zeros, also_zeros, layout.sinks, layout.window)
+
+
+def streaming_part(
+    cache: DenseCache, start_B: Int[Array, " B"], sinks: int, window: int, headroom: int
+) -> StreamingCache:
+    """Copy the sinks and the last ``window`` of each row's first ``start_B`` tokens; positions stay the text's."""
+    capacity = ring_capacity(window, headroom)
+    next_BS = next_places(start_B, sinks, capacity)
+    held_BS = jnp.where(jnp.arange(sinks + capacity) < sinks, next_BS, next_BS - capacity)
+    rows_B1 = jnp.arange(held_BS.shape[0])[:, None]
+
+    def copied(buffer: jax.Array) -> jax.Array:
+        return buffer.at[:, rows_B1, jnp.maximum(held_BS, 0)].get(mode="fill", fill_value=0)
+
+    return StreamingCache(copied(cache.keys), copied(cache.values), sinks, window, renumbers=False)

@@ -1,0 +1,43 @@
+"""Which models and which of their layers a streaming cache can serve."""
+
+from jaxinfer.cache.layouts import CacheLayout, StreamingLayout
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig, LayerKind
+
+
+def streams(kind: LayerKind, layout: CacheLayout) -> bool:
+    """Tell whether layers of this kind get a streaming cache; those that see less than it holds keep their window."""
+    if not isinstance(layout, StreamingLayout):
+        return False
+    return kind.window is None or kind.window >= layout.sinks + layout.window
+
+
+def is_endless(layout: CacheLayout) -> bool:
+    """Tell whether a text may outgrow the positions that the model knows."""
+    return isinstance(layout, StreamingLayout)
+
+
+def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
+    """Refuse a layout that the model's positions do not allow."""
+    if not isinstance(layout, StreamingLayout):
+        return
+    if config.learned_positions is not None:
+        raise InvalidOption(
+            f"cache streaming: {config.family} has learned positions, which end with its context: use the dense cache"
+        )
+    held, known = layout.sinks + layout.window, config.longest_text
+    for kind in config.kinds:
+        scaling = None if kind.rope is None else kind.rope.scaling
+        if scaling is not None and scaling.kind in ("dynamic", "longrope"):
+            # Beyond its original length a text of such a model is rotated otherwise, the longer it becomes.
+            if not streams(kind, layout):
+                raise InvalidOption(
+                    f"cache streaming: the {scaling.kind} positions of layers that see {kind.window} tokens depend on "
+                    f"the text's length: choose sinks + window of at most {kind.window}"
+                )
+            known = min(scaling.original_max_position, known or scaling.original_max_position)
+    if known is not None and held > known:
+        raise InvalidOption(
+            f"cache streaming: sinks={layout.sinks} and window={layout.window} hold {held} tokens, but the model's "
+            f"positions reach {known}: choose a smaller window"
+        )
