@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.cache.layouts import DENSE, CacheLayout, StreamingLayout, parse_layout
 from jaxinfer.checkpoint.load import load_params
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
@@ -21,6 +22,7 @@ from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, abstract_params
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.streaming import check_layout, is_endless
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.results import GenerationResult, StreamPiece
@@ -30,11 +32,14 @@ from jaxinfer.tokenizers import Tokenizer, load_tokenizer
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
+# The longest text that positions of 32 bits can count.
+_ENDLESS = 2**30
+
 # Where two vocabularies differ, some of these texts fall into other ids.
 _PROBES = ("The quick brown fox, 3.14159 (or 1,000,000)!", "naïve 東京 ελληνικά 🙂", "def f(x):\n    return x")
 
 Prompt = str | Sequence[int]
-Run = Generator[list[tuple[str, list[int]]], None, list[GenerationResult]]
+Run = Generator[list[StreamPiece], None, list[GenerationResult]]
 
 
 def load(
@@ -42,6 +47,7 @@ def load(
     *,
     dtype: str | None = None,
     max_len: int | None = None,
+    cache: str | CacheLayout = "dense",
     scan_layers: bool | None = None,
     revision: str | None = None,
     token: str | None = None,
@@ -51,20 +57,21 @@ def load(
     """Load a model from a Hugging Face id or a path: a Hugging Face folder or a ``.gguf`` file.
 
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16); ``max_len`` bounds
-    prompt and output together, in tokens (default: the model's context). ``scan_layers`` overrides how the blocks
-    run. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
+    prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, or
+    ``streaming:sinks=4,window=W`` to keep only the first and the last W tokens of a text without end; it changes the
+    text. ``scan_layers`` overrides how the blocks run. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
     `jaxinfer.errors.JaxinferError`.
     """
-    backend = choose_backend(dtype, scan_layers=scan_layers)
+    backend, layout = choose_backend(dtype, scan_layers=scan_layers), parse_layout(cache)
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
-    check_max_len(config, max_len)
+    check_max_len(config, max_len, layout)
     tokenizer = None
     with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
         tokenizer = _read_tokenizer(checkpoint, config)
     params = load_params(checkpoint, family.tensor_names(config), abstract_params(config, backend), progress)
-    return LanguageModel(config, params, backend, checkpoint, tokenizer=tokenizer, max_len=max_len)
+    return LanguageModel(config, params, backend, checkpoint, tokenizer=tokenizer, max_len=max_len, cache=layout)
 
 
 def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
@@ -79,13 +86,19 @@ def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
     return tokenizer
 
 
-def check_max_len(config: DecoderConfig, max_len: int | None) -> None:
-    """Refuse a bound on the text's length that the model's positions cannot reach."""
+def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayout = DENSE) -> None:
+    """Refuse a cache or a bound on the text's length that the model's positions do not allow."""
+    check_layout(config, layout)
     if max_len is None:
         return
-    longest = config.longest_text
+    longest = None if is_endless(layout) else config.longest_text
     if max_len < 2 or (longest is not None and max_len > longest):
         raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {longest or 'any length'}")
+    if isinstance(layout, StreamingLayout) and layout.sinks + layout.window > max_len:
+        raise InvalidOption(
+            f"cache streaming: sinks={layout.sinks} and window={layout.window} are more than max_len={max_len} tokens: "
+            "use the dense cache"
+        )
 
 
 class LanguageModel:
@@ -100,13 +113,15 @@ class LanguageModel:
         *,
         tokenizer: Tokenizer | None = None,
         max_len: int | None = None,
+        cache: str | CacheLayout = "dense",
     ) -> None:
-        check_max_len(config, max_len)
+        layout = parse_layout(cache)
+        check_max_len(config, max_len, layout)
         self.config = config
         self.params = params
         self.backend = backend
-        self.max_len = max_len or config.max_position
-        self.programs = Programs(Decoder(config, backend))
+        self.max_len = max_len or (_ENDLESS if is_endless(layout) else config.max_position)
+        self.programs = Programs(Decoder(config, backend), layout)
         self._checkpoint = checkpoint
         self._resolved: dict[Strategy, Strategy] = {}
         if tokenizer is not None:
@@ -244,7 +259,10 @@ class LanguageModel:
 
     def _resolve(self, strategy: str | Strategy) -> Strategy:
         """Return a strategy with everything that its options name loaded, once for all calls that name it."""
-        parsed, target = parse_strategy(strategy), Target(self.config, self.backend, self.params, self._speaks_like)
+        parsed = parse_strategy(strategy)
+        if parsed.needs_dense_cache and self.programs.layout != DENSE:
+            raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
+        target = Target(self.config, self.backend, self.params, self._speaks_like)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:
@@ -304,8 +322,8 @@ def _exhaust(run: Run) -> list[GenerationResult]:
 def _stream_pieces(run: Run) -> Iterator[StreamPiece]:
     while True:
         try:
-            ((text, tokens),) = next(run)
+            (piece,) = next(run)
         except StopIteration as end:
             yield StreamPiece("", result=end.value[0])
             return
-        yield StreamPiece(text, tuple(tokens))
+        yield piece

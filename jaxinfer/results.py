@@ -33,7 +33,8 @@ class GenerationResult:
     """One generated text: ``tokens`` are the new ones only, the one that ended it included.
 
     ``logprobs`` (log-softmax of the raw logits, one a token) is empty unless the sampling parameters ask for it.
-    ``finish_reason`` is ``"stop"`` for a stop token or string and ``"length"`` for the end of the room.
+    ``finish_reason`` is ``"stop"`` for a stop token or string and ``"length"`` for the end of the room. ``from_draft``
+    tells for each token whether it was accepted from a draft, or else is the target's own.
     """
 
     prompt: str | None
@@ -43,15 +44,20 @@ class GenerationResult:
     finish_reason: Literal["stop", "length"]
     stats: GenerationStats
     sample: int = 0
+    from_draft: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
 class StreamPiece:
     """A piece of a streamed text: whole characters only, and the tokens that came since the last piece.
 
-    ``result`` is set on the last piece.
+    ``texts`` is the text cut by these tokens: what became certain with each, which for a token that ends amid a
+    character or where a stop string may have begun is said by a later one. ``from_draft`` tells for each whether it was
+    accepted from a draft. ``result`` is set on the last piece.
     """
 
     text: str
     tokens: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    from_draft: tuple[bool, ...] = ()
     result: GenerationResult | None = field(default=None, repr=False)

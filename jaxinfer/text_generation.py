@@ -1,11 +1,11 @@
 """Runs one batch of requests and turns its tokens into text as they come."""
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.runner import Runner
-from jaxinfer.results import GenerationResult, GenerationStats
+from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
 from jaxinfer.tokenizers import TextStream, Tokenizer
 
 # Steps that the device runs before the host looks: few where someone waits for text, and never so many that an
@@ -34,22 +34,28 @@ class _Row:
     is_cut: bool = False
     is_over: bool = False
 
-    def take(self, new_tokens: list[int], is_last: bool) -> tuple[str, list[int]]:
+    def take(self, new_tokens: list[int], is_last: bool) -> StreamPiece:
         """Add tokens; return the text that is now certain, and the tokens that stay: none past a stop string."""
         if self.is_over:
-            return "", []
+            return StreamPiece("")
         self.is_over = is_last
         num_before = len(self.tokens)
         self.tokens += new_tokens
         if self.stream is None:
-            return "", new_tokens
-        text = self.stream.push(new_tokens[:-1] if self.ends_by_token else new_tokens)
+            return StreamPiece("", tuple(new_tokens))
+        texts = [self.stream.push([token]) for token in (new_tokens[:-1] if self.ends_by_token else new_tokens)]
+        texts += [""] * (len(new_tokens) - len(texts))
+        text = "".join(texts)
         if is_last:
-            text += self.stream.finish()
+            rest = self.stream.finish()
+            text += rest
+            if texts:
+                texts[-1] += rest
         if self.stream.stopped:
             self.is_cut = self.is_over = True
             del self.tokens[(self.stream.stop_token_index or 0) + 1 :]
-        return text, self.tokens[num_before:]
+        kept = tuple(self.tokens[num_before:])
+        return StreamPiece(text, kept, tuple(texts[: len(kept)]))
 
     @property
     def ends_by_token(self) -> bool:
@@ -78,23 +84,33 @@ def run_requests(
     tokenizer: Tokenizer | None,
     *,
     is_watched: bool,
-) -> Generator[list[tuple[str, list[int]]], None, list[GenerationResult]]:
+) -> Generator[list[StreamPiece], None, list[GenerationResult]]:
     """Decode a prefilled batch to its end; yield each row's new text and tokens at every look, return the results.
 
     ``is_watched`` looks often, for a reader who waits; stop strings do so too.
     """
     rows = [_start_row(request, stop_token_ids, tokenizer) for request in requests]
-    is_watched = is_watched or any(row.request.request.sampling.stop for row in rows)
+    looks_often = is_watched or any(row.request.request.sampling.stop for row in rows)
     looks = iter(_FIRST_LOOKS)
     while True:
         news = batch.new_tokens()
         pieces = [row.take(tokens, batch.finished(index)) for index, (row, tokens) in enumerate(zip(rows, news))]
         batch.stop([index for index, row in enumerate(rows) if row.is_cut and not batch.finished(index)])
-        yield pieces
+        yield (
+            [_mark_drafts(piece, row, index, batch) for index, (row, piece) in enumerate(zip(rows, pieces))]
+            if is_watched
+            else pieces
+        )
         if batch.done:
             break
-        batch.advance(next(looks, _STEPS_WATCHED) if is_watched else _STEPS_UNWATCHED)
+        batch.advance(next(looks, _STEPS_WATCHED) if looks_often else _STEPS_UNWATCHED)
     return [_finish_row(row, index, batch) for index, row in enumerate(rows)]
+
+
+def _mark_drafts(piece: StreamPiece, row: _Row, index: int, batch: Runner) -> StreamPiece:
+    """Tell which of a piece's tokens were accepted from drafts."""
+    end = len(row.tokens)
+    return replace(piece, from_draft=tuple(batch.from_draft(index)[end - len(piece.tokens) : end]))
 
 
 def _start_row(request: TextRequest, stop_token_ids: Sequence[int], tokenizer: Tokenizer | None) -> _Row:
@@ -114,6 +130,7 @@ def _finish_row(row: _Row, index: int, batch: Runner) -> GenerationResult:
         logprobs=tuple(batch.log_probabilities(index, len(row.tokens))) if request.sampling.logprobs else (),
         finish_reason="stop" if row.is_cut or row.ends_by_token else "length",
         sample=request.sample,
+        from_draft=tuple(batch.from_draft(index)[: len(row.tokens)]),
         stats=GenerationStats(
             prompt_tokens=len(request.prompt),
             new_tokens=len(row.tokens),

@@ -70,21 +70,21 @@ class RunningBatch:
         sampling = [request.sampling for request in requests] + [SamplingParams()] * num_padding
         samples = [request.sample for request in requests] + [0] * num_padding
         num_tokens = prompt_bucket(max(len(prompt) for prompt in prompts))
-        config, backend = programs.decoder.config, programs.decoder.backend
+        config, backend, layout = programs.decoder.config, programs.decoder.backend, programs.layout
         self._contexts_B = np.array([len(prompt) for prompt in prompts], np.int32)
         self._limits_B = np.array([request.max_length for request in requests] + [0] * num_padding, np.int32)
-        self._reach_B = reachable_lengths(config, self._contexts_B, self._limits_B)
+        self._reach_B = reachable_lengths(config, self._contexts_B, self._limits_B, layout)
         num_slots = max(
             num_tokens,
             cache_bucket(max(request.max_length for request in requests), strategy.headroom, max_len),
-            *(prompt_bucket(length) for length in crossed_lengths(config, self._contexts_B, self._limits_B)),
+            *(prompt_bucket(length) for length in crossed_lengths(config, self._contexts_B, self._limits_B, layout)),
         )
         state = initial_state(
             prompts,
             (self._reach_B - self._contexts_B).tolist(),
             num_slots,
             strategy.max_depth,
-            create_cache(config, len(prompts), num_slots, backend, strategy.headroom),
+            create_cache(config, len(prompts), num_slots, backend, strategy.headroom, layout),
             sampling_arrays(sampling, samples, eos_token_ids, config.vocab_size),
         )
         self._compile_seconds_before = programs.compile_seconds
@@ -147,7 +147,7 @@ class RunningBatch:
     def from_draft(self, row: int) -> list[bool]:
         """Tell for each output token of a row so far whether a draft gave it, or else the target alone."""
         start, end = len(self._requests[row].prompt), int(self._lengths_B[row])
-        return np.asarray(self._state.from_draft_BS)[row, start:end].tolist()
+        return np.asarray(self._state.from_draft_BS[row])[start:end].tolist()
 
     def counts(self, row: int) -> RowCounts:
         """Return a row's counters."""
