@@ -1,0 +1,150 @@
+"""Speculative streams: further rows in a decoder's top layers that guess tokens ahead (Bhendawade et al., 2402.11131).
+
+Before the top layers, stream j = 1 .. J of a token begins from the token's hidden state M as
+
+    S_j = M + U V M + P_j
+
+with matrices U and V of a low rank and an identifier P_j of its own. It then runs through those layers as a token
+would that stands j places after its own: it sees what its token sees, the token itself, and the token's streams
+1 .. j. No token sees a stream. Behind the final norm and the output matrix, stream j guesses the token that stands
+j + 1 places after its own.
+
+Parameters are ``{"init": {"down": V [R, D], "up": U [D, R]}, "identifiers": P [J, D], "exit": {"down", "up"}}``. The
+last is a map of the same form, of a rank of its own, from the hidden state before the top layers to one that the final
+norm and the output matrix turn into a guess of the very next token, by which drafts are pruned before they get streams.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Bool, Float, Int, Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.matmul import linear
+
+
+@dataclass(frozen=True)
+class StreamsConfig:
+    """How many streams a token has, through how many of the last layers they run, and the ranks of their two maps."""
+
+    num_streams: int = 3
+    num_layers: int = 4
+    rank: int = 8
+    exit_rank: int = 8
+
+    def shapes(self, config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every parameter for a base model, by its path."""
+        width = config.model_dim
+        return MappingProxyType(
+            {
+                "init.down": (self.rank, width),
+                "init.up": (width, self.rank),
+                "identifiers": (self.num_streams, width),
+                "exit.down": (self.exit_rank, width),
+                "exit.up": (width, self.exit_rank),
+            }
+        )
+
+
+class StreamsRun(NamedTuple):
+    """The final hidden states of nodes and of the streams of each; ``cache`` is written but not committed."""
+
+    hidden_BMD: Any
+    streams_BMJD: Any
+    cache: LayeredCache
+
+
+def init_streams(streams: StreamsConfig, config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
+    """Draw parameters to train from: both maps begin as the identity, and the identifiers differ a little."""
+    shapes = streams.shapes(config)
+    init_key, exit_key, identifiers_key = jax.random.split(key, 3)
+
+    def draw(path: str, key: jax.Array, deviation: float) -> jax.Array:
+        return (deviation * jax.random.normal(key, shapes[path])).astype(backend.param_dtype)
+
+    def low_rank(name: str, key: jax.Array) -> Params:
+        up = jnp.zeros(shapes[f"{name}.up"], backend.param_dtype)
+        return {"down": draw(f"{name}.down", key, config.model_dim**-0.5), "up": up}
+
+    return {
+        "init": low_rank("init", init_key),
+        "identifiers": draw("identifiers", identifiers_key, 0.02),
+        "exit": low_rank("exit", exit_key),
+    }
+
+
+def insert_streams(own: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B T D"]:
+    """Return nodes and then, node by node, their J streams as they begin: T = M * (1 + J) rows."""
+    batch, _, width = hidden_BMD.shape
+    first_BMD = _apply(own["init"], hidden_BMD, backend)
+    streams_BMJD = first_BMD[:, :, None] + own["identifiers"].astype(first_BMD.dtype)
+    return jnp.concatenate([hidden_BMD, streams_BMJD.reshape(batch, -1, width)], axis=1)
+
+
+def stream_relation(ancestors_BMM: Bool[Array, "#B M M"], num_streams: int) -> Bool[Array, "#B T T"]:
+    """Return what each of the nodes and their streams sees of these, in the order of `insert_streams`.
+
+    Every row's number of ancestors is its depth below the root, as caches take it to be.
+    """
+    batch, num_nodes, _ = ancestors_BMM.shape
+    num_rows = num_nodes * num_streams
+    own_earlier = np.kron(np.eye(num_nodes, dtype=bool), np.tri(num_streams, dtype=bool))
+    unseen = jnp.zeros((batch, num_nodes, num_rows), bool)
+    of_nodes = jnp.concatenate([ancestors_BMM, unseen], axis=2)
+    earlier = jnp.broadcast_to(jnp.asarray(own_earlier), (batch, num_rows, num_rows))
+    of_streams = jnp.concatenate([jnp.repeat(ancestors_BMM, num_streams, axis=1), earlier], axis=2)
+    return jnp.concatenate([of_nodes, of_streams], axis=1)
+
+
+def stream_positions(positions_BM: Int[Array, "B M"], num_streams: int) -> Int[Array, "B T"]:
+    """Return the positions of nodes and their streams, in the order of `insert_streams`."""
+    ahead_J = jnp.arange(1, num_streams + 1, dtype=positions_BM.dtype)
+    streams_BMJ = positions_BM[:, :, None] + ahead_J
+    return jnp.concatenate([positions_BM, streams_BMJ.reshape(positions_BM.shape[0], -1)], axis=1)
+
+
+def run_streams(
+    model: Model,
+    own: Params,
+    num_layers: int,
+    hidden_BMD: Float[Array, "B M D"],
+    start_B: Int[Array, " B"],
+    ancestors_BMM: Bool[Array, "#B M M"],
+    positions_BM: Int[Array, "B M"],
+    cache: LayeredCache,
+    context_lengths_B: Int[Array, " B"],
+) -> StreamsRun:
+    """Run the last ``num_layers`` layers on nodes and their streams, and the final norm.
+
+    ``hidden_BMD`` are the nodes' states before these layers; nodes and relation are as `LayeredCache.place` takes them.
+    Streams are written to the cache after all nodes, where keeping a path over nodes drops them.
+    """
+    num_streams, last = own["identifiers"].shape[0], model.config.num_layers
+    batch, num_nodes, width = hidden_BMD.shape
+    rows_BTD = insert_streams(own, hidden_BMD, model.decoder.backend).astype(hidden_BMD.dtype)
+    positions_BT = stream_positions(positions_BM, num_streams)
+    placements = cache.place(start_B, stream_relation(ancestors_BMM, num_streams))
+    rows_BTD, cache = model.run_layers(
+        last - num_layers, last, rows_BTD, positions_BT, cache, placements, context_lengths_B
+    )
+    rows_BTD = model.normed(rows_BTD)
+    streams_BMJD = rows_BTD[:, num_nodes:].reshape(batch, num_nodes, num_streams, width)
+    return StreamsRun(rows_BTD[:, :num_nodes], streams_BMJD, cache)
+
+
+def exit_logits(model: Model, own: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
+    """Guess the token after each node from its state before the top layers."""
+    return model.logits(model.normed(_apply(own["exit"], hidden_BMD, model.decoder.backend)))
+
+
+def _apply(low_rank: Params, hidden: Float[Array, "*rows D"], backend: Backend) -> Float[Array, "*rows D"]:
+    inner = linear(hidden, low_rank["down"], None, backend)
+    return hidden + linear(inner, low_rank["up"], None, backend)
