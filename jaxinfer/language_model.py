@@ -58,9 +58,9 @@ def load(
 
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16); ``max_len`` bounds
     prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, or
-    ``streaming:sinks=4,window=W`` to keep only the first and the last W tokens of a text without end; it changes the
-    text. ``scan_layers`` overrides how the blocks run. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
-    `jaxinfer.errors.JaxinferError`.
+    ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens are kept; that
+    changes the text. ``scan_layers`` overrides how the blocks run. ``notice`` receives lines for the user,
+    ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
     """
     backend, layout = choose_backend(dtype, scan_layers=scan_layers), parse_layout(cache)
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)

@@ -56,6 +56,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
     group.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
     group.add_argument("--max-len", metavar="N", type=whole_number(2), help="tokens of prompt and output together")
+    group.add_argument(
+        "--cache",
+        metavar="C",
+        default="dense",
+        help="dense (default), or streaming:sinks=4,window=W, the first and the last W tokens of a text without end",
+    )
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:

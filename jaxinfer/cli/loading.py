@@ -17,6 +17,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             model,
             dtype=options.dtype,
             max_len=options.max_len,
+            cache=options.cache,
             revision=options.revision,
             notice=lambda line: print(line, file=sys.stderr),
             progress=progress,

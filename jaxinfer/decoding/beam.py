@@ -24,6 +24,7 @@ class BeamSearch(Autoregressive):
 
     name: ClassVar[str] = "beam"
     description: ClassVar[str] = "keep the most probable texts; equals transformers' beam search, draws nothing"
+    needs_dense_cache: ClassVar[bool] = True
 
     width: int = 4
     length_penalty: float = 1.0

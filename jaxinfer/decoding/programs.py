@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.layouts import DENSE, CacheLayout
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
 from jaxinfer.decoding.strategy import Strategy
@@ -67,11 +68,13 @@ def full_logits(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], 
 class Programs:
     """Compiles each program once for its strategy and shapes, and keeps it; states and memories are donated.
 
+    ``layout`` is how the caches of their states are laid out.
     ``compile_seconds`` adds up the time spent tracing and compiling, ``compilations`` how many programs that were.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, layout: CacheLayout = DENSE) -> None:
         self.decoder = decoder
+        self.layout = layout
         self.compile_seconds = 0.0
         self.compilations = 0
         self._compiled: dict[Any, Callable[..., Any]] = {}

@@ -82,7 +82,7 @@ class Strategy(ABC):
     decoding with the same seed), ``"distribution"`` (its distribution), ``"beam"`` (the texts of a beam search) or
     ``"lossy"``. `headroom` is how many cache slots past a text's end its trees may write, `max_depth` how many drafted
     tokens one step can accept, `verify` how drafts are accepted (``match``, ``rejection`` or ``typical``; see
-    `jaxinfer.decoding.verify`).
+    `jaxinfer.decoding.verify`). One that `needs_dense_cache` runs on no cache that forgets tokens.
 
     Its methods from `start` on are traced. Each receives the target and the strategy's own `parameters`, which are
     arrays and therefore never part of what a program is compiled for: their field has ``compare=False`` and
@@ -91,6 +91,7 @@ class Strategy(ABC):
 
     name: ClassVar[str] = ""
     description: ClassVar[str] = ""
+    needs_dense_cache: ClassVar[bool] = False
 
     @property
     def exactness(self) -> str:
@@ -101,6 +102,11 @@ class Strategy(ABC):
     def acceptance(self) -> str:
         """How drafts are accepted: ``match``, ``rejection`` or ``typical``."""
         return "match"
+
+    @property
+    def branches(self) -> bool:
+        """Whether its trees may have branches; False spares moving accepted nodes in the cache."""
+        return True
 
     @property
     def typical_thresholds(self) -> tuple[float, float]:

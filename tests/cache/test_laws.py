@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxinfer.cache.dense import DenseCache, create_dense_cache
 from jaxinfer.cache.interface import Cache, Scores
 from jaxinfer.cache.ring import RingCache, create_ring_cache, ring_capacity
+from jaxinfer.cache.streaming import StreamingCache
 from jaxinfer.decoding.tree import ancestors
 from jaxinfer.ops.masks import causal_ancestors
 from tests.toys import float32_backend
@@ -30,13 +31,24 @@ few = settings(derandomize=True, max_examples=15, deadline=None)
 
 @dataclass(frozen=True)
 class Layout:
-    """A cache with room for SLOTS tokens, its window, and the least number of slots that its laws allow."""
+    """A cache with room for SLOTS tokens or the least number of slots that its laws allow, and what a query sees."""
 
     create: Callable[[], Cache]
     window: int = SLOTS
+    sinks: int = 0
+
+    def seen(self, length):
+        """Return which of the first ``length`` tokens the last of them sees."""
+        return np.array([at for at in range(length) if at < self.sinks or at >= length - self.window], np.int32)
+
+    def needed(self, length):
+        """Return which of ``length`` committed tokens a later one sees: one fewer, as it sees itself."""
+        return np.array([at for at in self.seen(length + 1) if at < length], np.int32)
 
     def slots(self, positions):
         cache = self.create()
+        if isinstance(cache, StreamingCache):
+            return np.asarray(cache.slots(jnp.asarray(positions)))
         return positions % cache.capacity if isinstance(cache, RingCache) else positions
 
 
@@ -50,12 +62,21 @@ def ring(window) -> RingCache:
     return RingCache(jnp.zeros(shape), jnp.zeros(shape), window)
 
 
+def streaming(sinks, window) -> StreamingCache:
+    """Return a streaming cache that has not one slot to spare."""
+    shape = (LAYERS, ROWS, sinks + window + NODES - 1, KV_HEADS * WIDTH)
+    return StreamingCache(jnp.zeros(shape), jnp.zeros(shape), sinks, window)
+
+
 LAYOUTS: Mapping[str, Layout] = {
     "dense": Layout(dense),
     "dense-window-3": Layout(lambda: dense(3), 3),
     "ring-window-1": Layout(lambda: ring(1), 1),
     "ring-window-3": Layout(lambda: ring(3), 3),
     "ring-window-7": Layout(lambda: ring(7), 7),
+    "streaming-0-4": Layout(lambda: streaming(0, 4), 4),
+    "streaming-2-3": Layout(lambda: streaming(2, 3), 3, 2),
+    "streaming-5-6": Layout(lambda: streaming(5, 6), 6, 5),
 }
 
 
@@ -121,7 +142,7 @@ def test_trees_see_what_was_kept_and_their_own_ancestors(layout, steps, seed):
                 new = np.stack([keys[layer, row], values[layer, row]])
                 for node in range(NODES):
                     seen = np.concatenate([kept[layer][row], new[:, path_to(tree, node)]], axis=1)
-                    expected_NH = attend_plainly(query_BMNH[row, node], *seen[:, -layout.window :])
+                    expected_NH = attend_plainly(query_BMNH[row, node], *seen[:, layout.seen(seen.shape[1])])
                     np.testing.assert_allclose(output_LBMNH[layer, row, node], expected_NH, atol=1e-5)
                 kept[layer][row] = np.concatenate([kept[layer][row], new[:, path_to(tree, last)]], axis=1)
             path = path_to(tree, last)
@@ -130,7 +151,7 @@ def test_trees_see_what_was_kept_and_their_own_ancestors(layout, steps, seed):
         for layer in range(LAYERS):
             for row in range(ROWS):
                 length = kept[layer][row].shape[1]
-                needed = np.arange(max(0, length - layout.window + 1), length)
+                needed = layout.needed(length)
                 slots = layout.slots(needed)
                 held = np.stack([cache.keys[layer, row, slots], cache.values[layer, row, slots]])
                 expected = kept[layer][row][:, needed]
@@ -153,11 +174,11 @@ def test_prompts_in_chunks_see_what_is_before_them(layout, lengths, seed):
         inside = [(row, at) for row in range(ROWS) for at in range(start, min(start + 6, lengths[row]))]
         for row, position in inside:
             for layer in range(LAYERS):
-                seen = prompt[:, layer, row, max(0, position - layout.window + 1) : position + 1]
+                seen = prompt[:, layer, row, layout.seen(position + 1)]
                 expected_NH = attend_plainly(query_BTNH[row, position], *seen)
                 np.testing.assert_allclose(output_LBTNH[layer, row, position - start], expected_NH, atol=1e-5)
     for row, length in enumerate(lengths):
-        needed = np.arange(max(0, length - layout.window + 1), length)
+        needed = layout.needed(length)
         held = np.asarray(cache.keys[:, row, layout.slots(needed)])
         np.testing.assert_array_equal(
             held.reshape(LAYERS, len(needed), KV_HEADS, WIDTH), prompt[0, :, row, needed].swapaxes(0, 1)
