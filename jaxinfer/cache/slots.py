@@ -22,9 +22,12 @@ def move_slots(
     buffer: Float[Array, "L B S KH"], from_BM: Int[Array, "B M"], to_BM: Int[Array, "B M"]
 ) -> Float[Array, "L B S KH"]:
     """Copy slots of every layer; all are read before any is written."""
-    row_B1 = jnp.arange(from_BM.shape[0])[:, None]
-    moved = buffer.at[:, row_B1, from_BM].get(mode="fill", fill_value=0)
-    return buffer.at[:, row_B1, to_BM].set(moved, mode="drop", unique_indices=True)
+    # Layers are indexed like rows and slots: as a dimension that is moved whole, they would have the TPU compiler put
+    # them inside the slots, and copy the whole cache into that order and back.
+    layer_L11 = jnp.arange(buffer.shape[0])[:, None, None]
+    row_1B1 = jnp.arange(from_BM.shape[0])[None, :, None]
+    moved = buffer.at[layer_L11, row_1B1, from_BM[None]].get(mode="fill", fill_value=0)
+    return buffer.at[layer_L11, row_1B1, to_BM[None]].set(moved, mode="drop", unique_indices=True)
 
 
 def path_moves(path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> tuple[jax.Array, jax.Array]:

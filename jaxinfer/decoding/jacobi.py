@@ -35,6 +35,10 @@ class Jacobi(Strategy):
         return self.num_draft_tokens + 1
 
     @property
+    def branches(self) -> bool:
+        return False
+
+    @property
     def max_depth(self) -> int:
         return self.num_draft_tokens
 

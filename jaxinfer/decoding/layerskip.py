@@ -45,6 +45,10 @@ class LayerSkip(Strategy):
         return self.num_draft_tokens + 1
 
     @property
+    def branches(self) -> bool:
+        return False
+
+    @property
     def max_depth(self) -> int:
         return self.num_draft_tokens
 

@@ -43,6 +43,10 @@ class PromptLookup(Strategy):
         return self.num_draft_tokens + 1
 
     @property
+    def branches(self) -> bool:
+        return False
+
+    @property
     def max_depth(self) -> int:
         return self.num_draft_tokens
 

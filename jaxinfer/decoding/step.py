@@ -88,7 +88,8 @@ def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, 
     tokens_BM = emitted_tokens(tree, walk)
     path_logits_BMV = jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
     emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
-    cache = verified.cache.keep(start_B, walk.path_BM, emitted_B)
+    # The accepted nodes of a chain stand where they belong.
+    cache = verified.cache.keep(start_B, walk.path_BM, emitted_B) if strategy.branches else verified.cache
     state = _count(state._replace(cache=cache), proposal, verified, jnp.minimum(walk.taken_B - 1, emitted_B))
     from_draft_BM = jnp.arange(tokens_BM.shape[1])[None, :] < walk.taken_B[:, None] - 1
     state = _append(state, tokens_BM, log_probabilities(path_logits_BMV, tokens_BM), from_draft_BM, emitted_B)

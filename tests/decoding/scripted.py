@@ -32,6 +32,10 @@ class Chain(Strategy):
         return self.depth + 1
 
     @property
+    def branches(self) -> bool:
+        return False
+
+    @property
     def max_depth(self) -> int:
         return self.depth
 
@@ -56,6 +60,10 @@ class Branches(Chain):
     @property
     def headroom(self) -> int:
         return 1 + 3 * self.depth
+
+    @property
+    def branches(self) -> bool:
+        return True
 
     def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
         right_BM = recorded(self.texts, state, self.depth + 1)
