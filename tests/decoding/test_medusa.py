@@ -1,0 +1,194 @@
+"""Medusa drafts what its heads say, takes what the target draws, and with ``match`` changes no token."""
+
+from itertools import pairwise
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer.checkpoint.medusa_heads import write_heads
+from jaxinfer.decoding.draft_trees import PUBLISHED_TREES
+from jaxinfer.decoding.medusa import Medusa
+from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.tree import DraftTree, ancestors
+from jaxinfer.decoding.typical import accept_typical
+from jaxinfer.errors import CheckpointNotFound, InvalidOption
+from tests.decoding.fitted_heads import expected_acceptance, fit_conditioned, fit_plain
+from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
+from tests.toys import encode_bytes, fable_tokens
+
+PROMPTS = ("The quick", "O", "A small otter watched the", "One grey heron f", "The old badger")
+LIMITS = (40, 37, 33, 39, 36)
+TREE = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 1, 0), (1, 0, 1))
+NUM_HEADS = 3
+
+
+@pytest.fixture(scope="module")
+def lm(trained_folder):
+    return jaxinfer.load(trained_folder)
+
+
+@pytest.fixture(scope="module")
+def requests():
+    return [request(encode_bytes(text), limit, one) for text, limit, one in zip(PROMPTS, LIMITS, SAMPLINGS)]
+
+
+@pytest.fixture(scope="module")
+def oracle(lm, requests):
+    return run(lm, requests)
+
+
+@pytest.fixture(scope="module")
+def fitted(lm):
+    tokens = fable_tokens(60, seed=5)
+    return {"plain": fit_plain(lm, tokens, NUM_HEADS), "conditioned": fit_conditioned(lm, tokens, NUM_HEADS)}
+
+
+def resolve(lm, strategy):
+    return lm._resolve(strategy)
+
+
+def random_heads(conditioned: bool, share: bool, with_ids: bool, width: int = 48, vocab_size: int = 258):
+    rng = np.random.default_rng(4)
+
+    def draw(*shape: int):
+        return jnp.asarray(rng.standard_normal(shape) * shape[-1] ** -0.5, jnp.float32)
+
+    ids = {"ids": jnp.asarray(rng.permutation(vocab_size)[:100], jnp.int32)} if with_ids else {}
+    heads = []
+    for index in range(NUM_HEADS):
+        blocks = ({"kernel": draw(width, width * (index + 2 if conditioned else 1)), "bias": draw(width)},)
+        own = {} if share else {"output": {"kernel": draw(100 if with_ids else vocab_size, width)}}
+        heads.append({"blocks": blocks, **own})
+    return {"heads": tuple(heads), **ids}
+
+
+def test_texts_of_this_file_are_screened(lm, requests, oracle):
+    assert [len(row.tokens) for row in oracle] == list(LIMITS)
+    assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in oracle])) > LEAST_MARGIN
+
+
+@pytest.mark.parametrize("kind", ["plain", "conditioned"])
+def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, requests, oracle, fitted, kind):
+    """Step by step against NumPy: hidden state, path and rank of every draft are the right ones."""
+    rows = run(lm, requests, resolve(lm, Medusa(extra=fitted[kind], paths=TREE)))
+    assert [row.tokens for row in rows] == [row.tokens for row in oracle]
+    expected = [
+        expected_acceptance(lm, fitted[kind], TREE, [*asked.prompt, *row.tokens], len(asked.prompt))
+        for asked, row in zip(requests, oracle)
+    ]
+    assert [(row.counts.steps, row.counts.accepted_by_depth) for row in rows] == [one[:2] for one in expected]
+    assert [row.counts.drafted for row in rows] == [len(TREE) * one.steps for one in expected]
+    # None of it holds for want of drafts: some are taken at every depth, some are not, some are no first sibling.
+    assert min(sum(one.accepted_by_depth[depth] for one in expected) for depth in range(NUM_HEADS)) > 0
+    assert sum(one.accepted_by_depth[0] < one.steps for one in expected) > 0
+    assert sum(one.later_siblings for one in expected) > 0
+
+
+@pytest.mark.parametrize(("conditioned", "share", "with_ids"), [(False, True, False), (True, True, True)])
+def test_random_heads_on_disk_change_no_token(lm, requests, oracle, tmp_path, conditioned, share, with_ids):
+    folder = tmp_path / "heads"
+    write_heads(folder, random_heads(conditioned, share, with_ids), 258)
+    strategy = resolve(lm, f"medusa:heads={folder},tree=chain:2")
+    assert resolve(lm, f"medusa:heads={folder},tree=chain:2") is strategy, "heads are read once"
+    rows = run(lm, requests, strategy)
+    assert [row.tokens for row in rows] == [row.tokens for row in oracle]
+    assert sum(row.counts.drafted for row in rows) == 2 * sum(row.counts.steps for row in rows)
+
+
+def test_typical_acceptance_says_that_it_is_lossy_and_leaves_greedy_rows_alone(lm, requests, oracle, fitted):
+    strategy = resolve(lm, Medusa(extra=fitted["plain"], paths=TREE, verify="typical"))
+    rows = run(lm, requests, strategy)
+    assert (strategy.exactness, Medusa().exactness) == ("lossy", "identical")
+    assert rows[0].tokens == oracle[0].tokens
+    assert any(row.tokens != plain.tokens for row, plain in zip(rows, oracle))
+    assert sum(row.counts.accepted for row in rows) > 0
+
+
+def test_typical_acceptance_follows_the_published_rule():
+    """The longest path whose tokens are likelier than min(epsilon, delta exp(-entropy)); then the likeliest."""
+    rng = np.random.default_rng(8)
+    vocab_size, batch, nodes = 6, 64, 10
+    parents_M = np.array([0, 0, 0, 1, 1, 2, 3, 3, 5, 6], np.int32)
+    tokens_BM = rng.integers(0, vocab_size, (batch, nodes)).astype(np.int32)
+    logits_BMV = 2.5 * rng.standard_normal((batch, nodes, vocab_size))
+    p_BMV = np.exp(logits_BMV) / np.exp(logits_BMV).sum(-1, keepdims=True)
+    parents_BM = jnp.broadcast_to(jnp.asarray(parents_M), tokens_BM.shape)
+    all_BM = jnp.ones(tokens_BM.shape, bool)
+    tree = DraftTree(jnp.asarray(tokens_BM), parents_BM, all_BM, all_BM)
+    draws_BM = rng.integers(0, vocab_size, tokens_BM.shape).astype(np.int32)
+    log_p_BMV = jnp.asarray(np.log(p_BMV), jnp.float32)
+    walk = accept_typical(tree, ancestors(parents_BM), log_p_BMV, jnp.asarray(draws_BM), 4, 0.3, 0.6)
+    lengths = set()
+    for row in range(batch):
+        best, best_key = [0], (0, 0.0)
+        for leaf in range(nodes):
+            path = [leaf]
+            while path[0]:
+                path.insert(0, int(parents_M[path[0]]))
+            score = 0.0
+            for parent, node in pairwise(path):
+                p_V = p_BMV[row, parent]
+                threshold = min(0.3, 0.6 * np.exp((p_V * np.log(p_V)).sum()))
+                score += np.log(p_V[tokens_BM[row, node]]) if p_V[tokens_BM[row, node]] > threshold else -np.inf
+            if np.isfinite(score) and (len(path) - 1, score) > best_key:
+                best, best_key = path, (len(path) - 1, score)
+        taken = int(walk.taken_B[row])
+        assert walk.path_BM[row, :taken].tolist() == best
+        assert int(walk.next_B[row]) == draws_BM[row, best[-1]]
+        lengths.add(taken)
+    assert lengths >= {1, 2, 3}
+
+
+def test_options_are_those_of_the_publication():
+    strategy = parse_strategy("medusa:heads=there")
+    assert isinstance(strategy, Medusa)
+    assert (strategy.tree, strategy.verify, strategy.typical_thresholds) == ("mc_sim_7b_63", "match", (0.09, 0.3))
+    assert jaxinfer.strategies()["medusa"]["options"].keys() == {"heads", "tree", "verify", "epsilon", "delta"}
+
+
+def test_a_published_tree_drafts_63_tokens_a_step(lm, fitted):
+    extra = {"heads": (*fitted["plain"]["heads"], fitted["plain"]["heads"][0])}
+    strategy = resolve(lm, Medusa(extra=extra, tree="zephyr_stage2"))
+    assert (strategy.headroom, strategy.max_depth, len(strategy.extra["heads"])) == (64, 4, 4)
+    assert strategy.paths == PUBLISHED_TREES["zephyr_stage2"]
+
+
+MISTAKES = {
+    "no heads": ("medusa", InvalidOption, "name their folder"),
+    "no folder": ("medusa:heads=/nowhere/heads", CheckpointNotFound, "/nowhere/heads: no such folder"),
+    "no such tree": ("medusa:heads=x,tree=oak", InvalidOption, "tree 'oak' is none of mc_sim_7b_63"),
+    "another way to verify": ("medusa:verify=rejection", InvalidOption, "verify.*match, typical"),
+    "a threshold": ("medusa:epsilon=2", InvalidOption, "epsilon=2.0 is not a number from 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named_in_one_line(lm, name):
+    strategy, kind, pattern = MISTAKES[name]
+    with pytest.raises(kind, match=pattern) as caught:
+        lm.generate("The", strategy=strategy)
+    assert "\n" not in str(caught.value)
+
+
+HEADS_MISTAKES = {
+    "a tree deeper than the heads": (
+        {"tree": "mc_sim_7b_63"},
+        {},
+        "tree mc_sim_7b_63 is 4 deep, but the heads given has 3",
+    ),
+    "another width": ({"tree": "chain:1"}, {"width": 32}, "reads 32 channels, but hidden states have 48"),
+    "another vocabulary": ({"tree": "chain:1"}, {"vocab_size": 300}, "knows 300 tokens, but needs to know 258"),
+    "a rank past the vocabulary": ({"paths": ((300,),)}, {}, "rank 300, but the heads choose among 258"),
+    "a node without parent": ({"paths": ((0,), (1, 0))}, {}, r"path \[1, 0\] has no parent"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS_MISTAKES)
+def test_heads_that_do_not_fit_are_refused(lm, name):
+    options, heads, pattern = HEADS_MISTAKES[name]
+    extra = random_heads(False, False, False, **heads)
+    with pytest.raises(InvalidOption, match=pattern) as caught:
+        lm.generate("The", strategy=Medusa(extra=extra, **options))
+    assert "\n" not in str(caught.value)
