@@ -42,8 +42,8 @@ class DraftModel(Strategy):
     agree wherever their distributions do; under ``rejection`` it draws with its own and p / q decides. ``schedule``
     sets the draft's length: ``constant``, ``heuristic`` (two more after full acceptance, else one less),
     ``confidence`` (up to the first draft that the drafter gave less than ``confidence``) or ``bass`` (one for the whole
-    batch, led by the row that accepted most; 2404.15778). ``num_draft_tokens`` is the first length and ``max_draft_tokens`` the
-    most; 0 takes the published ones.
+    batch, led by the row that accepted most; 2404.15778). ``num_draft_tokens`` is the first length and
+    ``max_draft_tokens`` the most; 0 takes the published ones.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -83,6 +83,10 @@ class DraftModel(Strategy):
     def first(self) -> int:
         """The first draft's length."""
         return self.num_draft_tokens or min(FIRST[self.schedule], self.max_depth)
+
+    @property
+    def branches(self) -> bool:
+        return False
 
     @property
     def max_depth(self) -> int:
