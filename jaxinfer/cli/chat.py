@@ -11,6 +11,7 @@ from jaxinfer.cli.arguments import (
     add_sampling_arguments,
     sampling_options,
 )
+from jaxinfer.cli.pace_notice import pace_lines
 from jaxinfer.cli.stats_table import stats_lines
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
 
@@ -110,6 +111,10 @@ class Conversation:
             print(f"[cut at {len(result.tokens)} tokens]", file=sys.stderr)
         if result is not None and options.stats:
             print(*stats_lines([result.stats]), sep="\n", file=sys.stderr)
+            for line in pace_lines(
+                self._model, options.strategy, [prompt], [[result]], options.max_new_tokens, self._sampling
+            ):
+                print(line, file=sys.stderr)
 
     def _fit(self) -> list[int]:
         """Return the conversation's ids, the oldest turns dropped where they leave no room for an answer."""

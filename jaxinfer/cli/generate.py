@@ -14,6 +14,8 @@ from jaxinfer.cli.arguments import (
     sampling_options,
     whole_number,
 )
+from jaxinfer.cli.draft_marks import DraftMarks, colours_drafts
+from jaxinfer.cli.pace_notice import pace_lines
 from jaxinfer.cli.prompts import add_prompt_arguments, read_prompts
 from jaxinfer.cli.stats_table import stats_lines
 from jaxinfer.errors import InvalidOption
@@ -37,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
     parser.add_argument("--num-samples", metavar="N", type=whole_number(1), default=1, help="results for each prompt")
     parser.add_argument("--logprobs", action="store_true", help="add each token's log-probability to --json")
+    parser.add_argument(
+        "--show-drafts",
+        action="store_true",
+        help="mark what was accepted from drafts: green on a terminal, {+so+} elsewhere, a list from_draft in --json",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,14 +58,20 @@ def run(options: argparse.Namespace) -> int:
 
     sampling = SamplingParams(**sampling_options(options), n=options.num_samples, logprobs=options.logprobs)
     num_results = parse_strategy(options.strategy).num_results(sampling)
+    is_streamed = len(prompts) == 1 and num_results == 1 and not options.json
+    if options.show_drafts and not (is_streamed or options.json):
+        raise InvalidOption("--show-drafts marks one text as it streams: give one prompt and sample, or add --json")
     model = load_model(options)
     inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
-    if len(prompts) == 1 and num_results == 1 and not options.json:
-        results = [_stream(model, inputs[0], sampling, options)]
+    if is_streamed:
+        batches = [[_stream(model, inputs[0], sampling, options)]]
     else:
-        results = _print_batches(model, prompts, inputs, num_results, sampling, options)
+        batches = _print_batches(model, prompts, inputs, num_results, sampling, options)
     if options.stats:
-        print(*stats_lines([result.stats for result in results]), sep="\n", file=sys.stderr)
+        print(*stats_lines([result.stats for batch in batches for result in batch]), sep="\n", file=sys.stderr)
+        first = [inputs[row // num_results] for row in range(len(batches[0]))]
+        for line in pace_lines(model, options.strategy, first, batches, options.max_new_tokens, sampling):
+            print(line, file=sys.stderr)
     return 0
 
 
@@ -72,9 +85,11 @@ def _stream(
     model: "LanguageModel", prompt: list[int], sampling: "SamplingParams", options: argparse.Namespace
 ) -> "GenerationResult":
     pieces = model.stream(prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, strategy=options.strategy)
-    result = None
+    result, marks = None, DraftMarks(colours_drafts()) if options.show_drafts else None
+    if marks is not None:
+        print(marks.legend, file=sys.stderr)
     for piece in pieces:
-        print(piece.text, end="", flush=True)
+        print(piece.text if marks is None else marks.mark(piece), end="", flush=True)
         result = piece.result
     print(flush=True)
     if result is None:
@@ -89,7 +104,7 @@ def _print_batches(
     num_results: int,
     sampling: "SamplingParams",
     options: argparse.Namespace,
-) -> list["GenerationResult"]:
+) -> list[list["GenerationResult"]]:
     batches = model.generate_batches(
         inputs,
         max_new_tokens=options.max_new_tokens,
@@ -97,16 +112,18 @@ def _print_batches(
         strategy=options.strategy,
         batch_size=options.batch_size,
     )
-    results: list[GenerationResult] = []
+    done: list[list[GenerationResult]] = []
+    number = 0
     for batch in batches:
+        done.append(batch)
         for result in batch:
-            prompt = prompts[len(results) // num_results]
-            results.append(result)
-            _print_json(prompt, result) if options.json else _print_text(prompt, result, len(results))
-    return results
+            prompt = prompts[number // num_results]
+            number += 1
+            _print_json(prompt, result, options) if options.json else _print_text(prompt, result, number)
+    return done
 
 
-def _print_json(prompt: str, result: "GenerationResult") -> None:
+def _print_json(prompt: str, result: "GenerationResult", options: argparse.Namespace) -> None:
     fields = {
         "prompt": prompt,
         "text": result.text,
@@ -116,6 +133,8 @@ def _print_json(prompt: str, result: "GenerationResult") -> None:
     }
     if result.logprobs:
         fields["logprobs"] = result.logprobs
+    if options.show_drafts:
+        fields["from_draft"] = result.from_draft
     print(json.dumps(fields), flush=True)
 
 
