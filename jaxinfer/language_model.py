@@ -54,7 +54,7 @@ def load(
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "LanguageModel":
-    """Load a model from a Hugging Face id or a path: a folder of Hugging Face's or ``convert``'s, a .gguf, a llama2.c .bin.
+    """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
 
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16); ``max_len`` bounds
     prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, or

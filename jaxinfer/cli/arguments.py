@@ -49,12 +49,13 @@ def logit_bias(text: str) -> tuple[int, float]:
     return pair
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `jaxinfer.cli.loading.load_model` reads."""
+def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = None) -> None:
+    """Add what `jaxinfer.cli.loading.load_model` reads; ``dtype`` is the default, None for the device's own."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="M", help="hub id, folder, .gguf or llama2.c .bin (default: smollm2-135m-instruct)")
+    group.add_argument("--model", metavar="M", help="hub id, folder, .gguf or .bin (default: smollm2-135m-instruct)")
     group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
-    group.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
+    shown = f"float32, bfloat16, float16 or float64 (default: {dtype or 'by device'})"
+    group.add_argument("--dtype", metavar="D", default=dtype, help=shown)
     group.add_argument("--max-len", metavar="N", type=whole_number(2), help="tokens of prompt and output together")
     group.add_argument(
         "--cache",

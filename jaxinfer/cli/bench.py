@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench`` and of what it measures."""
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     latency = kinds.add_parser("latency", help="one batch from prompt to last token")
-    latency.add_argument("--model", metavar="M", help="hub id, folder, .gguf or llama2.c .bin (default: smollm2-135m-instruct)")
+    latency.add_argument("--model", metavar="M", help="hub id, folder, .gguf or .bin (default: smollm2-135m-instruct)")
     latency.add_argument("--dtype", metavar="D", default="float32", help="one or several, by commas (%(default)s)")
     for name, least, default, text in (
         ("--prompt-tokens", 1, 512, "length of each prompt"),

@@ -17,6 +17,7 @@ COMMANDS = MappingProxyType(
     {
         "generate": ("jaxinfer.cli.generate", "continue a prompt, or answer it with --chat"),
         "chat": ("jaxinfer.cli.chat", "hold a conversation in the terminal"),
+        "verify": ("jaxinfer.cli.verify", "audit that a strategy changes no token of plain decoding"),
         "fetch": ("jaxinfer.cli.fetch", "bring a known model to the local cache"),
         "convert": ("jaxinfer.cli.convert", "write a model as a folder that loads fast, in Orbax's format"),
         "bench": ("jaxinfer.cli.bench", "measure speed beside the machine's roofline"),

@@ -98,7 +98,8 @@ def compile_programs(
     params = abstract_params(config, backend)
     shardings = parameter_shardings(config, backend, mesh)
     state = _abstract_state(config, backend, strategy, batch, max_len, mesh)
-    own = _replicated(jax.eval_shape(lambda: strategy.parameters), mesh)
+    described = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), strategy.parameters)
+    own = _replicated(described, mesh)
     memory = _replicated(
         jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, own, state), mesh
     )

@@ -32,3 +32,17 @@ LLAMA_3_8B = DecoderConfig(
     bos_token_id=128000,
     eos_token_ids=(128001,),
 )
+
+LLAMA_68M = DecoderConfig(
+    family="llama",
+    vocab_size=32000,
+    num_layers=2,
+    model_dim=768,
+    ffn_dim=3072,
+    num_heads=12,
+    num_kv_heads=12,
+    head_dim=64,
+    max_position=2048,
+    norm_eps=1e-6,
+    layer_pattern=(LayerKind(Rope(1e4, 64)),),
+)
