@@ -73,7 +73,8 @@ class Cache(Protocol):
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "Cache":
         """Commit the first ``count_B`` nodes of a path (indices of new tokens, ascending), contiguous from ``start_B``.
 
-        The other new tokens are dropped, and a path that is all of them in order moves nothing; going back further than ``start_B`` needs no call, only a smaller start.
+        The other new tokens are dropped, and a path that is all of them in order moves nothing; going back further
+        than ``start_B`` needs no call, only a smaller start.
         """
         ...
 
