@@ -15,12 +15,23 @@ from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.options import spelling
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.streams import Streams
 from jaxinfer.errors import InvalidOption
 
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
     {
         kind.name: kind
-        for kind in (Autoregressive, DraftModel, PromptLookup, Jacobi, Lookahead, Medusa, LayerSkip, BeamSearch)
+        for kind in (
+            Autoregressive,
+            DraftModel,
+            PromptLookup,
+            Jacobi,
+            Lookahead,
+            Medusa,
+            Streams,
+            LayerSkip,
+            BeamSearch,
+        )
     }
 )
 
