@@ -66,6 +66,10 @@ class Medusa(Strategy):
         return () if self.extra is None else self.extra
 
     @property
+    def branches(self) -> bool:
+        return len(self.paths) > tree_depth(self.paths)
+
+    @property
     def headroom(self) -> int:
         return len(self.paths) + 1
 
