@@ -1,6 +1,7 @@
 """Every way to decode, by name; and how a user writes one down: ``name`` or ``name:key=value,key=value``."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
@@ -16,6 +17,8 @@ from jaxinfer.decoding.options import spelling
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.streams import Streams
+from jaxinfer.decoding.triforce import TriForce
+from jaxinfer.decoding.union import Union
 from jaxinfer.errors import InvalidOption
 
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
@@ -30,6 +33,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
             Medusa,
             Streams,
             LayerSkip,
+            TriForce,
             BeamSearch,
         )
     }
@@ -40,6 +44,9 @@ def parse_strategy(spec: str | Strategy) -> Strategy:
     """Return the strategy that a specification names; a strategy object is returned as it is."""
     if isinstance(spec, Strategy):
         return spec
+    terms = _terms(spec)
+    if len(terms) > 1:
+        return _parse_sum(terms)
     name, _, options = spec.partition(":")
     if name not in STRATEGIES:
         raise InvalidOption(f"unknown strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
@@ -53,6 +60,20 @@ def parse_strategy(spec: str | Strategy) -> Strategy:
             raise InvalidOption(f"unknown option {key!r} of strategy {name}; its options are: {valid}")
         values[key] = _parse_value(name, key, text if equals else "", fields[key])
     return kind(**values)
+
+
+def _terms(spec: str) -> list[str]:
+    """Split a sum at each plus sign that a strategy's name or ``nodes=`` follows: others belong to paths."""
+    names = "|".join(STRATEGIES)
+    return re.split(rf"\+(?=(?:{names})(?:[:+]|$)|nodes=)", spec)
+
+
+def _parse_sum(terms: list[str]) -> Strategy:
+    """Return the sum of drafters that terms name; a term ``nodes=N`` bounds the tree."""
+    nodes = 0
+    if terms[-1].startswith("nodes="):
+        nodes = _parse_value("sum", "nodes", terms.pop().removeprefix("nodes="), int)
+    return Union(tuple(parse_strategy(term) for term in terms), nodes)
 
 
 def describe_strategies() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,51 @@
+"""A cache that remembers the queries of a forward pass, for those who choose what to keep by what was asked for."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxinfer.cache.interface import Placement, Scores
+from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["cache", "queries_LBTNH"], meta_fields=[])
+@dataclass(frozen=True)
+class RecordingCache:
+    """Any cache, for one forward pass of T tokens: it holds their queries in every layer, as they meet the keys."""
+
+    cache: Any
+    queries_LBTNH: Any
+
+    def place(
+        self,
+        start_B: Int[Array, " B"],
+        ancestors_BTT: Bool[Array, "#B T T"],
+        counts_B: Int[Array, " B"] | None = None,
+        extent: int | None = None,
+    ) -> Placement:
+        """Place new tokens as the cache does."""
+        return self.cache.place(start_B, ancestors_BTT, counts_B, extent)
+
+    def attend(
+        self,
+        layer: Int[Array, ""] | int,
+        placement: Placement,
+        query_BTNH: Float[Array, "B T N H"],
+        keys_BTKH: Float[Array, "B T K H"],
+        values_BTKH: Float[Array, "B T K H"],
+        scores: Scores,
+        backend: Backend,
+    ) -> tuple[Float[Array, "B T N H"], "RecordingCache"]:
+        """Record the queries, then attend as the cache does."""
+        queries_LBTNH = self.queries_LBTNH.at[layer].set(query_BTNH)
+        mixed, cache = self.cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, backend)
+        return mixed, RecordingCache(cache, queries_LBTNH)
+
+    def keep(
+        self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]
+    ) -> "RecordingCache":
+        """Commit a path in the cache."""
+        return replace(self, cache=self.cache.keep(start_B, path_BM, count_B))
