@@ -37,6 +37,17 @@ def whole_number(least: int) -> Callable[[str], int]:
     return parse
 
 
+def positive_number(text: str) -> float:
+    """Parse a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
 def logit_bias(text: str) -> tuple[int, float]:
     """Parse ``TOKEN_ID=BIAS``."""
     token, _, bias = text.partition("=")

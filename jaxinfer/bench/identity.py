@@ -1,0 +1,136 @@
+"""Audits that a strategy gives the tokens of plain decoding, and explains where it does not."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.oracle import retell
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.results import GenerationResult
+from jaxinfer.sampling.arrays import sampling_arrays
+from jaxinfer.sampling.params import SamplingParams
+
+# The most by which programs of different shapes may move a logit. In the narrow dtypes that is what rounding does to a
+# logit of a trained model through its layers; there an explanation is weaker.
+NUMERIC_ERROR = (("float64", 1e-10), ("float32", 1e-4), ("float16", 0.05), ("bfloat16", 0.25))
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a strategy's text first leaves that of plain decoding.
+
+    ``position`` counts output tokens from 0; a token is None where its text had ended, and then so is ``margin``: how
+    far plain decoding's draw was from coming out differently (`jaxinfer.decoding.oracle.Retelling`).
+    ``oracle_agrees`` tells whether plain decoding that is restarted after this token goes on as the strategy did, up
+    to the numeric error too.
+    """
+
+    position: int
+    plain_token: int | None
+    strategy_token: int | None
+    margin: float | None
+    within_error: bool
+    oracle_agrees: bool
+
+    @property
+    def is_explained(self) -> bool:
+        """Tell whether rounding explains it: a draw so close that either token is right, and no mistake after it."""
+        return self.within_error and self.oracle_agrees
+
+
+@dataclass(frozen=True)
+class TextAudit:
+    """One prompt's two texts compared, and what the strategy's took."""
+
+    new_tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    accepted_deep: int
+    divergence: Divergence | None
+
+    @property
+    def passes(self) -> bool:
+        """Tell whether the texts are identical or their divergence is explained."""
+        return self.divergence is None or self.divergence.is_explained
+
+
+def audit_texts(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    strategy: str,
+    sampling: SamplingParams,
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    tolerance: float,
+) -> Iterator[TextAudit]:
+    """Run plain decoding and a strategy side by side, batch by batch; ``tolerance`` is the numeric error."""
+
+    def batches(name: str) -> Iterator[list[GenerationResult]]:
+        return model.generate_batches(
+            prompts, max_new_tokens=max_new_tokens, sampling=sampling, strategy=name, batch_size=batch_size
+        )
+
+    ids = iter(prompts)
+    for plain, other in zip(batches("autoregressive"), batches(strategy), strict=True):
+        for expected, found in zip(plain, other, strict=True):
+            divergence = explain(model, next(ids), expected.tokens, found.tokens, sampling, tolerance)
+            stats = found.stats
+            deep = sum(stats.accepted_by_depth[1:])
+            yield TextAudit(stats.new_tokens, stats.steps, stats.drafted, stats.accepted, deep, divergence)
+
+
+def explain(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    found: Sequence[int],
+    sampling: SamplingParams,
+    tolerance: float,
+) -> Divergence | None:
+    """Return where ``found`` first differs from ``plain``, judged by the oracle, or None where they are equal."""
+    shared = min(len(plain), len(found))
+    position = next((at for at in range(shared) if plain[at] != found[at]), shared)
+    if position == shared:
+        if len(plain) == len(found):
+            return None
+        ends = (None if len(tokens) == shared else tokens[shared] for tokens in (plain, found))
+        return Divergence(position, *ends, margin=None, within_error=False, oracle_agrees=False)
+    draws, margins = retell_text(model, prompt, found, position, plain[position], sampling)
+    later = slice(position + 1, len(found))
+    agrees = (draws[later] == np.asarray(found[later])) | (margins[later] <= tolerance)
+    margin = float(margins[position])
+    return Divergence(position, plain[position], found[position], margin, margin <= tolerance, bool(agrees.all()))
+
+
+def retell_text(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    found: Sequence[int],
+    position: int,
+    rival: int,
+    sampling: SamplingParams,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the oracle's draws along ``found``, and their margins, at ``position`` against a rival too."""
+    text, num_outputs = [*prompt, *found], prompt_bucket(len(found))
+    text_1T = np.zeros((1, prompt_bucket(len(prompt) + num_outputs)), np.int32)
+    text_1T[0, : len(text)] = text
+    rivals_1M = np.zeros((1, num_outputs), np.int32)
+    rivals_1M[0, : len(found)] = [*found[:position], rival, *found[position + 1 :]]
+    lengths = (len(prompt), len(text), len(prompt) + position)
+    retelling = model.programs.run(
+        "retell",
+        partial(retell, model.programs.decoder, model.programs.layout),
+        (),
+        model.params,
+        jnp.asarray(text_1T),
+        *(jnp.asarray([length], jnp.int32) for length in lengths),
+        jnp.asarray(rivals_1M),
+        sampling_arrays([sampling], [0], model.eos_token_ids, model.config.vocab_size),
+    )
+    return np.asarray(retelling.draws_BM)[0, : len(found)], np.asarray(retelling.margins_BM)[0, : len(found)]
