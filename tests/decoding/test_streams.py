@@ -112,7 +112,7 @@ def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, f
     assert (pruned.num_kept, pruned.headroom, pruned.prunes) == (4, 21, True)
     options = jaxinfer.strategies()["streams"]
     assert options["options"] == {"heads": "", "tree": "4.2.1", "prune_below": 0.0, "keep_nodes": 0}
-    assert (options["exactness"], parse_strategy("streams:tree=3.3").tree) == ("identical", "3.3")
+    assert (options["exactness"], parse_strategy("streams:tree=3.3")) == ("identical", Streams(tree="3.3"))
 
 
 MISTAKES = {
