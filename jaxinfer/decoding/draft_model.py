@@ -58,6 +58,9 @@ class DraftModel(Strategy):
     config: DecoderConfig | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
     weights: Any = field(default=None, repr=False, compare=False)
+    # How many tokens up to the current one it reads first. Of its own draft that was accepted whole it has not seen
+    # the last token; of other drafters' none.
+    catch_up: int = field(default=2, repr=False)
 
     def __post_init__(self) -> None:
         check_choice(self, "schedule", SCHEDULES)
@@ -97,7 +100,7 @@ class DraftModel(Strategy):
 
     @property
     def headroom(self) -> int:
-        return self.max_depth + 1
+        return self.max_depth + self.catch_up
 
     def resolve(self, target: Target) -> "DraftModel":
         """Load the draft model in the target's dtype; raises InvalidOption where its tokens are others."""
@@ -136,23 +139,26 @@ class DraftModel(Strategy):
 
     def propose(self, model: Model, own: Any, state: DecodeState, memory: Drafter) -> Proposal:
         drafter, lengths = self._drafter(own), memory.lengths
-        start_B, batch = state.lengths_B - 1, state.lengths_B.shape[0]
+        start_B = state.lengths_B - 1
 
-        def run(tokens_BT: Int[Array, "B T"], first_B: Int[Array, " B"], cache: LayeredCache) -> tuple[Array, Any]:
-            num_tokens = tokens_BT.shape[1]
-            positions_BT = first_B[:, None] + jnp.arange(num_tokens, dtype=first_B.dtype)[None, :]
-            placements = cache.place(first_B, causal_ancestors(num_tokens)[None])
+        def run(
+            tokens_BT: Int[Array, "B T"], first_B: Int[Array, " B"], last_B: Int[Array, " B"], cache: LayeredCache
+        ) -> tuple[Array, Any]:
+            positions_BT = first_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=first_B.dtype)[None, :]
+            placements = cache.place(first_B, causal_ancestors(tokens_BT.shape[1])[None])
             hidden_BTD, cache = drafter.forward(tokens_BT, positions_BT, cache, placements, state.context_lengths_B)
-            return drafter.logits(hidden_BTD[:, -1]), cache
+            return drafter.logits(hidden_BTD[jnp.arange(tokens_BT.shape[0]), last_B]), cache
 
         def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
-            return run(token_B[:, None], start_B + index, cache)
+            return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)
 
         def first_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
-            # The token before goes along: of a draft that was accepted whole, the drafter has not seen the last one.
-            before_B = jnp.maximum(start_B - 1, 0)
-            tokens_B2 = jnp.stack([state.tokens_BS[jnp.arange(batch), before_B], token_B], axis=1)
-            return run(tokens_B2, before_B, cache)
+            # At the start of a short text there are fewer; then what follows the current token is written too, and
+            # written over by the drafts.
+            first_B = jnp.maximum(start_B - self.catch_up + 1, 0)
+            places_BT = first_B[:, None] + jnp.arange(self.catch_up, dtype=first_B.dtype)[None, :]
+            tokens_BT = jnp.take_along_axis(state.tokens_BS, places_BT, axis=1, mode="clip")
+            return run(tokens_BT, first_B, start_B - first_B, cache)
 
         draft = draft_chain(
             state,

@@ -39,6 +39,10 @@ class Jacobi(Strategy):
         return False
 
     @property
+    def needs_every_node(self) -> bool:
+        return True
+
+    @property
     def max_depth(self) -> int:
         return self.num_draft_tokens
 

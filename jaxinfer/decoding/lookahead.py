@@ -62,6 +62,10 @@ class Lookahead(Strategy):
         return (self.window + self.guesses) * (self.ngram - 1)
 
     @property
+    def needs_every_node(self) -> bool:
+        return True
+
+    @property
     def max_depth(self) -> int:
         return self.ngram - 1
 

@@ -109,6 +109,11 @@ class Strategy(ABC):
         return True
 
     @property
+    def needs_every_node(self) -> bool:
+        """Whether it learns from the target's answer at every node, so that no node may be left out of a sum."""
+        return False
+
+    @property
     def typical_thresholds(self) -> tuple[float, float]:
         """Epsilon and delta of typical acceptance."""
         return 0.09, 0.3

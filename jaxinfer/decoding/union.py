@@ -1,0 +1,156 @@
+"""Sums of drafters: the union of their trees is verified in one pass of the target."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.merge import merge, select
+from jaxinfer.decoding.options import check_range
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.tree import ancestors, depths
+from jaxinfer.decoding.verify import Walk
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Float
+
+# How many steps' worth of belief the first guess of a node's chances has, and that guess for each step down.
+_PRIOR_STEPS, _PRIOR_CHANCE = 4.0, 0.5
+# What is remembered of a count from step to step: texts change.
+_MEMORY = 0.95
+
+
+class Chances(NamedTuple):
+    """How often each node of one drafter's tree was there, and how often it was taken; recent steps count more."""
+
+    tries_BM: Float[Array, "B M"]
+    hits_BM: Float[Array, "B M"]
+
+
+class Sum(NamedTuple):
+    """The drafters' own memories, their chances, and where the nodes of this step's trees stand in the union."""
+
+    memories: tuple[Any, ...]
+    chances: tuple[Chances, ...]
+    proposals: Any = ()
+    places: Any = ()
+
+
+@dataclass(frozen=True)
+class Union(Strategy):
+    """Draft with several strategies at once.
+
+    Nodes on which drafters agree are verified once. ``nodes`` bounds the union, root included: the nodes that have
+    most often been taken stay, by each row's own recent steps; 0 keeps all. Only drafters that are verified by the
+    target's plain forward pass and accepted by match can be summed.
+    """
+
+    parts: tuple[Strategy, ...] = ()
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if type(part).forward is not Strategy.forward or part.acceptance != "match":
+                raise InvalidOption(
+                    f"{part.name} cannot be part of a sum: it is not verified by the target's plain pass and by match"
+                )
+        if self.nodes:
+            fixed = 1 + sum(part.headroom - 1 for part in self.parts if part.needs_every_node)
+            check_range(self, "nodes", max(2, fixed), 1024)
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The names of the parts, joined as in a specification."""
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def parameters(self) -> Any:
+        return tuple(part.parameters for part in self.parts)
+
+    @property
+    def headroom(self) -> int:
+        return self.nodes or 1 + sum(part.headroom for part in self.parts)
+
+    @property
+    def max_depth(self) -> int:
+        return max(part.max_depth for part in self.parts)
+
+    def resolve(self, target: Target) -> "Union":
+        """Load what the parts name; a draft model then has to catch up with tokens that others drafted."""
+        parts = [part.resolve(target) for part in self.parts]
+        depth = max(part.max_depth for part in parts)
+        behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
+        return replace(self, parts=tuple(behind))
+
+    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Sum:
+        memories = tuple(part.start(model, mine, state, prompt) for part, mine in zip(self.parts, own))
+        batch = state.lengths_B.shape[0]
+        sizes = [self._size(model, part, mine, state, memory) for part, mine, memory in zip(self.parts, own, memories)]
+        zeros = [jnp.zeros((batch, size), jnp.float32) for size in sizes]
+        return Sum(memories, tuple(Chances(zero, zero) for zero in zeros))
+
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Sum) -> Proposal:
+        drafts = tuple(
+            part.propose(model, mine, state, remembered)
+            for part, mine, remembered in zip(self.parts, own, memory.memories)
+        )
+        merged = merge([draft.tree for draft in drafts])
+        tree, places = merged.tree, merged.places
+        if self.nodes and self.nodes < tree.tokens_BM.shape[1]:
+            relation_BMM = ancestors(tree.parents_BM)
+            gains_BM = self._gains(tree.tokens_BM.shape, drafts, places, memory.chances)
+            tree, moved_BM = select(tree, relation_BMM, gains_BM, self.nodes)
+            places = tuple(jnp.take_along_axis(moved_BM, places_BM, axis=1) for places_BM in places)
+        passes = sum(draft.passes for draft in drafts)
+        return Proposal(tree, Sum(memory.memories, memory.chances, drafts, places), passes=passes)
+
+    def observe(
+        self,
+        model: Model,
+        own: Any,
+        state: DecodeState,
+        proposal: Proposal,
+        verified: Verified,
+        draws_BM: Any,
+        walk: Walk,
+    ) -> Sum:
+        memory: Sum = proposal.memory
+        nodes_M, steps_D = jnp.arange(draws_BM.shape[1]), jnp.arange(walk.path_BM.shape[1])
+        is_taken_BD = steps_D[None, :] < walk.taken_B[:, None]
+        on_path_BM = ((walk.path_BM[:, :, None] == nodes_M) & is_taken_BD[:, :, None]).any(axis=1)
+        memories, chances = [], []
+        for part, mine, draft, places_BM, seen in zip(self.parts, own, memory.proposals, memory.places, memory.chances):
+            # A node that found no place was not verified: its answer is not known and not asked for.
+            at_BM = jnp.maximum(places_BM, 0)
+            own_draws_BM = jnp.take_along_axis(draws_BM, at_BM, axis=1)
+            memories.append(part.observe(model, mine, state, draft, verified, own_draws_BM, walk))
+            was_tried_BM = draft.tree.valid_BM & (places_BM >= 0)
+            was_taken_BM = was_tried_BM & jnp.take_along_axis(on_path_BM, at_BM, axis=1)
+            tries_BM, hits_BM = (_MEMORY * counts_BM for counts_BM in seen)
+            chances.append(Chances(tries_BM + was_tried_BM, hits_BM + was_taken_BM))
+        return Sum(tuple(memories), tuple(chances))
+
+    def _gains(
+        self, shape: tuple[int, ...], drafts: Any, places: Any, chances: tuple[Chances, ...]
+    ) -> Float[Array, "B M"]:
+        """Return each node's chance to be taken: that one of the drafters that propose it is right."""
+        rows_B1 = jnp.arange(shape[0])[:, None]
+        log_missed_BM = jnp.zeros(shape, jnp.float32)
+        for part, draft, places_BM, seen in zip(self.parts, drafts, places, chances):
+            if part.needs_every_node:
+                chance_BM = jnp.ones(places_BM.shape, jnp.float32)
+            else:
+                prior_BM = _PRIOR_CHANCE ** depths(ancestors(draft.tree.parents_BM)).astype(jnp.float32)
+                chance_BM = (seen.hits_BM + _PRIOR_STEPS * prior_BM) / (seen.tries_BM + _PRIOR_STEPS)
+            missed_BM = jnp.where(draft.tree.valid_BM, 1 - jnp.minimum(chance_BM, 1 - 1e-6), 1.0)
+            log_missed_BM = log_missed_BM.at[rows_B1, places_BM].add(jnp.log(missed_BM))
+        return 1 - jnp.exp(log_missed_BM)
+
+    def _size(self, model: Model, part: Strategy, own: Any, state: DecodeState, memory: Any) -> int:
+        shapes = jax.eval_shape(
+            lambda own, state, memory: part.propose(model, own, state, memory).tree, own, state, memory
+        )
+        return shapes.tokens_BM.shape[1]

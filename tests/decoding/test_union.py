@@ -1,0 +1,118 @@
+"""A sum of drafters verifies every path that any of them drafted, each once, and changes no token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxinfer
+from jaxinfer.decoding.merge import merge, select
+from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.tree import DraftTree, ancestors
+from jaxinfer.errors import InvalidOption
+from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
+from tests.toys import encode_bytes, fable
+
+SIZES = (4, 5, 3)
+few = settings(derandomize=True, max_examples=60, deadline=None)
+trees = st.tuples(
+    *[
+        st.tuples(
+            *[st.tuples(st.integers(0, max(node - 1, 0)), st.integers(1, 3), st.booleans()) for node in range(size)]
+        )
+        for size in SIZES
+    ]
+)
+
+
+def build(nodes) -> DraftTree:
+    parents, tokens = [parent for parent, _, _ in nodes], [token for _, token, _ in nodes]
+    valid = [True]
+    for parent, _, is_valid in nodes[1:]:
+        valid.append(is_valid and valid[parent])
+    tokens[0] = parents[0] = 0
+    return DraftTree(*(jnp.asarray([values]) for values in (tokens, parents, valid, [True] * len(nodes))))
+
+
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
+    """Return the tokens on the way to each node."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens_BM[0].tolist()[1:], tree.parents_BM[0].tolist()[1:]):
+        paths.append((*paths[parent], token))
+    return paths
+
+
+def valid_paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    return [path for path, is_valid in zip(paths_of(tree), tree.valid_BM[0].tolist()) if is_valid]
+
+
+joined = jax.jit(merge)
+selected = jax.jit(select, static_argnums=3)
+
+
+@few
+@given(trees)
+def test_the_union_holds_every_path_once(drawn):
+    parts = [build(nodes) for nodes in drawn]
+    tree, places = joined(parts)
+    merged = valid_paths(tree)
+    first = valid_paths(parts[0])
+    later = {path for part in parts[1:] for path in valid_paths(part)}
+    # A drafter that repeats itself is taken at its word; what comes after it is not repeated.
+    assert sorted(merged) == sorted([*first, *(later - set(first))])
+    for part, places_BM in zip(parts, places):
+        found = [paths_of(tree)[place] for place in places_BM[0].tolist()]
+        for path, other, is_valid in zip(paths_of(part), found, part.valid_BM[0].tolist()):
+            assert path == other or not is_valid
+
+
+@few
+@given(trees, st.lists(st.floats(0, 1, width=32), min_size=10, max_size=10), st.integers(2, 10))
+def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, gains, count):
+    tree, _ = joined([build(nodes) for nodes in drawn])
+    gains_BM = jnp.asarray([gains])
+    chosen, places_BM = selected(tree, ancestors(tree.parents_BM), gains_BM, count)
+    assert chosen.tokens_BM.shape == (1, count)
+    kept = [node for node, place in enumerate(places_BM[0].tolist()) if place >= 0]
+    assert len(kept) == count
+    before, after = paths_of(tree), paths_of(chosen)
+    for node in kept:
+        if tree.valid_BM[0, node]:
+            assert after[places_BM[0, node]] == before[node]
+            assert bool(chosen.valid_BM[0, places_BM[0, node]])
+    relation = np.asarray(ancestors(tree.parents_BM))[0]
+    reach = [
+        min(gains[other] for other in np.flatnonzero(relation[node]) if other) if node else 2 for node in range(10)
+    ]
+    left_out = [reach[node] for node in range(10) if node not in kept and tree.valid_BM[0, node]]
+    taken = [reach[node] for node in kept if tree.valid_BM[0, node]]
+    assert not left_out or max(left_out) <= min(taken) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3",
+        "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15",
+    ],
+)
+def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec):
+    lm = jaxinfer.load(trained_folder)
+    texts = [fable(4, seed)[: 60 + 7 * seed] for seed in range(5)]
+    asked = [request(encode_bytes(text), 40, sampling) for text, sampling in zip(texts, SAMPLINGS)]
+    plain = run(lm, asked)
+    assert min(least_margin(lm, one, row.tokens) for one, row in zip(asked, plain)) > LEAST_MARGIN
+    rows = run(lm, asked, parse_strategy(spec))
+    assert [row.tokens for row in rows] == [row.tokens for row in plain]
+    assert sum(row.counts.accepted_by_depth[1] for row in rows) > 0
+    assert sum(row.counts.drafted - row.counts.accepted for row in rows) > 0
+
+
+def test_what_cannot_be_summed_is_refused_by_name():
+    with pytest.raises(InvalidOption, match="layerskip cannot be part of a sum"):
+        parse_strategy("prompt_lookup+layerskip")
+    with pytest.raises(InvalidOption, match="nodes=3 is not a"):
+        parse_strategy("jacobi+prompt_lookup+nodes=3")
+    assert parse_strategy("jacobi+prompt_lookup").name == "jacobi+prompt_lookup"
