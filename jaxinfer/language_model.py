@@ -171,7 +171,7 @@ class LanguageModel:
         """Yield the results of `generate` as each batch ends; all prompts are checked before the first one runs."""
         if isinstance(prompts, str):
             prompts = [prompts]
-        resolved = self._resolve(strategy)
+        resolved = self.resolve(strategy)
         requests = self._requests(list(prompts), max_new_tokens, sampling, resolved)
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
@@ -190,7 +190,7 @@ class LanguageModel:
 
         The text of a beam search comes whole, when the search has ended.
         """
-        resolved = self._resolve(strategy)
+        resolved = self.resolve(strategy)
         requests = self._requests([prompt], max_new_tokens, sampling, resolved)
         if len(requests) != 1:
             raise InvalidOption(f"streaming shows one sample, but n is {len(requests)}: use generate")
@@ -257,7 +257,7 @@ class LanguageModel:
             requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in samples]
         return requests
 
-    def _resolve(self, strategy: str | Strategy) -> Strategy:
+    def resolve(self, strategy: str | Strategy) -> Strategy:
         """Return a strategy with everything that its options name loaded, once for all calls that name it."""
         parsed = parse_strategy(strategy)
         if parsed.needs_dense_cache and self.programs.layout != DENSE:

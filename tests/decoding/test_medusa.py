@@ -46,7 +46,7 @@ def fitted(lm):
 
 
 def resolve(lm, strategy):
-    return lm._resolve(strategy)
+    return lm.resolve(strategy)
 
 
 def random_heads(conditioned: bool, share: bool, with_ids: bool, width: int = 48, vocab_size: int = 258):

@@ -49,7 +49,7 @@ def folder(lm, tmp_path_factory):
 
 
 def check_same(lm, requests, oracle, strategy):
-    rows = run(lm, requests, lm._resolve(strategy))
+    rows = run(lm, requests, lm.resolve(strategy))
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     assert [row.counts.target_passes for row in rows] == pytest.approx([row.counts.steps for row in rows])
     return rows
@@ -93,8 +93,8 @@ def test_pruning_drops_drafts_and_changes_no_token(lm, requests, oracle, fitted)
 @pytest.mark.parametrize("options", ["tree=2.1", "tree=chain:3,prune_below=0.002"])
 def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, options):
     spec = f"streams:heads={folder},{options}"
-    strategy = lm._resolve(spec)
-    assert lm._resolve(spec) is strategy, "streams are read once"
+    strategy = lm.resolve(spec)
+    assert lm.resolve(spec) is strategy, "streams are read once"
     rows = check_same(lm, requests, oracle, strategy)
     assert sum(row.counts.drafted for row in rows) > 0
     assert sum(row.counts.accepted < row.counts.drafted for row in rows) == len(rows)
@@ -105,7 +105,7 @@ def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, f
         (0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)
     )  # fmt: skip
     assert read_product("chain:2") == ((0,), (0, 0))
-    strategy = lm._resolve(Streams(extra=fitted, num_layers=1, tree="4.2"))
+    strategy = lm.resolve(Streams(extra=fitted, num_layers=1, tree="4.2"))
     assert (strategy.max_depth, strategy.num_kept, strategy.headroom) == (2, 13, 13 * 3)
     assert strategy.parameters["identifiers"].shape == (2, 48), "the third stream need not run"
     pruned = Streams(paths=TREE, keep_nodes=3)
