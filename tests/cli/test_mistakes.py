@@ -57,6 +57,15 @@ OPTION_MISTAKES = {
     "logprobs in text": (["generate", "x", "--logprobs"], ["--logprobs", "--json"]),
     "unknown strategy": (["generate", "x", "--strategy", "magic"], ["magic", "autoregressive"]),
     "unknown strategy option": (["generate", "x", "--strategy", "autoregressive:k=1"], ["'k'", "autoregressive"]),
+    "a search of no text": (["generate", "x", "--strategy", "beam:width=0"], ["beam", "width=0"]),
+    "more results than beams": (
+        ["generate", "x", "--strategy", "beam:width=2", "--num-samples", "3"],
+        ["n=3", "width=2"],
+    ),
+    "a search at a temperature": (
+        ["generate", "x", "--strategy", "beam", "--temperature", "1"],
+        ["beam", "temperature=1"],
+    ),
     "unknown dtype": (["generate", "x", "--dtype", "float31"], ["float31", "bfloat16"]),
     "no such path": (["generate", "x", "--model", "./no/such/model"], ["./no/such/model"]),
     "no such GGUF file": (["generate", "x", "--model", "missing.gguf"], ["missing.gguf"]),
