@@ -37,6 +37,19 @@ def whole_number(least: int) -> Callable[[str], int]:
     return parse
 
 
+def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    """Return an argument type: whole numbers of at least ``least`` with commas between, each once."""
+    number = whole_number(least)
+
+    def parse(text: str) -> tuple[int, ...]:
+        numbers = tuple(map(number, text.split(",")))
+        if len(set(numbers)) < len(numbers):
+            raise argparse.ArgumentTypeError(f"{text!r} names a number twice")
+        return numbers
+
+    return parse
+
+
 def positive_number(text: str) -> float:
     """Parse a number above 0."""
     try:

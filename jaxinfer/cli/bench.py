@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sys
 
+from jaxinfer.cli import acceptance
 from jaxinfer.cli.arguments import whole_number
 from jaxinfer.cli.progress import byte_progress
 from jaxinfer.errors import InvalidOption
@@ -25,10 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         latency.add_argument(name, metavar="N", type=whole_number(least), default=default, help=f"{text} (%(default)s)")
     latency.add_argument("--compare", metavar="RIVAL", choices=["transformers"], help="transformers: run it beside")
     latency.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
+    acceptance.add_arguments(kinds.add_parser("acceptance", help="what strategies gain on prompts of one's own"))
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table, or one JSON object."""
+    return acceptance.run(options) if options.kind == "acceptance" else _run_latency(options)
+
+
+def _run_latency(options: argparse.Namespace) -> int:
     dtypes = tuple(filter(None, (name.strip() for name in options.dtype.split(","))))
     if not dtypes or len(set(dtypes)) < len(dtypes):
         raise InvalidOption(f"--dtype {options.dtype!r}: name each dtype once, with commas between")

@@ -30,3 +30,23 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
             bars.update(tasks[total], completed=done)
 
         yield report
+
+
+@contextmanager
+def count_progress(label: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Give a function that is called after each of ``total`` pieces of work with the name of it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeRemainingColumn(),
+    )
+    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=total)
+        yield lambda name: bars.update(task, advance=1, description=f"{label}: {name}")

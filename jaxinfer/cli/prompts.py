@@ -4,11 +4,18 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxinfer.errors import InvalidOption
 
 STANDARD_INPUT = "-"
+
+
+class PromptEntry(NamedTuple):
+    """A prompt, and what kind it is where its file tells."""
+
+    text: str
+    category: str = ""
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +40,20 @@ def read_prompts(options: argparse.Namespace) -> list[str]:
         if not options.prompt:
             raise InvalidOption("the prompt is empty: give at least one character")
         return [options.prompt]
-    if source is None or source == STANDARD_INPUT:
+    return [entry.text for entry in read_entries(STANDARD_INPUT if source is None else source)]
+
+
+def read_entries(source: str) -> list[PromptEntry]:
+    """Return the prompts of a file or standard input with their categories, at least one and none of them empty."""
+    if source == STANDARD_INPUT:
         return _read_lines("standard input", sys.stdin.buffer, plain_allowed=True)
     with open(source, "rb") as file:
         return _read_lines(source, file, plain_allowed=False)
 
 
-def _read_lines(origin: str, file: Iterable[bytes], *, plain_allowed: bool) -> list[str]:
+def _read_lines(origin: str, file: Iterable[bytes], *, plain_allowed: bool) -> list[PromptEntry]:
     """Parse lines; where plain ones are allowed, the first tells which kind they all are."""
-    prompts: list[str] = []
+    prompts: list[PromptEntry] = []
     is_plain = False
     for number, raw in enumerate(file, 1):
         where = f"{origin}, line {number}"
@@ -53,13 +65,13 @@ def _read_lines(origin: str, file: Iterable[bytes], *, plain_allowed: bool) -> l
             continue
         if plain_allowed and not prompts:
             is_plain = not line.lstrip().startswith("{")
-        prompts.append(line if is_plain else _parse(where, line))
+        prompts.append(PromptEntry(line) if is_plain else _parse(where, line))
     if not prompts:
         raise InvalidOption(f"{origin} holds no prompts: write one a line")
     return prompts
 
 
-def _parse(where: str, line: str) -> str:
+def _parse(where: str, line: str) -> PromptEntry:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -70,7 +82,7 @@ def _parse(where: str, line: str) -> str:
         raise InvalidOption(f"{where}: needs a 'prompt' string or a 'turns' list of strings")
     if not prompt:
         raise InvalidOption(f"{where}: the prompt is empty; give at least one character")
-    return prompt
+    return PromptEntry(prompt, str(entry.get("category", "")))
 
 
 def _find_prompt(entry: Any) -> Any:

@@ -1,0 +1,69 @@
+"""What a strategy should gain on this device: the tokens of its steps against what the nodes of a step cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.tree_cost import NODE_COUNTS, measure_costs
+from jaxinfer.decoding.union import Union
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.notation import Params
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of one step of M nodes a row, by M, for so many rows with caches of so many slots."""
+
+    rows: int
+    slots: int
+    seconds: dict[int, float]
+
+    def of(self, nodes: int) -> float:
+        """Return the seconds of a step: linear between what was measured, and past it as between the last two."""
+        sizes = sorted(self.seconds)
+        costs = [self.seconds[size] for size in sizes]
+        if nodes > sizes[-1] and len(sizes) > 1:
+            slope = (costs[-1] - costs[-2]) / (sizes[-1] - sizes[-2])
+            return costs[-1] + max(slope, 0.0) * (nodes - sizes[-1])
+        return float(np.interp(nodes, sizes, costs))
+
+    @property
+    def relative(self) -> dict[int, float]:
+        """How many times a step of one node each takes."""
+        return {nodes: seconds / self.of(1) for nodes, seconds in sorted(self.seconds.items())}
+
+
+def measure_step_costs(
+    decoder: Decoder, params: Params, rows: int, slots: int, node_counts: Sequence[int] = NODE_COUNTS
+) -> StepCosts:
+    """Compile and time steps of each number of nodes, one node always among them."""
+    counts = sorted({1, *node_counts})
+    return StepCosts(rows, slots, measure_costs(decoder, params, counts, num_slots=slots, num_rows=rows))
+
+
+def drafter_seconds(strategy: Strategy, rows: int, slots: int) -> float:
+    """Return the seconds of one token of the draft models that belong to a resolved strategy: 0 without any."""
+    parts = strategy.parts if isinstance(strategy, Union) else (strategy,)
+    total = 0.0
+    for part in parts:
+        if isinstance(part, DraftModel) and part.config is not None and part.backend is not None:
+            costs = measure_costs(
+                Decoder(part.config, part.backend), part.weights, (1,), num_slots=slots, num_rows=rows
+            )
+            total += costs[1]
+    return total
+
+
+def step_seconds(
+    costs: StepCosts, strategy: Strategy, passes_per_step: float, drafted_per_step: float, drafter: float
+) -> float:
+    """Return what a step should take: verification at its width, and what drafting reads, one token at a time.
+
+    Reads of the target's blocks beyond the one that verifies are drafting's; each drafted token costs ``drafter``
+    seconds. Heads, lookups and what chooses the tree are taken as free.
+    """
+    drafting = max(0.0, passes_per_step - 1.0) * costs.of(1) + drafted_per_step * drafter
+    return costs.of(strategy.headroom) + drafting
