@@ -19,6 +19,8 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 def open_hf_folder(folder: Path) -> Checkpoint:
     """Open a folder; reads ``config.json`` and the headers of the weights, and maps the rest."""
     if not (folder / "config.json").is_file():
+        if files := sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf"):
+            raise CheckpointNotFound(f"{folder}: holds GGUF files; give one of them, such as {files[0]}")
         raise CheckpointNotFound(f"{folder}: no config.json; point at the folder that holds the model's files")
     return Checkpoint(str(folder), read_json_object(folder / "config.json"), _open_weights(folder), folder=folder)
 

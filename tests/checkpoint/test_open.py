@@ -72,6 +72,13 @@ def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(asked, name):
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_of_gguf_files_is_refused_with_one_of_them(tmp_path):
+    for name in ("model-Q8_0.gguf", "model-Q4_0.GGUF", "README.md"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(CheckpointNotFound, match=r"give one of them, such as .*model-Q4_0\.GGUF$"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.PT", "model.pth", "last.ckpt"])
 def test_a_pickle_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x80\x02.")
