@@ -107,14 +107,14 @@ def _check(checkpoint: Checkpoint, leaves: list[_Leaf], names: TensorNames) -> N
         raise InvalidCheckpoint(f"{checkpoint.origin}: missing {_listed(missing)}; fetch all files of the model")
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in names.ignored) or r"(?!)")
     if extra := sorted(name for name in found if name not in expected and not ignored.fullmatch(name)):
-        raise InvalidCheckpoint(f"{checkpoint.origin}: config.json leaves no place for {_listed(extra)}")
+        raise InvalidCheckpoint(f"{checkpoint.origin}: its configuration leaves no place for {_listed(extra)}")
     wrong = [name for name, shape in expected.items() if tuple(found[name]) != shape]
     if wrong:
         name = wrong[0]
         others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InvalidCheckpoint(
             f"{checkpoint.origin}: tensor {name} has shape {list(found[name])}, "
-            f"but config.json makes it {list(expected[name])}{others}"
+            f"but its configuration makes it {list(expected[name])}{others}"
         )
 
 
