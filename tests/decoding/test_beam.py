@@ -22,7 +22,7 @@ pytestmark = pytest.mark.parity
 NUM_NEW = 20
 PROMPTS = [np.random.default_rng(length).integers(2, 96, length).tolist() for length in (40, 17, 5)]
 PENALTIES, EARLY = (-1.0, 0.0, 1.0, 2.0), (True, False, "never")
-FEW_RULES = [*((penalty, False) for penalty in PENALTIES), (2.0, True), (2.0, "never")]
+FEW_RULES = [*((penalty, False) for penalty in PENALTIES), (1.0, True), (1.0, "never")]
 
 
 class Case(NamedTuple):
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 # Tokens that occur in the models' most probable texts, and one (7) that does not and only adds candidates.
-ENDS: Mapping[str, tuple[int, ...]] = {"mha": (24, 46), "mistral-window": (46, 55, 7)}
+ENDS: Mapping[str, tuple[int, ...]] = {"mha": (24, 46), "mistral-window": (46, 12, 7)}
 SEARCHES = {"mha": (3, list(product(PENALTIES, EARLY))), "mistral-window": (4, FEW_RULES)}
 
 
@@ -82,7 +82,7 @@ def test_all_texts_and_scores_of_a_ragged_batch_equal_those_of_transformers(case
     assert max(lengths) == NUM_NEW
     assert any(len({len(text) for text in texts}) > 2 for texts in found[0.0, False])
     assert len({str(found[penalty, False]) for penalty in PENALTIES}) > 1
-    assert len({str(found[2.0, early]) for early in EARLY}) > 1
+    assert len({str(found[1.0, early]) for early in EARLY}) == 3
     assert case.lm.programs.compilations == compiled_before + 2
 
 
