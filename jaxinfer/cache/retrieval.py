@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves, write_slots
+from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for, write_slots
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
@@ -81,48 +81,61 @@ class RetrievalCache:
         from_BM, to_BM = (first_B1 + places_BM for places_BM in path_moves(path_BM, count_B))
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
 
-    def with_tail(self, cache: DenseCache) -> "RetrievalCache":
-        """Copy the tail from a dense cache of the text: what other tokens than the committed ones wrote is undone."""
-        place_BS = self.origin_B[:, None] + jnp.arange(self.keys.shape[2] - self.budget)
-        rows_B1 = jnp.arange(place_BS.shape[0])[:, None]
+    def refreshed(self, cache: DenseCache, positions_BM: Int[Array, "B M"]) -> "RetrievalCache":
+        """Copy the tokens at these positions from a dense cache of the text, those that stand in the tail."""
+        behind_BM = positions_BM - self.origin_B[:, None]
+        slots_BM = jnp.where(behind_BM >= 0, self.budget + behind_BM, self.keys.shape[2])
+        keys = copy_slots(self.keys, slots_BM, cache.keys, positions_BM)
+        return replace(self, keys=keys, values=copy_slots(self.values, slots_BM, cache.values, positions_BM))
 
-        def renewed(buffer: jax.Array, source: jax.Array) -> jax.Array:
-            tail = source.at[:, rows_B1, place_BS].get(mode="fill", fill_value=0)
-            return buffer.at[:, :, self.budget :].set(tail)
+    def rechosen(
+        self,
+        cache: DenseCache,
+        queries_LBNH: Float[Array, "L B N H"],
+        held_B: Int[Array, " B"],
+        chunk: int,
+        recent: int,
+        is_due: Bool[Array, ""] | bool = True,
+    ) -> "RetrievalCache":
+        """Choose the chunks by each layer's queries, and copy them and the tail; nothing happens where it is not due.
 
-        return replace(self, keys=renewed(self.keys, cache.keys), values=renewed(self.values, cache.values))
+        ``held_B`` tokens are committed, of which at least the last ``recent`` are left to the tail.
+        """
+        num_layers, _, slots, lanes = self.keys.shape
+        num_kv_heads = lanes // queries_LBNH.shape[3]
+        origin_B = jnp.maximum(held_B - recent, 0) // chunk * chunk
+        num_chunks_B = origin_B // chunk
+        tail_BS = origin_B[:, None] + jnp.arange(slots - self.budget)
+
+        def choose(layer: Int[Array, ""], buffers: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            scores_BKC = chunk_scores(cache.keys[layer], queries_LBNH[layer], num_kv_heads, chunk)
+            index_C = jnp.arange(scores_BKC.shape[2])
+            scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
+            scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
+            _, chosen_BKC = jax.lax.top_k(scores_BKC, self.budget // chunk)
+            keys_BSI = _copied(cache.keys[layer], chosen_BKC, chunk, tail_BS)
+            values_BSI = _copied(cache.values[layer], chosen_BKC, chunk, tail_BS)
+            return buffers[0].at[layer].set(keys_BSI), buffers[1].at[layer].set(values_BSI)
+
+        # A loop of no turns, where a branch would have both outcomes in memory; and one layer at a time.
+        num_turns = jnp.where(is_due, num_layers, 0)
+        keys, values = jax.lax.fori_loop(0, num_turns, choose, (self.keys, self.values))
+        chosen_B = jnp.minimum(num_chunks_B, self.budget // chunk) * chunk
+        return RetrievalCache(
+            keys,
+            values,
+            jnp.where(is_due, origin_B, self.origin_B),
+            jnp.where(is_due, chosen_B, self.chosen_B),
+            self.budget,
+        )
 
 
-def retrieve(
-    cache: DenseCache,
-    queries_LBNH: Float[Array, "L B N H"],
-    held_B: Int[Array, " B"],
-    chunk: int,
-    budget: int,
-    recent: int,
-    tail: int,
-) -> RetrievalCache:
-    """Choose the chunks of ``budget`` tokens by each layer's queries; the tail of as many slots is still to be copied.
-
-    ``held_B`` tokens are committed, of which at least the last ``recent`` are left to the tail.
-    """
-    num_kv_heads = cache.keys.shape[3] // queries_LBNH.shape[3]
-    origin_B = jnp.maximum(held_B - recent, 0) // chunk * chunk
-    num_chunks_B = origin_B // chunk
-
-    def choose(layer: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        keys_BSI, values_BSI, query_BNH = layer
-        scores_BKC = chunk_scores(keys_BSI, query_BNH, num_kv_heads, chunk)
-        index_C = jnp.arange(scores_BKC.shape[2])
-        scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
-        scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
-        _, chosen_BKC = jax.lax.top_k(scores_BKC, budget // chunk)
-        return _copied(keys_BSI, chosen_BKC, chunk, tail), _copied(values_BSI, chosen_BKC, chunk, tail)
-
-    # One layer at a time: the mean keys of all at once would take as much memory as a part of the cache.
-    keys, values = jax.lax.map(choose, (cache.keys, cache.values, queries_LBNH))
-    chosen_B = jnp.minimum(num_chunks_B, budget // chunk) * chunk
-    return RetrievalCache(keys, values, origin_B, chosen_B, budget)
+def create_retrieval_cache(cache: DenseCache, budget: int, tail: int) -> RetrievalCache:
+    """Return a retrieval cache beside a dense one, with nothing chosen from it yet and a tail of at least ``tail``."""
+    num_layers, batch, _, lanes = cache.keys.shape
+    shape, zero_B = (num_layers, batch, slots_for(budget + tail), lanes), jnp.zeros((batch,), jnp.int32)
+    keys, values = jnp.zeros(shape, cache.keys.dtype), jnp.zeros(shape, cache.values.dtype)
+    return RetrievalCache(keys, values, zero_B, jnp.zeros_like(zero_B), budget)
 
 
 def chunk_scores(
@@ -138,8 +151,8 @@ def chunk_scores(
     return jnp.einsum("BCKH,BKH->BKC", mean_BCKH, query_BKH, precision=jax.lax.Precision.HIGHEST)
 
 
-def _copied(source_BSI: jax.Array, chosen_BKC: jax.Array, chunk: int, tail: int) -> jax.Array:
-    """Return the chosen chunks of every head side by side ``[B, budget + tail, K*H]``, with an empty tail."""
+def _copied(source_BSI: jax.Array, chosen_BKC: jax.Array, chunk: int, tail_BS: jax.Array) -> jax.Array:
+    """Return one layer's chosen chunks, those of every head side by side, and behind them the tail."""
     batch, slots, lanes = source_BSI.shape
     num_kv_heads, count = chosen_BKC.shape[1:]
     whole = slots // chunk
@@ -149,4 +162,5 @@ def _copied(source_BSI: jax.Array, chosen_BKC: jax.Array, chunk: int, tail: int)
         return source_CZH[chosen_C]
 
     chunks_BCZKH = jax.vmap(jax.vmap(of_head, in_axes=(2, 0), out_axes=2))(source_BCZKH, chosen_BKC)
-    return jnp.pad(chunks_BCZKH.reshape(batch, count * chunk, lanes), ((0, 0), (0, tail), (0, 0)))
+    tail_BSI = source_BSI.at[jnp.arange(batch)[:, None], tail_BS].get(mode="fill", fill_value=0)
+    return jnp.concatenate([chunks_BCZKH.reshape(batch, count * chunk, lanes), tail_BSI], axis=1)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.layouts import StreamingLayout
-from jaxinfer.cache.ring import ring_capacity
-from jaxinfer.cache.slots import move_slots, path_moves, write_slots
+from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, read_slots, slots_for, write_slots
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import Sinks, attend
@@ -130,6 +129,12 @@ class StreamingCache:
         from_BM, to_BM = (self.slots(start_B[:, None] + places_BM) for places_BM in path_moves(path_BM, count_B))
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
 
+    def refreshed(self, cache: DenseCache, positions_BM: Int[Array, "B M"]) -> "StreamingCache":
+        """Copy the tokens at these positions from a dense cache of the text."""
+        slots_BM = self.slots(positions_BM)
+        keys = copy_slots(self.keys, slots_BM, cache.keys, positions_BM)
+        return replace(self, keys=keys, values=copy_slots(self.values, slots_BM, cache.values, positions_BM))
+
     def _beside(self, written_BSI: jax.Array, old_BSI: jax.Array, new_BTKH: jax.Array) -> jax.Array:
         new_BTI = new_BTKH.reshape(*new_BTKH.shape[:2], -1).astype(old_BSI.dtype)
         return jnp.concatenate([written_BSI[:, : self.sinks], old_BSI[:, self.sinks :], new_BTI], axis=1)
@@ -151,7 +156,7 @@ def create_streaming_cache(
             f"cache streaming: a step writes up to {headroom} tokens, more than window={layout.window} holds: choose a "
             "larger window or a strategy that drafts less"
         )
-    shape = (num_layers, batch, layout.sinks + ring_capacity(layout.window, headroom), lanes)
+    shape = (num_layers, batch, slots_for(layout.sinks + layout.window + headroom), lanes)
     zeros, also_zeros = jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype)
     return StreamingCache(zeros, also_zeros, layout.sinks, layout.window)
 
@@ -160,12 +165,8 @@ def streaming_part(
     cache: DenseCache, start_B: Int[Array, " B"], sinks: int, window: int, headroom: int
 ) -> StreamingCache:
     """Copy the sinks and the last ``window`` of each row's first ``start_B`` tokens; positions stay the text's."""
-    capacity = ring_capacity(window, headroom)
+    capacity = slots_for(sinks + window + headroom) - sinks
     next_BS = next_places(start_B, sinks, capacity)
     held_BS = jnp.where(jnp.arange(sinks + capacity) < sinks, next_BS, next_BS - capacity)
-    rows_B1 = jnp.arange(held_BS.shape[0])[:, None]
-
-    def copied(buffer: jax.Array) -> jax.Array:
-        return buffer.at[:, rows_B1, jnp.maximum(held_BS, 0)].get(mode="fill", fill_value=0)
-
-    return StreamingCache(copied(cache.keys), copied(cache.values), sinks, window, renumbers=False)
+    keys, values = (read_slots(buffer, jnp.maximum(held_BS, 0)) for buffer in (cache.keys, cache.values))
+    return StreamingCache(keys, values, sinks, window, renumbers=False)

@@ -79,6 +79,7 @@ class RunningBatch:
             cache_bucket(max(request.max_length for request in requests), strategy.headroom, max_len),
             *(prompt_bucket(length) for length in crossed_lengths(config, self._contexts_B, self._limits_B, layout)),
         )
+        strategy.check_slots(num_slots)
         state = initial_state(
             prompts,
             (self._reach_B - self._contexts_B).tolist(),

@@ -15,11 +15,12 @@ from jaxinfer.models.model import Model
 
 def speculate(
     model: Model, strategy: Strategy, memory: Any, own: Any, state: DecodeState, cache: LayeredCache, count: int
-) -> DecodeState:
-    """Decode each text up to ``count`` tokens further by a strategy over another cache, and return that future.
+) -> tuple[DecodeState, Any]:
+    """Decode each text up to ``count`` tokens further by a strategy over another cache.
 
-    It draws with the target's own noise, and ends where the text will: at a stop token, and one token short of its
-    limit, as verifying gives one more. The future's ``passes_B`` count from zero.
+    Return that future, and what the strategy then remembers. It draws with the target's own noise, and ends where the
+    text will: at a stop token, and one token short of its limit, as verifying gives one more. The future's ``passes_B``
+    count from zero.
     """
     limits_B = jnp.minimum(state.lengths_B + count, state.limits_B - 1)
     future = state._replace(
@@ -32,8 +33,7 @@ def speculate(
     def advance(carry: tuple[DecodeState, Any]) -> tuple[DecodeState, Any]:
         return decode_step(model, strategy, own, *carry)
 
-    future, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[0].finished_B), advance, (future, memory))
-    return future
+    return jax.lax.while_loop(lambda carry: ~jnp.all(carry[0].finished_B), advance, (future, memory))
 
 
 def future_chain(state: DecodeState, future: DecodeState, count: int) -> DraftTree:

@@ -149,6 +149,10 @@ class Strategy(ABC):
         """
         return self
 
+    def check_slots(self, num_slots: int) -> None:
+        """Raise InvalidOption where an option does not fit a cache of so many slots."""
+        return None
+
     def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Any:
         """Return what the strategy remembers between steps, as a pytree, from the state after prefill."""
         return ()

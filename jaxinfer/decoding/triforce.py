@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.recording import RecordingCache
-from jaxinfer.cache.retrieval import RetrievalCache, retrieve
-from jaxinfer.cache.streaming import streaming_part
+from jaxinfer.cache.retrieval import RetrievalCache, create_retrieval_cache
+from jaxinfer.cache.streaming import StreamingCache, streaming_part
 from jaxinfer.decoding.autoregressive import Autoregressive
 from jaxinfer.decoding.chain_draft import draft_chain
 from jaxinfer.decoding.options import check_range
@@ -21,7 +20,7 @@ from jaxinfer.decoding.tree import chain
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.model import Model
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import Array, Int
 from jaxinfer.ops.masks import causal_ancestors
 
 _BUDGET, _WINDOW = 4096, 234
@@ -35,10 +34,14 @@ class Sizes(NamedTuple):
     tail: int
 
 
-class Retrieved(NamedTuple):
-    """The retrieval caches of the layers that see the whole text, in the order of kinds, and their age in steps."""
+class Smaller(NamedTuple):
+    """The smaller caches of the layers that see the whole text, in the order of kinds.
 
-    parts: tuple[RetrievalCache, ...]
+    ``age`` counts steps since chunks were last chosen. There is no streaming cache where none is used.
+    """
+
+    retrieval: tuple[RetrievalCache, ...]
+    streaming: tuple[StreamingCache, ...]
     age: Any
 
 
@@ -136,37 +139,47 @@ class TriForce(Strategy):
             raise InvalidOption("triforce: every layer of this model has a window: there is nothing to retrieve from")
         return self
 
-    def sizes(self, num_slots: int) -> Sizes:
-        """Return the caches' sizes for texts of up to ``num_slots`` tokens; refuse those that do not fit."""
-        budget = self.budget or max(min(_BUDGET, num_slots // 4) // self.chunk, 1) * self.chunk
-        window = self.window or max(min(_WINDOW, num_slots // 8), 1)
-        for option, held in (("budget", budget), ("window", window), ("sinks", self.sinks)):
+    def check_slots(self, num_slots: int) -> None:
+        sizes = self.sizes(num_slots)
+        for option, held in (("budget", sizes.budget), ("window", sizes.window), ("sinks", self.sinks)):
             if held > num_slots:
                 raise InvalidOption(f"triforce: {option}={held} is larger than the cache of {num_slots} tokens")
+
+    def sizes(self, num_slots: int) -> Sizes:
+        """Return the caches' sizes for texts of up to ``num_slots`` tokens."""
+        budget = self.budget or max(min(_BUDGET, num_slots // 4) // self.chunk, 1) * self.chunk
+        window = self.window or max(min(_WINDOW, num_slots // 8), 1)
         grown = self.renew_steps * (self.num_draft_tokens + 1) + self.headroom
         return Sizes(budget, window, min(window + self.chunk + grown, num_slots))
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Retrieved:
+    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Smaller:
         # Until the first verification has asked for something, the first chunks stand in.
-        config, batch = model.config, state.lengths_B.shape[0]
-        shape = batch, config.num_heads, config.head_dim
+        config, full = model.config, self._full_parts(model, state)
+        shape = state.lengths_B.shape[0], config.num_heads, config.head_dim
         dtype = jnp.dtype(model.decoder.backend.compute_dtype)
-        queries = [jnp.zeros((part.keys.shape[0], *shape), dtype) for part in self._full_parts(model, state)]
-        return self._retrieve(model, state, queries)._replace(age=jnp.int32(self.renew_steps))
+        sizes, held_B = self.sizes(full[0].keys.shape[2]), jnp.maximum(state.lengths_B - 1, 0)
+        retrieval, streaming = [], []
+        for part in full:
+            queries_LBNH = jnp.zeros((part.keys.shape[0], *shape), dtype)
+            empty = create_retrieval_cache(part, sizes.budget, sizes.tail)
+            retrieval.append(empty.rechosen(part, queries_LBNH, held_B, self.chunk, sizes.window))
+            if self.num_inner_tokens:
+                streaming.append(streaming_part(part, held_B, self.sinks, sizes.window, self.headroom))
+        return Smaller(tuple(retrieval), tuple(streaming), jnp.int32(self.renew_steps))
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Retrieved) -> Proposal:
-        held_B, full = state.lengths_B - 1, self._full_parts(model, state)
-        window = self.sizes(full[0].keys.shape[2]).window
-        retrieved = [part.with_tail(source) for part, source in zip(memory.parts, full, strict=True)]
-        cache = self._with_full_parts(model, state.cache, retrieved)
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Smaller) -> Proposal:
+        cache = self._with_full_parts(model, state.cache, memory.retrieval)
         if self.num_inner_tokens:
-            streaming = [streaming_part(source, held_B, self.sinks, window, self.headroom) for source in full]
-            inner = StreamingDrafter(self.num_inner_tokens), self._with_full_parts(model, state.cache, streaming)
+            drafter = StreamingDrafter(self.num_inner_tokens)
+            inner = self._with_full_parts(model, state.cache, memory.streaming)
         else:
-            inner = Autoregressive(), ()
-        future = speculate(model, *inner, own, state, cache, self.num_draft_tokens)
+            drafter, inner = Autoregressive(), LayeredCache(())
+        future, inner = speculate(model, drafter, inner, own, state, cache, self.num_draft_tokens)
+        # The caches are handed on as drafting left them: to keep those from before would be to copy them.
+        retrieval = tuple(part for part in future.cache.parts if isinstance(part, RetrievalCache))
+        streaming = tuple(part for part in inner.parts if isinstance(part, StreamingCache))
         tree = future_chain(state, future, self.num_draft_tokens)
-        return Proposal(tree, memory, passes=future.passes_B)
+        return Proposal(tree, Smaller(retrieval, streaming, memory.age), passes=future.passes_B)
 
     def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         """Run the target over the chain, and return its queries as well."""
@@ -189,28 +202,22 @@ class TriForce(Strategy):
         verified: Verified,
         draws_BM: Any,
         walk: Walk,
-    ) -> Retrieved:
-        memory: Retrieved = proposal.memory
-        last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
-
-        def renewed() -> Retrieved:
-            index = last_B1[None, :, :, None, None]
-            return self._retrieve(
-                model, state, [jnp.take_along_axis(queries, index, axis=2)[:, :, 0] for queries in verified.extra]
-            )
-
-        grown = memory._replace(age=memory.age + 1)
-        return jax.lax.cond(grown.age >= self.renew_steps, renewed, lambda: grown)
-
-    def _retrieve(self, model: Model, state: DecodeState, queries: list[Float[Array, "L B N H"]]) -> Retrieved:
+    ) -> Smaller:
+        memory: Smaller = proposal.memory
         full = self._full_parts(model, state)
-        sizes = self.sizes(full[0].keys.shape[2])
-        held_B = jnp.maximum(state.lengths_B - 1, 0)
-        parts = [
-            retrieve(part, asked, held_B, self.chunk, sizes.budget, sizes.window, sizes.tail)
-            for part, asked in zip(full, queries, strict=True)
-        ]
-        return Retrieved(tuple(parts), jnp.int32(0))
+        # What a step has committed, and the token before, which the drafter writes too.
+        first_B1 = jnp.maximum(state.lengths_B - self.num_draft_tokens - 3, 0)[:, None]
+        positions_BM = first_B1 + jnp.arange(self.num_draft_tokens + 2)
+        streaming = tuple(part.refreshed(source, positions_BM) for part, source in zip(memory.streaming, full))
+        last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
+        held_B, age = jnp.maximum(state.lengths_B - 1, 0), memory.age + 1
+        is_due, window = age >= self.renew_steps, self.sizes(full[0].keys.shape[2]).window
+        retrieval = []
+        for part, source, queries_LBMNH in zip(memory.retrieval, full, verified.extra, strict=True):
+            asked_LBNH = jnp.take_along_axis(queries_LBMNH, last_B1[None, :, :, None, None], axis=2)[:, :, 0]
+            part = part.refreshed(source, positions_BM)
+            retrieval.append(part.rechosen(source, asked_LBNH, held_B, self.chunk, window, is_due))
+        return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age))
 
     def _full_parts(self, model: Model, state: DecodeState) -> list[DenseCache]:
         parts = zip(state.cache.parts, model.config.kinds, strict=True)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.cache.dense import DenseCache, create_dense_cache
 from jaxinfer.cache.interface import Cache, Scores
+from jaxinfer.cache.retrieval import RetrievalCache
 from jaxinfer.cache.ring import RingCache, create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import StreamingCache
 from jaxinfer.decoding.tree import ancestors
@@ -47,6 +48,8 @@ class Layout:
 
     def slots(self, positions):
         cache = self.create()
+        if isinstance(cache, RetrievalCache):
+            return cache.budget + positions
         if isinstance(cache, StreamingCache):
             return np.asarray(cache.slots(jnp.asarray(positions)))
         return positions % cache.capacity if isinstance(cache, RingCache) else positions
@@ -68,12 +71,24 @@ def streaming(sinks, window) -> StreamingCache:
     return StreamingCache(jnp.zeros(shape), jnp.zeros(shape), sinks, window)
 
 
+def retrieval(budget) -> RetrievalCache:
+    """Return a retrieval cache that has retrieved nothing: its tail is to be what a dense cache is."""
+    shape, zero_B = (LAYERS, ROWS, budget + SLOTS, KV_HEADS * WIDTH), jnp.zeros((ROWS,), jnp.int32)
+    return RetrievalCache(jnp.zeros(shape), jnp.zeros(shape), zero_B, zero_B, budget)
+
+
+def filled_with_garbage(cache: Cache) -> Cache:
+    """Return a cache whose keys and values mean nothing."""
+    return jax.tree.map(lambda leaf: leaf + GARBAGE if leaf.ndim == 4 else leaf, cache)
+
+
 LAYOUTS: Mapping[str, Layout] = {
     "dense": Layout(dense),
     "dense-window-3": Layout(lambda: dense(3), 3),
     "ring-window-1": Layout(lambda: ring(1), 1),
     "ring-window-3": Layout(lambda: ring(3), 3),
     "ring-window-7": Layout(lambda: ring(7), 7),
+    "retrieval-tail": Layout(lambda: retrieval(6)),
     "streaming-0-4": Layout(lambda: streaming(0, 4), 4),
     "streaming-2-3": Layout(lambda: streaming(2, 3), 3, 2),
     "streaming-5-6": Layout(lambda: streaming(5, 6), 6, 5),
@@ -126,7 +141,7 @@ def test_trees_see_what_was_kept_and_their_own_ancestors(layout, steps, seed):
 
     empty = layout.create()
     assert isinstance(empty, Cache)
-    cache = jax.tree.map(lambda leaf: leaf + GARBAGE, empty)
+    cache = filled_with_garbage(empty)
     kept = np.zeros((2, LAYERS, ROWS, 0, KV_HEADS, WIDTH), np.float32)
     kept = [[kept[:, layer, row] for row in range(ROWS)] for layer in range(LAYERS)]  # [layer][row]: [2, S, K, H]
     for rows in steps:
@@ -166,7 +181,7 @@ def test_prompts_in_chunks_see_what_is_before_them(layout, lengths, seed):
     rng = np.random.default_rng(seed)
     prompt = rng.standard_normal((2, LAYERS, ROWS, 12, KV_HEADS, WIDTH)).astype(np.float32)
     query_BTNH = rng.standard_normal((ROWS, 12, KV_HEADS * GROUPS, WIDTH)).astype(np.float32)
-    cache = jax.tree.map(lambda leaf: leaf + GARBAGE, layout.create())
+    cache = filled_with_garbage(layout.create())
     lengths_B = np.array(lengths, np.int32)
     for start in (0, 6):
         chunk = slice(start, start + 6)

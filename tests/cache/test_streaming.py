@@ -121,7 +121,7 @@ def test_memory_is_constant_past_the_context():
         for num_slots in (64, 512, 2**20)
     }
     assert len(shapes) == 1
-    assert SINKS + WINDOW + 4 <= shapes.pop()[2] < SINKS + WINDOW + 4 + 8
+    assert SINKS + WINDOW + 4 <= shapes.pop()[2] < SINKS + WINDOW + 4 + 16
     lm = LanguageModel(config, random_params(config), float32_backend(), cache=LAYOUT)
     (result,) = lm.generate([PROMPTS[0] * 2], max_new_tokens=2 * CONTEXT, sampling=SamplingParams(ignore_eos=True))
     assert (result.stats.prompt_tokens, len(result.tokens)) == (100, 2 * CONTEXT)
