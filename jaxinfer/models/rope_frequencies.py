@@ -34,6 +34,21 @@ def long_frequencies(rope: Rope) -> np.ndarray:
     return _plain_frequencies(rope) / np.asarray(rope.scaling.long_factors)
 
 
+def angles_are_finite(rope: Rope, num_positions: int) -> bool:
+    """Tell whether the first positions' angles can be computed, and are finite, in float32."""
+    scaling = rope.scaling
+    if scaling is not None and scaling.kind == "dynamic" and rope.dim == 2:  # its base grows by a power of dim - 2
+        return False
+    try:
+        with np.errstate(all="ignore"):
+            frequencies, attention_factor = static_frequencies(rope)
+            longest = long_frequencies(rope) if scaling is not None and scaling.long_factors else frequencies
+            numbers = [*frequencies * num_positions, *longest * num_positions, attention_factor]
+            return bool(np.isfinite(np.array([*numbers, scaling.factor if scaling else 1.0], np.float32)).all())
+    except (ArithmeticError, ValueError):  # a division by, or a logarithm of, zero
+        return False
+
+
 def _plain_frequencies(rope: Rope) -> np.ndarray:
     exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
     return rope.theta**-exponents

@@ -89,6 +89,23 @@ def test_unknown_kinds_keys_and_values_are_refused_by_name(scaling, named):
     assert named in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "head_dim"),
+    [
+        ({"rope_theta": 1e-300}, 6),
+        ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2}}, 6),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1e308}}, 6),
+        ({"rope_scaling": {"type": "longrope", **LONGROPE, "original_max_position_embeddings": 1}}, 6),
+        ({"rope_scaling": {"type": "longrope", **LONGROPE, "long_factor": [1e-300, 1, 1]}}, 6),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e300}}, 6),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, 2),
+    ],
+)
+def test_numbers_that_give_no_finite_angles_are_refused(config, head_dim):
+    with pytest.raises(UnsupportedModel, match="angles are not finite"):
+        read_rope(ConfigReader(config, "llama"), 4096, head_dim)
+
+
 def test_contradictions_between_the_two_forms_are_refused():
     linear = {"type": "linear", "factor": 2}
     with pytest.raises(UnsupportedModel, match="keep one"):

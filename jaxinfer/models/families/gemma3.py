@@ -21,7 +21,7 @@ from jaxinfer.models.families.gemma_keys import (
     read_softcap,
     read_window_layers,
 )
-from jaxinfer.models.families.rope import read_section, rotary_lanes
+from jaxinfer.models.families.rope import read_section, unscaled_rope
 
 _DEFAULTS = MappingProxyType(
     {
@@ -104,7 +104,7 @@ def _read_rope(reader: ConfigReader, max_position: int, head_dim: int, layer_typ
         sections = {kind: parameters.section(kind) for kind in _BASES}
         section = parameters.finish(sections[layer_type])
     if section is None:
-        return Rope(theta, rotary_lanes(reader, head_dim, None))
+        return unscaled_rope(reader, max_position, head_dim, theta)
     inner = section.positive_float("rope_theta", default=theta)
     if stated and inner != theta:
         raise section.refuse("rope_theta", inner, f"it contradicts {key} ({theta:g})")

@@ -2,6 +2,7 @@
 
 from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families.config_reader import ConfigReader
+from jaxinfer.models.rope_frequencies import angles_are_finite
 
 _KINDS = {kind: kind for kind in ("default", "linear", "dynamic", "llama3", "yarn", "longrope")}
 _KINDS["su"] = "longrope"  # its name in the first files of Phi-3
@@ -26,7 +27,7 @@ def read_rope(
         partial = reader.positive_float("partial_rotary_factor", default=partial)
     reader.positive_int("original_max_position_embeddings", default=max_position)
     if section is None:
-        return Rope(outer, rotary_lanes(reader, head_dim, partial))
+        return unscaled_rope(reader, max_position, head_dim, outer, partial)
     inner = section.positive_float("rope_theta", default=outer)
     if stated and inner != outer:
         raise section.refuse("rope_theta", inner, f"it contradicts the outer rope_theta {outer:g}")
@@ -44,11 +45,26 @@ def read_section(
     """Return the rotary positions of one section, whose base is read already."""
     if partial is not None:
         partial = section.positive_float("partial_rotary_factor", default=partial)
-    dim = rotary_lanes(reader, head_dim, partial)
-    return section.finish(Rope(theta, dim, _read_scaling(reader, section, max_position, dim)))
+    dim = _rotary_lanes(reader, head_dim, partial)
+    rope = section.finish(Rope(theta, dim, _read_scaling(reader, section, max_position, dim)))
+    if not angles_are_finite(rope, max_position):
+        kind = rope.scaling.kind if rope.scaling is not None else "default"
+        why = f"with the numbers beside it and {dim} rotating lanes the angles are not finite"
+        raise section.refuse("rope_type", kind, why)
+    return rope
 
 
-def rotary_lanes(reader: ConfigReader, head_dim: int, partial: float | None) -> int:
+def unscaled_rope(
+    reader: ConfigReader, max_position: int, head_dim: int, theta: float, partial: float | None = None
+) -> Rope:
+    """Return rotary positions that no section scales, whose base is read already."""
+    rope = Rope(theta, _rotary_lanes(reader, head_dim, partial))
+    if not angles_are_finite(rope, max_position):
+        raise reader.refuse("rope_theta", theta, "with it rotary angles are not finite")
+    return rope
+
+
+def _rotary_lanes(reader: ConfigReader, head_dim: int, partial: float | None) -> int:
     """Return how many lanes of a head rotate: an even number."""
     dim = head_dim if partial is None else int(head_dim * partial)
     if dim % 2 or not 0 < dim <= head_dim:
