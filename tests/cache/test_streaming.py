@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxinfer
 import jaxinfer.decoding.programs
 from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.cache.layouts import StreamingLayout, parse_layout
@@ -188,6 +189,13 @@ def test_a_step_that_writes_more_than_the_window_is_refused():
         lm.generate([[5, 6]], strategy="prompt_lookup")
     with pytest.raises(InvalidOption, match="beam needs the dense cache"):
         lm.generate([[5, 6]], strategy="beam")
+
+
+def test_a_checkpoint_loads_onto_the_cache_that_is_named(tiny_llama_folder):
+    lm = jaxinfer.load(tiny_llama_folder(), cache="streaming:sinks=2,window=20")
+    assert lm.programs.layout == StreamingLayout(2, 20)
+    assert lm.max_len > 10**6
+    assert jaxinfer.load(tiny_llama_folder(), cache=LAYOUT, max_len=5000).max_len == 5000
 
 
 def test_a_layout_is_read_as_it_is_written():
