@@ -13,13 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves, write_slots
+from jaxinfer.cache.slots import move_slots, path_moves, slots_for, write_slots
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import in_window, node_depths
-
-_SLOT_TILE = 8  # a TPU lays slots out in tiles of 8 rows
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["window"])
@@ -98,7 +96,7 @@ class RingCache:
 
 def ring_capacity(window: int, headroom: int) -> int:
     """Return how many slots a window needs when a step writes up to ``headroom`` tokens past the current one."""
-    return -(-(window + headroom) // _SLOT_TILE) * _SLOT_TILE
+    return slots_for(window + headroom)
 
 
 def create_ring_cache(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.cache.slots import slots_for
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
 from jaxinfer.decoding.state import initial_state
@@ -201,5 +202,4 @@ def cache_bucket(length: int, headroom: int, max_len: int) -> int:
     needed = length + headroom
     power = max(_MIN_CACHE_BUCKET, 1 << (needed - 1).bit_length())
     bucket = power * 3 // 4 if needed <= power * 3 // 4 and power > 2 * _MIN_CACHE_BUCKET else power
-    most = -(-(max_len + headroom) // 8) * 8
-    return min(bucket, most)
+    return min(bucket, slots_for(max_len + headroom))

@@ -31,7 +31,7 @@ def test_layers_with_a_window_allocate_no_more_than_it_and_the_headroom():
     ring, dense = create_cache(config, batch=2, num_slots=512, backend=float32_backend(), headroom=5).parts
     assert isinstance(ring, RingCache)
     assert isinstance(dense, DenseCache)
-    # Keys and values, layers, rows, slots (8 + 5, in tiles of 8), key/value heads, lanes, bytes.
+    # Keys and values, layers, rows, slots (8 + 5, in tiles of 16), key/value heads, lanes, bytes.
     assert ring.keys.nbytes + ring.values.nbytes == 2 * 6 * 2 * 16 * 2 * 8 * 4
     assert dense.keys.nbytes + dense.values.nbytes == 2 * 2 * 2 * 512 * 2 * 8 * 4
 
