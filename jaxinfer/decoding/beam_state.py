@@ -129,6 +129,18 @@ def initial_beams(
     )
 
 
-def take_rows(cache: LayeredCache, rows_R: Int[Array, " R"]) -> LayeredCache:
-    """Return the cache with these rows; every array of its parts is ``[L, R, ...]``."""
-    return jax.tree.map(lambda leaf: jnp.take(leaf, rows_R, axis=1, mode="clip"), cache)
+def spread_rows(cache: LayeredCache, width: int) -> LayeredCache:
+    """Return the cache with each row ``width`` times; every array of its parts is ``[L, B, ...]``."""
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=1), cache)
+
+
+def reorder_rows(cache: LayeredCache, rows_R: Int[Array, " R"]) -> LayeredCache:
+    """Return the cache with row ``rows_R[r]`` in place of row r, in as much more memory as one layer takes."""
+
+    def reorder(leaf: Array) -> Array:
+        def reorder_layer(layer: Any, leaf: Array) -> Array:
+            return leaf.at[layer].set(jnp.take(leaf[layer], rows_R, axis=0, mode="clip"))
+
+        return jax.lax.fori_loop(0, leaf.shape[0], reorder_layer, leaf)
+
+    return jax.tree.map(reorder, cache)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.decoding.beam_state import OUT_OF_RUNNING, BeamState, Ended, SearchRule, take_rows
+from jaxinfer.decoding.beam_state import OUT_OF_RUNNING, BeamState, Ended, SearchRule, reorder_rows, spread_rows
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
@@ -37,8 +37,7 @@ def prefill_beams(
     hidden_BTD, cache = forward_prompt(model, prompt_BT, lengths_B, cache, chunk)
     hidden_BD = jnp.take_along_axis(hidden_BTD, lengths_B[:, None, None] - 1, axis=1)[:, 0]
     logits_RV = state.each_row(model.logits(hidden_BD))
-    cache = take_rows(cache, state.each_row(jnp.arange(batch)))
-    return extend(state._replace(cache=cache), rule, logits_RV, num_candidates)
+    return extend(state._replace(cache=spread_rows(cache, state.width)), rule, logits_RV, num_candidates)
 
 
 def renew_beams(decoder: Decoder, num_tokens: int, chunk: int, params: Params, state: BeamState) -> BeamState:
@@ -95,7 +94,10 @@ def extend(state: BeamState, rule: SearchRule, logits_RV: Float[Array, "R V"], n
         state.each_row(state.lengths_B)[:, None],
     )
     totals_BWV = edited_R1V.reshape(-1, width, vocab_size) + state.scores_BW[..., None].astype(edited_R1V.dtype)
-    totals_BC, place_BC = jax.lax.top_k(totals_BWV.reshape(-1, width * vocab_size), num_candidates)
+    # The barrier keeps slices of the candidates apart, with which XLA's CPU backend would sort all of the vocabulary.
+    totals_BC, place_BC = jax.lax.optimization_barrier(
+        jax.lax.top_k(totals_BWV.reshape(-1, width * vocab_size), num_candidates)
+    )
     parents_BC, tokens_BC = place_BC // vocab_size, place_BC % vocab_size
     logprobs_BC = jnp.take_along_axis(log_p_RV.reshape(-1, width * vocab_size), place_BC, axis=1).astype(jnp.float32)
     lengths_B = state.lengths_B + 1
@@ -124,7 +126,7 @@ def extend(state: BeamState, rule: SearchRule, logits_RV: Float[Array, "R V"], n
         scores_BW=jnp.where(is_still_B[:, None], state.scores_BW, scores_BW.astype(state.scores_BW.dtype)),
         lengths_B=jnp.where(is_still_B, state.lengths_B, lengths_B),
         ended=ended,
-        cache=state.cache if width == 1 else take_rows(state.cache, rows_BW.reshape(-1)),
+        cache=state.cache if width == 1 else reorder_rows(state.cache, rows_BW.reshape(-1)),
     )
     return grown._replace(done_B=state.done_B | ~is_still_B & (ends_BC.all(axis=1) | _is_settled(grown, rule)))
 

@@ -1,15 +1,22 @@
 """Beam search as people ask for it: results a prompt, batches, streams, and what is refused."""
 
 import re
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer import LanguageModel, SamplingParams
+from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.beam import BeamSearch
+from jaxinfer.decoding.beam_state import SearchRule, initial_beams
+from jaxinfer.decoding.beam_step import extend
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.errors import InvalidOption
+from jaxinfer.sampling.arrays import sampling_arrays
 from tests.toys import VOCAB_SIZE
 
 PROMPTS = ["The quick fox followed", "One grey heron watched", "A small otter found the moon"]
@@ -133,3 +140,17 @@ def test_what_a_search_cannot_do_is_refused_in_one_line(lm, name):
     with pytest.raises(InvalidOption, match=re.escape(pattern)) as caught:
         lm.generate(PROMPTS, strategy=strategy, sampling=SamplingParams(**sampling))
     assert "\n" not in str(caught.value)
+
+
+def test_a_step_never_sorts_the_vocabulary():
+    """On a CPU that would take longer than the model; the best of all candidates are found by partial selection."""
+    width, vocab_size = 4, 4096
+    sampling = sampling_arrays([SamplingParams()] * width, [0] * width, (2,), vocab_size)
+    limits = np.array([100], np.int32)
+    state = initial_beams([[5, 6]], limits, limits, width, 128, LayeredCache(()), sampling, jnp.float32)
+    rule = SearchRule(jnp.float32(1), jnp.asarray(False), jnp.asarray(False))
+    step = jax.jit(partial(extend, num_candidates=2 * width))
+    text = step.lower(state, rule, jax.ShapeDtypeStruct((width, vocab_size), jnp.float32)).compile().as_text()
+    sorts = [line for line in text.splitlines() if " sort(" in line]
+    assert not [line for line in sorts if str(width * vocab_size) in line]
+    assert 'custom_call_target="TopK"' in text
