@@ -53,7 +53,7 @@ class Union(Strategy):
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            if type(part).forward is not Strategy.forward or part.acceptance != "match":
+            if type(part).forward is not Strategy.forward or part.exactness != "identical":
                 raise InvalidOption(
                     f"{part.name} cannot be part of a sum: it is not verified by the target's plain pass and by match"
                 )

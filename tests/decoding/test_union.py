@@ -113,6 +113,8 @@ def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec
 def test_what_cannot_be_summed_is_refused_by_name():
     with pytest.raises(InvalidOption, match="layerskip cannot be part of a sum"):
         parse_strategy("prompt_lookup+layerskip")
+    with pytest.raises(InvalidOption, match="beam cannot be part of a sum"):
+        parse_strategy("beam+prompt_lookup")
     with pytest.raises(InvalidOption, match="nodes=3 is not a"):
         parse_strategy("jacobi+prompt_lookup+nodes=3")
     assert parse_strategy("jacobi+prompt_lookup").name == "jacobi+prompt_lookup"
