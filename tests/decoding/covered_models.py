@@ -1,0 +1,213 @@
+"""Tiny models of families that differ in all that a strategy meets, and what is asked of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxinfer
+from jaxinfer import LanguageModel, SamplingParams
+from jaxinfer.decoding.batch import Request, prompt_bucket
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.notation import Params
+from jaxinfer.sampling import History, margins, sampling_arrays
+from tests.decoding.rows import Row, request, run
+from tests.toys import encode_bytes, float32_backend, random_params
+
+# With few tokens, drafts of any kind hit and miss; so do a window of 16 and caps on scores, in texts of 50 tokens.
+VOCAB_SIZE = 16
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "gemma2": {
+            "model_type": "gemma2",
+            **_SIZES,
+            "intermediate_size": 48,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 6.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+        "opt": {"model_type": "opt", **_SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
+        "gpt2": {
+            "model_type": "gpt2",
+            "vocab_size": VOCAB_SIZE,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 256,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+    }
+)
+_POST = ("attention_post_norm", "mlp_post_norm")
+MODELS = ("llama", *CONFIGS)
+
+LENGTHS = (44, 3, 37, 20, 50)  # of the prompts; one after another, the rows in `ALONE` have one shape
+LIMITS = (36, 30, 33, 36, 35)  # of the outputs
+ALONE = (0, 2, 4)
+FABLES = ("The quick", "O", "A small otter watched the", "One grey heron f", "The old badger")
+LONG_LIMITS = (200, 40, 40, 60, 40)
+
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.3, seed=31),
+    SamplingParams(temperature=0.7, top_k=6, top_p=0.95, seed=32),
+    SamplingParams(logit_bias={5: 1.0, 7: 1.5}, repetition_penalty=1.1, presence_penalty=0.4, frequency_penalty=0.3),
+    SamplingParams(
+        temperature=1.3, top_k=8, repetition_penalty=1.1, frequency_penalty=0.2, min_new_tokens=6, seed=2**62 + 7
+    ),
+)
+OTHER_SAMPLINGS = (
+    SamplingParams(temperature=0.7, seed=41),
+    SamplingParams(),
+    SamplingParams(temperature=1.3, top_k=5, min_p=0.02, presence_penalty=0.5, seed=42),
+    SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, min_new_tokens=6, seed=43),
+    SamplingParams(frequency_penalty=0.5),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A batch of requests, the tokens that end its rows, and what plain decoding makes of it."""
+
+    requests: tuple[Request, ...]
+    eos_token_ids: tuple[int, ...]
+    oracle: tuple[Row, ...]
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """Prompt and output of every row."""
+        return [[*one.prompt, *row.tokens] for one, row in zip(self.requests, self.oracle)]
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A model, and what is asked of it: with every way of sampling to the limit, and with others up to early stops."""
+
+    lm: LanguageModel
+    whole: Asked
+    stopped: Asked
+
+
+def make_models(trained_folder: Path) -> dict[str, Callable[[], Covered]]:
+    """Return what makes each model: a llama that was trained, and random ones of the other families."""
+    random = {name: lambda name=name: cover(random_model(name), random_prompts(), LIMITS) for name in CONFIGS}
+    fables = [encode_bytes(text) for text in FABLES]
+    return {"llama": lambda: cover(jaxinfer.load(trained_folder), fables, LONG_LIMITS), **random}
+
+
+def random_prompts() -> list[list[int]]:
+    """Return prompts of tokens that are all equally likely."""
+    rng = np.random.default_rng(5)
+    return [rng.integers(1, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+
+
+def random_model(name: str) -> LanguageModel:
+    """Return a random model whose last layer changes little, so that the layers before it are of one mind with it."""
+    config = family_of(CONFIGS[name]).translate(CONFIGS[name])
+    params = random_params(config, seed=3)
+    if config.block == "sandwich":
+        # Norms behind the blocks bound what they add; it is to outweigh the embedding, or every token repeats itself.
+        params["blocks"]["layer_0"] |= {
+            name: {"scale": 3 + params["blocks"]["layer_0"][name]["scale"]} for name in _POST
+        }
+    return LanguageModel(config, damp_last_layer(config, params, 0.3), float32_backend())
+
+
+def damp_last_layer(config: DecoderConfig, params: Params, factor: float) -> Params:
+    """Scale what the last of the unrolled layers adds to the residual stream."""
+    name = f"layer_{config.num_layers - 1}"
+    block = dict(params["blocks"][name])
+    if config.block == "sandwich":
+        for norm in _POST:
+            block[norm] = {"scale": factor * (1 + block[norm]["scale"]) - 1}
+    else:
+        for part, output in (("attention", "output"), ("mlp", "down")):
+            damped = {key: factor * value for key, value in block[part][output].items()}
+            block[part] = {**block[part], output: damped}
+    return {**params, "blocks": {**params["blocks"], name: block}}
+
+
+def cover(lm: LanguageModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> Covered:
+    """Ask a model to continue prompts, to the end and, with other sampling, up to a token that ends rows early."""
+    whole, others = (ask(lm, prompts, limits, samplings) for samplings in (SAMPLINGS, OTHER_SAMPLINGS))
+    return Covered(lm, whole, ask(lm, prompts, limits, OTHER_SAMPLINGS, (early_end(others.oracle),)))
+
+
+def early_end(rows: Sequence[Row]) -> int:
+    """Return the token that would end most rows on their way."""
+    tokens = sorted({token for row in rows for token in row.tokens})
+
+    def num_ended(token: int) -> int:
+        return sum(token in row.tokens[8:-4] and token not in row.tokens[:8] for row in rows)
+
+    return max(tokens, key=num_ended)
+
+
+def ask(
+    lm: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    samplings: Sequence[SamplingParams],
+    eos_token_ids: tuple[int, ...] = (),
+) -> Asked:
+    """Decode plainly."""
+    requests = tuple(request(*one) for one in zip(prompts, limits, samplings, strict=True))
+    return Asked(requests, eos_token_ids, tuple(run(lm, requests, eos_token_ids=eos_token_ids)))
+
+
+def least_margin(lm: LanguageModel, asked: Asked) -> float:
+    """Return the least change of logits that would have made an output token another, over all rows at once."""
+    rows, prompts = range(len(asked.requests)), [list(one.prompt) for one in asked.requests]
+    width = prompt_bucket(max(one.max_length - len(one.prompt) for one in asked.requests))
+    num_slots = prompt_bucket(max(map(len, prompts))) + width
+    text_BS = np.zeros((len(rows), num_slots), np.int32)
+    for row, text in enumerate(asked.texts):
+        text_BS[row, : len(text)] = text
+    lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
+    # The output is a tree without branches below the prompt's last token; what pads it comes last.
+    places_BM = lengths_B[:, None] - 1 + np.arange(width, dtype=np.int32)
+    relation_BMM = np.broadcast_to(np.tril(np.ones((width, width), bool)), (len(rows), width, width))
+    node_tokens_BM = np.take_along_axis(text_BS, places_BM, axis=1)
+    history = History(*map(jnp.asarray, (text_BS, lengths_B, lengths_B, node_tokens_BM, relation_BMM)))
+    logits_BMV = np.take_along_axis(np.asarray(lm.logits(text_BS.tolist())), places_BM[..., None], axis=1)
+    arrays = sampling_arrays(
+        [one.sampling for one in asked.requests],
+        [one.sample for one in asked.requests],
+        asked.eos_token_ids,
+        lm.config.vocab_size,
+    )
+    margins_BM = np.asarray(_jitted_margins(jnp.asarray(logits_BMV), jnp.asarray(places_BM + 1), arrays, history))
+    return min(float(margins_BM[row, : len(asked.oracle[row].tokens)].min()) for row in rows)
+
+
+_jitted_margins = jax.jit(margins)
+
+
+@contextmanager
+def quick_compilation() -> Iterator[None]:
+    """Compile with few optimisations within: programs mean the same, and are ready in half the time."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,0 +1,130 @@
+"""How the tests make each registered strategy draft well, though not perfectly, for a tiny model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import jax
+import numpy as np
+
+from jaxinfer import LanguageModel, Strategy
+from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.draft_trees import Paths
+from jaxinfer.decoding.medusa import Medusa
+from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.streams import Streams, read_product
+from jaxinfer.decoding.union import Union
+from jaxinfer.models.stream_heads import StreamsConfig
+from jaxinfer.notation import Params
+from tests.decoding.fitted_heads import fit_plain
+from tests.decoding.fitted_streams import fit_streams
+
+TREE: Paths = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 1, 0))
+
+Texts = Sequence[Sequence[int]]
+Fit = Callable[[Strategy, LanguageModel, Texts], Strategy]
+
+
+def _as_it_is(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    return strategy
+
+
+def with_model(strategy: Strategy, lm: LanguageModel, weights: Params) -> DraftModel:
+    """Give draft_model a drafter of the target's own network."""
+    assert isinstance(strategy, DraftModel)
+    return replace(strategy, config=lm.config, backend=lm.backend, weights=weights)
+
+
+def perturbed(params: Params, amount: float) -> Params:
+    """Add noise to every array, in proportion to its deviation."""
+    rng = np.random.default_rng(7)
+
+    def add(leaf: jax.Array) -> jax.Array:
+        return leaf + amount * leaf.std() * rng.standard_normal(leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(add, params)
+
+
+def _fit_draft_model(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    return with_model(strategy, lm, perturbed(lm.params, 0.15))
+
+
+def _fit_medusa(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, Medusa)
+    heads = fit_plain(lm, [token for text in texts for token in text][:500], 3)
+    return replace(strategy, extra=jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), heads), paths=TREE)
+
+
+def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, Streams)
+    tokens = [token for text in texts for token in text]
+    extra = fit_streams(lm, StreamsConfig(num_streams=3, num_layers=1, rank=16), tokens)
+    return replace(strategy, extra=extra, num_layers=1, paths=read_product("3.2.1"))
+
+
+def _fit_parts(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, Union)
+    return replace(strategy, parts=tuple(CASES[part.name].fit(part, lm, texts) for part in strategy.parts))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Specifications of one strategy, of which each model gets another, and what they need to draft well.
+
+    ``follows_sampling`` tells that drafts know the sampling parameters, so that a text that these force is drafted
+    whole, after at most ``warm_up`` steps; others never guess it.
+    """
+
+    specs: tuple[str, ...]
+    fit: Fit = _as_it_is
+    follows_sampling: bool = True
+    warm_up: int = 0
+
+    def strategy(self, index: int, lm: LanguageModel, texts: Texts) -> Strategy:
+        """Return the specification with this index, counted around, for a model that writes such texts."""
+        return lm.resolve(self.fit(parse_strategy(self.specs[index % len(self.specs)]), lm, texts))
+
+
+# Every strategy that promises the tokens of plain decoding, and sums of such.
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "autoregressive": Case(("autoregressive",)),
+        "draft_model": Case(
+            (
+                "draft_model:num_draft_tokens=3",
+                "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
+                "draft_model:schedule=confidence,num_draft_tokens=5",
+                "draft_model:schedule=bass,num_draft_tokens=2,max_draft_tokens=6",
+            ),
+            _fit_draft_model,
+        ),
+        "prompt_lookup": Case(
+            ("prompt_lookup:num_draft_tokens=4", "prompt_lookup:num_draft_tokens=4,match=first,max_ngram=2"), warm_up=2
+        ),
+        "jacobi": Case(("jacobi:num_draft_tokens=4",), warm_up=1),
+        "lookahead": Case(
+            (
+                "lookahead:window=4,ngram=4,guesses=4,pool=64",
+                "lookahead:window=3,ngram=3,guesses=6,pool_from_prompt=true",
+            ),
+            warm_up=6,
+        ),
+        "medusa": Case(("medusa",), _fit_medusa, follows_sampling=False),
+        "streams": Case(("streams", "streams:prune_below=0.02,keep_nodes=6"), _fit_streams, follows_sampling=False),
+        "layerskip": Case(("layerskip:exit_layer=1,num_draft_tokens=3",)),
+        "triforce": Case(
+            (
+                "triforce:num_draft_tokens=4,budget=16,chunk=4,sinks=2,window=6,renew_steps=3",
+                "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=4",
+            )
+        ),
+        "draft_model+prompt_lookup": Case(
+            (
+                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4",
+                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4+nodes=6",
+            ),
+            _fit_parts,
+        ),
+        "medusa+jacobi": Case(("medusa+jacobi:num_draft_tokens=3",), _fit_parts, warm_up=1),
+    }
+)
