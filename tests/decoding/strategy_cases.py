@@ -10,6 +10,7 @@ import numpy as np
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.draft_trees import Paths
+from jaxinfer.decoding.layerskip import LayerSkip
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.streams import Streams, read_product
@@ -62,6 +63,11 @@ def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strateg
     return replace(strategy, extra=extra, num_layers=1, paths=read_product("3.2.1"))
 
 
+def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, LayerSkip)
+    return replace(strategy, exit_layer=lm.config.num_layers - 1)
+
+
 def _fit_parts(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, Union)
     return replace(strategy, parts=tuple(CASES[part.name].fit(part, lm, texts) for part in strategy.parts))
@@ -111,7 +117,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         ),
         "medusa": Case(("medusa",), _fit_medusa, follows_sampling=False),
         "streams": Case(("streams", "streams:prune_below=0.02,keep_nodes=6"), _fit_streams, follows_sampling=False),
-        "layerskip": Case(("layerskip:exit_layer=1,num_draft_tokens=3",)),
+        "layerskip": Case(("layerskip:num_draft_tokens=3",), _fit_layerskip),
         "triforce": Case(
             (
                 "triforce:num_draft_tokens=4,budget=16,chunk=4,sinks=2,window=6,renew_steps=3",

@@ -136,5 +136,7 @@ def run_watched(
     batch = RunningBatch(lm.programs, lm.params, Watched(strategy), requests, eos_token_ids, lm.max_len)
     while not batch.done:
         batch.advance(stride)
+    # Not by `counts`, which asks the device anew for each of thousands of rows.
+    steps_B = np.asarray(batch._state.steps_B)[: len(requests)]
     seen = {name[:-2]: int(np.sum(counts_B)) for name, counts_B in batch._memory.seen._asdict().items()}
-    return WatchedRun(batch.new_tokens(), [batch.counts(row).steps for row in range(len(requests))], seen)
+    return WatchedRun(batch.new_tokens(), steps_B.tolist(), seen)
