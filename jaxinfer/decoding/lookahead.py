@@ -80,7 +80,7 @@ class Lookahead(Strategy):
             first_BP = state.prompt_lengths_B[:, None] - ngram - jnp.arange(pool)[None, ::-1]
             places_BPN = jnp.maximum(first_BP[..., None] + jnp.arange(ngram), 0)
             grams_BPN = jnp.take_along_axis(state.tokens_BS[:, None], places_BPN, axis=2)
-            ages_BP = jnp.where(first_BP >= 0, 1, 0)
+            ages_BP = (first_BP >= 0).astype(jnp.int32)
         return Window(levels_BLW, grams_BPN, ages_BP, jnp.int32(1))
 
     def propose(self, model: Model, own: Any, state: DecodeState, memory: Window) -> Proposal:
@@ -164,7 +164,7 @@ def prompt_tokens(state: DecodeState, cells: Int[Array, "#B L W"]) -> Int[Array,
 def insert(memory: Window, grams_BWN: Int[Array, "B W N"], is_formed: Any) -> tuple[Array, Array]:
     """Return n-grams and ages with new ones in the place of the oldest; one that comes again is new again."""
     width = grams_BWN.shape[1]
-    order_W = jnp.arange(width)
+    order_W = jnp.arange(width, dtype=jnp.int32)
     is_known_BWP = (grams_BWN[:, :, None] == memory.grams_BPN[:, None]).all(axis=-1)
     ages_BP = jnp.where(is_known_BWP.any(axis=1), 0, memory.ages_BP)
     comes_again_BWW = (grams_BWN[:, :, None] == grams_BWN[:, None]).all(axis=-1) & (order_W[None, :] > order_W[:, None])
