@@ -73,7 +73,7 @@ def test_every_token_is_the_draw_after_a_forward_pass_over_the_text_before_it(lm
 
 
 def test_a_cache_that_is_not_renewed_gives_other_texts(lm, requests, batch, monkeypatch):
-    monkeypatch.setattr("jaxinfer.decoding.batch.reachable_lengths", lambda config, lengths_B, limits_B: limits_B)
+    monkeypatch.setattr("jaxinfer.decoding.batch.reachable_lengths", lambda config, lengths_B, limits_B, _: limits_B)
     for length, row, other in zip(LENGTHS, run(lm, requests), batch):
         same = max(ORIGINAL + 1 - length, 0)  # tokens that are drawn before the switch
         assert row.tokens[:same] == other.tokens[:same]
