@@ -1,6 +1,6 @@
 """Tiny models of families that differ in all that a strategy meets, and what is asked of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-_POST = ("attention_post_norm", "mlp_post_norm")
-MODELS = ("llama", *CONFIGS)
+MODELS = tuple(CONFIGS)
 
 LENGTHS = (44, 3, 37, 20, 50)  # of the prompts; one after another, the rows in `ALONE` have one shape
 LIMITS = (36, 30, 33, 36, 35)  # of the outputs
@@ -109,11 +108,14 @@ class Covered:
     stopped: Asked
 
 
-def make_models(trained_folder: Path) -> dict[str, Callable[[], Covered]]:
-    """Return what makes each model: a llama that was trained, and random ones of the other families."""
-    random = {name: lambda name=name: cover(random_model(name), random_prompts(), LIMITS) for name in CONFIGS}
-    fables = [encode_bytes(text) for text in FABLES]
-    return {"llama": lambda: cover(jaxinfer.load(trained_folder), fables, LONG_LIMITS), **random}
+def cover_trained(folder: Path) -> Covered:
+    """Ask a llama that was trained on fables for more of them."""
+    return cover(jaxinfer.load(folder), [encode_bytes(text) for text in FABLES], LONG_LIMITS)
+
+
+def cover_random(name: str) -> Covered:
+    """Ask a random model of a family."""
+    return cover(random_model(name), random_prompts(), LIMITS)
 
 
 def random_prompts() -> list[list[int]]:
@@ -127,24 +129,22 @@ def random_model(name: str) -> LanguageModel:
     config = family_of(CONFIGS[name]).translate(CONFIGS[name])
     params = random_params(config, seed=3)
     if config.block == "sandwich":
-        # Norms behind the blocks bound what they add; it is to outweigh the embedding, or every token repeats itself.
-        params["blocks"]["layer_0"] |= {
-            name: {"scale": 3 + params["blocks"]["layer_0"][name]["scale"]} for name in _POST
-        }
-    return LanguageModel(config, damp_last_layer(config, params, 0.3), float32_backend())
+        # The norms behind its parts set how much a layer adds. The first is to outweigh the embedding and the last
+        # layer, or every token repeats itself.
+        first = params["blocks"]["layer_0"]
+        first |= {norm: {"scale": 3 + first[norm]["scale"]} for norm in ("attention_post_norm", "mlp_post_norm")}
+    else:
+        params = damp_last_layer(config, params, 0.3)
+    return LanguageModel(config, params, float32_backend())
 
 
 def damp_last_layer(config: DecoderConfig, params: Params, factor: float) -> Params:
-    """Scale what the last of the unrolled layers adds to the residual stream."""
+    """Scale what the last of the unrolled layers adds to the residual stream, in a model without norms behind that."""
     name = f"layer_{config.num_layers - 1}"
     block = dict(params["blocks"][name])
-    if config.block == "sandwich":
-        for norm in _POST:
-            block[norm] = {"scale": factor * (1 + block[norm]["scale"]) - 1}
-    else:
-        for part, output in (("attention", "output"), ("mlp", "down")):
-            damped = {key: factor * value for key, value in block[part][output].items()}
-            block[part] = {**block[part], output: damped}
+    for part, output in (("attention", "output"), ("mlp", "down")):
+        damped = {key: factor * value for key, value in block[part][output].items()}
+        block[part] = {**block[part], output: damped}
     return {**params, "blocks": {**params["blocks"], name: block}}
 
 

@@ -125,8 +125,8 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "layerskip": Case(("layerskip:num_draft_tokens=3",), _fit_layerskip),
         "triforce": Case(
             (
-                "triforce:num_draft_tokens=4,budget=16,chunk=4,sinks=2,window=6,renew_steps=3",
-                "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=4",
+                "triforce:num_draft_tokens=4,budget=4,chunk=4,sinks=1,window=2,renew_steps=3",
+                "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=2",
             )
         ),
         "draft_model+prompt_lookup": Case(
