@@ -279,11 +279,10 @@ def _read_operation(path: str, operands: Mapping[str, Sequence[np.ndarray | None
 
 def _read_usage(path: str, name: str, num_bundles: int) -> tuple[np.ndarray, dict[str, int]]:
     """Return the slots of each unit that each bundle uses, and how many there are."""
-    stamp = os.path.basename(path).split("-", 1)[0]
-    pattern = (
-        glob.escape(f"{os.path.dirname(path)}/{stamp}-{name}-") + "*-pre-delay_hlo-static-per-bundle-utilization.txt"
-    )
-    with open(*glob.glob(pattern)) as file:
+    stamp = os.path.basename(path).partition("-")[0]
+    beside = glob.escape(f"{os.path.dirname(path)}/{stamp}-{name}-")
+    (usage_path,) = glob.glob(f"{beside}*-pre-delay_hlo-static-per-bundle-utilization.txt")
+    with open(usage_path) as file:
         _, units, sizes, _, *rows = file.read().splitlines()
     usage = np.array([row.split() for row in rows[:num_bundles]], np.int64)
     if len(usage) != num_bundles:

@@ -1,0 +1,110 @@
+"""Find the block sizes that were best for a shape on a chip, in the tuned.json of a kernel's folder.
+
+The file maps a chip to shapes, written ``H=128,T=2048,dtype=bfloat16``, and those to block sizes::
+
+    {"v5e": {"H=128,T=2048,dtype=bfloat16": {"block_q": 512, "block_k": 1024}}}
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+from pallas_kernels.chips import CHIPS
+
+Shape = Mapping[str, int | str]
+Table = dict[str, dict[str, dict[str, int]]]
+
+_KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "tpu7x",
+}
+_DEFAULT_CHIP = "v5e"
+
+
+def tuned_blocks(kernel: str, shape: Shape, chip: str | None = None) -> dict[str, int]:
+    """Return the block sizes for the shape that is nearest to this one, on this chip or else on v5e.
+
+    Near is first in what is not a number (a dtype, a mask), then in the sum of the logarithms of the sizes' ratios.
+    The chip is that of `current_chip` unless given. Raise ValueError where the kernel has no tuned.json with an entry.
+    """
+    table = read_table(kernel)
+    chip = chip or current_chip()
+    entries = table.get(chip) or table.get(_DEFAULT_CHIP)
+    if not entries:
+        raise ValueError(f"{kernel} has no tuned blocks for {chip}: run python -m pallas_kernels.autotune --tpu {chip}")
+    nearest = min(entries, key=lambda text: (*_distance(shape, parse_shape(text)), text))
+    return dict(entries[nearest])
+
+
+def current_chip() -> str:
+    """Return the chip that a program is being traced for: of the mesh in use, else the default device; v5e if none."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    if described is not None:
+        return _KINDS.get(described.device_kind, _DEFAULT_CHIP)
+    if jax.default_backend() == "tpu":
+        return _KINDS.get(jax.devices()[0].device_kind, _DEFAULT_CHIP)
+    return _DEFAULT_CHIP
+
+
+def format_shape(shape: Shape) -> str:
+    """Write a shape as it stands in tuned.json."""
+    return ",".join(f"{name}={shape[name]}" for name in sorted(shape))
+
+
+def parse_shape(text: str) -> dict[str, int | str]:
+    """Read a shape of tuned.json."""
+    pairs = (part.split("=", 1) for part in text.split(","))
+    return {name: int(value) if value.isdigit() else value for name, value in pairs}
+
+
+def table_path(kernel: str) -> Path:
+    """Return where the kernel's tuned blocks are."""
+    return Path(__file__).parent / kernel / "tuned.json"
+
+
+def read_table(kernel: str) -> Table:
+    """Return all tuned blocks of a kernel, none where it has not been tuned."""
+    path = table_path(kernel)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_blocks(kernel: str, chip: str, shape: Shape, blocks: Mapping[str, int]) -> None:
+    """Put the best blocks of a shape into the kernel's table, replacing the file as a whole."""
+    if chip not in CHIPS:
+        raise ValueError(f"unknown TPU {chip!r}: choose one of {', '.join(CHIPS)}")
+    table = {name: dict(entries) for name, entries in read_table(kernel).items()}
+    table.setdefault(chip, {})[format_shape(shape)] = dict(blocks)
+    ordered = {name: dict(sorted(table[name].items())) for name in CHIPS if name in table}
+    path = table_path(kernel)
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(_format_table(ordered))
+    partial.replace(path)
+
+
+def _format_table(table: Table) -> str:
+    """Write a table with one shape a line."""
+    chips = []
+    for chip, entries in table.items():
+        lines = [f"    {json.dumps(shape)}: {json.dumps(blocks)}" for shape, blocks in entries.items()]
+        chips.append(f"  {json.dumps(chip)}: {{\n" + ",\n".join(lines) + "\n  }")
+    return "{\n" + ",\n".join(chips) + "\n}\n"
+
+
+def _distance(shape: Shape, other: Shape) -> tuple[int, float]:
+    different, far = 0, 0.0
+    for name in {*shape, *other}:
+        ours, theirs = shape.get(name), other.get(name)
+        if isinstance(ours, int) and isinstance(theirs, int):
+            far += abs(math.log2((ours + 1) / (theirs + 1)))
+        else:
+            different += ours != theirs
+    return different, far
