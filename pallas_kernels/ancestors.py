@@ -1,0 +1,52 @@
+"""Which of the new tokens each of them sees, as kernels read it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.head_groups import LANES, spread_tokens
+
+
+def encode_ancestors(
+    ancestors_BTT: jax.Array | None, num_tokens: int, window: int | None, repeats: int, rows: int
+) -> jax.Array:
+    """Return ``[B or 1, R, A]`` in bfloat16: lane j is 1 where a row sees new token j; the last lane is its depth.
+
+    Tokens see themselves and their ancestors, all before them in a chain (None); of those, the last ``window`` along
+    the path. Rows are those of `spread_queries`, with ``repeats`` = J * G; they see nothing past the tokens. Depths,
+    like zero and one, are exact in bfloat16 up to 256.
+    """
+    if ancestors_BTT is None:
+        ancestors_BTT = jnp.asarray(np.tri(num_tokens, dtype=bool)[None])
+    depth_BT = jnp.sum(ancestors_BTT, axis=-1, dtype=jnp.int32) - 1
+    seen_BTT = ancestors_BTT
+    if window is not None:
+        seen_BTT = seen_BTT & (depth_BT[:, None, :] > depth_BT[:, :, None] - window)
+    lanes = encoded_lanes(num_tokens)
+    seen_BTA = jnp.pad(seen_BTT.astype(jnp.bfloat16), ((0, 0), (0, 0), (0, lanes - num_tokens - 1)))
+    encoded_BTA = jnp.concatenate([seen_BTA, depth_BT[..., None].astype(jnp.bfloat16)], axis=-1)
+    return spread_tokens(encoded_BTA, repeats, rows)
+
+
+def encoded_lanes(num_tokens: int) -> int:
+    """Return A: a lane for each token and one for the depth, in whole tiles."""
+    return -(-(num_tokens + 1) // LANES) * LANES
+
+
+def sees_new_token(encoded_RA: jax.Array, offset_1S: jax.Array) -> jax.Array:
+    """Return ``[R, S]``, which rows see each slot that holds new token ``offset_1S``; false for other offsets.
+
+    Inside kernels: a product with a one-hot matrix, as no unit looks up lanes by number.
+    """
+    lanes, slots = encoded_RA.shape[1], offset_1S.shape[1]
+    token_AS = jax.lax.broadcasted_iota(jnp.int32, (lanes, slots), 0)
+    is_token_AS = (token_AS == offset_1S) & (token_AS < lanes - 1)
+    one_hot_AS = is_token_AS.astype(jnp.float32).astype(jnp.bfloat16)
+    seen_RS = jax.lax.dot_general(encoded_RA, one_hot_AS, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    return seen_RS > 0.5
+
+
+def depth_of_rows(encoded_RA: jax.Array) -> jax.Array:
+    """Return ``[R, 1]``, each row's depth after the first new token."""
+    lanes = encoded_RA.shape[1]
+    return encoded_RA[:, lanes - 1 :].astype(jnp.float32).astype(jnp.int32)

@@ -1,0 +1,138 @@
+"""The part that kernels over caches share: attend to one block of slots, with a running softmax.
+
+Numbers of a row (the largest score so far, the sum of weights) lie spread over a lane tile, so that no step has to
+move them between lanes: the largest is the same in all 128 lanes, the sum is split among them and added up at the end.
+Scores are kept in base 2, which is the base of the hardware's exponential (FlashAttention, 2205.14135).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.head_groups import LANES
+
+# Finite, so that a row that sees nothing of a block does not become NaN.
+LOWEST = -1e30
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How a product of query and key becomes a score: ``scale``, then ``c * tanh(x / c)`` with a soft-cap c."""
+
+    scale: float
+    softcap: float | None = None
+
+    def in_base_2(self, products: jax.Array) -> jax.Array:
+        """Return scores whose power of 2 is the exponential of the scaled, capped product."""
+        if self.softcap is None:
+            return products * (self.scale * math.log2(math.e))
+        return jnp.tanh(products * (self.scale / self.softcap)) * (self.softcap * math.log2(math.e))
+
+
+@dataclass(frozen=True)
+class Running:
+    """What is kept of a row of queries between blocks: ``largest`` and ``total`` ``[C, R, 128]``, ``mixed``."""
+
+    largest_CRL: Any
+    total_CRL: Any
+    mixed_CRI: Any
+
+    def start(self) -> None:
+        """Forget the row before."""
+        self.largest_CRL[...] = jnp.full_like(self.largest_CRL, LOWEST)
+        self.total_CRL[...] = jnp.zeros_like(self.total_CRL)
+        self.mixed_CRI[...] = jnp.zeros_like(self.mixed_CRI)
+
+    def finish(self, output_CRI: Any) -> None:
+        """Write the weighted mean of all values."""
+        total_CR1 = jnp.sum(self.total_CRL[...], axis=-1, keepdims=True)
+        output_CRI[...] = (self.mixed_CRI[...] / total_CR1).astype(output_CRI.dtype)
+
+
+def running_scratch(groups: int, rows: int, lanes: int) -> list[Any]:
+    """Return the scratch shapes of a `Running`, in the order of its fields."""
+    spread = pltpu.VMEM((groups, rows, LANES), jnp.float32)
+    return [spread, spread, pltpu.VMEM((groups, rows, lanes), jnp.float32)]
+
+
+def attend_block(
+    products: Callable[[int, Any], jax.Array],
+    values: Callable[[int], jax.Array],
+    visible: Callable[[Any], jax.Array] | None,
+    running: Running,
+    rule: ScoreRule,
+    block_rows: int,
+    weights: Callable[[int, jax.Array], jax.Array] | None = None,
+) -> None:
+    """Attend to a block of slots.
+
+    ``products(group, rows)`` multiplies a group's rows by the block's keys, ``[rows, S]`` in float32; ``values`` gives
+    the group's values ``[S, I]``, ``visible(rows)`` what those rows see (None: everything), and ``weights`` may change
+    the weights that the values of a group are multiplied by. S is a multiple of 128.
+    """
+    groups, num_rows, _ = running.mixed_CRI.shape
+
+    def attend_rows(rows: Any) -> None:
+        seen_RS = None if visible is None else visible(rows)
+        upcoming_RS = products(0, rows)
+        for group in range(groups):
+            scores_RS = upcoming_RS
+            # The next group's products keep the matrix unit busy during this one's softmax.
+            if group + 1 < groups:
+                upcoming_RS = products(group + 1, rows)
+            scores_RS = rule.in_base_2(scores_RS)
+            if seen_RS is not None:
+                scores_RS = jnp.where(seen_RS, scores_RS, LOWEST)
+            before_RL = running.largest_CRL[group, rows]
+            largest_RL = jnp.maximum(before_RL, jnp.max(scores_RS, axis=1, keepdims=True))
+            tiles = scores_RS.shape[1] // LANES
+            weights_RS = jnp.exp2(scores_RS - jnp.concatenate([largest_RL] * tiles, axis=1))
+            kept_RL = jnp.exp2(before_RL - largest_RL)
+            total_RL = kept_RL * running.total_CRL[group, rows]
+            for tile in range(tiles):
+                total_RL += weights_RS[:, tile * LANES : (tile + 1) * LANES]
+            running.largest_CRL[group, rows] = largest_RL
+            running.total_CRL[group, rows] = total_RL
+            if weights is not None:
+                weights_RS = weights(group, weights_RS)
+            block_SI = values(group)
+            added_RI = _dot(weights_RS.astype(block_SI.dtype), block_SI, 0)
+            mixed_RI = running.mixed_CRI[group, rows]
+            running.mixed_CRI[group, rows] = mixed_RI * _over_lanes(kept_RL, mixed_RI.shape[1]) + added_RI
+
+    if num_rows <= block_rows:
+        attend_rows(pl.ds(0, num_rows))
+    else:
+
+        @pl.loop(0, num_rows // block_rows)
+        def _(index: jax.Array) -> None:
+            attend_rows(pl.ds(pl.multiple_of(index * block_rows, block_rows), block_rows))
+
+
+def multiply_by_keys(query_RI: jax.Array, keys_SI: jax.Array) -> jax.Array:
+    """Return the products ``[R, S]`` of queries and keys in float32."""
+    return _dot(query_RI, keys_SI, 1)
+
+
+def _dot(left: jax.Array, right: jax.Array, contracted: int) -> jax.Array:
+    precision = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(
+        left,
+        right,
+        (((1,), (contracted,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _over_lanes(spread_RL: jax.Array, lanes: int) -> jax.Array:
+    """Repeat what is the same in all lanes over another number of lanes."""
+    tiles = -(-lanes // LANES)
+    repeated = jnp.concatenate([spread_RL] * tiles, axis=1) if tiles > 1 else spread_RL
+    return repeated[:, :lanes]

@@ -1,0 +1,1 @@
+"""Attention of a few new tokens a row to a long cache: see `op`."""

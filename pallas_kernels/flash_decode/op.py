@@ -1,0 +1,139 @@
+"""Attention of a few new tokens a row to a long cache."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.ancestors import encode_ancestors
+from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.flash_decode.kernel import Tiling, attend_cache
+from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
+from pallas_kernels.tuning import tuned_blocks
+
+MAX_TOKENS = 8
+
+
+def flash_decode(
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int,
+    start_B: jax.Array,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+    block_slots: int | None = None,
+    lane_parts: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attend with T = 1 to 8 new tokens a row to ``cache[layer]``, in which they stand already: ``[B, T, N, H]``.
+
+    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. New token i of row b stands in slot
+    ``start_B[b] + i`` and sees all slots up to its own, or the last ``window``. Starts are clipped to 0..S; tokens past
+    the cache's end get means of what is there. ``scale`` is ``H ** -0.5`` unless given. Slots that are not seen are not
+    read but for the rest of a block of ``block_slots``, a multiple of 128; ``lane_parts`` splits the heads among cores.
+    """
+    tokens = query_BTNH.shape[1]
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"flash_decode takes 1 to {MAX_TOKENS} new tokens, not {tokens}: use tree_verify or prefill")
+    return attend_flat(
+        "flash_decode", query_BTNH, keys_LBSF, values_LBSF, layer, start_B, None, scale=scale, softcap=softcap,
+        window=window, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+    )  # fmt: skip
+
+
+def attend_flat(
+    kernel: str,
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int,
+    start_B: jax.Array,
+    ancestors_BTT: jax.Array | None,
+    *,
+    scale: float | None,
+    softcap: float | None,
+    window: int | None,
+    block_slots: int | None,
+    lane_parts: int | None,
+    interpret: Any,
+) -> jax.Array:
+    """Check, pad, choose blocks and run the kernel under the name of the op that calls it."""
+    check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, softcap, window)
+    tokens, num_heads, head_dim = query_BTNH.shape[1:]
+    num_slots, width = keys_LBSF.shape[2:]
+    num_kv_heads = width // head_dim
+    if num_slots < LANES:
+        # Shorter than a tile, and cheaper to copy than to have blocks for.
+        padding = ((0, 0), (0, 0), (0, LANES - num_slots), (0, 0))
+        keys_LBSF, values_LBSF = (jnp.pad(buffer[layer][None], padding) for buffer in (keys_LBSF, values_LBSF))
+        layer = 0
+    shape = decode_shape(query_BTNH, keys_LBSF)
+    tuned = tuned_blocks(kernel, shape) if block_slots is None or lane_parts is None else {}
+    block = min(block_slots or tuned["block_slots"], keys_LBSF.shape[2] // LANES * LANES)
+    joined = joined_heads(num_kv_heads, head_dim)
+    groups = num_kv_heads // joined
+    parts = lane_parts or tuned.get("lane_parts", 1)
+    if block % LANES:
+        raise ValueError(f"{kernel}: block_slots={block} is not a multiple of {LANES}")
+    if groups % parts:
+        raise ValueError(f"{kernel}: {groups} groups of joined heads cannot be split into lane_parts={parts}")
+    row_tile = 32 // keys_LBSF.dtype.itemsize
+    repeats = joined * (num_heads // num_kv_heads)
+    tiling = Tiling(block, lane_parts=parts)
+    rows = padded_rows(repeats * tokens, row_tile, tiling.block_rows)
+    mixed_BCRI = attend_cache(
+        spread_queries(query_BTNH.astype(keys_LBSF.dtype), num_kv_heads, rows),
+        keys_LBSF,
+        values_LBSF,
+        jnp.asarray(layer, jnp.int32),
+        start_B,
+        encode_ancestors(ancestors_BTT, tokens, window, repeats, rows),
+        num_tokens=tokens,
+        num_slots=num_slots,
+        window=window,
+        rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
+        tiling=tiling,
+        interpret=interpret,
+    )
+    return gather_heads(mixed_BCRI, tokens, num_heads, num_kv_heads).astype(query_BTNH.dtype)
+
+
+def decode_shape(query_BTNH: jax.Array, keys_LBSF: jax.Array) -> dict[str, int | str]:
+    """Return what the best blocks depend on: the key in tuned.json."""
+    tokens, num_heads, head_dim = query_BTNH.shape[1:]
+    num_slots, width = keys_LBSF.shape[2:]
+    dtype = jnp.dtype(keys_LBSF.dtype).name
+    return {"T": tokens, "N": num_heads, "K": width // head_dim, "H": head_dim, "S": num_slots, "dtype": dtype}
+
+
+def check_attention(
+    kernel: str,
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    start_B: jax.Array,
+    softcap: float | None,
+    window: int | None,
+) -> None:
+    """Raise ValueError where shapes or options do not go together."""
+    if query_BTNH.ndim != 4 or keys_LBSF.ndim != 4:
+        raise ValueError(
+            f"{kernel}: query {query_BTNH.shape} must be [B, T, N, H] and keys {keys_LBSF.shape} [L, B, S, K*H]"
+        )
+    batch, _, num_heads, head_dim = query_BTNH.shape
+    width = keys_LBSF.shape[3]
+    if keys_LBSF.shape != values_LBSF.shape or keys_LBSF.dtype != values_LBSF.dtype:
+        raise ValueError(f"{kernel}: keys {keys_LBSF.shape} and values {values_LBSF.shape} must be alike")
+    if keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32):
+        raise ValueError(f"{kernel}: a cache of {keys_LBSF.dtype} is not supported: use bfloat16 or float32")
+    if width % head_dim or num_heads % (width // head_dim):
+        raise ValueError(f"{kernel}: {num_heads} heads of {head_dim} do not share slots of {width} numbers evenly")
+    if keys_LBSF.shape[1] != batch or start_B.shape != (batch,):
+        raise ValueError(f"{kernel}: {batch} rows of queries, {keys_LBSF.shape[1]} of cache, starts {start_B.shape}")
+    if window is not None and window < 1:
+        raise ValueError(f"{kernel}: window={window} must be at least 1")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"{kernel}: softcap={softcap} must be above 0")

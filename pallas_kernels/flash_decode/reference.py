@@ -1,0 +1,63 @@
+"""What flash_decode and tree_verify compute, in plain JAX and float32."""
+
+import jax
+import jax.numpy as jnp
+
+
+def reference_attention(
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int,
+    start_B: jax.Array,
+    ancestors_BTT: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> jax.Array:
+    """Attend to ``cache[layer]`` with every score computed, masked and normalised in float32: ``[B, T, N, H]``.
+
+    Token i of row b stands in slot ``start_B[b] + i`` and sees all slots before ``start`` and, of the new ones, itself
+    and its ancestors (None: all before it); of these the last ``window`` along its path.
+    """
+    batch, tokens, num_heads, head_dim = query_BTNH.shape
+    num_slots, width = keys_LBSF.shape[2:]
+    num_kv_heads = width // head_dim
+    keys, values = (
+        buffer[layer].astype(jnp.float32).reshape(batch, num_slots, num_kv_heads, head_dim)
+        for buffer in (keys_LBSF, values_LBSF)
+    )
+    visible_BTS = visible_slots(start_B, ancestors_BTT, tokens, num_slots, window)
+    query = query_BTNH.astype(keys_LBSF.dtype).astype(jnp.float32)
+    query = query.reshape(batch, tokens, num_kv_heads, -1, head_dim)
+    scores = jnp.einsum("btkgh,bskh->bkgts", query, keys, precision="highest")
+    scores = scores * (head_dim**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    scores = jnp.where(visible_BTS[:, None, None], scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    # What no token sees must not count, not even where it is not a number.
+    values = jnp.where(jnp.any(visible_BTS, axis=1)[..., None, None], values, 0)
+    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, values, precision="highest")
+    return mixed.reshape(batch, tokens, num_heads, head_dim).astype(query_BTNH.dtype)
+
+
+def visible_slots(
+    start_B: jax.Array, ancestors_BTT: jax.Array | None, tokens: int, num_slots: int, window: int | None
+) -> jax.Array:
+    """Return ``[B, T, S]``, what each new token sees."""
+    if ancestors_BTT is None:
+        ancestors_BTT = jnp.tril(jnp.ones((1, tokens, tokens), bool))
+    batch = start_B.shape[0]
+    ancestors_BTT = jnp.broadcast_to(ancestors_BTT, (batch, tokens, tokens))
+    offset_BS = jnp.arange(num_slots) - start_B[:, None]
+    depth_BT = jnp.sum(ancestors_BTT, axis=-1) - 1
+    index_B1S = jnp.clip(offset_BS, 0, tokens - 1)[:, None, :]
+    is_new_B1S = ((offset_BS >= 0) & (offset_BS < tokens))[:, None, :]
+    new_BTS = is_new_B1S & jnp.take_along_axis(ancestors_BTT, index_B1S, axis=2)
+    depth_B1S = jnp.where(is_new_B1S, jnp.take_along_axis(depth_BT[:, None, :], index_B1S, axis=2), offset_BS[:, None])
+    visible_BTS = (offset_BS < 0)[:, None, :] | new_BTS
+    if window is not None:
+        visible_BTS &= depth_B1S > depth_BT[..., None] - window
+    return visible_BTS

@@ -1,0 +1,1 @@
+"""Attention of a draft tree to a long cache: see `op`."""

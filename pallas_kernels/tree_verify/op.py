@@ -1,0 +1,44 @@
+"""Attention of a tree of drafted tokens to a long cache and to each other."""
+
+from typing import Any
+
+import jax
+
+from pallas_kernels.flash_decode.op import attend_flat
+
+MAX_NODES = 128
+
+
+def tree_verify(
+    query_BMNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int,
+    start_B: jax.Array,
+    ancestors_BMM: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+    block_slots: int | None = None,
+    lane_parts: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attend with M = 1 to 128 nodes a row to ``cache[layer]``, in which they stand already: ``[B, M, N, H]``.
+
+    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. Node i of row b stands in slot
+    ``start_B[b] + i`` and sees all slots before ``start``, itself and its ancestors: ``ancestors_BMM[b, i, j]`` is true
+    where j is i or an ancestor of i. One tree may serve all rows; None is a chain. A ``window`` leaves the last that
+    many along a node's path. The other options are those of `flash_decode` (SpecInfer, 2305.09781).
+    """
+    batch, nodes = query_BMNH.shape[:2]
+    if not 1 <= nodes <= MAX_NODES:
+        raise ValueError(f"tree_verify takes 1 to {MAX_NODES} nodes, not {nodes}")
+    if ancestors_BMM is not None and ancestors_BMM.shape not in ((batch, nodes, nodes), (1, nodes, nodes)):
+        raise ValueError(
+            f"tree_verify: ancestors {ancestors_BMM.shape} of {batch} rows must be [B or 1, {nodes}, {nodes}]"
+        )
+    return attend_flat(
+        "tree_verify", query_BMNH, keys_LBSF, values_LBSF, layer, start_B, ancestors_BMM, scale=scale, softcap=softcap,
+        window=window, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+    )  # fmt: skip
