@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend import core
 
 _KERNEL = re.compile(r"%([\w.\-]+) = [^\n]*? custom-call\(([^)]*)\), custom_call_target=\"tpu_custom_call\"")
+_NUMBERING = re.compile(r"/\*.*?\*/")
 _DEFINED = re.compile(r"(%[\w.\-]+) = (\w+\[[\d,]*\])(?:\{([^}]*)\})?")
 _LARGEST = 1 << 20
 
@@ -41,7 +42,7 @@ def kernel_operands(
 def _kernels(hlo: str) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the name of each kernel of a program with the type and the layout of each of its operands."""
     types = {name: (array, layout) for name, array, layout in _DEFINED.findall(hlo)}
-    found = [(match[1], match[2].split(", ")) for match in _KERNEL.finditer(hlo)]
+    found = [(match[1], _NUMBERING.sub("", match[2]).split(", ")) for match in _KERNEL.finditer(hlo)]
     found.sort(key=lambda kernel: (len(kernel[0]), kernel[0]))
     return [(name, [types.get(operand.strip(), ("", "")) for operand in operands]) for name, operands in found]
 
