@@ -193,7 +193,8 @@ def _translate(operation: Operation, number: int, reads: list[str], writes: list
             writes.append(f"r[{result[1]!r}] = r.get({source[1]!r}, UNKNOWN)")
         return
     if opcode.startswith("dma.") and not opcode.startswith("dma.done"):
-        kind = opcode.removeprefix("dma.")
+        # A general copy names no memories; XLA's own operations use it between HBM and vector memory.
+        kind = opcode.removeprefix("dma.").replace("general", "hbm_to_vmem")
         ends = [name for name in operation.inputs if name.endswith(("mem", "hbm", "src", "dst"))]
         if "_to_" not in kind or len(ends) < 2:
             raise ScheduleError(f"cannot follow the copy {opcode}")
