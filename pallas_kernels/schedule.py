@@ -211,8 +211,7 @@ def _compile_job(job: bytes, chip: Chip, folder: str) -> Schedule:
             traced = jax.jit(call).trace(*arguments)
             compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     except Exception as error:  # The compiler's errors are of many classes, some of which do not pickle.
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ScheduleError(f"{type(error).__name__}: {reason[:300]}") from None
+        raise ScheduleError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
     hlo = compiled.as_text() or ""
     known = [argument if isinstance(argument, np.ndarray) else None for argument in described]
     operands = kernel_operands(traced.jaxpr, known, hlo)

@@ -1,0 +1,100 @@
+"""Measure cases by their compiled schedules, beside their floors and their rivals."""
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pallas_kernels
+from pallas_kernels.case import Blocks, Case
+from pallas_kernels.chips import Chip
+from pallas_kernels.scalar_unit import ScheduleError
+from pallas_kernels.schedule import Compiler, Schedule
+
+# Where a chip's clock is not published, for ranking only: cycles against bytes.
+_NOMINAL_CLOCK_HZ = 1.5e9
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a case takes at the least: the time of its operations at the peak, and of its bytes at the bandwidth."""
+
+    mxu_seconds: float
+    hbm_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the two."""
+        return max(self.mxu_seconds, self.hbm_seconds)
+
+    @property
+    def bound(self) -> str:
+        """Which of the two is the longer."""
+        return "MXU" if self.mxu_seconds > self.hbm_seconds else "HBM"
+
+
+@dataclass(frozen=True)
+class Beaten:
+    """The best that a rival came to: its name, its block sizes and their schedule."""
+
+    name: str
+    blocks: Blocks
+    schedule: Schedule
+
+
+def kernel_names() -> list[str]:
+    """Return the kernels that have cases: each is a folder of this package with a cases.py."""
+    found = []
+    for module in pkgutil.iter_modules(pallas_kernels.__path__):
+        if module.ispkg and importlib.util.find_spec(f"pallas_kernels.{module.name}.cases"):
+            found.append(module.name)
+    return sorted(found)
+
+
+def kernel_cases(kernel: str) -> tuple[Case, ...]:
+    """Return the cases of one kernel."""
+    known = kernel_names()
+    if kernel not in known:
+        raise ValueError(f"unknown kernel {kernel!r}: choose one of {', '.join(known)}")
+    return importlib.import_module(f"pallas_kernels.{kernel}.cases").CASES
+
+
+def case_floor(case: Case, chip: Chip) -> Floor:
+    """Return the floor of a case on one device of a chip; without an int8 unit its operations run in bf16."""
+    peak = (chip.int8_peak if case.int8 else None) or chip.bf16_peak
+    return Floor(case.mxu_flops / (peak / chip.devices), case.floor_bytes / chip.device_hbm_bytes_per_second)
+
+
+def best_rival(case: Case, compiler: Compiler) -> tuple[Beaten | None, list[str]]:
+    """Return the rival of the fewest cycles at its best block sizes, and why others could not be measured."""
+    best: Beaten | None = None
+    failed: list[str] = []
+    for rival in case.rivals:
+        for blocks in rival.blocks:
+            arguments = case.arguments if rival.arguments is None else rival.arguments
+            try:
+                schedule = compiler.schedule(rival.function, arguments, **blocks)
+            except ScheduleError as error:
+                failed.append(f"{rival.name} {format_blocks(blocks)}: {error}")
+                continue
+            if best is None or schedule.cycles < best.schedule.cycles:
+                best = Beaten(rival.name, blocks, schedule)
+    return best, failed
+
+
+def rank_seconds(schedule: Schedule, chip: Chip) -> float:
+    """Return the time by which block sizes are ranked: the longer of cycles and bytes, then a little of the other."""
+    compute = schedule.cycles / (chip.clock_hz or _NOMINAL_CLOCK_HZ)
+    return max(compute, schedule.memory_seconds) + 0.05 * min(compute, schedule.memory_seconds)
+
+
+def format_blocks(blocks: Blocks) -> str:
+    """Write block sizes on one line."""
+    return " ".join(f"{name}={size}" for name, size in blocks.items())
+
+
+def select_cases(kernels: Sequence[str], part_of_name: str = "") -> list[Case]:
+    """Return the cases of the named kernels, or of all, whose name contains a text."""
+    names = list(kernels) or kernel_names()
+    return [case for kernel in names for case in kernel_cases(kernel) if part_of_name in case.name]
