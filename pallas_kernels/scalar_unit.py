@@ -15,7 +15,6 @@ import numpy as np
 
 from pallas_kernels.bundles import Bundle, Operation
 
-GRANULE_BYTES = 32
 _OPERAND_STRIDE = 1 << 20
 _MAX_BLOCK_RUNS = 20_000_000
 _REGISTER = re.compile(r"^%[sp]\w*_([sp]\d+)$")
@@ -51,6 +50,7 @@ class Machine:
     registers: dict[str, Any] = field(default_factory=dict)
     memory: dict[int, Any] = field(default_factory=dict)
     operands: Sequence[np.ndarray | None] = ()
+    granule_bytes: int = 32
     hbm_bytes: int = 0
 
     def read(self, address: Any) -> Any:
@@ -65,10 +65,10 @@ class Machine:
         """Count a copy such as ``hbm_to_vmem``, and carry out one into scalar memory."""
         if granules is UNKNOWN:
             raise ScheduleError("the kernel copies a number of bytes that depends on data")
-        self.hbm_bytes += kind.count("hbm") * granules * GRANULE_BYTES
+        self.hbm_bytes += kind.count("hbm") * granules * self.granule_bytes
         if not kind.endswith("_to_smem") or target is UNKNOWN:
             return
-        words = granules * GRANULE_BYTES // 4
+        words = granules * self.granule_bytes // 4
         operand = None if source is UNKNOWN else self._operand_at(source)
         if operand is not None:
             values, start = operand
@@ -86,7 +86,7 @@ class Machine:
         if not 1 <= index <= len(self.operands):
             return None
         values = self.operands[index - 1]
-        return None if values is None else (values, offset * GRANULE_BYTES // 4)
+        return None if values is None else (values, offset * self.granule_bytes // 4)
 
 
 def wrap(value: Any) -> Any:
@@ -109,9 +109,12 @@ class Run:
 
 
 def run_scalar_unit(
-    bundles: Sequence[Bundle], operands: Sequence[np.ndarray | None], branch_slots: int, core: int = 0
+    bundles: Sequence[Bundle], operands: Sequence[np.ndarray | None], branch_slots: int, granule_bytes: int = 32
 ) -> Run:
-    """Run a kernel whose operands' words are known, or None; ``branch_slots`` bundles run after each branch."""
+    """Run a kernel, on a chip's first core, whose operands' words are known, or None.
+
+    ``branch_slots`` bundles run after each branch whether it is taken or not; copies count ``granule_bytes`` at a time.
+    """
     starts = {0, len(bundles)}
     for address, bundle in enumerate(bundles):
         for operation in bundle.operations:
@@ -123,9 +126,9 @@ def run_scalar_unit(
     ends = dict(pairwise(ordered))
     symbols: dict[str, int] = {}
     blocks = {start: _compile_block(bundles, start, end, branch_slots, symbols) for start, end in ends.items()}
-    machine = Machine(operands=operands)
+    machine = Machine(operands=operands, granule_bytes=granule_bytes)
     if "#allocation0" in symbols:
-        machine.memory[symbols["#allocation0"]] = core
+        machine.memory[symbols["#allocation0"]] = 0
     counts: Counter[int] = Counter()
     at = 0
     while at < len(bundles):

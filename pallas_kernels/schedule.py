@@ -32,6 +32,7 @@ _DUMP_FLAGS = (
     "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_emit_annotations=true --xla_jf_debug_level=2 "
     "--xla_jf_dump_llo_pass_label_regex=packed-bundles-post-ra|pre-delay"
 )
+_BRANCH_SLOTS = {"v4": 1, "tpu7x": 6}  # bundles that run after a branch; 4 on the others
 _NAME = re.compile(r"^\d+-(.+)-\d+-packed-bundles-post-ra\.txt$")
 _COPY = re.compile(r"= \((\w+)\[([\d,]*)\]\{([^}]*)\}, (\w+)\[[\d,]*\]\{([^}]*)\}.*\) copy-start\(", re.MULTILINE)
 _ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "s16": 2, "f32": 4, "s32": 4}
@@ -183,6 +184,7 @@ def _prepare_process(folder: str) -> None:
         JAX_PLATFORMS="cpu",
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_SKIP_MDS_QUERY="1",
+        TPU_ACCELERATOR_TYPE="v5litepod-4",  # any, for all chips: without it libtpu warns
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",
         LIBTPU_INIT_ARGS=_DUMP_FLAGS.format(folder=folder),
     )
@@ -254,8 +256,8 @@ def _read_operation(path: str, operands: Mapping[str, Sequence[np.ndarray | None
     name = found[1]
     with open(path) as file:
         bundles = read_bundles(file.read())
-    branch_slots = 6 if chip.name == "tpu7x" else 4
-    run = run_scalar_unit(bundles, operands.get(name, ()), branch_slots)
+    branch_slots = _BRANCH_SLOTS.get(chip.name, 4)
+    run = run_scalar_unit(bundles, operands.get(name, ()), branch_slots, 512 if chip.name == "v4" else 32)
     usage, capacity = _read_usage(path, name, len(bundles))
     blocks = tuple(Block(start, run.ends[start] - start, count) for start, count in sorted(run.counts.items()))
     cycles = sum(block.cycles * block.runs for block in blocks)

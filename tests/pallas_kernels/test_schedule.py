@@ -107,7 +107,7 @@ def test_skipped_blocks_are_counted_as_skipped(v5e):
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("chip", ["v5e", "v6e", "v5p", "tpu7x"])
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v6e", "v5p", "tpu7x"])
 def test_work_follows_the_lengths_that_are_given(chip):
     lengths = np.array([300, 0, 128, 1000, 2048], np.int32)
     parts = 3 + 0 + 1 + 8 + 16
