@@ -88,7 +88,9 @@ def named_tensors(config: DecoderConfig, params: Params) -> Iterator[tuple[str, 
 
 
 def _name_leaf(names: TensorNames, path: tuple[str, ...], leaf: Any) -> Iterator[tuple[str, Any]]:
-    layers, stacked, name = locate(path, leaf.shape)
+    layers, stacked, name, transposed = locate(path, leaf.shape)
+    if transposed:
+        leaf = np.ascontiguousarray(np.asarray(leaf).swapaxes(-1, -2))
     if layers is None:
         yield _whole(names.top[name]), leaf
     else:

@@ -27,6 +27,7 @@ class _Leaf:
     struct: jax.ShapeDtypeStruct
     sources: tuple[Part, ...]
     stacked: bool
+    transposed: bool
 
     @property
     def num_bytes(self) -> int:
@@ -34,8 +35,9 @@ class _Leaf:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The parameter's shape in one layer."""
-        return tuple(self.struct.shape[1:] if self.stacked else self.struct.shape)
+        """The parameter's shape in one layer, a kernel's as ``[out, in]``."""
+        shape = tuple(self.struct.shape[1:] if self.stacked else self.struct.shape)
+        return shape[::-1] if self.transposed else shape
 
     def tensor_shape(self, source: Part) -> tuple[int, ...]:
         """The shape that the checkpoint's tensor must have."""
@@ -79,13 +81,13 @@ def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[
 
 def _leaves(abstract: Mapping[str, Any], names: TensorNames) -> Iterator[_Leaf]:
     for path, struct in _walk(abstract, ()):
-        layers, stacked, name = locate(path, struct.shape)
+        layers, stacked, name, transposed = locate(path, struct.shape)
         if layers is None:
-            yield _Leaf(path, struct, (_part(names.top[name]),), stacked)
+            yield _Leaf(path, struct, (_part(names.top[name]),), stacked, transposed)
         else:
             source = _part(names.block[name])
             parts = tuple(replace(source, tensor=source.tensor.format(layer=layer)) for layer in layers)
-            yield _Leaf(path, struct, parts, stacked)
+            yield _Leaf(path, struct, parts, stacked, transposed)
 
 
 def _part(source: Source) -> Part:
@@ -130,8 +132,8 @@ def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
     # Filled by assignment: a JAX array may alias its buffer, which so is never a file that can be cut or rewritten.
     for place, source in zip(buffer if leaf.stacked else (buffer,), leaf.sources, strict=True):
         tensor = checkpoint.tensors.read(source.tensor, dtype)
-        rows = tensor.T if source.transposed else tensor
-        place[...] = rows[source.first : source.first + leaf.shape[0]]
+        rows = (tensor.T if source.transposed else tensor)[source.first : source.first + leaf.shape[0]]
+        place[...] = rows.T if leaf.transposed else rows
     return jax.block_until_ready(jax.device_put(buffer, leaf.struct.sharding))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.slots import slots_for
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int, Params
@@ -31,7 +32,8 @@ def measure_costs(
     Texts have room for ``num_slots`` tokens. Each figure is the best of ``trials`` runs of ``num_steps`` steps.
     """
     return {
-        count: _seconds(decoder, params, count, num_slots + count, num_rows, num_steps, trials) for count in node_counts
+        count: _seconds(decoder, params, count, slots_for(num_slots + count), num_rows, num_steps, trials)
+        for count in node_counts
     }
 
 

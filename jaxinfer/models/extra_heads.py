@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.linear import stored_kernel
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
@@ -85,7 +86,7 @@ def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[A
     table = params["embed"]["embedding"] if config.tied_embeddings else params["head"]["kernel"]
     kernel = table[ids]
     if config.embedding_dim is not None:
-        project = params["project_out"]["kernel"]
+        project = stored_kernel(params["project_out"])
         kernel = jnp.matmul(kernel, project, precision=jax.lax.Precision.HIGHEST).astype(table.dtype)
     bias = {"bias": params["head_bias"]["bias"][ids]} if config.head_bias else {}
     return {"kernel": kernel, **bias}

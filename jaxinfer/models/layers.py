@@ -13,6 +13,7 @@ from typing import NamedTuple
 from jaxinfer.models.config import DecoderConfig
 
 BLOCKS = "blocks"
+KERNEL, TRANSPOSED_KERNEL = "kernel", "transposed_kernel"
 _LONGEST_PERIOD = 8
 _SINGLE = re.compile(r"layer_(\d+)")
 _CYCLE = re.compile(r"layers_(\d+)_(\d+)_(\d+)")
@@ -40,12 +41,14 @@ class Cycle(NamedTuple):
 class Location(NamedTuple):
     """Which layers a parameter belongs to, and its name within a block (or in the decoder, where ``layers`` is None).
 
-    ``stacked`` tells that its first axis runs over the layers.
+    ``stacked`` tells that its first axis runs over the layers, ``transposed`` that it is a kernel ``[in, out]``; the
+    name is the same for both orders of a kernel.
     """
 
     layers: range | None
     stacked: bool
     name: str
+    transposed: bool = False
 
 
 def cycles(config: DecoderConfig) -> tuple[Cycle, ...]:
@@ -71,6 +74,8 @@ def index_in_kind(config: DecoderConfig, layer: int) -> tuple[int, int]:
 
 def locate(path: tuple[str, ...], shape: tuple[int, ...]) -> Location:
     """Tell what the path of a parameter of this shape means."""
+    if path[-1] == TRANSPOSED_KERNEL:
+        return locate((*path[:-1], KERNEL), shape)._replace(transposed=True)
     if path[0] != BLOCKS:
         return Location(None, False, ".".join(path))
     if single := _SINGLE.fullmatch(path[1]):

@@ -1,18 +1,23 @@
 """Linear layers and tables as Linen modules; parameters carry logical axis names for sharding."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.matmul import linear
 
 
 class Linear(nn.Module):
-    """A kernel ``[out, in]`` and an optional bias ``[out]``; ``axes`` are their logical names."""
+    """A kernel ``[out, in]`` and an optional bias ``[out]``; ``axes`` are their logical names.
+
+    Where the backend has kernels transposed, it is ``[in, out]`` and has a name that says so.
+    """
 
     features: int
     axes: tuple[str | None, str | None]
@@ -22,13 +27,23 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows d_in"]) -> Float[Array, "*rows d_out"]:
         dtype = jnp.dtype(self.backend.param_dtype)
-        kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
-        shape = (self.features, inputs.shape[-1])
-        kernel = parameter(self, "kernel", kernel_init, self.axes, shape, dtype)
+        transposed = self.backend.transposed_kernels
+        kernel_init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
+        shape, axes = (self.features, inputs.shape[-1]), self.axes
+        if transposed:
+            # Drawn as [out, in], so that a seed gives the same weights in either order.
+            draw, shape, axes = kernel_init, shape[::-1], axes[::-1]
+            kernel_init = lambda key, shape, dtype: draw(key, shape[::-1], dtype).T  # noqa: E731
+        kernel = parameter(self, TRANSPOSED_KERNEL if transposed else KERNEL, kernel_init, axes, shape, dtype)
         bias = None
         if self.use_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, self.axes[:1], (self.features,), dtype)
-        return linear(inputs, kernel, bias, self.backend)
+        return linear(inputs, kernel, bias, self.backend, transposed)
+
+
+def stored_kernel(linear: Mapping[str, Any]) -> Any:
+    """Return the kernel of a `Linear`'s parameters as ``[out, in]``."""
+    return linear[KERNEL] if KERNEL in linear else linear[TRANSPOSED_KERNEL].swapaxes(-1, -2)
 
 
 class Table(nn.Module):

@@ -53,14 +53,18 @@ def attend(
     if softcap is not None:
         scores_BCRTS = softcap * jnp.tanh(scores_BCRTS / softcap)
     scores_BCRTS = jnp.where(mask_BTS[:, None, None], scores_BCRTS, lowest)
-    weights_BCRTS = jax.nn.softmax(scores_BCRTS, axis=-1)
-    output_BTCRI = jnp.einsum(
-        "BCRTS,BSCI->BTCRI",
-        weights_BCRTS.astype(values_BSKH.dtype),
+    weights_BCRTS = jnp.exp(scores_BCRTS - jnp.max(scores_BCRTS, axis=-1, keepdims=True))
+    totals_BCRT1 = jnp.sum(weights_BCRTS, axis=-1, keepdims=True)
+    # Spelt out as in the scores: XLA's CPU backend keeps to an order of operands that needs no transposed weights.
+    output_BCXI = jax.lax.dot_general(
+        weights_BCRTS.astype(values_BSKH.dtype).reshape(batch, num_kv_heads // joined, -1, slots),
         values_BSKH.reshape(batch, slots, num_kv_heads // joined, -1),
+        (((3,), (1,)), ((0, 1), (0, 2))),
         precision=backend.precision,
         preferred_element_type=accumulator,
     )
+    output_BCRTI = output_BCXI.reshape(*scores_BCRTS.shape[:-1], -1) / totals_BCRT1
+    output_BTCRI = jnp.moveaxis(output_BCRTI, 3, 1)
     if joined > 1:
         output_BTCRI = _gather(output_BTCRI, joined)
     return output_BTCRI.reshape(batch, new_tokens, num_heads, head_dim).astype(backend.compute_dtype)
@@ -76,13 +80,15 @@ def _scores(
     query_BTCRI = query_BTNH.reshape(batch, new_tokens, groups, -1, head_dim).astype(keys_BSKH.dtype)
     if joined > 1:
         query_BTCRI = _spread(query_BTCRI, joined)
-    return jnp.einsum(
-        "BTCRI,BSCI->BCRTS",
-        query_BTCRI,
+    query_BCRTI = jnp.moveaxis(query_BTCRI, 1, 3)
+    scores_BCXS = jax.lax.dot_general(
+        query_BCRTI.reshape(batch, groups, -1, query_BCRTI.shape[-1]),
         keys_BSKH.reshape(batch, slots, groups, -1),
+        (((3,), (3,)), ((0, 1), (0, 2))),
         precision=backend.precision,
         preferred_element_type=jnp.promote_types(keys_BSKH.dtype, jnp.float32),
     )
+    return scores_BCXS.reshape(batch, groups, -1, new_tokens, slots)
 
 
 def _joined_heads(new_tokens: int, num_heads: int, num_kv_heads: int, backend: Backend) -> int:

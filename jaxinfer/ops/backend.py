@@ -1,8 +1,10 @@
 """How the network runs on a device: the one place that turns a platform and a dtype into choices.
 
 The choices are measured. On the CPU, XLA copies a layer's weights out of a stacked array before each product, which
-halves decoding speed, so layers are unrolled over separate arrays; and its bfloat16 products are fast only from a few
-rows up and with float32 activations around them. On a TPU a scan keeps compile time flat and reads weights in place.
+halves decoding speed, so layers are unrolled over separate arrays; its bfloat16 products are fast only from a few rows
+up and with float32 activations around them; and its float32 products of two rows and more first rearrange a kernel
+stored ``[out, in]``, which takes as long again as a product of one row, but not one stored ``[in, out]``. On a TPU a
+scan keeps compile time flat and reads weights in place.
 """
 
 from dataclasses import dataclass
@@ -24,7 +26,8 @@ class Backend:
 
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
-    own. ``min_matmul_rows`` pads a product's rows up to that many. ``kv_shards`` is over how many devices the key/value
+    own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
+    ``[in, out]`` instead of ``[out, in]``. ``kv_shards`` is over how many devices the key/value
     heads are split.
     """
 
@@ -34,6 +37,7 @@ class Backend:
     cache_dtype: str
     scan_layers: bool
     min_matmul_rows: int = 1
+    transposed_kernels: bool = False
     kv_shards: int = 1
 
     @property
@@ -66,11 +70,13 @@ def choose_backend(
         raise InvalidOption("dtype float64 needs JAX's 64-bit mode: jax.config.update('jax_enable_x64', True)")
     on_cpu = platform == "cpu"
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
+    unrolled = on_cpu if scan_layers is None else not scan_layers
     return Backend(
         platform=platform,
         param_dtype=dtype,
         compute_dtype="float32" if wide else dtype,
         cache_dtype="float32" if wide else dtype,
-        scan_layers=not on_cpu if scan_layers is None else scan_layers,
+        scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
+        transposed_kernels=on_cpu and unrolled and not wide,
     )

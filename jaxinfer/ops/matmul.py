@@ -1,4 +1,4 @@
-"""Products with weights stored ``[out, in]``, accumulated in float32 or wider."""
+"""Products with weights, accumulated in float32 or wider."""
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,26 @@ from jaxinfer.ops.backend import Backend
 
 def linear(
     inputs: Float[Array, "*rows d_in"],
-    kernel: Float[Array, "d_out d_in"],
+    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"],
     bias: Float[Array, " d_out"] | None,
     backend: Backend,
+    transposed: bool = False,
 ) -> Float[Array, "*rows d_out"]:
-    """Multiply the last axis by a kernel and add a bias; the result is in the backend's compute dtype."""
-    output = product(inputs, kernel, backend)
+    """Multiply the last axis by a kernel and add a bias; the result is in the backend's compute dtype.
+
+    The kernel is ``[out, in]``, or ``transposed`` and ``[in, out]``.
+    """
+    output = product(inputs, kernel, backend, transposed)
     if bias is not None:
         output = output + bias.astype(output.dtype)
     return output.astype(backend.compute_dtype)
 
 
 def product(
-    inputs: Float[Array, "*rows d_in"], kernel: Float[Array, "d_out d_in"], backend: Backend
+    inputs: Float[Array, "*rows d_in"],
+    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"],
+    backend: Backend,
+    transposed: bool = False,
 ) -> Float[Array, "*rows d_out"]:
     """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
     *lead, width = inputs.shape
@@ -35,8 +42,12 @@ def product(
         rows = jnp.repeat(rows, repeats, axis=0)
     accumulator = jnp.promote_types(kernel.dtype, jnp.float32)
     output = jax.lax.dot_general(
-        rows, kernel, (((1,), (1,)), ((), ())), precision=backend.precision, preferred_element_type=accumulator
+        rows,
+        kernel,
+        (((1,), (0 if transposed else 1,)), ((), ())),
+        precision=backend.precision,
+        preferred_element_type=accumulator,
     )
     if repeats > 1:
         output = jnp.max(output.reshape(count, repeats, -1), axis=1)
-    return output.reshape(*lead, kernel.shape[0])
+    return output.reshape(*lead, kernel.shape[1 if transposed else 0])

@@ -1,16 +1,15 @@
-"""Read a compiled program's text: its instructions, and in which loop and branch each of them runs."""
+"""Walk a compiled program: where each instruction runs, how often, and what it moves and computes."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4,
-          "s64": 8, "u64": 8, "f64": 8}  # fmt: skip
-_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?[)}\]]) ([a-z][\w\-]*)\((.*)$")
+from jaxinfer.planning.hlo_text import Array, Computation, Line, Program, read_program
+from jaxinfer.planning.hlo_traffic import hbm_traffic, multiplied_flops
+
 _CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
 
@@ -20,7 +19,9 @@ class Instruction:
     """One instruction of a compiled program.
 
     ``loops`` counts the loops around it, ``branches`` the conditionals; ``fused`` tells that it is part of a fusion,
-    whose inner results are never stored. ``elements`` and ``bytes`` measure the largest array of its result.
+    whose inner results are never stored. ``elements`` and ``bytes`` measure the largest array of its result. ``runs``
+    is how often it runs: the product of the loops' trip counts, of which one that data decides counts as 1. Each run
+    reads and writes so many bytes of HBM (none where fused: the fusion does) and takes so many ``flops`` of products.
     """
 
     name: str
@@ -30,6 +31,10 @@ class Instruction:
     loops: int
     branches: int
     fused: bool
+    runs: int
+    read_bytes: int
+    written_bytes: int
+    flops: int
 
     @property
     def collective(self) -> str | None:
@@ -38,48 +43,141 @@ class Instruction:
         return kind if kind in COLLECTIVES else None
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What a program moves and computes on one device; collectives by kind, how many and of how many bytes."""
+
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    collectives: Mapping[str, tuple[int, int]]
+
+    @property
+    def hbm_bytes(self) -> int:
+        """All bytes that cross from or to HBM."""
+        return self.read_bytes + self.written_bytes
+
+
+def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals:
+    """Add up what runs always and, with ``branches``, what conditionals may run: every one of their branches.
+
+    A loop that data decides, such as that over decoding's steps, is taken to run once.
+    """
+    read = written = flops = 0
+    collectives: dict[str, tuple[int, int]] = {}
+    for found in instructions:
+        if found.branches and not branches:
+            continue
+        read += found.read_bytes * found.runs
+        written += found.written_bytes * found.runs
+        flops += found.flops * found.runs
+        if found.collective:
+            count, size = collectives.get(found.collective, (0, 0))
+            collectives[found.collective] = (count + found.runs, size + found.bytes * found.runs)
+    return Totals(read, written, flops, collectives)
+
+
 def walk(hlo: str) -> Iterator[Instruction]:
     """Yield every instruction that the entry computation reaches, once for each place that it is reached from."""
-    bodies, entry = _computations(hlo)
-    stack = [(entry, 0, 0, False)]
+    program = read_program(hlo)
+    stack = [(program.entry, 0, 0, False, 1)]
     while stack:
-        computation, loops, branches, fused = stack.pop()
-        for line in bodies.get(computation, ()):
-            found = _INSTRUCTION.match(line)
-            if not found:
-                continue
-            name, result, opcode, rest = found.groups()
-            elements, size = _largest_array(result)
-            yield Instruction(name, opcode, elements, size, loops, branches, fused)
-            for role, called in _CALLED.findall(rest):
+        name, loops, branches, fused, runs = stack.pop()
+        computation = program.computations.get(name)
+        if computation is None:
+            continue
+        for line in computation.lines.values():
+            largest = max(line.results, key=lambda array: array.elements, default=Array("", (0,), ""))
+            read, written = (0, 0) if fused else hbm_traffic(program, computation, line)
+            flops = multiplied_flops(computation, line)
+            yield Instruction(
+                line.name,
+                line.opcode,
+                largest.elements,
+                largest.bytes,
+                loops,
+                branches,
+                fused,
+                runs,
+                read,
+                written,
+                flops,
+            )
+            trips = trip_count(program, computation, line) or 1 if line.opcode == "while" else 1
+            for role, called in _CALLED.findall(line.attributes):
                 inside_branch = branches + (role in ("true_computation", "false_computation"))
-                stack.append(
-                    (called, loops + (role in ("body", "condition")), inside_branch, fused or opcode == "fusion")
+                inside_loop = loops + (role in ("body", "condition"))
+                # What a reduction applies to each pair of numbers is no instruction of its own.
+                inside_fusion = fused or line.opcode == "fusion" or (role == "to_apply" and line.opcode != "call")
+                stack.append((called, inside_loop, inside_branch, inside_fusion, runs * trips))
+            for names in _BRANCHES.findall(line.attributes):
+                stack.extend(
+                    (called.strip().lstrip("%"), loops, branches + 1, fused, runs) for called in names.split(",")
                 )
-            for names in _BRANCHES.findall(rest):
-                stack.extend((called.strip().lstrip("%"), loops, branches + 1, fused) for called in names.split(","))
 
 
-def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    bodies: dict[str, list[str]] = {}
-    entry, current = "", None
-    for line in hlo.splitlines():
-        head = _COMPUTATION.match(line)
-        if head:
-            current = bodies.setdefault(head[2], [])
-            entry = head[2] if head[1] else entry
-        elif line.startswith("}"):
-            current = None
-        elif current is not None:
-            current.append(line)
-    return bodies, entry
+def trip_count(program: Program, computation: Computation, loop: Line) -> int | None:
+    """Return how often a loop's body runs, None where data decides: it counts from one constant to another."""
+    known = _KNOWN_TRIPS.search(loop.attributes)
+    if known:
+        return int(known[1])
+    roles = dict(_CALLED.findall(loop.attributes))
+    condition, body = (program.computations.get(roles.get(role, "")) for role in ("condition", "body"))
+    if condition is None or body is None:
+        return None
+    test = condition.root
+    if test.opcode == "fusion":
+        inner = program.computations[test.called or ""]
+        sources = {inner.parameters[index]: operand for index, operand in enumerate(test.operands)}
+        test, scope = inner.root, inner
+    else:
+        sources, scope = {}, condition
+    if test.opcode != "compare" or "direction=LT" not in test.attributes:
+        return None
+    ends = [_resolve(condition, sources.get(name, name), scope) for name in test.operands]
+    if not isinstance(ends[0], tuple) or not isinstance(ends[1], int):
+        return None
+    (index,) = ends[0]
+    start = _element(computation, loop.operands[0], index)
+    step = _step(body, index)
+    if start is None or not step:
+        return None
+    return max(0, -(-(ends[1] - start) // step))
 
 
-def _largest_array(result: str) -> tuple[int, int]:
-    largest = (0, 0)
-    for dtype, shape in _ARRAY.findall(result):
-        elements = 1
-        for size in filter(None, shape.split(",")):
-            elements *= int(size)
-        largest = max(largest, (elements, elements * _BYTES.get(dtype, 0)))
-    return largest
+def _resolve(computation: Computation, name: str, scope: Computation) -> int | tuple[int] | None:
+    """Return a constant as a number, and an element of the loop's state as its index in a tuple."""
+    line = computation.lines.get(name) or scope.lines.get(name)
+    while line is not None and line.opcode in ("copy", "bitcast", "convert") and line.operands:
+        line = computation.lines.get(line.operands[0])
+    if line is None:
+        return None
+    if line.opcode == "constant":
+        return int(line.arguments) if line.arguments.lstrip("-").isdigit() else None
+    if line.opcode == "get-tuple-element":
+        found = re.search(r"index=(\d+)", line.attributes)
+        return (int(found[1]),) if found else None
+    return None
+
+
+def _element(computation: Computation, name: str, index: int) -> int | None:
+    """Return an element of a tuple where it is a constant."""
+    line = computation.lines.get(name)
+    if line is None or line.opcode != "tuple" or index >= len(line.operands):
+        return None
+    value = _resolve(computation, line.operands[index], computation)
+    return value if isinstance(value, int) else None
+
+
+def _step(body: Computation, index: int) -> int | None:
+    """Return what a loop's body adds to an element of its state."""
+    if body.root.opcode != "tuple" or index >= len(body.root.operands):
+        return None
+    line = body.lines.get(body.root.operands[index])
+    while line is not None and line.opcode in ("copy", "bitcast") and line.operands:
+        line = body.lines.get(line.operands[0])
+    if line is None or line.opcode != "add":
+        return None
+    parts = [_resolve(body, name, body) for name in line.operands]
+    steps = [part for part in parts if isinstance(part, int)]
+    return steps[0] if (index,) in parts and len(steps) == 1 else None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.linear import stored_kernel
 
 
 def streamed_logits(config: DecoderConfig, params: Any, tokens: list[int], sinks: int, window: int) -> np.ndarray:
@@ -38,7 +39,7 @@ def kept_positions(position: int, sinks: int, window: int) -> list[int]:
 
 def _attention(config: DecoderConfig, params: Any, inputs_TD: np.ndarray, sinks: int, window: int) -> np.ndarray:
     def heads(name: str, count: int) -> np.ndarray:
-        return (inputs_TD @ _float64(params[name]["kernel"]).T).reshape(-1, count, config.head_dim)
+        return (inputs_TD @ _float64(stored_kernel(params[name])).T).reshape(-1, count, config.head_dim)
 
     query_TNH, keys_TKH = heads("query", config.num_heads), heads("key", config.num_kv_heads)
     values_TKH = heads("value", config.num_kv_heads)
@@ -53,7 +54,7 @@ def _attention(config: DecoderConfig, params: Any, inputs_TD: np.ndarray, sinks:
             scores_S = _capped(keys_SKH[:, shared] @ query_NH[head] * scale, config.attention_softcap)
             weights_S = np.exp(scores_S - scores_S.max())
             mixed_TNH[position, head] = weights_S @ values_TKH[kept, shared] / weights_S.sum()
-    return mixed_TNH.reshape(len(inputs_TD), -1) @ _float64(params["output"]["kernel"]).T
+    return mixed_TNH.reshape(len(inputs_TD), -1) @ _float64(stored_kernel(params["output"])).T
 
 
 def _rotated(config: DecoderConfig, heads_NH: np.ndarray, index: int) -> np.ndarray:
@@ -67,13 +68,13 @@ def _rotated(config: DecoderConfig, heads_NH: np.ndarray, index: int) -> np.ndar
 
 
 def _mlp(config: DecoderConfig, params: Any, inputs_TD: np.ndarray) -> np.ndarray:
-    gate_TF, up_TF = (inputs_TD @ _float64(params[name]["kernel"]).T for name in ("gate", "up"))
+    gate_TF, up_TF = (inputs_TD @ _float64(stored_kernel(params[name])).T for name in ("gate", "up"))
     if config.activation == "silu":
         active_TF = gate_TF / (1 + np.exp(-gate_TF))
     else:
         assert config.activation == "gelu_tanh"
         active_TF = gate_TF * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate_TF + 0.044715 * gate_TF**3))) / 2
-    return (active_TF * up_TF) @ _float64(params["down"]["kernel"]).T
+    return (active_TF * up_TF) @ _float64(stored_kernel(params["down"])).T
 
 
 def _norm(config: DecoderConfig, params: Any, inputs_TD: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from jaxinfer.models.decoder import abstract_params, init_params, logical_axes
 from jaxinfer.models.positions import rotary_tables
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.rotation import rotate
+from tests.models.restack import arranged, scanned
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 EVERYTHING = replace(TINY_LLAMA, qkv_bias=True, output_bias=True, mlp_bias=True)
@@ -20,19 +21,12 @@ TIED = replace(TINY_LLAMA, tied_embeddings=True)
 TEXTS = np.random.default_rng(0).integers(2, 258, (2, 40)).tolist()
 
 
-def stacked(params):
-    """Stack the parameters of separate blocks."""
-    blocks = params["blocks"]
-    layers = [blocks[f"layer_{layer}"] for layer in range(len(blocks))]
-    return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
-
-
 def test_scanned_and_unrolled_layers_agree():
     params = random_params(EVERYTHING)
     unrolled = LanguageModel(EVERYTHING, params, float32_backend()).logits(TEXTS)
-    scanned = LanguageModel(EVERYTHING, stacked(params), float32_backend(scan_layers=True)).logits(TEXTS)
+    stacked = LanguageModel(EVERYTHING, scanned(EVERYTHING, params), float32_backend(scan_layers=True)).logits(TEXTS)
     assert unrolled.std() > 1
-    np.testing.assert_allclose(scanned, unrolled, atol=1e-4)
+    np.testing.assert_allclose(stacked, unrolled, atol=1e-4)
 
 
 def test_logits_see_no_later_token_and_no_other_row():
@@ -95,8 +89,9 @@ def test_dynamic_scaling_is_a_function_of_the_row_alone():
 def test_sixteen_bit_weights_stay_near_the_exact_logits():
     params = random_params(TINY_LLAMA)
     exact = np.asarray(LanguageModel(TINY_LLAMA, params, float32_backend()).logits(TEXTS))
-    half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)
-    found = np.asarray(LanguageModel(TINY_LLAMA, half, choose_backend("bfloat16", "cpu")).logits(TEXTS))
+    backend = choose_backend("bfloat16", "cpu")
+    half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), arranged(TINY_LLAMA, params, backend))
+    found = np.asarray(LanguageModel(TINY_LLAMA, half, backend).logits(TEXTS))
     assert found.dtype == np.float32
     error = np.sqrt(np.mean((found - exact) ** 2)) / exact.std()
     assert 1e-4 < error < 0.1
