@@ -26,10 +26,10 @@ def padded_rows(rows: int, row_tile: int, block_rows: int) -> int:
     return -(-rows // unit) * unit
 
 
-def spread_queries(query_BTNH: jax.Array, num_kv_heads: int, rows: int) -> jax.Array:
-    """Return ``[B, C, R, J*H]``: C groups of J joined heads; a row for each head of J, query of its group, and token.
+def spread_queries(query_BTNH: jax.Array, num_kv_heads: int, rows: int, width: int) -> jax.Array:
+    """Return ``[B, C, R, I]``: C groups of J joined heads; a row for each head of J, query of its group, and token.
 
-    Rows past J * G * T are zeros.
+    I is a group's part of the cache's ``width``. Rows past J * G * T and lanes past J * H are zeros.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     joined = joined_heads(num_kv_heads, head_dim)
@@ -39,16 +39,16 @@ def spread_queries(query_BTNH: jax.Array, num_kv_heads: int, rows: int) -> jax.A
         own_JJ = jnp.eye(joined, dtype=bool)[:, None, None, :, None]
         query = jnp.where(own_JJ, query[..., None, :], jnp.zeros((), query.dtype))
     query = query.reshape(batch, groups, joined * per_kv * tokens, joined * head_dim)
-    return jnp.pad(query, ((0, 0), (0, 0), (0, rows - query.shape[2]), (0, 0)))
+    return jnp.pad(query, ((0, 0), (0, 0), (0, rows - query.shape[2]), (0, width // groups - query.shape[3])))
 
 
-def gather_heads(mixed_BCRI: jax.Array, tokens: int, num_heads: int, num_kv_heads: int) -> jax.Array:
+def gather_heads(mixed_BCRI: jax.Array, tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> jax.Array:
     """Return ``[B, T, N, H]`` from the rows of `spread_queries`, each in the lanes of its own head."""
-    batch, groups, _, lanes = mixed_BCRI.shape
+    batch, groups = mixed_BCRI.shape[:2]
     joined = num_kv_heads // groups
     per_kv = num_heads // num_kv_heads
-    mixed = mixed_BCRI[:, :, : joined * per_kv * tokens]
-    mixed = mixed.reshape(batch, groups, joined, per_kv, tokens, joined, lanes // joined)
+    mixed = mixed_BCRI[:, :, : joined * per_kv * tokens, : joined * head_dim]
+    mixed = mixed.reshape(batch, groups, joined, per_kv, tokens, joined, head_dim)
     if joined > 1:
         mixed = jnp.stack([mixed[:, :, head, :, :, head] for head in range(joined)], axis=2)
     else:

@@ -12,6 +12,7 @@ from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded
 from pallas_kernels.tuning import tuned_blocks
 
 MAX_TOKENS = 8
+Described = jax.Array | jax.ShapeDtypeStruct
 
 
 def flash_decode(
@@ -24,6 +25,7 @@ def flash_decode(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    num_kv_heads: int | None = None,
     block_slots: int | None = None,
     lane_parts: int | None = None,
     interpret: Any = False,
@@ -34,13 +36,15 @@ def flash_decode(
     ``start_B[b] + i`` and sees all slots up to its own, or the last ``window``. Starts are clipped to 0..S; tokens past
     the cache's end get means of what is there. ``scale`` is ``H ** -0.5`` unless given. Slots that are not seen are not
     read but for the rest of a block of ``block_slots``, a multiple of 128; ``lane_parts`` splits the heads among cores.
+    Where K*H is no multiple of 128, XLA lays a cache out in another order and copies it for the kernel: give it zeros
+    up to the next multiple, and ``num_kv_heads``.
     """
     tokens = query_BTNH.shape[1]
     if not 1 <= tokens <= MAX_TOKENS:
         raise ValueError(f"flash_decode takes 1 to {MAX_TOKENS} new tokens, not {tokens}: use tree_verify or prefill")
     return attend_flat(
         "flash_decode", query_BTNH, keys_LBSF, values_LBSF, layer, start_B, None, scale=scale, softcap=softcap,
-        window=window, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+        window=window, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
     )  # fmt: skip
 
 
@@ -56,21 +60,22 @@ def attend_flat(
     scale: float | None,
     softcap: float | None,
     window: int | None,
+    num_kv_heads: int | None,
     block_slots: int | None,
     lane_parts: int | None,
     interpret: Any,
 ) -> jax.Array:
     """Check, pad, choose blocks and run the kernel under the name of the op that calls it."""
-    check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, softcap, window)
+    num_kv_heads = num_kv_heads or keys_LBSF.shape[-1] // query_BTNH.shape[-1]
+    check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, num_kv_heads, softcap, window)
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
     num_slots, width = keys_LBSF.shape[2:]
-    num_kv_heads = width // head_dim
     if num_slots < LANES:
         # Shorter than a tile, and cheaper to copy than to have blocks for.
         padding = ((0, 0), (0, 0), (0, LANES - num_slots), (0, 0))
         keys_LBSF, values_LBSF = (jnp.pad(buffer[layer][None], padding) for buffer in (keys_LBSF, values_LBSF))
         layer = 0
-    shape = decode_shape(query_BTNH, keys_LBSF)
+    shape = decode_shape(query_BTNH, keys_LBSF, num_kv_heads)
     tuned = tuned_blocks(kernel, shape) if block_slots is None or lane_parts is None else {}
     block = min(block_slots or tuned["block_slots"], keys_LBSF.shape[2] // LANES * LANES)
     joined = joined_heads(num_kv_heads, head_dim)
@@ -85,7 +90,7 @@ def attend_flat(
     tiling = Tiling(block, lane_parts=parts)
     rows = padded_rows(repeats * tokens, row_tile, tiling.block_rows)
     mixed_BCRI = attend_cache(
-        spread_queries(query_BTNH.astype(keys_LBSF.dtype), num_kv_heads, rows),
+        spread_queries(query_BTNH.astype(keys_LBSF.dtype), num_kv_heads, rows, width),
         keys_LBSF,
         values_LBSF,
         jnp.asarray(layer, jnp.int32),
@@ -98,15 +103,14 @@ def attend_flat(
         tiling=tiling,
         interpret=interpret,
     )
-    return gather_heads(mixed_BCRI, tokens, num_heads, num_kv_heads).astype(query_BTNH.dtype)
+    return gather_heads(mixed_BCRI, tokens, num_heads, num_kv_heads, head_dim).astype(query_BTNH.dtype)
 
 
-def decode_shape(query_BTNH: jax.Array, keys_LBSF: jax.Array) -> dict[str, int | str]:
+def decode_shape(query_BTNH: Described, keys_LBSF: Described, num_kv_heads: int) -> dict[str, int | str]:
     """Return what the best blocks depend on: the key in tuned.json."""
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
-    num_slots, width = keys_LBSF.shape[2:]
     dtype = jnp.dtype(keys_LBSF.dtype).name
-    return {"T": tokens, "N": num_heads, "K": width // head_dim, "H": head_dim, "S": num_slots, "dtype": dtype}
+    return {"T": tokens, "N": num_heads, "K": num_kv_heads, "H": head_dim, "S": keys_LBSF.shape[2], "dtype": dtype}
 
 
 def check_attention(
@@ -115,6 +119,7 @@ def check_attention(
     keys_LBSF: jax.Array,
     values_LBSF: jax.Array,
     start_B: jax.Array,
+    num_kv_heads: int,
     softcap: float | None,
     window: int | None,
 ) -> None:
@@ -129,8 +134,10 @@ def check_attention(
         raise ValueError(f"{kernel}: keys {keys_LBSF.shape} and values {values_LBSF.shape} must be alike")
     if keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32):
         raise ValueError(f"{kernel}: a cache of {keys_LBSF.dtype} is not supported: use bfloat16 or float32")
-    if width % head_dim or num_heads % (width // head_dim):
-        raise ValueError(f"{kernel}: {num_heads} heads of {head_dim} do not share slots of {width} numbers evenly")
+    if num_kv_heads < 1 or num_heads % num_kv_heads or not 0 <= width - num_kv_heads * head_dim < LANES:
+        raise ValueError(
+            f"{kernel}: {num_heads} heads of {head_dim} do not share {num_kv_heads} heads in slots of {width} numbers"
+        )
     if keys_LBSF.shape[1] != batch or start_B.shape != (batch,):
         raise ValueError(f"{kernel}: {batch} rows of queries, {keys_LBSF.shape[1]} of cache, starts {start_B.shape}")
     if window is not None and window < 1:

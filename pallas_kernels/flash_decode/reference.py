@@ -15,6 +15,7 @@ def reference_attention(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    num_kv_heads: int | None = None,
 ) -> jax.Array:
     """Attend to ``cache[layer]`` with every score computed, masked and normalised in float32: ``[B, T, N, H]``.
 
@@ -23,9 +24,11 @@ def reference_attention(
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots, width = keys_LBSF.shape[2:]
-    num_kv_heads = width // head_dim
+    num_kv_heads = num_kv_heads or width // head_dim
     keys, values = (
-        buffer[layer].astype(jnp.float32).reshape(batch, num_slots, num_kv_heads, head_dim)
+        buffer[layer, ..., : num_kv_heads * head_dim]
+        .astype(jnp.float32)
+        .reshape(batch, num_slots, num_kv_heads, head_dim)
         for buffer in (keys_LBSF, values_LBSF)
     )
     visible_BTS = visible_slots(start_B, ancestors_BTT, tokens, num_slots, window)

@@ -20,6 +20,7 @@ def tree_verify(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    num_kv_heads: int | None = None,
     block_slots: int | None = None,
     lane_parts: int | None = None,
     interpret: Any = False,
@@ -40,5 +41,5 @@ def tree_verify(
         )
     return attend_flat(
         "tree_verify", query_BMNH, keys_LBSF, values_LBSF, layer, start_B, ancestors_BMM, scale=scale, softcap=softcap,
-        window=window, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+        window=window, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
     )  # fmt: skip

@@ -1,0 +1,31 @@
+"""Compile kernels for TPUs that are not here."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jaxinfer.planning.topology import tensor_mesh, without_persistent_cache
+from pallas_kernels.chips import CHIPS
+
+
+@functools.cache
+def _placed(chip: str) -> SingleDeviceSharding:
+    facts = CHIPS[chip]
+    mesh = tensor_mesh(f"{chip}:{facts.single}", facts.devices)
+    return SingleDeviceSharding(mesh.devices.flat[0])
+
+
+def compile_for(
+    chip: str, function: Callable[..., Any], arguments: Sequence[Any], donated: tuple[int, ...] = ()
+) -> tuple[int, int]:
+    """Compile, and return the bytes that are needed besides the arguments, and those that are updated in place."""
+    placed = _placed(chip)
+    described = [jax.ShapeDtypeStruct(np.shape(argument), argument.dtype, sharding=placed) for argument in arguments]
+    with without_persistent_cache():
+        traced = jax.jit(function, donate_argnums=donated).trace(*described)
+        memory: Any = traced.lower(lowering_platforms=("tpu",)).compile().memory_analysis()
+    return memory.peak_memory_in_bytes - memory.argument_size_in_bytes, memory.alias_size_in_bytes
