@@ -117,8 +117,9 @@ def tied() -> tuple[LanguageModel, tuple[int, ...], int, int]:
     """Return a model for which a token is another's twin, its text, where the token stands there, and the twin."""
     params, backend = random_params(TINY_LLAMA), float32_backend()
     tokens = LanguageModel(TINY_LLAMA, params, backend).generate([PROMPT], max_new_tokens=20)[0].tokens
-    position = next(at for at in range(4, 15) if tokens[at] < 257)
-    twin = next(token for token in range(257, tokens[position], -1) if token not in tokens)
+    position = next(at for at in range(4, 15) if tokens[at] < 255)
+    # Not among the last two of 258: a product may add up what is left over from whole vectors in another order.
+    twin = next(token for token in range(255, tokens[position], -1) if token not in tokens)
     embed = params["embed"]["embedding"]
     params["embed"]["embedding"] = embed.at[twin].set(embed[tokens[position]])
     if "head" in params:
