@@ -1,0 +1,1 @@
+"""Writing new tokens into a cache where it lies: see `op`."""
