@@ -1,0 +1,201 @@
+"""Causal attention of a prompt, or of a chunk of one against a cache, forwards and backwards."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.flash_prefill.backward import attention_gradients
+from pallas_kernels.flash_prefill.kernel import Prefill, Tiling, attend_prompt
+from pallas_kernels.flash_prefill.lane_windows import LaneWindows
+from pallas_kernels.head_groups import LANES
+from pallas_kernels.tuning import tuned_blocks
+
+KERNEL = "flash_prefill"
+Described = jax.Array | jax.ShapeDtypeStruct
+
+
+def flash_prefill(
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int = 0,
+    start_B: jax.Array | None = None,
+    length_B: jax.Array | None = None,
+    *,
+    num_kv_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+    block_q: int | None = None,
+    block_k: int | None = None,
+    block_s: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attend with new tokens to ``cache[layer]``, in which they stand already: ``[B, T, N, H]`` like the queries.
+
+    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side; a prompt without one passes its own keys
+    ``[B, T, K, H]`` as ``[1, B, T, K*H]``. Token t of row b stands in slot ``start_B[b] + t`` (None: the prompt starts
+    in slot 0, which is known to be so and faster) and sees all slots up to its own, or the last ``window``.
+    ``length_B`` says how many of a row's tokens are real, 0 to T: the others give zeros. Starts and lengths are clipped
+    to what the cache holds. Slots that no token sees may hold anything, and but for the rest of a block are not read.
+    ``scale`` is ``H ** -0.5`` unless given. A cache may have lanes past those of ``num_kv_heads`` heads,
+    which are zeros. Differentiable
+    in queries, keys and values, once.
+
+    Blocks are of ``block_q`` tokens by ``block_k`` slots, ``block_s`` of which are brought in at a time.
+    """
+    batch, tokens, num_heads, head_dim = _check(
+        query_BTNH, keys_LBSF, values_LBSF, start_B, length_B, num_kv_heads, scale, softcap, window
+    )
+    num_slots, width = keys_LBSF.shape[2:]
+    from_zero = start_B is None
+    start_B = jnp.zeros(batch, jnp.int32) if start_B is None else jnp.clip(start_B, 0, num_slots).astype(jnp.int32)
+    length_B = jnp.full(batch, tokens, jnp.int32) if length_B is None else length_B.astype(jnp.int32)
+    length_B = jnp.clip(length_B, 0, jnp.minimum(tokens, num_slots - start_B))
+    windows = LaneWindows(num_kv_heads or width // head_dim, head_dim, width)
+    given = {"block_q": block_q, "block_k": block_k, "block_s": block_s}
+    if None in given.values():
+        shape = prefill_shape(query_BTNH, keys_LBSF, windows.num_kv_heads, from_zero, window)
+        given = {**tuned_blocks(KERNEL, shape), **{name: size for name, size in given.items() if size is not None}}
+    prefill = Prefill(
+        tokens=tokens,
+        slots=num_slots,
+        heads_per_kv=num_heads // windows.num_kv_heads,
+        windows=windows,
+        tiling=_fit_tiling(given, tokens, num_slots, from_zero),
+        rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
+        window=window,
+        from_zero=from_zero,
+    )
+    layer = jnp.asarray(layer, jnp.int32)
+    return _attend(prefill, interpret, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B)
+
+
+def prefill_shape(
+    query_BTNH: Described, keys_LBSF: Described, num_kv_heads: int, from_zero: bool, window: int | None
+) -> dict[str, int | str]:
+    """Return what the best blocks depend on: the key in tuned.json."""
+    _, tokens, num_heads, head_dim = query_BTNH.shape
+    shape: dict[str, int | str] = {"T": tokens, "S": keys_LBSF.shape[2], "N": num_heads, "K": num_kv_heads}
+    shape |= {"H": head_dim, "dtype": jnp.dtype(keys_LBSF.dtype).name, "start": "zero" if from_zero else "any"}
+    return shape if window is None else {**shape, "W": window}
+
+
+def _check(
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    start_B: jax.Array | None,
+    length_B: jax.Array | None,
+    num_kv_heads: int | None,
+    scale: float | None,
+    softcap: float | None,
+    window: int | None,
+) -> tuple[int, int, int, int]:
+    """Return the queries' shape, or raise ValueError where shapes or options do not go together."""
+    shape, cache = query_BTNH.shape, keys_LBSF.shape
+    if len(shape) != 4 or len(cache) != 4:
+        raise ValueError(f"{KERNEL}: queries {shape} must be [B, T, N, H] and keys {cache} [L, B, S, K*H]")
+    batch, tokens, num_heads, head_dim = shape
+    if cache != values_LBSF.shape or keys_LBSF.dtype != values_LBSF.dtype:
+        raise ValueError(f"{KERNEL}: keys {cache} and values {values_LBSF.shape} must be alike, in dtype too")
+    if keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32):
+        raise ValueError(f"{KERNEL}: a cache of {keys_LBSF.dtype} is not supported: use bfloat16 or float32")
+    if query_BTNH.dtype != keys_LBSF.dtype:
+        raise ValueError(f"{KERNEL}: queries are {query_BTNH.dtype}, the cache {keys_LBSF.dtype}: convert one of them")
+    if num_kv_heads is None and cache[3] % head_dim:
+        raise ValueError(f"{KERNEL}: slots of {cache[3]} numbers are not heads of {head_dim}: give num_kv_heads")
+    num_kv_heads = num_kv_heads or cache[3] // head_dim
+    if num_kv_heads * head_dim > cache[3] or num_heads % max(num_kv_heads, 1):
+        raise ValueError(
+            f"{KERNEL}: {num_heads} heads of {head_dim} cannot share {num_kv_heads} in slots of {cache[3]} numbers"
+        )
+    if cache[1] != batch or cache[2] < tokens:
+        raise ValueError(f"{KERNEL}: {batch} rows of {tokens} tokens do not fit a cache {cache} of [L, B, S, K*H]")
+    for name, numbers_B in (("starts", start_B), ("lengths", length_B)):
+        if numbers_B is not None and numbers_B.shape != (batch,):
+            raise ValueError(f"{KERNEL}: {name} {numbers_B.shape} are not one for each of {batch} rows")
+    for name, number in (("scale", scale), ("softcap", softcap), ("window", window)):
+        if number is not None and number <= 0:
+            raise ValueError(f"{KERNEL}: {name}={number} must be above 0")
+    return batch, tokens, num_heads, head_dim
+
+
+def _fit_tiling(blocks: dict[str, Any], tokens: int, num_slots: int, from_zero: bool) -> Tiling:
+    """Check block sizes, and make them no larger than the arrays ask for."""
+    for name, size in blocks.items():
+        if size < LANES or size % LANES:
+            raise ValueError(f"{KERNEL}: {name}={size} is not a multiple of {LANES}")
+    block_q = min(blocks["block_q"], _round_up(tokens, LANES))
+    block_k = min(blocks["block_k"], _round_up(num_slots, LANES))
+    if from_zero:
+        # The triangle's side is a whole number of blocks.
+        block_k = min(block_k, block_q)
+        block_q -= block_q % block_k
+    unit = block_q if from_zero else block_k
+    block_s = max(min(blocks["block_s"], _round_up(num_slots, unit)) // unit, 1) * unit
+    return Tiling(block_q, block_k, block_s)
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+    prefill: Prefill,
+    interpret: Any,
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array,
+    start_B: jax.Array,
+    length_B: jax.Array,
+) -> jax.Array:
+    return _run(prefill, interpret, False, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B)[0]
+
+
+def _run(
+    prefill: Prefill,
+    interpret: Any,
+    with_logsumexp: bool,
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array,
+    start_B: jax.Array,
+    length_B: jax.Array,
+) -> list[jax.Array]:
+    padding = max(prefill.tiling.block_q - prefill.tokens, 0)
+    query_BTI = jnp.pad(prefill.windows.spread(query_BTNH), ((0, 0), (0, padding), (0, 0)))
+    mixed_BTI, *logsumexp = attend_prompt(
+        query_BTI, keys_LBSF, values_LBSF, layer, start_B, length_B, prefill, with_logsumexp, interpret
+    )
+    tokens = prefill.tokens
+    return [prefill.windows.gather(mixed_BTI[:, :tokens]), *(each[:, :, 0, :tokens] for each in logsumexp)]
+
+
+def _forward(prefill: Prefill, interpret: Any, *arguments: Any) -> tuple[jax.Array, Any]:
+    mixed_BTNH, logsumexp_BNT = _run(prefill, interpret, True, *arguments)
+    return mixed_BTNH, (arguments, mixed_BTNH, logsumexp_BNT)
+
+
+def _backward(prefill: Prefill, interpret: Any, kept: Any, gradient_BTNH: jax.Array) -> tuple[Any, ...]:
+    (query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B), mixed_BTNH, logsumexp_BNT = kept
+    lanes = prefill.windows.num_kv_heads * prefill.windows.head_dim
+    keys_BSF, values_BSF = (cache[layer, ..., :lanes] for cache in (keys_LBSF, values_LBSF))
+    of_query, of_keys_BSF, of_values_BSF = attention_gradients(
+        query_BTNH, keys_BSF, values_BSF, start_B, length_B, mixed_BTNH, logsumexp_BNT, gradient_BTNH,
+        prefill.rule, prefill.window, prefill.tiling.block_k,
+    )  # fmt: skip
+    of_cache = [
+        jnp.zeros_like(cache).at[layer, ..., :lanes].set(gradient.astype(cache.dtype))
+        for cache, gradient in ((keys_LBSF, of_keys_BSF), (values_LBSF, of_values_BSF))
+    ]
+    return of_query.astype(query_BTNH.dtype), *of_cache, None, None, None
+
+
+_attend.defvjp(_forward, _backward)

@@ -1,0 +1,51 @@
+"""What `flash_prefill` computes, in plain JAX at the highest precision, scores and all."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def reference_prefill(
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int = 0,
+    start_B: jax.Array | None = None,
+    length_B: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> jax.Array:
+    """Return ``[B, T, N, H]`` in float32, zeros for tokens past a row's length.
+
+    Token t of row b stands in slot ``start_B[b] + t`` and sees the slots up to its own, or the last ``window``.
+    """
+    batch, tokens, num_heads, head_dim = query_BTNH.shape
+    num_slots = keys_LBSF.shape[2]
+    token_T, slot_S = jnp.arange(tokens), jnp.arange(num_slots)
+    start_B = jnp.zeros(batch, jnp.int32) if start_B is None else start_B
+    length_B = jnp.full(batch, tokens, jnp.int32) if length_B is None else length_B
+    own_BT1 = (start_B[:, None] + token_T)[..., None]
+    seen_BTS = slot_S <= own_BT1
+    if window is not None:
+        seen_BTS &= slot_S > own_BT1 - window
+    is_token_BT = token_T < length_B[:, None]
+    # Slots that no token sees may hold anything, NaN included.
+    used_BS = jnp.any(seen_BTS & is_token_BT[..., None], axis=1)
+    query = query_BTNH.astype(jnp.float32).reshape(
+        batch, tokens, -1, num_heads * head_dim // keys_LBSF.shape[3], head_dim
+    )
+    keys, values = (
+        jnp.where(used_BS[..., None], array[layer].astype(jnp.float32), 0.0).reshape(batch, num_slots, -1, head_dim)
+        for array in (keys_LBSF, values_LBSF)
+    )
+    exact = lax.Precision.HIGHEST
+    scores_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", query, keys, precision=exact)
+    scores_BKGTS *= head_dim**-0.5 if scale is None else scale
+    if softcap is not None:
+        scores_BKGTS = softcap * jnp.tanh(scores_BKGTS / softcap)
+    scores_BKGTS = jnp.where(seen_BTS[:, None, None], scores_BKGTS, jnp.finfo(jnp.float32).min)
+    weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1)
+    mixed = jnp.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, values, precision=exact)
+    return jnp.where(is_token_BT[..., None, None], mixed.reshape(query_BTNH.shape), 0.0)
