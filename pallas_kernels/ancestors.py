@@ -8,20 +8,29 @@ from pallas_kernels.head_groups import LANES, spread_tokens
 
 
 def encode_ancestors(
-    ancestors_BTT: jax.Array | None, num_tokens: int, window: int | None, repeats: int, rows: int
+    ancestors_BTT: jax.Array | None,
+    num_tokens: int,
+    window: int | None,
+    repeats: int,
+    rows: int,
+    last_depth_B: jax.Array | None = None,
 ) -> jax.Array:
     """Return ``[B or 1, R, A]`` in bfloat16: lane j is 1 where a row sees new token j; the last lane is its depth.
 
     Tokens see themselves and their ancestors, all before them in a chain (None); of those, the last ``window`` along
-    the path. Rows are those of `spread_queries`, with ``repeats`` = J * G; they see nothing past the tokens. Depths,
-    like zero and one, are exact in bfloat16 up to 256.
+    the path, and those no deeper than ``last_depth_B``. Rows are those of `spread_queries`, with ``repeats`` = J * G;
+    they see nothing past the tokens. Depths, like zero and one, are exact in bfloat16 up to 256.
     """
     if ancestors_BTT is None:
         ancestors_BTT = jnp.asarray(np.tri(num_tokens, dtype=bool)[None])
     depth_BT = jnp.sum(ancestors_BTT, axis=-1, dtype=jnp.int32) - 1
     seen_BTT = ancestors_BTT
     if window is not None:
-        seen_BTT = seen_BTT & (depth_BT[:, None, :] > depth_BT[:, :, None] - window)
+        is_near_BTT = depth_BT[:, None, :] > depth_BT[:, :, None] - window
+        if last_depth_B is not None:
+            is_near_BTT = is_near_BTT | (depth_BT[:, None, :] <= last_depth_B[:, None, None])
+        seen_BTT = seen_BTT & is_near_BTT
+        depth_BT = jnp.broadcast_to(depth_BT, seen_BTT.shape[:2])
     lanes = encoded_lanes(num_tokens)
     seen_BTA = jnp.pad(seen_BTT.astype(jnp.bfloat16), ((0, 0), (0, 0), (0, lanes - num_tokens - 1)))
     encoded_BTA = jnp.concatenate([seen_BTA, depth_BT[..., None].astype(jnp.bfloat16)], axis=-1)

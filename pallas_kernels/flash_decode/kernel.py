@@ -1,4 +1,4 @@
-"""The kernel of flash_decode and tree_verify: few queries a row against one layer of a flat cache.
+"""The kernel of flash_decode, tree_verify and ring_decode: few queries a row against one layer of a flat cache.
 
 The grid has a step for each block of slots that some query of a row sees, rows one after another, so that blocks past
 a row's length or out of its window are neither fetched nor computed, and fetching never pauses between rows. Only
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.ancestors import depth_of_rows, sees_new_token
 from pallas_kernels.block_attention import Running, ScoreRule, attend_block, multiply_by_keys, running_scratch
+from pallas_kernels.head_groups import LANES
+from pallas_kernels.slot_order import SlotOrder
 from pallas_kernels.step_list import list_steps
 
 VMEM_LIMIT_BYTES = 64 << 20
@@ -37,31 +38,28 @@ def attend_cache(
     layer: jax.Array,
     start_B: jax.Array,
     encoded_BRA: jax.Array,
+    sink_query_BCRI: jax.Array | None = None,
     *,
-    num_tokens: int,
-    num_slots: int,
-    window: int | None,
+    order: SlotOrder,
     rule: ScoreRule,
     tiling: Tiling,
     interpret: Any = False,
 ) -> jax.Array:
     """Return ``[B, C, R, I]``: the queries of `spread_queries` over ``cache[layer]``.
 
-    New token i of row b stands in slot ``start_B[b] + i``; ``encoded_BRA`` (`encode_ancestors`) tells which of them a
-    query sees besides all slots before ``start``, or the last ``window`` of its path. Slots from ``num_slots`` on are
-    padding.
+    ``order`` tells which slots hold what and ``encoded_BRA`` (`encode_ancestors`) which new tokens a query sees. The
+    slots that ``order`` calls sinks meet a query of their own.
     """
     _, groups, rows, lanes = query_BCRI.shape
     width = keys_LBSF.shape[3]
     block, parts = tiling.block_slots, tiling.lane_parts
-    num_blocks = pl.cdiv(num_slots, block)
-    start_B = jnp.clip(start_B.astype(jnp.int32), 0, num_slots)
-    end_B = jnp.minimum(start_B + num_tokens, num_slots)
-    first_B = jnp.zeros_like(start_B) if window is None else jnp.maximum(start_B - window + 1, 0) // block
-    last_B = (end_B - 1) // block
+    num_blocks = pl.cdiv(order.num_slots, block)
+    start_B = start_B.astype(jnp.int32)
+    first_B, last_B = order.block_range(start_B, block)
     steps = list_steps(jnp.minimum(first_B, last_B), last_B, num_blocks)
     layer_1 = jnp.reshape(jnp.asarray(layer, jnp.int32), (1,))
     scalars = (steps.row_I, steps.block_I, start_B, layer_1)
+    queries = [query_BCRI] if sink_query_BCRI is None else [query_BCRI, sink_query_BCRI]
 
     def row_block(part: Any, step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
         return row_I[step], part, 0, 0
@@ -74,16 +72,14 @@ def attend_cache(
 
     query_spec = pl.BlockSpec((None, groups // parts, rows, lanes), row_block)
     cache_spec = pl.BlockSpec((None, None, block, width // parts), cache_block)
-    body = functools.partial(
-        _attend_step, num_tokens=num_tokens, num_slots=num_slots, window=window, rule=rule, tiling=tiling
-    )
+    body = functools.partial(_attend_step, num_queries=len(queries), order=order, rule=rule, tiling=tiling)
     return pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(parts, steps.count),
             in_specs=[
-                query_spec,
+                *[query_spec] * len(queries),
                 cache_spec,
                 cache_spec,
                 pl.BlockSpec((None, *encoded_BRA.shape[1:]), encoded_block),
@@ -97,7 +93,7 @@ def attend_cache(
         ),
         interpret=interpret,
         name="attend_cache",
-    )(*scalars, query_BCRI, keys_LBSF, values_LBSF, encoded_BRA)
+    )(*scalars, *queries, keys_LBSF, values_LBSF, encoded_BRA)
 
 
 def _attend_step(
@@ -105,32 +101,23 @@ def _attend_step(
     block_I: Any,
     start_B: Any,
     _: Any,
-    query_CRI: Any,
-    keys_SF: Any,
-    values_SF: Any,
-    encoded_RA: Any,
-    output_CRI: Any,
-    *scratch: Any,
-    num_tokens: int,
-    num_slots: int,
-    window: int | None,
+    *refs: Any,
+    num_queries: int,
+    order: SlotOrder,
     rule: ScoreRule,
     tiling: Tiling,
 ) -> None:
+    queries, (keys_SF, values_SF, encoded_RA, output_CRI, *scratch) = refs[:num_queries], refs[num_queries:]
+    query_CRI = queries[0]
     step = pl.program_id(1)
     row, block = row_I[step], block_I[step]
     lanes, slots = query_CRI.shape[-1], tiling.block_slots
     running = Running(*scratch)
     start = start_B[row]
-    end = jnp.minimum(start + num_tokens, num_slots)
-    # Slots are counted from the first new token's.
-    base = block * slots - start
-    offset_1S = base + jax.lax.broadcasted_iota(jnp.int32, (1, slots), 1)
+    first_slot = block * slots
     is_first = (step == 0) | (row_I[jnp.maximum(step - 1, 0)] != row)
-    is_last = (block + 1) * slots >= end
-    is_partial = base + slots > 0
-    if window is not None:
-        is_partial |= base <= num_tokens - 1 - window
+    is_last = first_slot + slots >= order.end(start)
+    is_partial = jnp.logical_not(order.sees_all(start, first_slot, slots))
 
     def lanes_of(group: int) -> slice:
         return slice(group * lanes, (group + 1) * lanes)
@@ -138,12 +125,18 @@ def _attend_step(
     def products(group: int, rows: Any) -> jax.Array:
         return multiply_by_keys(query_CRI[group, rows], keys_SF[:, lanes_of(group)])
 
+    def products_with_sinks(group: int, rows: Any) -> jax.Array:
+        products_RS = products(group, rows)
+        if num_queries == 1:
+            return products_RS
+        near_RL = multiply_by_keys(queries[1][group, rows], keys_SF[:LANES, lanes_of(group)])
+        slot_1L = first_slot + jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+        first_RL = jnp.where(slot_1L < order.num_sinks, near_RL, products_RS[:, :LANES])
+        return jnp.concatenate([first_RL, products_RS[:, LANES:]], axis=1) if slots > LANES else first_RL
+
     def visible(rows: Any) -> jax.Array:
-        encoded = encoded_RA[rows]
-        old_RS = offset_1S < 0
-        if window is not None:
-            old_RS &= offset_1S > depth_of_rows(encoded) - window
-        return old_RS | sees_new_token(encoded, offset_1S)
+        slot_1S = first_slot + jax.lax.broadcasted_iota(jnp.int32, (1, slots), 1)
+        return order.visible(start, slot_1S, encoded_RA[rows])
 
     def values(group: int) -> jax.Array:
         return values_SF[:, lanes_of(group)]
@@ -151,8 +144,8 @@ def _attend_step(
     def written_values(group: int) -> jax.Array:
         # What lies past a row's end, or the cache's, may be anything, and nothing times NaN is NaN.
         held = values(group)
-        offset_SI = base + jax.lax.broadcasted_iota(jnp.int32, held.shape, 0)
-        return jnp.where(offset_SI < end - start, held, jnp.zeros_like(held))
+        slot_SI = first_slot + jax.lax.broadcasted_iota(jnp.int32, held.shape, 0)
+        return jnp.where(slot_SI < order.end(start), held, jnp.zeros_like(held))
 
     @pl.when(is_first)
     def _() -> None:
@@ -160,7 +153,7 @@ def _attend_step(
 
     @pl.when(is_partial)
     def _() -> None:
-        attend_block(products, written_values, visible, running, rule, tiling.block_rows)
+        attend_block(products_with_sinks, written_values, visible, running, rule, tiling.block_rows)
 
     @pl.when(jnp.logical_not(is_partial))
     def _() -> None:

@@ -9,6 +9,7 @@ from pallas_kernels.ancestors import encode_ancestors
 from pallas_kernels.block_attention import ScoreRule
 from pallas_kernels.flash_decode.kernel import Tiling, attend_cache
 from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
+from pallas_kernels.slot_order import DenseOrder, SlotOrder
 from pallas_kernels.tuning import tuned_blocks
 
 MAX_TOKENS = 8
@@ -42,9 +43,10 @@ def flash_decode(
     tokens = query_BTNH.shape[1]
     if not 1 <= tokens <= MAX_TOKENS:
         raise ValueError(f"flash_decode takes 1 to {MAX_TOKENS} new tokens, not {tokens}: use tree_verify or prefill")
+    order = DenseOrder(tokens, keys_LBSF.shape[2], window)
     return attend_flat(
-        "flash_decode", query_BTNH, keys_LBSF, values_LBSF, layer, start_B, None, scale=scale, softcap=softcap,
-        window=window, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+        "flash_decode", query_BTNH, keys_LBSF, values_LBSF, layer, start_B, None, order, scale=scale, softcap=softcap,
+        num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
     )  # fmt: skip
 
 
@@ -56,10 +58,11 @@ def attend_flat(
     layer: jax.Array | int,
     start_B: jax.Array,
     ancestors_BTT: jax.Array | None,
+    order: SlotOrder,
+    sink_query_BTNH: jax.Array | None = None,
     *,
     scale: float | None,
     softcap: float | None,
-    window: int | None,
     num_kv_heads: int | None,
     block_slots: int | None,
     lane_parts: int | None,
@@ -67,7 +70,7 @@ def attend_flat(
 ) -> jax.Array:
     """Check, pad, choose blocks and run the kernel under the name of the op that calls it."""
     num_kv_heads = num_kv_heads or keys_LBSF.shape[-1] // query_BTNH.shape[-1]
-    check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, num_kv_heads, softcap, window)
+    check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, num_kv_heads, softcap, order.window)
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
     num_slots, width = keys_LBSF.shape[2:]
     if num_slots < LANES:
@@ -89,16 +92,27 @@ def attend_flat(
     repeats = joined * (num_heads // num_kv_heads)
     tiling = Tiling(block, lane_parts=parts)
     rows = padded_rows(repeats * tokens, row_tile, tiling.block_rows)
+    start_B = jnp.clip(start_B.astype(jnp.int32), 0, order.max_start)
+
+    def spread(query_BTNH: jax.Array) -> jax.Array:
+        return spread_queries(query_BTNH.astype(keys_LBSF.dtype), num_kv_heads, rows, width)
+
     mixed_BCRI = attend_cache(
-        spread_queries(query_BTNH.astype(keys_LBSF.dtype), num_kv_heads, rows, width),
+        spread(query_BTNH),
         keys_LBSF,
         values_LBSF,
         jnp.asarray(layer, jnp.int32),
         start_B,
-        encode_ancestors(ancestors_BTT, tokens, window, repeats, rows),
-        num_tokens=tokens,
-        num_slots=num_slots,
-        window=window,
+        encode_ancestors(
+            ancestors_BTT,
+            tokens,
+            order.window,
+            repeats,
+            rows,
+            order.num_sinks - 1 - start_B if order.num_sinks else None,
+        ),
+        None if sink_query_BTNH is None else spread(sink_query_BTNH),
+        order=order,
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         tiling=tiling,
         interpret=interpret,

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from pallas_kernels.flash_decode.op import attend_flat
+from pallas_kernels.slot_order import DenseOrder
 
 MAX_NODES = 128
 
@@ -39,7 +40,8 @@ def tree_verify(
         raise ValueError(
             f"tree_verify: ancestors {ancestors_BMM.shape} of {batch} rows must be [B or 1, {nodes}, {nodes}]"
         )
+    order = DenseOrder(nodes, keys_LBSF.shape[2], window)
     return attend_flat(
-        "tree_verify", query_BMNH, keys_LBSF, values_LBSF, layer, start_B, ancestors_BMM, scale=scale, softcap=softcap,
-        window=window, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+        "tree_verify", query_BMNH, keys_LBSF, values_LBSF, layer, start_B, ancestors_BMM, order, scale=scale,
+        softcap=softcap, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
     )  # fmt: skip

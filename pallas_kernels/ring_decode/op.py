@@ -1,0 +1,64 @@
+"""Attention of a few new tokens a row to a ring of slots and to the text's first tokens."""
+
+from typing import Any
+
+import jax
+
+from pallas_kernels.flash_decode.op import attend_flat
+from pallas_kernels.head_groups import LANES
+from pallas_kernels.slot_order import RingOrder
+
+MAX_TOKENS = 128
+
+
+def ring_decode(
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int,
+    start_B: jax.Array,
+    ancestors_BTT: jax.Array | None = None,
+    sink_query_BTNH: jax.Array | None = None,
+    *,
+    window: int,
+    num_sinks: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    num_kv_heads: int | None = None,
+    block_slots: int | None = None,
+    lane_parts: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attend with T new tokens a row to sinks and a ring in ``cache[layer]``, in which they stand: ``[B, T, N, H]``.
+
+    The token at position p of a text stands in slot p if p < ``num_sinks``, else in
+    ``num_sinks + (p - num_sinks) % C``, where C is the rest of the S slots. Token i of row b stands where position
+    ``start_B[b] + i`` does. It sees the sinks and, up to itself, the last ``window`` positions; of the new tokens only
+    its ancestors (as in `tree_verify`), at the position of its depth. C must be at least window + T - 1; what padding
+    among the new tokens would have overwritten may stay. Starts are clipped to 0..2**30.
+
+    Keys are stored rotated for their position in the text. Where positions are places in the cache
+    (StreamingLLM, 2309.17453), sinks stand nearer than that: ``sink_query_BTNH`` is the query turned back by what was
+    evicted in between, which meets the sinks instead of ``query_BTNH``. The other options are those of `flash_decode`.
+    """
+    tokens, num_slots = query_BTNH.shape[1], keys_LBSF.shape[2]
+    capacity = num_slots - num_sinks
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"ring_decode takes 1 to {MAX_TOKENS} new tokens, not {tokens}")
+    if not 0 <= num_sinks <= LANES:
+        raise ValueError(f"ring_decode takes 0 to {LANES} sinks, not {num_sinks}")
+    if capacity < window + tokens - 1:
+        raise ValueError(
+            f"ring_decode: {num_slots} slots less {num_sinks} sinks do not hold window={window} and {tokens} new tokens"
+        )
+    if sink_query_BTNH is not None and (sink_query_BTNH.shape != query_BTNH.shape or not num_sinks):
+        raise ValueError(
+            f"ring_decode: the sinks' query {sink_query_BTNH.shape} must be like {query_BTNH.shape}, with "
+            f"num_sinks={num_sinks} above 0"
+        )
+    order = RingOrder(tokens, num_slots, window, num_sinks)
+    return attend_flat(
+        "ring_decode", query_BTNH, keys_LBSF, values_LBSF, layer, start_B, ancestors_BTT, order, sink_query_BTNH,
+        scale=scale, softcap=softcap, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts,
+        interpret=interpret,
+    )  # fmt: skip
