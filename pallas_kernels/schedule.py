@@ -257,7 +257,10 @@ def _read_operation(path: str, operands: Mapping[str, Sequence[np.ndarray | None
     with open(path) as file:
         bundles = read_bundles(file.read())
     branch_slots = _BRANCH_SLOTS.get(chip.name, 4)
-    run = run_scalar_unit(bundles, operands.get(name, ()), branch_slots, 512 if chip.name == "v4" else 32)
+    try:
+        run = run_scalar_unit(bundles, operands.get(name, ()), branch_slots, 512 if chip.name == "v4" else 32)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None
     usage, capacity = _read_usage(path, name, len(bundles))
     blocks = tuple(Block(start, run.ends[start] - start, count) for start, count in sorted(run.counts.items()))
     cycles = sum(block.cycles * block.runs for block in blocks)
