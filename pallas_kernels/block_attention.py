@@ -68,13 +68,13 @@ def attend_block(
     running: Running,
     rule: ScoreRule,
     block_rows: int,
-    weights: Callable[[int, jax.Array], jax.Array] | None = None,
+    weights: Callable[[int, Any, jax.Array], jax.Array] | None = None,
 ) -> None:
     """Attend to a block of slots.
 
     ``products(group, rows)`` multiplies a group's rows by the block's keys, ``[rows, S]`` in float32; ``values`` gives
-    the group's values ``[S, I]``, ``visible(rows)`` what those rows see (None: everything), and ``weights`` may change
-    the weights that the values of a group are multiplied by. S is a multiple of 128.
+    the group's values ``[S, I]``, ``visible(rows)`` what those rows see (None: everything), and
+    ``weights(group, rows, weights)`` may change what the values of a group are multiplied by. S is a multiple of 128.
     """
     groups, num_rows, _ = running.mixed_CRI.shape
 
@@ -100,7 +100,7 @@ def attend_block(
             running.largest_CRL[group, rows] = largest_RL
             running.total_CRL[group, rows] = total_RL
             if weights is not None:
-                weights_RS = weights(group, weights_RS)
+                weights_RS = weights(group, rows, weights_RS)
             block_SI = values(group)
             added_RI = _dot(weights_RS.astype(block_SI.dtype), block_SI, 0)
             mixed_RI = running.mixed_CRI[group, rows]

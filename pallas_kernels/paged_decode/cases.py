@@ -1,0 +1,65 @@
+"""Real-size uses of paged_decode: head layouts of published models, pages of all sizes, int8 pages with scales."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.case import Blocks, Case, Rival
+from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B
+from pallas_kernels.flash_decode.rivals import paged_rivals
+from pallas_kernels.head_groups import LANES
+from pallas_kernels.paged_decode.op import paged_decode, paged_shape
+
+BLOCKS: tuple[Blocks, ...] = tuple({"block_slots": slots} for slots in (256, 512, 1024))
+LAYERS = 2
+
+
+def paged_case(
+    name: str,
+    heads: tuple[int, int, int],
+    batch: int,
+    tokens: int,
+    slots: int,
+    page_size: int,
+    dtype: str = "bfloat16",
+    rivals: tuple[Rival, ...] = (),
+    **options: Any,
+) -> Case:
+    """Describe a step of full rows whose pages are scattered over a pool that is larger by an eighth."""
+    num_heads, kv_heads, head_dim = heads
+    pages = batch * slots // page_size
+    pool = jax.ShapeDtypeStruct((LAYERS, pages + pages // 8, page_size, kv_heads * head_dim), dtype)
+    query = jax.ShapeDtypeStruct((batch, tokens, num_heads, head_dim), jnp.bfloat16)
+    table = np.random.default_rng(0).permutation(pool.shape[1])[:pages].astype(np.int32).reshape(batch, -1)
+    scale_shape = (*pool.shape[:2], kv_heads, LANES)
+    scales = (jax.ShapeDtypeStruct(scale_shape, jnp.float32),) * 2 if dtype == "int8" else ()
+    seen = batch * min(slots, (options.get("window") or slots) + tokens - 1)
+    slot_bytes = kv_heads * (head_dim * jnp.dtype(dtype).itemsize + (4 if scales else 0))
+    return Case(
+        "paged_decode",
+        name,
+        functools.partial(paged_decode, **options),
+        (query, pool, pool, np.int32(1).reshape(()), table, np.full(batch, slots - tokens, np.int32), *scales),
+        BLOCKS,
+        paged_shape(query, pool),
+        mxu_flops=4 * tokens * num_heads * head_dim * seen,
+        floor_bytes=2 * seen * slot_bytes + 4 * batch * tokens * num_heads * head_dim,
+        rivals=rivals,
+    )
+
+
+CASES = (
+    paged_case("llama-3-8b B=8 T=1 S=2048 Z=16", LLAMA_3_8B, 8, 1, 2048, 16),
+    paged_case("llama-3-8b B=8 T=1 S=2048 Z=64", LLAMA_3_8B, 8, 1, 2048, 64),
+    paged_case("llama-3-8b B=8 T=1 S=2048 Z=128", LLAMA_3_8B, 8, 1, 2048, 128,
+               rivals=paged_rivals(8, 1, *LLAMA_3_8B, 2048, 2048)),
+    paged_case("llama-3-70b B=4 T=8 S=8192 Z=64", LLAMA_3_70B, 4, 8, 8192, 64),
+    paged_case("mistral-7b B=4 T=1 S=8192 Z=32 window=4096", MISTRAL_7B, 4, 1, 8192, 32, window=4096),
+    paged_case("llama-3-8b B=8 T=1 S=2048 Z=32 int8", LLAMA_3_8B, 8, 1, 2048, 32, "int8"),
+    paged_case("llama-3-8b B=8 T=1 S=2048 Z=128 int8", LLAMA_3_8B, 8, 1, 2048, 128, "int8"),
+    paged_case("llama-2-7b B=2 T=4 S=2048 Z=64 int8", LLAMA_2_7B, 2, 4, 2048, 64, "int8"),
+    paged_case("gemma-2-9b B=2 T=1 S=8192 Z=64", GEMMA_2_9B, 2, 1, 8192, 64, softcap=50.0, scale=0.0625),
+)  # fmt: skip

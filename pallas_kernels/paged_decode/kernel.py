@@ -1,0 +1,267 @@
+"""The kernel of paged_decode: few queries a row against one layer of pages that a table names.
+
+The grid has a step for each block of pages that some query of a row sees, rows one after another. While a step
+computes, the pages of the next one are copied, each to its place in one of two buffers; pages that hold nothing of the
+row, or nothing in its window, are neither looked up nor copied.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.block_attention import Running, ScoreRule, attend_block, multiply_by_keys, running_scratch
+from pallas_kernels.slot_order import DenseOrder
+from pallas_kernels.step_list import list_steps
+
+VMEM_LIMIT_BYTES = 64 << 20
+BLOCK_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Pages:
+    """How pages lie: ``per_block`` pages of ``size`` slots a step, ``scaled`` if each slot and head has a scale.
+
+    ``rows_per_head`` are the rows of queries that a key/value head has.
+    """
+
+    size: int
+    per_block: int
+    num_kv_heads: int
+    rows_per_head: int
+    scaled: bool
+
+    @property
+    def block_slots(self) -> int:
+        """How many slots a step has."""
+        return self.size * self.per_block
+
+
+def attend_pages(
+    query_BCRI: jax.Array,
+    pages: list[jax.Array],
+    layer: jax.Array,
+    table_BX: jax.Array,
+    start_B: jax.Array,
+    encoded_BRA: jax.Array,
+    *,
+    order: DenseOrder,
+    layout: Pages,
+    rule: ScoreRule,
+    interpret: Any = False,
+) -> jax.Array:
+    """Return ``[B, C, R, I]``: the queries of `spread_queries` over the pages of ``layer``.
+
+    ``pages`` are keys and values ``[L, P, Z, F]``, then with scales those of keys and values, ``[L, P, K, Z]``.
+    ``table_BX`` names the page of each Z slots of a row; entries are clipped to 0..P-1.
+    """
+    _, groups, rows, lanes = query_BCRI.shape
+    width = pages[0].shape[3]
+    slots = layout.block_slots
+    num_blocks = pl.cdiv(order.num_slots, slots)
+    first_B, last_B = order.block_range(start_B, slots)
+    steps = list_steps(jnp.minimum(first_B, last_B), last_B, num_blocks)
+    table_X = jnp.clip(table_BX, 0, pages[0].shape[1] - 1).reshape(-1)
+    scalars = (steps.row_I, steps.block_I, jnp.reshape(steps.count, (1,)), start_B, jnp.reshape(layer, (1,)), table_X)
+    buffers = [pltpu.VMEM((2, layout.per_block, *pool.shape[2:]), pool.dtype) for pool in pages]
+    if layout.scaled:
+        plain = pltpu.VMEM((slots, width), query_BCRI.dtype)
+        spread = pltpu.VMEM((layout.num_kv_heads, slots), jnp.float32)
+        buffers += [plain, plain, spread, spread]
+
+    def row_block(step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
+        return row_I[step], 0, 0, 0
+
+    def encoded_block(step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
+        return row_I[step] if encoded_BRA.shape[0] > 1 else 0, 0, 0
+
+    query_spec = pl.BlockSpec((None, groups, rows, lanes), row_block)
+    return pl.pallas_call(
+        functools.partial(_attend_step, num_pools=len(pages), order=order, layout=layout, rule=rule),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(steps.count,),
+            in_specs=[
+                query_spec,
+                pl.BlockSpec((None, *encoded_BRA.shape[1:]), encoded_block),
+                *[pl.BlockSpec(memory_space=pl.ANY)] * len(pages),
+            ],
+            out_specs=query_spec,
+            scratch_shapes=[
+                *running_scratch(groups, rows, lanes),
+                pltpu.SemaphoreType.DMA((2, len(pages))),
+                *buffers,
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(query_BCRI.shape, query_BCRI.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT_BYTES),
+        interpret=interpret,
+        name="attend_pages",
+    )(*scalars, query_BCRI, encoded_BRA, *pages)
+
+
+def _attend_step(
+    row_I: Any,
+    block_I: Any,
+    count_1: Any,
+    start_B: Any,
+    layer_1: Any,
+    table_X: Any,
+    query_CRI: Any,
+    encoded_RA: Any,
+    *refs: Any,
+    num_pools: int,
+    order: DenseOrder,
+    layout: Pages,
+    rule: ScoreRule,
+) -> None:
+    pools, (output_CRI, *scratch) = refs[:num_pools], refs[num_pools:]
+    running, arrived, scratch = Running(*scratch[:3]), scratch[3], scratch[4:]
+    buffers, unpacked = scratch[:num_pools], scratch[num_pools:]
+    step, slots = pl.program_id(0), layout.block_slots
+    row, half = row_I[step], lax.rem(step, 2)
+    start = start_B[row]
+    first_slot = block_I[step] * slots
+    pages_per_row = table_X.shape[0] // start_B.shape[0]
+
+    def seen_slots(start: Any) -> tuple[Any, Any]:
+        oldest = 0 if order.window is None else jnp.maximum(start - order.window + 1, 0)
+        return oldest, order.end(start)
+
+    def needed_pages(step: Any) -> tuple[Any, Any]:
+        """Return the first page of a step that is copied, and the one after the last."""
+        oldest, end = seen_slots(start_B[row_I[step]])
+        before = block_I[step] * layout.per_block
+        last = lax.div(end + layout.size - 1, layout.size)
+        return jnp.maximum(lax.div(oldest, layout.size) - before, 0), jnp.minimum(last - before, layout.per_block)
+
+    def fetch(step: Any) -> None:
+        half, entry = lax.rem(step, 2), row_I[step] * pages_per_row + block_I[step] * layout.per_block
+
+        @pl.loop(*needed_pages(step))
+        def _(place: jax.Array) -> None:
+            named = table_X[entry + place]
+            for index, (pool, buffer) in enumerate(zip(pools, buffers)):
+                source, target = pool.at[layer_1[0], named], buffer.at[half, place]
+                pltpu.make_async_copy(source, target, arrived.at[half, index]).start()
+
+    def wait(step: Any) -> None:
+        first, last = needed_pages(step)
+        is_whole = last - first == layout.per_block
+
+        @pl.when(is_whole)
+        def _() -> None:
+            # Copies are counted in bytes: as many as those of all pages at once.
+            for index, buffer in enumerate(buffers):
+                whole = buffer.at[half]
+                pltpu.make_async_copy(whole, whole, arrived.at[half, index]).wait()
+
+        @pl.when(jnp.logical_not(is_whole))
+        def _() -> None:
+            @pl.loop(first, last)
+            def _(place: jax.Array) -> None:
+                for index, buffer in enumerate(buffers):
+                    page = buffer.at[half, place]
+                    pltpu.make_async_copy(page, page, arrived.at[half, index]).wait()
+
+    @pl.when(step == 0)
+    def _() -> None:
+        fetch(step)
+
+    @pl.when(step + 1 < count_1[0])
+    def _() -> None:
+        fetch(step + 1)
+
+    @pl.when((step == 0) | (row_I[jnp.maximum(step - 1, 0)] != row))
+    def _() -> None:
+        running.start()
+
+    wait(step)
+    if layout.scaled:
+        _unpack(buffers, unpacked, half, layout, first_slot, *seen_slots(start))
+    block = _Block(query_CRI, buffers, unpacked, half, layout, first_slot, *seen_slots(start))
+
+    def visible(rows: Any) -> jax.Array:
+        slot_1S = first_slot + lax.broadcasted_iota(jnp.int32, (1, slots), 1)
+        return order.visible(start, slot_1S, encoded_RA[rows])
+
+    weights = block.scaled_weights if layout.scaled else None
+    sees_all = order.sees_all(start, first_slot, slots)
+
+    @pl.when(jnp.logical_not(sees_all))
+    def _() -> None:
+        attend_block(block.products, block.written_values, visible, running, rule, BLOCK_ROWS, weights)
+
+    @pl.when(sees_all)
+    def _() -> None:
+        attend_block(block.products, block.values, None, running, rule, BLOCK_ROWS, weights)
+
+    @pl.when(first_slot + slots >= order.end(start))
+    def _() -> None:
+        running.finish(output_CRI)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The pages of a step, as `attend_block` asks for them; ``oldest`` to ``end`` are the slots that were copied."""
+
+    query_CRI: Any
+    buffers: Any
+    unpacked: Any
+    half: Any
+    layout: Pages
+    first_slot: Any
+    oldest: Any
+    end: Any
+
+    def products(self, group: int, rows: Any) -> jax.Array:
+        products_RS = multiply_by_keys(self.query_CRI[group, rows], self._held(0, group))
+        return products_RS * self._scales(2, group, rows.start, products_RS) if self.layout.scaled else products_RS
+
+    def values(self, group: int) -> jax.Array:
+        return self._held(1, group)
+
+    def written_values(self, group: int) -> jax.Array:
+        held = self.values(group)
+        slot_SI = self.first_slot + lax.broadcasted_iota(jnp.int32, held.shape, 0)
+        return jnp.where((slot_SI >= self.oldest) & (slot_SI < self.end), held, jnp.zeros_like(held))
+
+    def scaled_weights(self, group: int, rows: Any, weights_RS: jax.Array) -> jax.Array:
+        return weights_RS * self._scales(3, group, rows.start, weights_RS)
+
+    def _held(self, index: int, group: int) -> jax.Array:
+        lanes = self.query_CRI.shape[-1]
+        own = pl.ds(group * lanes, lanes)
+        if self.layout.scaled:
+            return self.unpacked[index][:, own]
+        return self.buffers[index][self.half, :, :, own].reshape(self.layout.block_slots, lanes)
+
+    def _scales(self, index: int, group: int, first_row: Any, like_RS: jax.Array) -> jax.Array:
+        """Return the scale of each row's own head and of each slot."""
+        scales_KS = self.unpacked[index]
+        joined = self.layout.num_kv_heads // self.query_CRI.shape[0]
+        own_RS = scales_KS[pl.ds(group * joined, 1), :]
+        row_RS = first_row + lax.broadcasted_iota(jnp.int32, like_RS.shape, 0)
+        for head in range(1, joined):
+            is_own_RS = row_RS >= head * self.layout.rows_per_head
+            own_RS = jnp.where(is_own_RS, scales_KS[pl.ds(group * joined + head, 1), :], own_RS)
+        return own_RS
+
+
+def _unpack(buffers: Any, unpacked: Any, half: Any, layout: Pages, first_slot: Any, oldest: Any, end: Any) -> None:
+    """Turn a step's pages to the queries' dtype, and put their scales side by side."""
+    size, dtype = layout.size, unpacked[0].dtype
+    for index in range(2):
+        for place in range(layout.per_block):
+            whole = buffers[index][half, place].astype(dtype)
+            unpacked[index][place * size : (place + 1) * size] = whole
+        pieces = [buffers[2 + index][half, place, :, :size] for place in range(layout.per_block)]
+        scales_KS = jnp.concatenate(pieces, axis=1)
+        slot_KS = first_slot + lax.broadcasted_iota(jnp.int32, scales_KS.shape, 1)
+        # Nothing was copied for the others, and nothing times NaN is NaN.
+        unpacked[2 + index][...] = jnp.where((slot_KS >= oldest) & (slot_KS < end), scales_KS, 0.0)

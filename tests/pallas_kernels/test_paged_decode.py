@@ -1,0 +1,178 @@
+"""paged_decode against its reference, in interpret mode, and compiled for TPUs."""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B
+from pallas_kernels.paged_decode.cases import paged_case
+from pallas_kernels.paged_decode.op import paged_decode
+from pallas_kernels.paged_decode.reference import reference_paged
+from tests.pallas_kernels.cached_attention import TOLERANCE, assert_no_races, random_array, relative_error
+from tests.pallas_kernels.tpu_programs import compile_for
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The static facts of a call: heads N over K of size H, T tokens, X pages a row of Z slots."""
+
+    heads: tuple[int, int, int]
+    tokens: int
+    page_size: int
+    row_pages: int
+    dtype: str = "float32"
+    window: int | None = None
+    softcap: float | None = None
+    scale_lanes: int | None = None
+
+    @property
+    def slots(self) -> int:
+        return self.page_size * self.row_pages
+
+
+LAYOUTS = (
+    Layout((4, 2, 128), 1, 16, 20),
+    Layout((4, 4, 64), 8, 64, 5, dtype="int8", window=70),
+    Layout((2, 2, 128), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
+    Layout((6, 2, 96), 2, 128, 3, dtype="bfloat16", window=200),
+)
+ROWS = 3
+POOL = 48
+HOLE = -(1 << 20)
+
+
+def options_of(layout: Layout) -> dict:
+    return {"window": layout.window, "softcap": layout.softcap}
+
+
+@functools.cache
+def programs(layout: Layout):
+    options = options_of(layout)
+    return (
+        jax.jit(functools.partial(paged_decode, **options, block_slots=128, interpret=True)),
+        jax.jit(functools.partial(reference_paged, **options)),
+    )
+
+
+def inputs(layout: Layout, starts: list[int], seed: int):
+    """Return all arguments: tables name pages more than once, and nothing that may not be looked at."""
+    rng = np.random.default_rng(seed)
+    num_heads, kv_heads, head_dim = layout.heads
+    pool_shape = (2, POOL, layout.page_size, kv_heads * head_dim)
+    table = rng.integers(0, POOL, (ROWS, layout.row_pages)).astype(np.int32)
+    page = np.arange(layout.row_pages)
+    for row, start in enumerate(starts):
+        oldest = 0 if layout.window is None else max(0, start - layout.window + 1)
+        needed = (page * layout.page_size < start + layout.tokens) & ((page + 1) * layout.page_size > oldest)
+        table[row, ~needed] = HOLE
+    if layout.dtype == "int8":
+        pools = [jnp.asarray(rng.integers(-127, 128, pool_shape), jnp.int8) for _ in range(2)]
+        scale_shape = (*pool_shape[:2], kv_heads, layout.page_size)
+        scales = [jnp.asarray(rng.uniform(0.5, 1.5, scale_shape) / 60, jnp.float32) for _ in range(2)]
+        lanes = layout.scale_lanes or layout.page_size
+        wider = ((0, 0), (0, 0), (0, 0), (0, lanes - layout.page_size))
+        scales = [jnp.pad(scale, wider, constant_values=jnp.nan) for scale in scales]
+    else:
+        pools, scales = [random_array(rng, pool_shape, layout.dtype) for _ in range(2)], []
+        # A hole is clipped to page 0, which no row has: whoever looks at it finds what is not a number.
+        table[table == 0] = 1
+        pools = [pool.at[:, 0].set(jnp.nan) for pool in pools]
+    dtype = "float32" if layout.dtype == "int8" else layout.dtype
+    query = random_array(rng, (ROWS, layout.tokens, num_heads, head_dim), dtype)
+    return query, *pools, jnp.int32(1), jnp.asarray(table), jnp.array(starts, jnp.int32), *scales
+
+
+@st.composite
+def calls(draw) -> tuple[Layout, list[int], int]:
+    layout = draw(st.sampled_from(LAYOUTS))
+    last = layout.slots - layout.tokens
+    near = (layout.page_size, 128 - layout.tokens, 128, layout.window or 256)
+    edges = {0, 1, last - 1, last, *(at + step for at in near for step in (-1, 0, 1))}
+    start = st.one_of(st.sampled_from(sorted(edge for edge in edges if 0 <= edge <= last)), st.integers(0, last))
+    return layout, draw(st.lists(start, min_size=ROWS, max_size=ROWS)), draw(st.integers(0, 1 << 16))
+
+
+@settings(derandomize=True, max_examples=30, deadline=None)
+@given(calls())
+@example((LAYOUTS[0], [0, 127, 319], 0))
+@example((LAYOUTS[1], [0, 120, 312], 1))
+@example((LAYOUTS[2], [0, 125, 285], 2))
+@example((LAYOUTS[3], [0, 255, 382], 3))
+def test_agrees_with_the_reference(call):
+    """At any lengths, with tables of holes and repeats."""
+    layout, starts, seed = call
+    kernel, reference = programs(layout)
+    arguments = inputs(layout, starts, seed)
+    assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[str(arguments[0].dtype)]
+
+
+def test_every_slot_and_head_has_its_own_scale():
+    layout = LAYOUTS[1]
+    kernel, _ = programs(layout)
+    *arguments, key_scales, value_scales = inputs(layout, [300, 200, 100], 0)
+    found = kernel(*arguments, key_scales, value_scales)
+    assert relative_error(kernel(*arguments, key_scales[:, :, ::-1], value_scales), found) > 1e-2
+    assert relative_error(kernel(*arguments, key_scales, value_scales[..., ::-1]), found) > 1e-2
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]], ids=["float32", "int8"])
+def test_no_two_accesses_race(layout):
+    """Memory that nothing has been copied to is not a number, and copies are checked to be waited for."""
+    arguments = inputs(layout, [0, 127, 250], 0)
+    options = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+    kernel = functools.partial(paged_decode, **options_of(layout), block_slots=128, interpret=options)
+    try:
+        found = jax.jit(kernel)(*arguments)
+        assert relative_error(found, reference_paged(*arguments, **options_of(layout))) < TOLERANCE["float32"]
+        assert_no_races()
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
+
+
+REFUSED = {
+    "tokens": ({"tokens": 9}, "1 to 8 new tokens, not 9"),
+    "page": ({"page_size": 24}, "pages of 24 slots"),
+    "scales": ({"dtype": "int8"}, "int8 pages, and no others, have scales"),
+    "rows": ({"rows": 2}, r"table \(2, 3\) and starts \(1,\) are not of 1 rows"),
+    "window": ({"window": 0}, "window=0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_by_value(case):
+    changed, reason = case
+    facts = {"tokens": 1, "page_size": 32, "dtype": "float32", "rows": 1, "window": None} | changed
+    pool = jnp.zeros((1, 4, facts["page_size"], 128), facts["dtype"])
+    query, table = jnp.zeros((1, facts["tokens"], 2, 128)), jnp.zeros((facts["rows"], 3), jnp.int32)
+    with pytest.raises(ValueError, match=reason):
+        paged_decode(query, pool, pool, 0, table, jnp.zeros(1, jnp.int32), window=facts["window"], interpret=True)
+
+
+# A pairwise cover of chips, head layouts, page sizes and dtypes.
+COMPILED = (
+    ("v5e", LLAMA_2_7B, 1, 2048, 16, "bfloat16", {}),
+    ("v5e", LLAMA_3_8B, 8, 8192, 16, "int8", {}),
+    ("v6e", LLAMA_3_70B, 4, 2048, 128, "int8", {}),
+    ("v6e", GEMMA_2_9B, 1, 32768, 64, "float32", {"softcap": 50.0}),
+    ("v5p", MISTRAL_7B, 1, 32768, 32, "bfloat16", {"window": 4096}),
+    ("tpu7x", GEMMA_2_9B, 8, 8192, 32, "int8", {}),
+    ("tpu7x", LLAMA_2_7B, 2, 2048, 128, "bfloat16", {}),
+)
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("case", COMPILED, ids=lambda case: f"{case[0]}-{case[1]}-{case[3]}-{case[4]}-{case[5]}")
+def test_compiles_without_a_copy_of_the_pages(case):
+    """Besides the pool, less is needed than a layer of it would take."""
+    chip, heads, tokens, slots, page_size, dtype, options = case
+    described = paged_case("", heads, 2, tokens, slots, page_size, dtype, **options)
+    needed, _ = compile_for(chip, described.function, described.arguments)
+    pool = described.arguments[1]
+    assert needed < 0.5 * np.prod(pool.shape[1:]) * jnp.dtype(dtype).itemsize + (1 << 20)
