@@ -22,7 +22,7 @@ from pallas_kernels.scalar_unit import ScheduleError
 from pallas_kernels.schedule import Compiler
 from pallas_kernels.tuning import format_shape, write_blocks
 
-_NOT_OF_KERNELS = ("autotune.py", "bench.py", "measure.py", "tuning.py")
+_NOT_OF_KERNELS = ("autotune.py", "bench.py", "tuning.py")
 
 
 class Log:

@@ -11,6 +11,7 @@ _OPERATION = re.compile(r"^(?:(%[\w.]+) = )?([a-z][\w.]*)\s*(.*)$", re.DOTALL)
 _GUARD = re.compile(r"\((!?)(%p\w+)(?:, *[^()]*)?\)")
 _TARGET = re.compile(r"target bundleno = (\d+)")
 _LABELLED = re.compile(r"/\*(\w+)=\*/\s*([^,\s]+)")
+_CORE_ID = re.compile(r"sld \[smem:\[#\w+\]\] /\* core id \*/")
 _OPERAND = re.compile(r"inlined_call_operand\.(<no memory space>)?[^\[]*\[shape: .*?, index: (\d+), kind: \w+")
 
 
@@ -49,7 +50,7 @@ def read_bundles(text: str) -> list[Bundle]:
         body = found[2]
         if "shape:" in body:
             body = _OPERAND.sub(_operand_of_kernel, body)
-        body = _COMMENT.sub("", body)
+        body = _COMMENT.sub("", _CORE_ID.sub("core.id", body))
         body = body[: body.rindex("}")].strip()
         parts = [part.strip() for part in body.split(";;")] if body else []
         operations = (_read_operation(part) for part in parts)

@@ -84,9 +84,15 @@ def best_rival(case: Case, compiler: Compiler) -> tuple[Beaten | None, list[str]
 
 
 def rank_seconds(schedule: Schedule, chip: Chip) -> float:
-    """Return the time by which block sizes are ranked: the longer of cycles and bytes, then a little of the other."""
+    """Return the time by which block sizes are ranked.
+
+    That is the longer of cycles and bytes, and a step's share of the other, which the first or last step cannot hide;
+    and a little of the other as a whole, as it makes room for what the estimate leaves out.
+    """
     compute = schedule.cycles / (chip.clock_hz or _NOMINAL_CLOCK_HZ)
-    return max(compute, schedule.memory_seconds) + 0.05 * min(compute, schedule.memory_seconds)
+    hidden = min(compute, schedule.memory_seconds)
+    steps = max((operation.grid_steps for operation in schedule.operations), default=1)
+    return max(compute, schedule.memory_seconds) + hidden / steps + 0.02 * hidden
 
 
 def format_blocks(blocks: Blocks) -> str:

@@ -51,15 +51,18 @@ class Machine:
     memory: dict[int, Any] = field(default_factory=dict)
     operands: Sequence[np.ndarray | None] = ()
     granule_bytes: int = 32
+    core: int = 0
     hbm_bytes: int = 0
 
     def read(self, address: Any) -> Any:
         return UNKNOWN if address is UNKNOWN else self.memory.get(address, UNKNOWN)
 
-    def write(self, address: Any, value: Any) -> None:
+    def write(self, predicate: Any, address: Any, value: Any) -> None:
+        if predicate is not UNKNOWN and not predicate:
+            return
         if address is UNKNOWN:
             raise ScheduleError("the kernel writes scalar memory at an address that depends on data")
-        self.memory[address] = value
+        self.memory[address] = UNKNOWN if predicate is UNKNOWN else value
 
     def copy(self, kind: str, source: Any, target: Any, granules: Any) -> None:
         """Count a copy such as ``hbm_to_vmem``, and carry out one into scalar memory."""
@@ -109,9 +112,13 @@ class Run:
 
 
 def run_scalar_unit(
-    bundles: Sequence[Bundle], operands: Sequence[np.ndarray | None], branch_slots: int, granule_bytes: int = 32
+    bundles: Sequence[Bundle],
+    operands: Sequence[np.ndarray | None],
+    branch_slots: int,
+    granule_bytes: int = 32,
+    core: int = 0,
 ) -> Run:
-    """Run a kernel, on a chip's first core, whose operands' words are known, or None.
+    """Run a kernel whose operands' words are known, or None.
 
     ``branch_slots`` bundles run after each branch whether it is taken or not; copies count ``granule_bytes`` at a time.
     """
@@ -126,9 +133,7 @@ def run_scalar_unit(
     ends = dict(pairwise(ordered))
     symbols: dict[str, int] = {}
     blocks = {start: _compile_block(bundles, start, end, branch_slots, symbols) for start, end in ends.items()}
-    machine = Machine(operands=operands, granule_bytes=granule_bytes)
-    if "#allocation0" in symbols:
-        machine.memory[symbols["#allocation0"]] = 0
+    machine = Machine(operands=operands, granule_bytes=granule_bytes, core=core)
     counts: Counter[int] = Counter()
     at = 0
     while at < len(bundles):
@@ -168,6 +173,7 @@ _BINARY = {
     "ssub.s32": "wrap({} - {})",
     "smul.u32": "wrap({} * {})",
     "smul.s32": "wrap({} * {})",
+    "smulhi.u32": "wrap((({} & 0xFFFFFFFF) * ({} & 0xFFFFFFFF)) >> 32)",
     "sand.u32": "{} & {}",
     "sor.u32": "{} | {}",
     "sxor.u32": "{} ^ {}",
@@ -207,8 +213,8 @@ def _translate(operation: Operation, number: int, reads: list[str], writes: list
         writes.append(f"if t{number}: m.copy({kind!r}, *t{number})")
         return
     if opcode == "sst":
-        reads.append(f"t{number} = ({inputs[0]}, {inputs[1]}) if {guard or True} else None")
-        writes.append(f"if t{number}: m.write(*t{number})")
+        reads.append(f"t{number} = ({guard or True}, {inputs[0]}, {inputs[1]})")
+        writes.append(f"m.write(*t{number})")
         return
     if opcode.startswith("scall"):
         raise ScheduleError(f"cannot follow the call {opcode}")
@@ -232,6 +238,8 @@ def _value(opcode: str, operation: Operation, inputs: list[str]) -> str:
         return f"wrap({inputs[0]} + {inputs[1]})"
     if opcode == "scalar_select":
         return f"choose({inputs[0]}, {inputs[1]}, {inputs[2]})"
+    if opcode == "core.id":
+        return "m.core"
     if opcode == "operand.value":
         return f"m.operand_value({int(operation.inputs['0'])})"
     if opcode == "operand.address":

@@ -65,9 +65,9 @@ class Block:
 class Operation:
     """The schedule of one operation of a program, such as one kernel.
 
-    ``cycles`` are those that ran, of which ``bundles`` issued something; ``hbm_bytes`` is what its copies moved from
-    or to HBM; ``slots`` is the share of each unit's issue slots that were used over all cycles (MXU XLU VALU VPOP EUP
-    VLOAD VLOAD:FILL VSTORE VSTORE:SPILL SALU).
+    ``cycles`` are those that ran, of which ``bundles`` issued something, on the core that took longer where a device
+    has two; ``hbm_bytes`` is what its copies moved from or to HBM; ``slots`` is the share of each unit's issue slots
+    that were used over all cycles (MXU XLU VALU VPOP EUP VLOAD VLOAD:FILL VSTORE VSTORE:SPILL SALU).
     """
 
     name: str
@@ -257,10 +257,17 @@ def _read_operation(path: str, operands: Mapping[str, Sequence[np.ndarray | None
     with open(path) as file:
         bundles = read_bundles(file.read())
     branch_slots = _BRANCH_SLOTS.get(chip.name, 4)
+    granule_bytes = 512 if chip.name == "v4" else 32
+    shared = any(operation.opcode == "core.id" for bundle in bundles for operation in bundle.operations)
     try:
-        run = run_scalar_unit(bundles, operands.get(name, ()), branch_slots, 512 if chip.name == "v4" else 32)
+        runs = [
+            run_scalar_unit(bundles, operands.get(name, ()), branch_slots, granule_bytes, core)
+            for core in range(chip.cores // chip.devices if shared else 1)
+        ]
     except ScheduleError as error:
         raise ScheduleError(f"{name}: {error}") from None
+    # The cores of a device work at the same time, on steps of their own.
+    run = max(runs, key=lambda run: sum((run.ends[start] - start) * count for start, count in run.counts.items()))
     usage, capacity = _read_usage(path, name, len(bundles))
     blocks = tuple(Block(start, run.ends[start] - start, count) for start, count in sorted(run.counts.items()))
     cycles = sum(block.cycles * block.runs for block in blocks)
@@ -278,7 +285,7 @@ def _read_operation(path: str, operands: Mapping[str, Sequence[np.ndarray | None
         loops.append(Loop(depth, start, end - start, int(issued[start:end].sum()), run.counts.get(start, 0)))
     slots = {unit: float(count) / (size * max(cycles, 1)) for (unit, size), count in zip(capacity.items(), used)}
     ran = sum(int(issued[block.start : block.start + block.cycles].sum()) * block.runs for block in blocks)
-    return Operation(name, cycles, ran, run.hbm_bytes, slots, tuple(loops), blocks)
+    return Operation(name, cycles, ran, sum(run.hbm_bytes for run in runs), slots, tuple(loops), blocks)
 
 
 def _read_usage(path: str, name: str, num_bundles: int) -> tuple[np.ndarray, dict[str, int]]:
