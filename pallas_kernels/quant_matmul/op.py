@@ -1,0 +1,200 @@
+"""The product of activations with weights of 8 or 4 bits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.chips import CHIPS
+from pallas_kernels.quant_matmul.kernel import BIAS, TILE, int4_body, int8_body, row_order
+from pallas_kernels.tuning import current_chip, tuned_blocks
+
+GROUPS = (32, 64, 128)
+_MOST_ROWS = 512
+_VMEM_LIMIT = 48 << 20
+
+
+def quant_matmul(
+    x_MD: jax.Array,
+    weights: jax.Array,
+    scales: jax.Array,
+    *,
+    layer: jax.Array | int | None = None,
+    activation_scales_M: jax.Array | None = None,
+    out_dtype: jax.typing.DTypeLike = jnp.bfloat16,
+    block_k: int | None = None,
+    block_f: int | None = None,
+    chip: str | None = None,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> jax.Array:
+    """Return ``x_MD @ (weights_DF * scales)``, [M, F], reading each weight once as it is stored.
+
+    Activations are bfloat16, or int8 with ``activation_scales_M``. Weights are int8 with a scale a channel, [F], or
+    int4 with one a group of 32, 64 or 128 rows and a channel, [D / group, F]; D is a multiple of 128. With ``layer``
+    both have a leading axis of layers, of which that one is read where it lies. Products are exact and add up in
+    float32 (int32 of int8 with int8). More than 512 rows are taken 512 at a time, the weights read each time.
+    ``block_k`` x ``block_f`` weights are widened at a time: of `pallas_kernels.quant_matmul` 's tuned.json by default,
+    for ``chip`` or the one that is compiled for. Raise ValueError where arguments do not fit together.
+    """
+    group = _check(x_MD, weights, scales, layer, activation_scales_M)
+    num_rows, model_dim = x_MD.shape
+    if num_rows > _MOST_ROWS:
+        pieces = [slice(start, start + _MOST_ROWS) for start in range(0, num_rows, _MOST_ROWS)]
+        parts = [
+            quant_matmul(
+                x_MD[piece],
+                weights,
+                scales,
+                layer=layer,
+                activation_scales_M=None if activation_scales_M is None else activation_scales_M[piece],
+                out_dtype=out_dtype,
+                block_k=block_k,
+                block_f=block_f,
+                chip=chip,
+                interpret=interpret,
+            )
+            for piece in pieces
+        ]
+        return jnp.concatenate(parts)
+    chip = chip or current_chip()
+    if block_k is None or block_f is None:
+        tuned = tuned_blocks("quant_matmul", shape_key(num_rows, model_dim, weights.shape[-1], group), chip)
+        block_k, block_f = block_k or tuned["block_k"], block_f or tuned["block_f"]
+    if layer is None:
+        weights, scales, layer = weights[None], scales[None], 0
+    if group == 0:
+        scales = scales[:, None]
+    rows_M1 = jnp.ones((num_rows,), jnp.float32) if activation_scales_M is None else activation_scales_M
+    padded = -(-num_rows // 8) * 8 if group else -(-num_rows // 32) * 32 if x_MD.dtype == jnp.int8 else num_rows
+    x_MD = jnp.pad(x_MD, ((0, padded - num_rows), (0, 0)))
+    rows_M1 = jnp.pad(rows_M1.astype(jnp.float32), (0, padded - num_rows))[:, None]
+    if group or CHIPS[chip].int8_peak is None:
+        x_MD = x_MD.astype(jnp.bfloat16)
+    layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
+    call = functools.partial(
+        _call,
+        group=group,
+        block_k=fit_block(model_dim, block_k, group),
+        block_f=block_f,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
+    return call(x_MD, weights, scales, rows_M1, layer_1)[:num_rows]
+
+
+def shape_key(num_rows: int, model_dim: int, channels: int, group: int) -> dict[str, int | str]:
+    """Return what the best blocks depend on; ``group`` is 0 for int8 weights. Rows count by powers of two from 16."""
+    rows = max(16, 1 << (num_rows - 1).bit_length())
+    return {"rows": rows, "D": model_dim, "F": channels, "weights": f"int4/{group}" if group else "int8"}
+
+
+def _call(x_MD, weights_LDF, scales_LGF, rows_M1, layer_1, *, group, block_k, block_f, out_dtype, interpret):
+    num_rows, model_dim = x_MD.shape
+    channels = weights_LDF.shape[2]
+    block_f = min(block_f, -(-channels // TILE) * TILE)
+    steps_k = model_dim // block_k
+    if group:
+        tiles, parts = block_k // TILE, TILE // group
+        spread, sums = _spread_rows(x_MD, parts)
+        operands = (spread, sums)
+        in_specs = [
+            pl.BlockSpec((tiles, parts * num_rows, TILE), lambda f, k, layer: (k, 0, 0)),
+            pl.BlockSpec((tiles, parts * num_rows, 1), lambda f, k, layer: (k, 0, 0)),
+        ]
+        body, scale_rows, sum_dtype = int4_body(group), block_k // group, jnp.float32
+    else:
+        operands = (x_MD,)
+        in_specs = [pl.BlockSpec((num_rows, block_k), lambda f, k, layer: (0, k))]
+        body, scale_rows = int8_body, 1
+        sum_dtype = jnp.int32 if x_MD.dtype == jnp.int8 else jnp.float32
+    # Scales of groups go along with their rows; those of channels are the same in every step along the rows.
+    scales_at = (lambda f, k, layer: (layer[0], k, f)) if group else (lambda f, k, layer: (layer[0], 0, f))
+    in_specs += [
+        pl.BlockSpec((None, block_k, block_f), lambda f, k, layer: (layer[0], k, f)),
+        pl.BlockSpec((None, scale_rows, block_f), scales_at),
+        pl.BlockSpec((num_rows, 1), lambda f, k, layer: (0, 0)),
+    ]
+    weight_bytes = model_dim * channels * (4 if group else 8) // 8
+    return pl.pallas_call(
+        body,
+        name="quant_matmul",
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(pl.cdiv(channels, block_f), steps_k),
+            in_specs=in_specs,
+            out_specs=pl.BlockSpec((num_rows, block_f), lambda f, k, layer: (0, f)),
+            scratch_shapes=[pltpu.VMEM((num_rows, block_f), sum_dtype)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((num_rows, channels), out_dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_VMEM_LIMIT
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * num_rows * model_dim * channels, bytes_accessed=weight_bytes, transcendentals=0
+        ),
+        interpret=interpret,
+    )(layer_1, *operands, weights_LDF, scales_LGF, rows_M1)
+
+
+def _spread_rows(x_MD: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
+    """Return the activations as [D / 128, parts x M, 128] in the order of the widened weights, and their sums x BIAS.
+
+    Part p of a tile holds the columns of the p-th group alone, zeros elsewhere.
+    """
+    order = np.array(row_order())
+    num_rows, model_dim = x_MD.shape
+    chosen_TO = np.arange(TILE)[:, None] == order
+    of_part_PO = order // (TILE // parts) == np.arange(parts)[:, None]
+    choice_PTO = jnp.asarray(chosen_TO & of_part_PO[:, None], x_MD.dtype)
+    # A product with ones and zeros moves columns exactly, and faster than a gather or a transposition.
+    tiled_MGT = x_MD.reshape(num_rows, model_dim // TILE, TILE)
+    spread = jnp.einsum("mgt,pto->gpmo", tiled_MGT, choice_PTO, preferred_element_type=jnp.float32)
+    spread = spread.reshape(model_dim // TILE, parts * num_rows, TILE)
+    return spread.astype(x_MD.dtype), BIAS * spread.sum(2, keepdims=True)
+
+
+def fit_block(model_dim: int, most: int, group: int) -> int:
+    """Return how many rows of weights a step takes: a divisor of all, as large as allowed, or all of them.
+
+    Scales come in blocks of eight rows, so a step takes eight groups or a multiple.
+    """
+    unit = 8 * group if group else TILE
+    sizes = [size for size in range(unit, model_dim + 1, unit) if model_dim % size == 0]
+    return max((size for size in sizes if size <= most), default=min(sizes, default=model_dim))
+
+
+def _check(x_MD, weights, scales, layer, activation_scales_M) -> int:
+    """Return the size of the groups, 0 for none; raise ValueError where arguments do not fit together."""
+    stacked = 0 if layer is None else 1
+    if x_MD.ndim != 2 or weights.ndim != 2 + stacked:
+        raise ValueError(
+            f"activations {x_MD.shape} and weights {weights.shape} must be [M, D] and "
+            f"{'[L, D, F]' if stacked else '[D, F] without layer='}"
+        )
+    num_rows, model_dim = x_MD.shape
+    rows, channels = weights.shape[-2:]
+    if rows != model_dim or model_dim % TILE:
+        raise ValueError(f"weights of {rows} rows do not fit activations of {model_dim}, or no multiple of {TILE}")
+    if num_rows == 0:
+        raise ValueError("no activations: x has 0 rows")
+    if x_MD.dtype not in (jnp.bfloat16, jnp.int8):
+        raise ValueError(f"activations are {x_MD.dtype}, not bfloat16 or int8")
+    if (x_MD.dtype == jnp.int8) != (activation_scales_M is not None):
+        raise ValueError("int8 activations, and only they, need activation_scales_M")
+    if activation_scales_M is not None and activation_scales_M.shape != (num_rows,):
+        raise ValueError(f"activation_scales_M is {activation_scales_M.shape}, not ({num_rows},)")
+    lead = weights.shape[:stacked]
+    if weights.dtype == jnp.int8:
+        if scales.shape != (*lead, channels):
+            raise ValueError(f"scales of int8 weights {weights.shape} are {scales.shape}, not {(*lead, channels)}")
+        return 0
+    if weights.dtype != jnp.int4:
+        raise ValueError(f"weights are {weights.dtype}, not int8 or int4")
+    sizes = {group: (*lead, model_dim // group, channels) for group in GROUPS}
+    for group, shape in sizes.items():
+        if scales.shape == shape:
+            return group
+    raise ValueError(f"scales of int4 weights {weights.shape} are {scales.shape}, of groups of 32, 64 or 128 rows")
