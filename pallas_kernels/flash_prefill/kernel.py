@@ -24,8 +24,9 @@ from pallas_kernels.head_groups import LANES
 
 # More than the 16 MB that a program gets unasked; the smallest vector memory of the chips in use is 64 MB.
 _VMEM_LIMIT_BYTES = 56 << 20
-# Queries whose scores are worked on at a time, beside the products of as many others.
-_CHUNK_ROWS = 256
+# Queries whose scores are worked on at a time, beside the products of as many others: of these, the most that divide
+# a block into several.
+_CHUNK_ROWS = (256, 128)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Tiling:
     block_q: int
     block_k: int
     block_s: int
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many queries are worked on at a time."""
+        return next((rows for rows in _CHUNK_ROWS if self.block_q % rows == 0 and self.block_q > rows), self.block_q)
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def attend_prompt(
         block = jnp.clip(s, lax.div(first, tiling.block_s), lax.div(end - 1, tiling.block_s))
         return layer[0], b, block, windows.block_index(lax.div(n, prefill.heads_per_kv), part)
 
-    block = (None, None, tiling.block_s, lanes // windows.parts)
+    block = (None, None, tiling.block_s, windows.block_lanes)
     slots_specs = [pl.BlockSpec(block, partial(at_slots, part)) for part in range(windows.parts)]
     out_shape = [jax.ShapeDtypeStruct(query_BTI.shape, query_BTI.dtype)]
     out_specs = [pl.BlockSpec((None, tiling.block_q, lanes), lambda b, n, i, s, *_: (b, i, n))]
@@ -143,6 +149,7 @@ def _kernel(
     fold = _Fold(
         prefill, query_TI, keys_SI, values_SI, mixed_TI, logsumexp_1T, *rest[with_logsumexp:],
         first_slot=start + first_token, num_tokens=length - first_token, end=end, base=s_block * tiling.block_s,
+        kv_head=lax.div(pl.program_id(1), prefill.heads_per_kv),
     )  # fmt: skip
 
     @pl.when(is_empty & (s_block == 0))
@@ -212,9 +219,9 @@ class _Chunk:
 class _Fold:
     """A block of queries, what is kept of it between blocks of slots, and where both stand.
 
-    ``keys`` and ``values`` are the parts of their lanes. ``largest``, the same in all lanes, and ``total``, split among
-    them, are ``[Q, 128]``. ``base`` is the slot of the first key at hand, ``end`` the one after the last that is seen;
-    query q stands in slot ``first_slot + q``.
+    ``keys`` and ``values`` are the parts of their windows of lanes. ``largest``, the same in all lanes, and ``total``,
+    split among them, are ``[Q, 128]``. ``base`` is the slot of the first key at hand, ``end`` the one after the last
+    that is seen; query q stands in slot ``first_slot + q``.
     """
 
     prefill: Prefill
@@ -230,13 +237,14 @@ class _Fold:
     num_tokens: Any
     end: Any
     base: Any
+    kv_head: Any
 
     def block(self, index: Any, fresh: Any, masked: bool, finish: bool = False) -> None:
         """Attend with all queries to one block of slots."""
         tiling = self.prefill.tiling
         here = pl.multiple_of(index * tiling.block_k - self.base, tiling.block_k)
         keys_SI, values_SI = self._load(here, tiling.block_k, clean=masked)
-        rows = min(_CHUNK_ROWS, tiling.block_q)
+        rows = tiling.chunk_rows
         chunks = [_Chunk(row, rows, keys_SI, values_SI, masked) for row in range(0, tiling.block_q, rows)]
         self._attend(chunks, self.first_slot - index * tiling.block_k, fresh, finish)
 
@@ -244,7 +252,7 @@ class _Fold:
         """Attend with each query to the block's own slots up to its own, and finish."""
         block_q = self.prefill.tiling.block_q
         keys_SI, values_SI = self._load(pl.multiple_of(here, block_q), block_q, clean=True)
-        rows = min(_CHUNK_ROWS, block_q)
+        rows = self.prefill.tiling.chunk_rows
         chunks = []
         for row in range(0, block_q, rows):
             seen = slice(row + rows)
@@ -257,10 +265,9 @@ class _Fold:
 
     def _load(self, here: Any, size: int, clean: bool) -> tuple[jax.Array, jax.Array]:
         """Return keys and values; ``clean`` makes zeros of values past the end, where a weight of 0 meets anything."""
+        windows = self.prefill.windows
         keys_SI, values_SI = (
-            parts[0][pl.ds(here, size)]
-            if len(parts) == 1
-            else jnp.concatenate([part[pl.ds(here, size)] for part in parts], axis=1)
+            windows.align([part[pl.ds(here, size)] for part in parts], self.kv_head)
             for parts in (self.keys_SI, self.values_SI)
         )
         if clean:

@@ -55,22 +55,27 @@ def flash_prefill(
     start_B = jnp.zeros(batch, jnp.int32) if start_B is None else jnp.clip(start_B, 0, num_slots).astype(jnp.int32)
     length_B = jnp.full(batch, tokens, jnp.int32) if length_B is None else length_B.astype(jnp.int32)
     length_B = jnp.clip(length_B, 0, jnp.minimum(tokens, num_slots - start_B))
-    windows = LaneWindows(num_kv_heads or width // head_dim, head_dim, width)
+    num_kv_heads = num_kv_heads or width // head_dim
     given = {"block_q": block_q, "block_k": block_k, "block_s": block_s}
     if None in given.values():
-        shape = prefill_shape(query_BTNH, keys_LBSF, windows.num_kv_heads, from_zero, window)
+        shape = prefill_shape(query_BTNH, keys_LBSF, num_kv_heads, from_zero, window)
         given = {**tuned_blocks(KERNEL, shape), **{name: size for name, size in given.items() if size is not None}}
+    layer = jnp.asarray(layer, jnp.int32)
+    if width % LANES:
+        # The compiler lays such a cache out in another order, and copies it for a kernel in any case.
+        padding = ((0, 0), (0, 0), (0, 0), (0, -width % LANES))
+        keys_LBSF, values_LBSF = (jnp.pad(cache[layer][None], padding) for cache in (keys_LBSF, values_LBSF))
+        layer = jnp.zeros_like(layer)
     prefill = Prefill(
         tokens=tokens,
         slots=num_slots,
-        heads_per_kv=num_heads // windows.num_kv_heads,
-        windows=windows,
+        heads_per_kv=num_heads // num_kv_heads,
+        windows=LaneWindows(head_dim, keys_LBSF.shape[3]),
         tiling=_fit_tiling(given, tokens, num_slots, from_zero),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         window=window,
         from_zero=from_zero,
     )
-    layer = jnp.asarray(layer, jnp.int32)
     return _attend(prefill, interpret, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B)
 
 
@@ -169,13 +174,16 @@ def _run(
     start_B: jax.Array,
     length_B: jax.Array,
 ) -> list[jax.Array]:
-    padding = max(prefill.tiling.block_q - prefill.tokens, 0)
-    query_BTI = jnp.pad(prefill.windows.spread(query_BTNH), ((0, 0), (0, padding), (0, 0)))
+    batch, tokens, num_heads, head_dim = query_BTNH.shape
+    width = prefill.windows.width
+    missing = max(prefill.tiling.block_q - tokens, 0)
+    query_BTNW = jnp.pad(query_BTNH, ((0, 0), (0, missing), (0, 0), (0, width - head_dim)))
     mixed_BTI, *logsumexp = attend_prompt(
-        query_BTI, keys_LBSF, values_LBSF, layer, start_B, length_B, prefill, with_logsumexp, interpret
-    )
-    tokens = prefill.tokens
-    return [prefill.windows.gather(mixed_BTI[:, :tokens]), *(each[:, :, 0, :tokens] for each in logsumexp)]
+        query_BTNW.reshape(batch, -1, num_heads * width), keys_LBSF, values_LBSF, layer, start_B, length_B,
+        prefill, with_logsumexp, interpret,
+    )  # fmt: skip
+    mixed_BTNH = mixed_BTI[:, :tokens].reshape(batch, tokens, num_heads, width)[..., :head_dim]
+    return [mixed_BTNH, *(each[:, :, 0, :tokens] for each in logsumexp)]
 
 
 def _forward(prefill: Prefill, interpret: Any, *arguments: Any) -> tuple[jax.Array, Any]:
@@ -185,7 +193,8 @@ def _forward(prefill: Prefill, interpret: Any, *arguments: Any) -> tuple[jax.Arr
 
 def _backward(prefill: Prefill, interpret: Any, kept: Any, gradient_BTNH: jax.Array) -> tuple[Any, ...]:
     (query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B), mixed_BTNH, logsumexp_BNT = kept
-    lanes = prefill.windows.num_kv_heads * prefill.windows.head_dim
+    num_heads, head_dim = query_BTNH.shape[2:]
+    lanes = num_heads // prefill.heads_per_kv * head_dim
     keys_BSF, values_BSF = (cache[layer, ..., :lanes] for cache in (keys_LBSF, values_LBSF))
     of_query, of_keys_BSF, of_values_BSF = attention_gradients(
         query_BTNH, keys_BSF, values_BSF, start_B, length_B, mixed_BTNH, logsumexp_BNT, gradient_BTNH,

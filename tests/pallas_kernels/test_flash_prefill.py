@@ -54,7 +54,17 @@ class Layout:
 LAYOUTS = (
     Layout((4, 2, 128), 512, 512, from_zero=True),
     Layout((3, 1, 64), 400, 520, from_zero=True, window=150),
-    Layout((4, 2, 128), 384, 600, from_zero=True, dtype="bfloat16", window=300, softcap=5.0, scale=0.3),
+    Layout(
+        (4, 2, 128),
+        384,
+        600,
+        from_zero=True,
+        dtype="bfloat16",
+        window=300,
+        softcap=5.0,
+        scale=0.3,
+        blocks=(512, 128, 512),
+    ),
     Layout((2, 1, 256), 300, 700, softcap=5.0),
     Layout((9, 3, 64), 40, 500, dtype="bfloat16", padding=64),
     Layout((8, 8, 80), 260, 640, window=130),
@@ -109,7 +119,7 @@ def calls(draw) -> tuple[Layout, list[int], list[int], int]:
     return layout, [start for start, _ in rows], [length for _, length in rows], draw(st.integers(0, 1 << 16))
 
 
-@settings(derandomize=True, max_examples=30, deadline=None)
+@settings(derandomize=True, max_examples=20, deadline=None)
 @given(calls())
 @example((LAYOUTS[0], [0, 0], [512, 257], 0))
 @example((LAYOUTS[1], [0, 0], [1, 400], 1))
@@ -196,16 +206,18 @@ def test_no_two_accesses_race():
         pltpu.reset_tpu_interpret_mode_state()
 
 
-@pytest.mark.parametrize("layout", [(8, 80, 640), (4, 96, 384), (2, 64, 128), (3, 64, 192), (3, 64, 256), (1, 80, 128)])
+@pytest.mark.parametrize(
+    "layout", [(8, 80, 640), (4, 96, 384), (2, 64, 128), (3, 64, 256), (1, 80, 128), (4, 192, 768)]
+)
 def test_every_head_lies_inside_its_window(layout):
-    windows = LaneWindows(*layout)
-    lanes = windows.width // windows.parts
-    for head in range(windows.num_kv_heads):
+    num_kv_heads, head_dim, lanes = layout
+    windows = LaneWindows(head_dim, lanes)
+    for head in range(num_kv_heads):
         blocks = [int(windows.block_index(jnp.int32(head), part)) for part in range(windows.parts)]
+        first, last = blocks[0] * windows.block_lanes, (blocks[-1] + 1) * windows.block_lanes
         assert blocks == list(range(blocks[0], blocks[0] + windows.parts))
-        assert 0 <= blocks[0] * lanes <= windows.lanes - windows.width
-        assert blocks[0] * lanes + windows.offset(head) == head * windows.head_dim
-        assert windows.offset(head) + windows.head_dim <= windows.width
+        assert 0 <= first <= head * head_dim
+        assert (head + 1) * head_dim <= last <= lanes
 
 
 REFUSED = {
@@ -256,10 +268,11 @@ COMPILED = (
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize("case", COMPILED, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}-{case[5]}")
 def test_compiles_without_a_copy_of_the_cache(case):
-    """The whole stacked cache goes in; what is needed besides are queries and output in the kernel's lanes."""
+    """The whole stacked cache goes in, and what is needed besides is the output, and room to move narrow heads."""
     chip, heads, tokens, slots, given_options, dtype = case
-    described = prefill_case("", heads, tokens, slots, dtype=dtype, **given_options)
+    described = prefill_case("", heads, tokens, slots, dtype=dtype, layers=16, **given_options)
     needed, _ = compile_for(chip, described.function, described.arguments)
-    lanes = heads[0] * LaneWindows(heads[1], heads[2], described.arguments[1].shape[3]).width
+    lanes = heads[0] * LaneWindows(heads[2], described.arguments[1].shape[3]).width
     rows = -(-tokens // 128) * 128
-    assert needed < 4 * rows * lanes * jnp.dtype(dtype).itemsize + (1 << 20)
+    copies = 1 if heads[2] % 128 == 0 and rows == tokens else 6
+    assert needed < copies * rows * lanes * jnp.dtype(dtype).itemsize + (1 << 20)
