@@ -5,7 +5,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pallas_kernels.ancestors import depth_of_rows, sees_new_token
 
@@ -14,7 +13,8 @@ from pallas_kernels.ancestors import depth_of_rows, sees_new_token
 class SlotOrder(Protocol):
     """The order of a cache's slots; ``start`` is the position of a row's first new token.
 
-    All but `block_range` run inside kernels. ``num_sinks`` slots at the front meet a query of their own.
+    `sees_all` and `visible` run inside kernels, and `end` there too. ``num_sinks`` slots at the front meet a query of
+    their own.
     """
 
     @property
@@ -41,15 +41,19 @@ class SlotOrder(Protocol):
         """Return the first and the last block of slots that any query of a row sees a part of."""
         ...
 
+    def first_new_slots(self, start_B: jax.Array) -> jax.Array:
+        """Return the slot of each row's first new token that is no sink."""
+        ...
+
     def end(self, start: Any) -> Any:
         """Return the first slot that nothing has been written to."""
         ...
 
-    def sees_all(self, start: Any, first_slot: Any, slots: int) -> Any:
+    def sees_all(self, start: Any, first_new: Any, first_slot: Any, slots: int) -> Any:
         """Tell whether every query sees every slot of a block."""
         ...
 
-    def visible(self, start: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
+    def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
         """Return ``[R, S]``, which slots each row of queries sees."""
         ...
 
@@ -79,18 +83,22 @@ class DenseOrder:
             return jnp.zeros_like(last_B), last_B
         return jnp.maximum(start_B - self.window + 1, 0) // block, last_B
 
+    def first_new_slots(self, start_B: jax.Array) -> jax.Array:
+        """Return the starts."""
+        return start_B
+
     def end(self, start: Any) -> Any:
         """Return the slot after the last new token."""
         return jnp.minimum(start + self.num_tokens, self.num_slots)
 
-    def sees_all(self, start: Any, first_slot: Any, slots: int) -> Any:
+    def sees_all(self, start: Any, first_new: Any, first_slot: Any, slots: int) -> Any:
         """Tell whether all is older than the new tokens and in every window."""
         is_old = first_slot + slots <= start
         if self.window is None:
             return is_old
         return is_old & (first_slot > start + self.num_tokens - 1 - self.window)
 
-    def visible(self, start: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
+    def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
         """Return old slots in the window, and what is seen of the new tokens."""
         offset_1S = slot_1S - start
         old_RS = offset_1S < 0
@@ -126,14 +134,18 @@ class RingOrder:
         """Return all blocks that have been written to."""
         return jnp.zeros_like(start_B), (self.end(start_B) - 1) // block
 
+    def first_new_slots(self, start_B: jax.Array) -> jax.Array:
+        """Return where in the ring the new tokens begin."""
+        return self.num_sinks + jnp.maximum(start_B - self.num_sinks, 0) % self.capacity
+
     def end(self, start: Any) -> Any:
         """Return the slot after the last that has been written to."""
         return jnp.minimum(start + self.num_tokens, self.num_slots)
 
-    def sees_all(self, start: Any, first_slot: Any, slots: int) -> Any:
+    def sees_all(self, start: Any, first_new: Any, first_slot: Any, slots: int) -> Any:
         """Tell whether a block lies in the ring, behind the new tokens, and in every window."""
         first = jnp.maximum(start, self.num_sinks)
-        offset = self._around(first_slot - first)
+        offset = self._around(first_slot - first_new)
         oldest = first + offset - self.capacity
         return (
             (first_slot >= self.num_sinks)
@@ -144,12 +156,12 @@ class RingOrder:
             & (oldest > start + self.num_tokens - 1 - self.window)
         )
 
-    def visible(self, start: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
+    def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
         """Return sinks, old slots in the window, and what is seen of the new tokens."""
         first = jnp.maximum(start, self.num_sinks)
         is_sink_1S = slot_1S < self.num_sinks
         # The position that a slot takes next, from ``start`` on; a sink's slot takes but one.
-        next_1S = jnp.where(is_sink_1S, slot_1S, first + self._around(slot_1S - first))
+        next_1S = jnp.where(is_sink_1S, slot_1S, first + self._around(slot_1S - first_new))
         held_1S = next_1S - self.capacity
         offset_1S = next_1S - start
         is_new_1S = (offset_1S >= 0) & (offset_1S < self.num_tokens) & (slot_1S < self.num_slots)
@@ -165,6 +177,5 @@ class RingOrder:
         return old_RS | (is_new_1S & sees_new_token(encoded_RA, offset_1S))
 
     def _around(self, distance: Any) -> Any:
-        """Return a distance in slots as one forwards around the ring."""
-        remainder = lax.rem(distance, jnp.int32(self.capacity) * jnp.ones_like(distance))
-        return jnp.where(remainder < 0, remainder + self.capacity, remainder)
+        """Return a distance between two slots of the ring as one forwards."""
+        return jnp.where(distance < 0, distance + self.capacity, distance)

@@ -58,13 +58,13 @@ def attend_cache(
     first_B, last_B = order.block_range(start_B, block)
     steps = list_steps(jnp.minimum(first_B, last_B), last_B, num_blocks)
     layer_1 = jnp.reshape(jnp.asarray(layer, jnp.int32), (1,))
-    scalars = (steps.row_I, steps.block_I, start_B, layer_1)
+    scalars = (steps.row_I, steps.block_I, start_B, order.first_new_slots(start_B), layer_1)
     queries = [query_BCRI] if sink_query_BCRI is None else [query_BCRI, sink_query_BCRI]
 
     def row_block(part: Any, step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
         return row_I[step], part, 0, 0
 
-    def cache_block(part: Any, step: Any, row_I: Any, block_I: Any, _: Any, layer_1: Any) -> tuple[Any, ...]:
+    def cache_block(part: Any, step: Any, row_I: Any, block_I: Any, _: Any, __: Any, layer_1: Any) -> tuple[Any, ...]:
         return layer_1[0], row_I[step], block_I[step], part
 
     def encoded_block(_: Any, step: Any, row_I: Any, *__: Any) -> tuple[Any, ...]:
@@ -100,6 +100,7 @@ def _attend_step(
     row_I: Any,
     block_I: Any,
     start_B: Any,
+    first_new_B: Any,
     _: Any,
     *refs: Any,
     num_queries: int,
@@ -113,11 +114,11 @@ def _attend_step(
     row, block = row_I[step], block_I[step]
     lanes, slots = query_CRI.shape[-1], tiling.block_slots
     running = Running(*scratch)
-    start = start_B[row]
+    start, first_new = start_B[row], first_new_B[row]
     first_slot = block * slots
     is_first = (step == 0) | (row_I[jnp.maximum(step - 1, 0)] != row)
     is_last = first_slot + slots >= order.end(start)
-    is_partial = jnp.logical_not(order.sees_all(start, first_slot, slots))
+    is_partial = jnp.logical_not(order.sees_all(start, first_new, first_slot, slots))
 
     def lanes_of(group: int) -> slice:
         return slice(group * lanes, (group + 1) * lanes)
@@ -136,7 +137,7 @@ def _attend_step(
 
     def visible(rows: Any) -> jax.Array:
         slot_1S = first_slot + jax.lax.broadcasted_iota(jnp.int32, (1, slots), 1)
-        return order.visible(start, slot_1S, encoded_RA[rows])
+        return order.visible(start, first_new, slot_1S, encoded_RA[rows])
 
     def values(group: int) -> jax.Array:
         return values_SF[:, lanes_of(group)]

@@ -188,10 +188,10 @@ def _attend_step(
 
     def visible(rows: Any) -> jax.Array:
         slot_1S = first_slot + lax.broadcasted_iota(jnp.int32, (1, slots), 1)
-        return order.visible(start, slot_1S, encoded_RA[rows])
+        return order.visible(start, start, slot_1S, encoded_RA[rows])
 
     weights = block.scaled_weights if layout.scaled else None
-    sees_all = order.sees_all(start, first_slot, slots)
+    sees_all = order.sees_all(start, start, first_slot, slots)
 
     @pl.when(jnp.logical_not(sees_all))
     def _() -> None:
