@@ -1,13 +1,10 @@
 """Real products: Llama-2-7B's and Llama-3-8B's, from one row to a prompt's chunk."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.case import Case, Rival
 from pallas_kernels.quant_matmul.op import fit_block, quant_matmul, shape_key
-from pallas_kernels.quant_matmul.reference import quant_matmul_reference
 
 # Model width, channels: up to and down from the feed-forward, and the attention's own.
 LLAMA_2_7B_UP = (4096, 11008)
@@ -28,19 +25,18 @@ def make_case(rows: int, size: tuple[int, int], group: int = 0, activations: str
     )
     if activations == "int8":
         arguments += (jax.ShapeDtypeStruct((rows,), jnp.float32),)
-    kernel, rival = (_int8_product, _int8_product_xla) if activations == "int8" else (quant_matmul, _product_xla)
     weights = f"int4/{group}" if group else "int8"
     return Case(
         kernel="quant_matmul",
         name=f"M={rows} {model_dim}x{channels} {activations} x {weights}",
-        function=kernel,
+        function=_int8_product if activations == "int8" else quant_matmul,
         arguments=arguments,
         blocks=_blocks(model_dim, group),
         shape=shape_key(rows, model_dim, channels, group),
         mxu_flops=2 * rows * model_dim * channels,
         floor_bytes=weight_bytes + 4 * scale_rows * channels + rows * (item_bytes * model_dim + 2 * channels),
         int8=activations == "int8" and not group,
-        rivals=(Rival("XLA", rival, ({},)),),
+        rivals=(Rival("XLA", _product_of_xla, ({},)),),
     )
 
 
@@ -55,11 +51,19 @@ def _int8_product(x, weights, scales, activation_scales_M, **blocks):
     return quant_matmul(x, weights, scales, activation_scales_M=activation_scales_M, **blocks)
 
 
-_product_xla = partial(quant_matmul_reference, out_dtype=jnp.bfloat16)
-
-
-def _int8_product_xla(x, weights, scales, activation_scales_M):
-    return quant_matmul_reference(x, weights, scales, activation_scales_M=activation_scales_M, out_dtype=jnp.bfloat16)
+def _product_of_xla(x, weights, scales, activation_scales_M=None):
+    """Multiply as plain JAX would: scales of channels on the product, those of groups on the weights."""
+    if scales.ndim == 1:
+        kind = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+        out = jnp.dot(x, weights if x.dtype == jnp.int8 else weights.astype(x.dtype), preferred_element_type=kind)
+        out = out.astype(jnp.float32) * scales
+    else:
+        widened = weights.astype(jnp.float32).reshape(scales.shape[0], -1, scales.shape[1]) * scales[:, None]
+        widened = widened.astype(jnp.bfloat16).reshape(weights.shape)
+        out = jnp.dot(x.astype(jnp.bfloat16), widened, preferred_element_type=jnp.float32)
+    if activation_scales_M is not None:
+        out *= activation_scales_M[:, None]
+    return out.astype(jnp.bfloat16)
 
 
 CASES = (
