@@ -1,13 +1,13 @@
 """Prompt lookup: the text itself as the drafter (Saxena, prompt-lookup-decoding, 2023)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Proposal, Strategy, current_tokens
+from jaxinfer.decoding.strategy import Proposal, Strategy, Target, current_tokens
 from jaxinfer.decoding.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.model import Model
@@ -19,7 +19,8 @@ class PromptLookup(Strategy):
     """Draft what followed the last time that the text ended as it does now.
 
     The longest match of ``min_ngram`` to ``max_ngram`` tokens is taken, of equally long ones the ``last`` or the
-    ``first``. Where the match reaches into its own continuation, the draft goes on periodically.
+    ``first``. Where the match reaches into its own continuation, the draft goes on periodically. A ``min_ngram`` of 0
+    is 1, as published, or 2 on a CPU, where the nodes of a step cost more than what single tokens predict is worth.
     """
 
     name: ClassVar[str] = "prompt_lookup"
@@ -27,16 +28,25 @@ class PromptLookup(Strategy):
 
     num_draft_tokens: int = 10
     max_ngram: int = 3
-    min_ngram: int = 1
+    min_ngram: int = 0
     match: Literal["last", "first"] = "last"
 
     def __post_init__(self) -> None:
         check_range(self, "num_draft_tokens", 1, 64)
         check_range(self, "max_ngram", 1, 64)
-        check_range(self, "min_ngram", 1, 64)
+        check_range(self, "min_ngram", 0, 64)
         check_choice(self, "match", ("last", "first"))
         if self.min_ngram > self.max_ngram:
             raise InvalidOption(f"prompt_lookup: min_ngram={self.min_ngram} exceeds max_ngram={self.max_ngram}")
+
+    @property
+    def may_draft_nothing(self) -> bool:
+        return True
+
+    def resolve(self, target: Target) -> "PromptLookup":
+        """Choose the shortest match for the device."""
+        shortest = min(2 if target.backend.platform == "cpu" else 1, self.max_ngram)
+        return self if self.min_ngram else replace(self, min_ngram=shortest)
 
     @property
     def headroom(self) -> int:
@@ -56,7 +66,7 @@ class PromptLookup(Strategy):
         place_S = jnp.arange(num_slots)
         preference_S = place_S if self.match == "last" else num_slots - 1 - place_S
         best_B = jnp.argmax(matched_BS * num_slots + preference_S[None, :], axis=1)
-        is_found_B = jnp.take_along_axis(matched_BS, best_B[:, None], axis=1)[:, 0] >= self.min_ngram
+        is_found_B = jnp.take_along_axis(matched_BS, best_B[:, None], axis=1)[:, 0] >= max(self.min_ngram, 1)
         period_B1 = jnp.maximum(state.lengths_B - 1 - best_B, 1)[:, None]
         source_BG = best_B[:, None] + 1 + jnp.arange(self.num_draft_tokens)[None, :] % period_B1
         drafts_BG = jnp.take_along_axis(state.tokens_BS, source_BG, axis=1, mode="clip")

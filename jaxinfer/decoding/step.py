@@ -9,7 +9,7 @@ from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.rejection import reject
 from jaxinfer.decoding.state import DecodeState, is_stop
 from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Verified
-from jaxinfer.decoding.tree import ancestors, depths
+from jaxinfer.decoding.tree import DraftTree, ancestors, depths
 from jaxinfer.decoding.typical import accept_typical
 from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
 from jaxinfer.models.model import Model
@@ -83,7 +83,7 @@ def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, 
         state = state._replace(cache=proposal.cache)
     start_B, relation_BMM = state.lengths_B - 1, ancestors(tree.parents_BM)
     nodes = Nodes(start_B, relation_BMM, start_B[:, None] + depths(relation_BMM))
-    verified = strategy.forward(model, own, state, proposal, nodes)
+    verified = _forward(model, strategy, own, state, proposal, nodes)
     draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV)
     tokens_BM = emitted_tokens(tree, walk)
     path_logits_BMV = jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
@@ -94,6 +94,33 @@ def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, 
     from_draft_BM = jnp.arange(tokens_BM.shape[1])[None, :] < walk.taken_B[:, None] - 1
     state = _append(state, tokens_BM, log_probabilities(path_logits_BMV, tokens_BM), from_draft_BM, emitted_B)
     return state, strategy.observe(model, own, state, proposal, verified, draws_BM, walk)
+
+
+def _forward(
+    model: Model, strategy: Strategy, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes
+) -> Verified:
+    """Run the target over the tree, or over the roots alone where no row that runs has a draft and nodes cost."""
+    tree = proposal.tree
+    num_nodes = tree.tokens_BM.shape[1]
+    if not strategy.may_draft_nothing or model.decoder.backend.platform != "cpu" or num_nodes == 1:
+        return strategy.forward(model, own, state, proposal, nodes)
+
+    def run_tree() -> Verified:
+        return strategy.forward(model, own, state, proposal, nodes)
+
+    def run_roots() -> Verified:
+        roots = DraftTree(*(field[:, :1] for field in tree))
+        alone = Nodes(nodes.start_B, nodes.ancestors_BMM[:, :1, :1], nodes.positions_BM[:, :1])
+        verified = strategy.forward(model, own, state, proposal._replace(tree=roots), alone)
+        # What stands at the other nodes is never looked at.
+        logits_BMV, hidden_BMD = (
+            jnp.broadcast_to(root_B1X, (root_B1X.shape[0], num_nodes, root_B1X.shape[2]))
+            for root_B1X in (verified.logits_BMV, verified.hidden_BMD)
+        )
+        return verified._replace(logits_BMV=logits_BMV, hidden_BMD=hidden_BMD)
+
+    has_draft = (tree.valid_BM[:, 1:] & ~state.finished_B[:, None]).any()
+    return jax.lax.cond(has_draft, run_tree, run_roots)
 
 
 def accept(

@@ -114,6 +114,21 @@ class Strategy(ABC):
         return False
 
     @property
+    def may_draft_nothing(self) -> bool:
+        """Whether steps without any draft are frequent enough to be worth a program of their own on a CPU."""
+        return False
+
+    @property
+    def verifies_any_tree(self) -> bool:
+        """Whether its `forward` serves trees of other drafters, so that it can be part of a sum."""
+        return type(self).forward is Strategy.forward
+
+    @property
+    def slots_per_node(self) -> int:
+        """How many cache slots its `forward` writes for each node."""
+        return 1
+
+    @property
     def typical_thresholds(self) -> tuple[float, float]:
         """Epsilon and delta of typical acceptance."""
         return 0.09, 0.3

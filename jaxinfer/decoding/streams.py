@@ -70,7 +70,15 @@ class Streams(Strategy):
 
     @property
     def headroom(self) -> int:
-        return max(1 + len(self.paths), self.num_kept * (1 + self.max_depth))
+        return max(1 + len(self.paths), self.num_kept * self.slots_per_node)
+
+    @property
+    def slots_per_node(self) -> int:
+        return 1 + self.max_depth
+
+    @property
+    def verifies_any_tree(self) -> bool:
+        return not self.prunes
 
     @property
     def prunes(self) -> bool:

@@ -10,7 +10,7 @@ from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.merge import merge, select
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified
 from jaxinfer.decoding.tree import ancestors, depths
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
@@ -44,8 +44,8 @@ class Union(Strategy):
     """Draft with several strategies at once.
 
     Nodes on which drafters agree are verified once. ``nodes`` bounds the union, root included: the nodes that have
-    most often been taken stay, by each row's own recent steps; 0 keeps all. Only drafters that are verified by the
-    target's plain forward pass and accepted by match can be summed.
+    most often been taken stay, by each row's own recent steps; 0 keeps all. Only drafters that accept by match and
+    whose verification serves any tree can be summed, at most one of them with a verification of its own.
     """
 
     parts: tuple[Strategy, ...] = ()
@@ -53,12 +53,14 @@ class Union(Strategy):
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            if type(part).forward is not Strategy.forward or part.exactness != "identical":
+            if not part.verifies_any_tree or part.exactness != "identical":
                 raise InvalidOption(
-                    f"{part.name} cannot be part of a sum: it is not verified by the target's plain pass and by match"
+                    f"{part.name} cannot be part of a sum: it does not verify any drafter's tree, and by match"
                 )
+        if len(own := [part.name for part in self.parts if _verifies(part)]) > 1:
+            raise InvalidOption(f"{' and '.join(own)} cannot be parts of one sum: each verifies in a way of its own")
         if self.nodes:
-            fixed = 1 + sum(part.headroom - 1 for part in self.parts if part.needs_every_node)
+            fixed = 1 + sum(_nodes(part) - 1 for part in self.parts if part.needs_every_node)
             check_range(self, "nodes", max(2, fixed), 1024)
 
     @property
@@ -72,7 +74,16 @@ class Union(Strategy):
 
     @property
     def headroom(self) -> int:
-        return self.nodes or 1 + sum(part.headroom for part in self.parts)
+        # What a draft model catches up on stands in its own cache at these places.
+        drafting = 1 + sum(part.headroom for part in self.parts)
+        if not any(_verifies(part) for part in self.parts):
+            return self.nodes or drafting
+        nodes = self.nodes or 1 + sum(_nodes(part) - 1 for part in self.parts)
+        return max(drafting, nodes * self.slots_per_node)
+
+    @property
+    def slots_per_node(self) -> int:
+        return max(part.slots_per_node for part in self.parts)
 
     @property
     def max_depth(self) -> int:
@@ -106,6 +117,12 @@ class Union(Strategy):
             places = tuple(jnp.take_along_axis(moved_BM, places_BM, axis=1) for places_BM in places)
         passes = sum(draft.passes for draft in drafts)
         return Proposal(tree, Sum(memory.memories, memory.chances, drafts, places), passes=passes)
+
+    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+        for part, mine in zip(self.parts, own):
+            if _verifies(part):
+                return part.forward(model, mine, state, Proposal(proposal.tree, None), nodes)
+        return super().forward(model, own, state, proposal, nodes)
 
     def observe(
         self,
@@ -154,3 +171,12 @@ class Union(Strategy):
             lambda own, state, memory: part.propose(model, own, state, memory).tree, own, state, memory
         )
         return shapes.tokens_BM.shape[1]
+
+
+def _verifies(part: Strategy) -> bool:
+    return type(part).forward is not Strategy.forward
+
+
+def _nodes(part: Strategy) -> int:
+    """Return how many nodes a drafter's trees have at most."""
+    return -(-part.headroom // part.slots_per_node)

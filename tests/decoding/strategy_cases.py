@@ -136,6 +136,14 @@ CASES: Mapping[str, Case] = MappingProxyType(
             ),
             _fit_parts,
         ),
+        "streams+prompt_lookup": Case(
+            (
+                "streams+prompt_lookup:num_draft_tokens=3",
+                "streams+prompt_lookup:num_draft_tokens=3+nodes=8",
+            ),
+            _fit_parts,
+            follows_sampling=False,
+        ),
         "medusa+jacobi": Case(("medusa+jacobi:num_draft_tokens=3",), _fit_parts, warm_up=1),
     }
 )

@@ -113,6 +113,10 @@ def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec
 def test_what_cannot_be_summed_is_refused_by_name():
     with pytest.raises(InvalidOption, match="layerskip cannot be part of a sum"):
         parse_strategy("prompt_lookup+layerskip")
+    with pytest.raises(InvalidOption, match="streams cannot be part of a sum: it does not verify any drafter's tree"):
+        parse_strategy("streams:prune_below=0.1+prompt_lookup")
+    with pytest.raises(InvalidOption, match="streams and streams cannot be parts of one sum"):
+        parse_strategy("streams+streams")
     with pytest.raises(InvalidOption, match="beam cannot be part of a sum"):
         parse_strategy("beam+prompt_lookup")
     with pytest.raises(InvalidOption, match="nodes=3 is not a"):
