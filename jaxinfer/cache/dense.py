@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.slots import move_slots, path_moves, write_slots
 from jaxinfer.notation import Array, Bool, Float, Int
-from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cache_attention import Seen, attend_to_layer
 from jaxinfer.ops.masks import visible_slots
 
 
@@ -42,7 +42,7 @@ class DenseCache:
         num_tokens = ancestors_BTT.shape[-1]
         slots_BT = start_B[:, None] + jnp.arange(num_tokens, dtype=start_B.dtype)
         mask_BTS = visible_slots(start_B, ancestors_BTT, extent or self.keys.shape[2], self.window)
-        return Placement(slots_BT, mask_BTS)
+        return Placement(slots_BT, mask_BTS, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
 
     def attend(
         self,
@@ -57,9 +57,8 @@ class DenseCache:
         """Write the new tokens, then attend to the slots that the placement's mask spans."""
         keys = write_slots(self.keys, layer, placement.slots_BT, keys_BTKH)
         values = write_slots(self.values, layer, placement.slots_BT, values_BTKH)
-        extent = placement.mask_BTS.shape[-1]
-        held = keys[layer, :, :extent], values[layer, :, :extent]
-        mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, softcap=scores.softcap)
+        options = {"softcap": scores.softcap, "window": self.window}
+        mixed = attend_to_layer(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **options)
         return mixed, replace(self, keys=keys, values=values)
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "DenseCache":

@@ -18,6 +18,7 @@ from jaxinfer.errors import InvalidOption
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Platform = Literal["cpu", "gpu", "tpu"]
+Kernels = Literal["pallas", "interpret", "xla"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Backend:
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
-    ``[in, out]`` instead of ``[out, in]``. ``kv_shards`` is over how many devices the key/value
-    heads are split.
+    ``[in, out]`` instead of ``[out, in]``. ``kv_shards`` is over how many devices the key/value heads
+    are split. ``kernels`` is what attends to a cache: Pallas kernels, the same interpreted on a CPU, or plain XLA.
     """
 
     platform: Platform
@@ -39,6 +40,7 @@ class Backend:
     min_matmul_rows: int = 1
     transposed_kernels: bool = False
     kv_shards: int = 1
+    kernels: Kernels = "xla"
 
     @property
     def precision(self) -> jax.lax.Precision:
@@ -79,4 +81,5 @@ def choose_backend(
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
         transposed_kernels=on_cpu and unrolled and not wide,
+        kernels="pallas" if platform == "tpu" else "xla",
     )

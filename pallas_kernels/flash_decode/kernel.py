@@ -50,8 +50,8 @@ def attend_cache(
     ``order`` tells which slots hold what and ``encoded_BRA`` (`encode_ancestors`) which new tokens a query sees. The
     slots that ``order`` calls sinks meet a query of their own.
     """
-    _, groups, rows, lanes = query_BCRI.shape
-    width = keys_LBSF.shape[3]
+    batch, groups, rows, lanes = query_BCRI.shape
+    num_slots, width = keys_LBSF.shape[2:]
     block, parts = tiling.block_slots, tiling.lane_parts
     num_blocks = pl.cdiv(order.num_slots, block)
     start_B = start_B.astype(jnp.int32)
@@ -90,6 +90,13 @@ def attend_cache(
         out_shape=jax.ShapeDtypeStruct(query_BCRI.shape, query_BCRI.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT_BYTES
+        ),
+        # As if every row were full, and had no window; rows' true lengths are not known here.
+        cost_estimate=pl.CostEstimate(
+            flops=4 * query_BCRI.size * num_slots,
+            transcendentals=batch * groups * rows * num_slots,
+            bytes_accessed=(2 * batch * num_slots * width + (len(queries) + 1) * query_BCRI.size)
+            * keys_LBSF.dtype.itemsize,
         ),
         interpret=interpret,
         name="attend_cache",

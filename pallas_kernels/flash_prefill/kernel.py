@@ -120,6 +120,12 @@ def attend_prompt(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"), vmem_limit_bytes=_VMEM_LIMIT_BYTES
         ),
+        # As if all tokens were real and the cache ended behind them; true starts and lengths are not known here.
+        cost_estimate=pl.CostEstimate(
+            flops=2 * batch * num_heads * tokens * (2 * prefill.slots - tokens) * lanes,
+            transcendentals=batch * num_heads * tokens * (2 * prefill.slots - tokens) // 2,
+            bytes_accessed=2 * (query_BTI.size + keys_LBSF[0].size) * query_BTI.dtype.itemsize,
+        ),
         interpret=interpret,
         name="flash_prefill",
     )
