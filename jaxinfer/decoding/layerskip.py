@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.chain_draft import draft_chain
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Proposal, Strategy, Verified
+from jaxinfer.decoding.strategy import Nodes, Proposal, Strategy, Target, Verified
 from jaxinfer.decoding.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
@@ -51,6 +51,11 @@ class LayerSkip(Strategy):
     @property
     def max_depth(self) -> int:
         return self.num_draft_tokens
+
+    def resolve(self, target: Target) -> "LayerSkip":
+        """Check that the exit is inside the model."""
+        self.exit_of(target.config)
+        return self
 
     def exit_of(self, config: DecoderConfig) -> int:
         """Return the first layer that drafting does not run; raises InvalidOption where there is none such."""

@@ -83,7 +83,7 @@ def expected_acceptance(
         path: tuple[int, ...] = ()
         while current + len(path) + 1 < len(text) and len(path) < len(extra["heads"]):
             along = table_VD[list(text[current : current + len(path) + 1])]
-            scores_W = _scores(extra["heads"][len(path)], hidden_TD[current - 1], along)
+            scores_W = head_scores(extra["heads"][len(path)], hidden_TD[current - 1], along)
             wanted = np.flatnonzero(ids == text[current + len(path) + 1])
             ranking = np.argsort(-scores_W, kind="stable")
             rank = int(np.flatnonzero(ranking == wanted[0])[0]) if len(wanted) else len(ids)
@@ -97,7 +97,8 @@ def expected_acceptance(
     return Acceptance(steps, tuple(accepted.tolist()), later)
 
 
-def _scores(head: Params, hidden_D: np.ndarray, along_PD: np.ndarray) -> np.ndarray:
+def head_scores(head: Params, hidden_D: np.ndarray, along_PD: np.ndarray) -> np.ndarray:
+    """Return a head's scores of its vocabulary, after a hidden state and the embeddings of the tokens drafted on."""
     (block,) = head["blocks"]
     kernel = np.asarray(block["kernel"])
     is_conditioned = kernel.shape[1] > len(hidden_D)
