@@ -11,6 +11,9 @@ from pallas_kernels.flash_decode.op import flash_decode
 from pallas_kernels.flash_prefill.op import flash_prefill
 from pallas_kernels.tree_verify.op import MAX_NODES, tree_verify
 
+# What a TPU holds side by side. A cache of another width lies in another order, and would be copied for a kernel.
+_LANES = 128
+
 
 class Seen(NamedTuple):
     """What each new token sees: all slots before ``start_B``, and of the T new ones, which follow, its ancestors.
@@ -45,7 +48,9 @@ def attend_to_layer(
     num_tokens = query_BTNH.shape[1]
     is_prompt = seen.counts_B is not None and num_tokens > MAX_NODES
     serves = keys_LBSF.dtype in (jnp.bfloat16, jnp.float32) and backend.kv_shards == 1
-    if backend.kernels == "xla" or not serves or (num_tokens > MAX_NODES and not is_prompt):
+    lies_well = keys_LBSF.shape[-1] % _LANES == 0 or backend.kernels == "interpret"
+    fits = num_tokens <= MAX_NODES or is_prompt
+    if backend.kernels == "xla" or not (serves and lies_well and fits):
         extent = seen.mask_BTS.shape[-1]
         held = keys_LBSF[layer, :, :extent], values_LBSF[layer, :, :extent]
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, softcap=softcap)

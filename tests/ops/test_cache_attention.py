@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.models.config import LayerKind, Rope
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.cache_attention import Seen, attend_to_layer
+from jaxinfer.ops.masks import causal_ancestors, visible_slots
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 INTERPRETED = replace(float32_backend(), kernels="interpret")
@@ -56,3 +59,17 @@ def test_a_tpu_attends_by_kernels_and_others_by_xla():
     assert choose_backend("bfloat16", "tpu").kernels == "pallas"
     assert {choose_backend("bfloat16", platform).kernels for platform in ("cpu", "gpu")} == {"xla"}
     assert jnp.dtype(INTERPRETED.cache_dtype) == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("lanes", "tokens", "shards", "is_kernel"),
+    [(256, 1, 1, True), (256, 128, 1, True), (192, 1, 1, False), (256, 129, 1, False), (256, 1, 2, False)],
+)
+def test_kernels_serve_whole_tiles_small_trees_and_one_device(lanes, tokens, shards, is_kernel):
+    backend = replace(choose_backend("bfloat16", "tpu"), kv_shards=shards)
+    cache = jnp.zeros((2, 1, 256, lanes), jnp.bfloat16)
+    query = jnp.zeros((1, tokens, lanes // 64, 64), jnp.bfloat16)
+    start_B, ancestors_1TT = jnp.zeros((1,), jnp.int32), causal_ancestors(tokens)[None]
+    seen = Seen(start_B, ancestors_1TT, None, visible_slots(start_B, ancestors_1TT, 256))
+    traced = jax.make_jaxpr(lambda layer: attend_to_layer(query, cache, cache, layer, seen, 0.125, backend))(0)
+    assert ("pallas_call" in str(traced)) == is_kernel
