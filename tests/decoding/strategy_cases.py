@@ -131,8 +131,8 @@ CASES: Mapping[str, Case] = MappingProxyType(
         ),
         "draft_model+prompt_lookup": Case(
             (
-                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4",
-                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4+nodes=6",
+                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1",
+                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1+nodes=6",
             ),
             _fit_parts,
         ),
@@ -142,7 +142,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
                 "streams+prompt_lookup:num_draft_tokens=3+nodes=8",
             ),
             _fit_parts,
-            follows_sampling=False,
+            warm_up=2,
         ),
         "medusa+jacobi": Case(("medusa+jacobi:num_draft_tokens=3",), _fit_parts, warm_up=1),
     }

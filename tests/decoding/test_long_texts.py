@@ -12,7 +12,14 @@ import pytest
 
 import jaxinfer
 from jaxinfer import LanguageModel, SamplingParams
-from tests.decoding.covered_models import LONG_LIMITS, SAMPLINGS, ask, cover_trained, damp_last_layer, quick_compilation
+from tests.decoding.covered_models import (
+    LONG_LIMITS,
+    SAMPLINGS,
+    ask_clearly,
+    cover_trained,
+    damp_last_layer,
+    quick_compilation,
+)
 from tests.decoding.identity import check_identical, check_not_vacuous, check_screened, forget_programs
 from tests.decoding.strategy_cases import CASES, with_model
 from tests.decoding.watched import run_watched
@@ -33,7 +40,7 @@ def stories():
     prompts = [lm.tokenizer.encode(text) for text in ("Once upon a time, Tim", "The cat sat on the mat. The cat")]
     samplings = (SamplingParams(), SamplingParams(temperature=0.7, top_p=0.95, seed=3))
     with quick_compilation():
-        asked = ask(lm, prompts, (200, 200), samplings)
+        asked = ask_clearly(lm, prompts, (200, 200), samplings)
         check_screened(lm, asked)
     return lm, asked
 
@@ -113,7 +120,7 @@ def test_first_layers_that_decide_alone_are_accepted_whole(covered):
     config = covered.lm.config
     lm = LanguageModel(config, damp_last_layer(config, covered.lm.params, 0.0), covered.lm.backend)
     with quick_compilation():
-        asked = ask(lm, [row.prompt for row in covered.whole.requests], LONG_LIMITS, SAMPLINGS)
+        asked = ask_clearly(lm, [row.prompt for row in covered.whole.requests], LONG_LIMITS, SAMPLINGS)
         check_screened(lm, asked)
         strategy = CASES["layerskip"].strategy(0, lm, asked.texts)
         found = run_watched(lm, asked.requests, strategy)
