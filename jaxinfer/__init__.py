@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jaxinfer.decoding.strategy import Strategy
     from jaxinfer.language_model import LanguageModel, load
     from jaxinfer.models.config import DecoderConfig
+    from jaxinfer.parallel.mesh import MeshConfig
     from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
     from jaxinfer.sampling.params import SamplingParams
 
@@ -21,6 +22,7 @@ __all__ = [
     "GenerationResult",
     "GenerationStats",
     "LanguageModel",
+    "MeshConfig",
     "SamplingParams",
     "Strategy",
     "StreamPiece",
@@ -36,6 +38,7 @@ _HOMES = MappingProxyType(
         "GenerationResult": ("jaxinfer.results", "GenerationResult"),
         "GenerationStats": ("jaxinfer.results", "GenerationStats"),
         "LanguageModel": ("jaxinfer.language_model", "LanguageModel"),
+        "MeshConfig": ("jaxinfer.parallel.mesh", "MeshConfig"),
         "SamplingParams": ("jaxinfer.sampling.params", "SamplingParams"),
         "Strategy": ("jaxinfer.decoding.strategy", "Strategy"),
         "StreamPiece": ("jaxinfer.results", "StreamPiece"),

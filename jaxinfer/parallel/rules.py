@@ -12,8 +12,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-
-TENSOR = "tensor"
+from jaxinfer.parallel.mesh import TENSOR
 
 # Megatron's split (Shoeybi et al., 1909.08053): heads and hidden features apart, one sum after each half of a block.
 MESH_AXES: Mapping[str, str | None] = MappingProxyType(

@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.parallel.rules import TENSOR
+from jaxinfer.parallel.mesh import TENSOR
 from pallas_kernels.chips import CHIPS, Chip
 
 # libtpu looks for the machine that it runs on, and locks it: neither is wanted where there is none.

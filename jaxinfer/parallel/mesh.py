@@ -1,0 +1,69 @@
+"""How devices are arranged: a mesh with an axis for each kind of parallelism."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxinfer.errors import InvalidOption
+
+# From the axis that communicates least to the one that communicates most, which gets the nearest devices.
+AXES = ("data", "pipeline", "sequence", "tensor")
+DATA, PIPELINE, SEQUENCE, TENSOR = AXES
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Over how many devices each kind of parallelism splits the work.
+
+    ``data`` splits the batch, ``pipeline`` the layers, ``sequence`` the tokens of a prompt and the slots of a cache,
+    ``tensor`` heads, features and the vocabulary.
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    sequence: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, size in self.sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise InvalidOption(f"mesh: {axis}={size!r} is not a whole number from 1")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The length of each axis, in the order of `AXES`."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def num_devices(self) -> int:
+        """The product of the axes."""
+        return math.prod(self.sizes.values())
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={size}" for axis, size in self.sizes.items() if size > 1) or "tensor=1"
+
+    def build(self, devices: Sequence[Any]) -> Mesh:
+        """Arrange exactly these devices as a mesh with all `AXES`."""
+        if len(devices) != self.num_devices:
+            raise InvalidOption(
+                f"mesh {self} is of {self.num_devices} devices, but there are {len(devices)}: "
+                "choose axes that multiply to the number of devices"
+            )
+        return Mesh(np.asarray(devices, dtype=object).reshape(tuple(self.sizes.values())), AXES)
+
+
+def parse_mesh(text: str) -> MeshConfig:
+    """Read a mesh as it is written on the command line: ``tensor=4,pipeline=2``."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = (piece.strip() for piece in part.partition("="))
+        if axis not in AXES or axis in sizes or not size.isdecimal():
+            raise InvalidOption(
+                f"mesh {text!r}: write axes such as tensor=4,pipeline=2; the axes are {', '.join(AXES)}"
+            )
+        sizes[axis] = int(size)
+    return MeshConfig(**sizes)
