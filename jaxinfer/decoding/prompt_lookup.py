@@ -20,7 +20,8 @@ class PromptLookup(Strategy):
 
     The longest match of ``min_ngram`` to ``max_ngram`` tokens is taken, of equally long ones the ``last`` or the
     ``first``. Where the match reaches into its own continuation, the draft goes on periodically. A ``min_ngram`` of 0
-    is 1, as published, or 2 on a CPU, where the nodes of a step cost more than what single tokens predict is worth.
+    is 1, as published, or 2 on a CPU in float32, where the nodes of a step cost more than what single tokens predict
+    is worth.
     """
 
     name: ClassVar[str] = "prompt_lookup"
@@ -45,7 +46,9 @@ class PromptLookup(Strategy):
 
     def resolve(self, target: Target) -> "PromptLookup":
         """Choose the shortest match for the device."""
-        shortest = min(2 if target.backend.platform == "cpu" else 1, self.max_ngram)
+        # On a CPU, products that are padded to several rows have nodes to give away.
+        is_costly = target.backend.platform == "cpu" and target.backend.min_matmul_rows == 1
+        shortest = min(2 if is_costly else 1, self.max_ngram)
         return self if self.min_ngram else replace(self, min_ngram=shortest)
 
     @property

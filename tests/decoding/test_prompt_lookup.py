@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategy import Target
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
+from jaxinfer.ops.backend import choose_backend
 from tests.toys import TINY_LLAMA, float32_backend
 
 NUM_SLOTS = 24
@@ -56,3 +58,13 @@ def test_it_drafts_what_followed_the_longest_match(match, max_ngram, min_ngram, 
 def test_a_shortest_match_longer_than_the_longest_is_refused():
     with pytest.raises(InvalidOption, match="min_ngram=4 exceeds max_ngram=3"):
         PromptLookup(min_ngram=4)
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "shortest"), [("tpu", "bfloat16", 1), ("cpu", "bfloat16", 1), ("cpu", "float32", 2)]
+)
+def test_single_tokens_are_looked_up_where_nodes_cost_little(platform, dtype, shortest):
+    target = Target(TINY_LLAMA, choose_backend(dtype, platform), {})
+    assert PromptLookup().resolve(target).min_ngram == shortest
+    assert PromptLookup(max_ngram=1).resolve(target).min_ngram == 1
+    assert PromptLookup(min_ngram=3).resolve(target).min_ngram == 3
