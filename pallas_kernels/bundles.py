@@ -11,7 +11,8 @@ _OPERATION = re.compile(r"^(?:(%[\w.]+) = )?([a-z][\w.]*)\s*(.*)$", re.DOTALL)
 _GUARD = re.compile(r"\((!?)(%p\w+)(?:, *[^()]*)?\)")
 _TARGET = re.compile(r"target bundleno = (\d+)")
 _LABELLED = re.compile(r"/\*(\w+)=\*/\s*([^,\s]+)")
-_CORE_ID = re.compile(r"sld \[smem:\[#\w+\]\] /\* core id \*/")
+# "core id", or "megacore core id :: core id", according to the compiler's version.
+_CORE_ID = re.compile(r"sld \[smem:\[#\w+\]\] /\* (?:[\w ]+ :: )*core id \*/")
 _OPERAND = re.compile(r"inlined_call_operand\.(<no memory space>)?[^\[]*\[shape: .*?, index: (\d+), kind: \w+")
 
 
