@@ -1,68 +1,101 @@
-"""The kernel of cache_write: read, change and write back the tiles of slots that the new tokens fall into.
+"""The kernel of cache_write: read, change and write back the blocks of slots that the new tokens fall into.
 
-HBM is written in whole tiles of slots, so a token's row cannot be copied alone. The grid has a step for each tile that
-T tokens may touch; the cache is aliased, and all else in it stays as it is.
+HBM is written in whole tiles of slots, so a token's row cannot be copied alone. The grid has a step for each block that
+a row's tokens may touch; the cache is aliased, and all else in it stays as it is. Blocks of new tokens do not begin
+where blocks of slots do: a step takes two of them, and turns their rows into place.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+_VMEM_LIMIT_BYTES = 48 << 20
 
-def write_tiles(
+
+class Steps(NamedTuple):
+    """What each step of each row writes, int32 ``[B, X]``: which block of slots, and where in it the tokens begin.
+
+    ``ahead_BX`` counts slots from the block's first to that of the row's first token, below 0 after the first block.
+    Nothing is written to slots before ``lowest_BX``, the block's first being 0, nor of tokens from ``count_B`` on.
+    A block may come up again in the very next step, but no later.
+    """
+
+    block_BX: jax.Array
+    ahead_BX: jax.Array
+    lowest_BX: jax.Array
+    count_B: jax.Array
+
+
+def write_blocks(
     keys_LBSF: jax.Array,
     values_LBSF: jax.Array,
     new_keys_BTF: jax.Array,
     new_values_BTF: jax.Array,
     layer: jax.Array,
-    start_B: jax.Array,
+    steps: Steps,
     *,
-    num_tokens: int,
-    slot_tile: int,
+    block_slots: int,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Write token i of row b to slot ``start_B[b] + i`` of ``cache[layer]``; those past the end are dropped.
+    """Write new tokens, padded to whole blocks of ``block_slots``, to ``cache[layer]``."""
+    batch, width = keys_LBSF.shape[1], keys_LBSF.shape[3]
+    num_steps = steps.block_BX.shape[1]
+    num_new = new_keys_BTF.shape[1] // block_slots
+    # One block of tokens is turned in itself.
+    parts = 1 if num_new == 1 else 2
+    scalars = (*(each.reshape(-1) for each in steps), jnp.reshape(layer, (1,)))
 
-    New tokens are padded to at least ``slot_tile`` rows, a multiple of 8; the padding is not written.
-    """
-    _, batch, num_slots, width = keys_LBSF.shape
-    rows = new_keys_BTF.shape[1]
-    tiles = (num_tokens + slot_tile - 2) // slot_tile + 1
-    last_tile = pl.cdiv(num_slots, slot_tile) - 1
-    # A tile past the end is the last one again: it gets the same tokens a second time.
-    first_B = jnp.clip(start_B, 0, num_slots) // slot_tile
-    tile_BX = jnp.minimum(first_B[:, None] + jnp.arange(tiles, dtype=jnp.int32), last_tile)
-    scalars = (tile_BX.reshape(-1), start_B, jnp.reshape(layer, (1,)))
+    def first_new(ahead: Any) -> Any:
+        """Return the first of the two blocks of tokens: the other is the one after it."""
+        # Rounded down: the division is of numbers from 0 up.
+        return jax.lax.div(block_slots - ahead, block_slots) - 1
 
-    def cache_tile(row: Any, tile: Any, tile_X: Any, _: Any, layer_1: Any) -> tuple[Any, ...]:
-        return layer_1[0], row, tile_X[row * tiles + tile], 0
+    def cache_block(row: Any, step: Any, block_X: Any, ahead_X: Any, lowest_X: Any, count_B: Any, layer_1: Any) -> Any:
+        return layer_1[0], row, block_X[row * num_steps + step], 0
 
-    def body(tile_X: Any, start_B: Any, _: Any, *refs: Any) -> None:
+    def new_block(part: int, row: Any, step: Any, block_X: Any, ahead_X: Any, *_: Any) -> Any:
+        return row, jnp.clip(first_new(ahead_X[row * num_steps + step]) + part, 0, num_new - 1), 0
+
+    def body(block_X: Any, ahead_X: Any, lowest_X: Any, count_B: Any, _: Any, *refs: Any) -> None:
         row = pl.program_id(0)
-        ahead = start_B[row] - tile_X[row * tiles + pl.program_id(1)] * slot_tile
-        old_and_new = zip(refs[:2], refs[2:4], refs[4:])
-        for held_SF, new_TF, written_SF in old_and_new:
-            turned_TF = pltpu.roll(new_TF[...].astype(jnp.float32), jnp.where(ahead < 0, ahead + rows, ahead), 0)
-            token_SF = jax.lax.broadcasted_iota(jnp.int32, held_SF.shape, 0) - ahead
-            is_new_SF = (token_SF >= 0) & (token_SF < num_tokens)
-            merged_SF = jnp.where(is_new_SF, turned_TF[:slot_tile], held_SF[...].astype(jnp.float32))
+        at = row * num_steps + pl.program_id(1)
+        ahead, rows = ahead_X[at], parts * block_slots
+        # Where in the blocks of tokens the first slot's stands, by which they are turned.
+        turn = ahead if parts == 1 else ahead + first_new(ahead) * block_slots
+        slot_SF = jax.lax.broadcasted_iota(jnp.int32, (block_slots, width), 0)
+        token_SF = slot_SF - ahead
+        is_new_SF = (token_SF >= 0) & (token_SF < count_B[row]) & (slot_SF >= lowest_X[at])
+        for which in range(2):
+            held_SF, written_SF = refs[which], refs[2 + 2 * parts + which]
+            new = [refs[2 + which * parts + part][...] for part in range(parts)]
+            new_RF = (jnp.concatenate(new) if parts > 1 else new[0]).astype(jnp.float32)
+            turned_RF = pltpu.roll(new_RF, jnp.mod(turn, rows), 0)
+            merged_SF = jnp.where(is_new_SF, turned_RF[:block_slots], held_SF[...].astype(jnp.float32))
             written_SF[...] = merged_SF.astype(written_SF.dtype)
 
-    cache_spec = pl.BlockSpec((None, None, slot_tile, width), cache_tile)
-    new_spec = pl.BlockSpec((None, rows, width), lambda row, *_: (row, 0, 0))
+    cache_spec = pl.BlockSpec((None, None, block_slots, width), cache_block)
+    new_specs = [
+        pl.BlockSpec((None, block_slots, width), lambda *index, part=part: new_block(part, *index))
+        for part in range(parts)
+    ]
+    moved = 4 * batch * num_steps * block_slots * width + new_keys_BTF.size + new_values_BTF.size
     return pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(batch, tiles),
-            in_specs=[cache_spec, cache_spec, new_spec, new_spec],
+            grid=(batch, num_steps),
+            in_specs=[cache_spec, cache_spec, *new_specs, *new_specs],
             out_specs=[cache_spec, cache_spec],
         ),
         out_shape=[jax.ShapeDtypeStruct(buffer.shape, buffer.dtype) for buffer in (keys_LBSF, values_LBSF)],
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_LIMIT_BYTES),
+        cost_estimate=pl.CostEstimate(
+            flops=0, transcendentals=0, bytes_accessed=moved * keys_LBSF.dtype.itemsize
+        ),
         input_output_aliases={len(scalars): 0, len(scalars) + 1: 1},
         interpret=interpret,
         name="cache_write",
-    )(*scalars, keys_LBSF, values_LBSF, new_keys_BTF, new_values_BTF)
+    )(*scalars, keys_LBSF, values_LBSF, *[new_keys_BTF] * parts, *[new_values_BTF] * parts)
