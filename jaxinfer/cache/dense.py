@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves, write_slots
+from jaxinfer.cache.slots import move_slots, path_moves
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
+from jaxinfer.ops.cache_write import write_to_layer
 from jaxinfer.ops.masks import visible_slots
 
 
@@ -55,8 +56,8 @@ class DenseCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "DenseCache"]:
         """Write the new tokens, then attend to the slots that the placement's mask spans."""
-        keys = write_slots(self.keys, layer, placement.slots_BT, keys_BTKH)
-        values = write_slots(self.values, layer, placement.slots_BT, values_BTKH)
+        new = keys_BTKH, values_BTKH
+        keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
         options = {"softcap": scores.softcap, "window": self.window}
         mixed = attend_to_layer(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **options)
         return mixed, replace(self, keys=keys, values=values)

@@ -20,8 +20,8 @@ class Placement(NamedTuple):
     ``slots_BT`` int32 are the cache slots written, past the end where a token is not to be kept; ``mask_BTS`` bool is
     what each token sees, over whatever the layout attends to. A layout that brings sinks nearer says in ``shift_BT``
     int32 by how many positions, for each new token; the decoder then rotates for texts without end, and adds the
-    cosines and sines ``[B, T, R]`` of the shift as ``rotation`` (None without rotary positions). ``seen`` is what a
-    dense layout's kernels read in the mask's place.
+    cosines and sines ``[B, T, R]`` of the shift as ``rotation`` (None without rotary positions). ``seen`` is what
+    kernels read in the mask's place, where a layout has any.
     """
 
     slots_BT: Any

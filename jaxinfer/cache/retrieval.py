@@ -14,10 +14,11 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for, write_slots
+from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cache_write import write_to_layer
 from jaxinfer.ops.masks import visible_slots
 
 
@@ -65,8 +66,8 @@ class RetrievalCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RetrievalCache"]:
         """Write the new tokens to the tail, then attend to it and to the chunks."""
-        keys = write_slots(self.keys, layer, placement.slots_BT, keys_BTKH)
-        values = write_slots(self.values, layer, placement.slots_BT, values_BTKH)
+        new = keys_BTKH, values_BTKH
+        keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
         held = keys[layer], values[layer]
         mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, softcap=scores.softcap)
         return mixed, replace(self, keys=keys, values=values)

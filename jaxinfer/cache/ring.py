@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves, slots_for, write_slots
+from jaxinfer.cache.slots import move_slots, path_moves, slots_for
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cache_attention import Seen, attend_to_ring
+from jaxinfer.ops.cache_write import Around, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
 
 
@@ -63,7 +65,8 @@ class RingCache:
             index_B1C = jnp.minimum(offset_BC, num_tokens - 1)[:, None, :]
             as_new_BTC = jnp.take_along_axis(new_BTT, index_B1C, axis=2)
             mask_BTS = jnp.where((offset_BC < num_tokens)[:, None, :], as_new_BTC, old_BTC)
-        return Placement(jnp.where(is_written_BT, slots_BT, capacity), mask_BTS)
+        seen = Seen(start_B, ancestors_BTT, counts_B, mask_BTS)
+        return Placement(jnp.where(is_written_BT, slots_BT, capacity), mask_BTS, seen=seen)
 
     def attend(
         self,
@@ -76,13 +79,15 @@ class RingCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RingCache"]:
         """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
-        keys = write_slots(self.keys, layer, placement.slots_BT, keys_BTKH)
-        values = write_slots(self.values, layer, placement.slots_BT, values_BTKH)
+        around = Around(placement.seen.start_B, placement.seen.counts_B, 0)
+        new = keys_BTKH, values_BTKH
+        keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
         if placement.mask_BTS.shape[-1] == self.capacity:
-            held = keys[layer], values[layer]
+            options = {"window": self.window, "softcap": scores.softcap}
+            mixed = attend_to_ring(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **options)
         else:
             held = _beside(self.keys[layer], keys_BTKH), _beside(self.values[layer], values_BTKH)
-        mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, softcap=scores.softcap)
+            mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, softcap=scores.softcap)
         return mixed, replace(self, keys=keys, values=values)
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "RingCache":

@@ -1,4 +1,4 @@
-"""Reading, writing and moving slots of flat buffers ``[L, B, S, K*H]``."""
+"""Reading and moving slots of flat buffers ``[L, B, S, K*H]``."""
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,6 @@ _SLOT_TILE = 16
 def slots_for(num_tokens: int) -> int:
     """Return the number of slots, a little more than tokens, that lie in memory as a layer is read."""
     return -(-num_tokens // _SLOT_TILE) * _SLOT_TILE
-
-
-def write_slots(
-    buffer: Float[Array, "L B S KH"],
-    layer: Int[Array, ""] | int,
-    slots_BT: Int[Array, "B T"],
-    rows_BTKH: Float[Array, "B T K H"],
-) -> Float[Array, "L B S KH"]:
-    """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row."""
-    batch, num_tokens = slots_BT.shape
-    rows = rows_BTKH.reshape(batch, num_tokens, -1).astype(buffer.dtype)
-    return buffer.at[layer, jnp.arange(batch)[:, None], slots_BT].set(rows, mode="drop", unique_indices=True)
 
 
 def move_slots(

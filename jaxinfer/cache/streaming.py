@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.layouts import StreamingLayout
-from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, read_slots, slots_for, write_slots
+from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, read_slots, slots_for
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cache_attention import Seen, attend_to_ring
+from jaxinfer.ops.cache_write import Around, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
 from jaxinfer.ops.rotation import rotate
 
@@ -84,7 +86,7 @@ class StreamingCache:
             mask_BTS = jnp.where(is_new_BS[:, None, :], as_new_BTS, old_BTS)
         shift_BT = jnp.maximum(position_BT + 1 - self.sinks - self.window, 0) if self.renumbers else None
         slots_BT = jnp.where(is_written_BT, self.slots(text_BT), self.keys.shape[2])
-        return Placement(slots_BT, mask_BTS, shift_BT)
+        return Placement(slots_BT, mask_BTS, shift_BT, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
 
     def attend(
         self,
@@ -97,27 +99,38 @@ class StreamingCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "StreamingCache"]:
         """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
-        keys = write_slots(self.keys, layer, placement.slots_BT, keys_BTKH)
-        values = write_slots(self.values, layer, placement.slots_BT, values_BTKH)
-        if placement.mask_BTS.shape[-1] == self.keys.shape[2]:
-            held_keys, held_values = keys[layer], values[layer]
-        else:
-            held_keys = self._beside(keys[layer], self.keys[layer], keys_BTKH)
-            held_values = self._beside(values[layer], self.values[layer], values_BTKH)
-        sinks = None
+        around = Around(placement.seen.start_B, placement.seen.counts_B, self.sinks)
+        new = keys_BTKH, values_BTKH
+        keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
+        sink_query_BTNH = None
         if placement.rotation is not None and self.sinks:
             cosines_BTR, sines_BTR = placement.rotation
-            sinks = Sinks(rotate(query_BTNH, cosines_BTR, -sines_BTR), self.sinks)
-        mixed = attend(
-            query_BTNH,
-            held_keys,
-            held_values,
-            placement.mask_BTS,
-            scores.scale,
-            backend,
-            softcap=scores.softcap,
-            sinks=sinks,
-        )
+            sink_query_BTNH = rotate(query_BTNH, cosines_BTR, -sines_BTR)
+        if placement.mask_BTS.shape[-1] == self.keys.shape[2]:
+            mixed = attend_to_ring(
+                query_BTNH,
+                keys,
+                values,
+                layer,
+                placement.seen,
+                scores.scale,
+                backend,
+                window=self.window,
+                softcap=scores.softcap,
+                num_sinks=self.sinks,
+                sink_query_BTNH=sink_query_BTNH,
+            )
+        else:
+            mixed = attend(
+                query_BTNH,
+                self._beside(keys[layer], self.keys[layer], keys_BTKH),
+                self._beside(values[layer], self.values[layer], values_BTKH),
+                placement.mask_BTS,
+                scores.scale,
+                backend,
+                softcap=scores.softcap,
+                sinks=None if sink_query_BTNH is None else Sinks(sink_query_BTNH, self.sinks),
+            )
         return mixed, replace(self, keys=keys, values=values)
 
     def keep(

@@ -18,7 +18,7 @@ from jaxinfer.errors import InvalidOption
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Platform = Literal["cpu", "gpu", "tpu"]
-Kernels = Literal["pallas", "interpret", "xla"]
+Kernels = Literal["pallas", "interpret", "xla", "reference"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class Backend:
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
     ``[in, out]`` instead of ``[out, in]``. ``kv_shards`` is over how many devices the key/value heads
-    are split. ``kernels`` is what attends to a cache: Pallas kernels, the same interpreted on a CPU, or plain XLA.
+    are split. ``kernels`` is what works on a cache: Pallas kernels, the same interpreted on a CPU, plain XLA, or the
+    kernels' ``reference``, which computes in float32 what defines correct. On a mesh, kernels run on each device if the
+    heads' axis is named by ``kv_axis`` (and the batch's, if split, by ``batch_axis``) and the mesh is the context's.
     """
 
     platform: Platform
@@ -41,6 +43,8 @@ class Backend:
     transposed_kernels: bool = False
     kv_shards: int = 1
     kernels: Kernels = "xla"
+    kv_axis: str | None = None
+    batch_axis: str | None = None
 
     @property
     def precision(self) -> jax.lax.Precision:
@@ -61,9 +65,15 @@ def default_dtype(platform: Platform) -> str:
 
 
 def choose_backend(
-    dtype: str | None = None, platform: Platform | None = None, scan_layers: bool | None = None
+    dtype: str | None = None,
+    platform: Platform | None = None,
+    scan_layers: bool | None = None,
+    kernels: Kernels | None = None,
 ) -> Backend:
-    """Choose how a model of weights in ``dtype`` runs on ``platform``, both by default those of this process."""
+    """Choose how a model of weights in ``dtype`` runs on ``platform``, both by default those of this process.
+
+    ``kernels`` forces what works on a cache: Pallas kernels on a TPU and XLA elsewhere, unless given.
+    """
     platform = platform or default_platform()
     dtype = dtype or default_dtype(platform)
     if dtype not in DTYPES:
@@ -81,5 +91,5 @@ def choose_backend(
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
         transposed_kernels=on_cpu and unrolled and not wide,
-        kernels="pallas" if platform == "tpu" else "xla",
+        kernels=kernels or ("pallas" if platform == "tpu" else "xla"),
     )

@@ -2,17 +2,19 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int
-from jaxinfer.ops.attention import attend
+from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.kernel_choice import choose_means, on_each_device
 from pallas_kernels.flash_decode.op import flash_decode
+from pallas_kernels.flash_decode.reference import reference_attention
 from pallas_kernels.flash_prefill.op import flash_prefill
+from pallas_kernels.ring_decode.op import MAX_SINKS, MAX_TOKENS, ring_decode
+from pallas_kernels.ring_decode.reference import reference_ring
 from pallas_kernels.tree_verify.op import MAX_NODES, tree_verify
-
-# What a TPU holds side by side. A cache of another width lies in another order, and would be copied for a kernel.
-_LANES = 128
 
 
 class Seen(NamedTuple):
@@ -42,32 +44,88 @@ def attend_to_layer(
 ) -> Float[Array, "B T N H"]:
     """Attend to ``cache[layer]``, ``[B, S, K*H]``, by what the backend names; the mask knows the window already.
 
-    Kernels read the layer where it lies, and no slots that are not seen. They do not know a mesh, and larger trees
-    than `MAX_NODES` are left to XLA, which prompts are not.
+    Kernels read the layer where it lies, and no slots that are not seen. Larger trees than `MAX_NODES` are left to XLA,
+    which prompts are not.
     """
     num_tokens = query_BTNH.shape[1]
     is_prompt = seen.counts_B is not None and num_tokens > MAX_NODES
-    serves = keys_LBSF.dtype in (jnp.bfloat16, jnp.float32) and backend.kv_shards == 1
-    lies_well = keys_LBSF.shape[-1] % _LANES == 0 or backend.kernels == "interpret"
-    fits = num_tokens <= MAX_NODES or is_prompt
-    if backend.kernels == "xla" or not (serves and lies_well and fits):
+    means = choose_means(backend, keys_LBSF)
+    if means == "xla" or (means == "kernel" and num_tokens > MAX_NODES and not is_prompt):
         extent = seen.mask_BTS.shape[-1]
         held = keys_LBSF[layer, :, :extent], values_LBSF[layer, :, :extent]
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, softcap=softcap)
-    num_kv_heads = keys_LBSF.shape[-1] // query_BTNH.shape[-1]
-    options: dict[str, Any] = {
-        "num_kv_heads": num_kv_heads,
-        "scale": scale,
-        "softcap": softcap,
-        "window": window,
-        "interpret": backend.kernels == "interpret",
-    }
-    cache = keys_LBSF, values_LBSF, layer, seen.start_B
-    query_BTNH = query_BTNH.astype(keys_LBSF.dtype)
-    if is_prompt:
-        mixed_BTNH = flash_prefill(query_BTNH, *cache, seen.counts_B, **options)
-    elif num_tokens == 1:
-        mixed_BTNH = flash_decode(query_BTNH, *cache, **options)
-    else:
-        mixed_BTNH = tree_verify(query_BTNH, *cache, seen.ancestors_BTT, **options)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+
+    def run(query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, counts_B: Any) -> Any:
+        cache = keys, values, layer, start_B
+        if means == "reference":
+            return reference_attention(query, *cache, ancestors_BTT, **options)
+        interpret = backend.kernels == "interpret"
+        if is_prompt:
+            return flash_prefill(query, *cache, counts_B, interpret=interpret, **options)
+        if num_tokens == 1:
+            return flash_decode(query, *cache, interpret=interpret, **options)
+        return tree_verify(query, *cache, ancestors_BTT, interpret=interpret, **options)
+
+    return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend)
+
+
+def attend_to_ring(
+    query_BTNH: Float[Array, "B T N H"],
+    keys_LBSF: Float[Array, "L B S F"],
+    values_LBSF: Float[Array, "L B S F"],
+    layer: Int[Array, ""] | int,
+    seen: Seen,
+    scale: float,
+    backend: Backend,
+    *,
+    window: int,
+    softcap: float | None = None,
+    num_sinks: int = 0,
+    sink_query_BTNH: Float[Array, "B T N H"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attend to sinks and the ring behind them in ``cache[layer]``, which holds the new tokens and the window before.
+
+    Position p stands in slot p if it is a sink, any other in ``num_sinks + (p - num_sinks) % C``; the mask spans all
+    slots. Sinks meet ``sink_query_BTNH`` where it is given.
+    """
+    means = choose_means(backend, keys_LBSF)
+    is_large = query_BTNH.shape[1] > MAX_TOKENS or num_sinks > MAX_SINKS
+    if means == "xla" or (means == "kernel" and is_large):
+        sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)
+        held = keys_LBSF[layer], values_LBSF[layer]
+        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, softcap=softcap, sinks=sinks)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "num_sinks": num_sinks}
+
+    def run(
+        query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, _: Any, at_sinks: Any
+    ) -> Any:
+        arguments = query, keys, values, layer, start_B, ancestors_BTT, at_sinks
+        if means == "reference":
+            return reference_ring(*arguments, **options)
+        return ring_decode(*arguments, interpret=backend.kernels == "interpret", **options)
+
+    return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend, sink_query_BTNH)
+
+
+def _run(
+    function: Any,
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array | int,
+    seen: Seen,
+    backend: Backend,
+    *further_BTNH: jax.Array | None,
+) -> jax.Array:
+    """Run on each device of the mesh, queries in the cache's dtype and the result in the backend's."""
+    ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
+    run = on_each_device(function, backend, f"hccar{ancestors}r" + "h" * len(further_BTNH), "h")
+    query_BTNH, *further = (
+        None if each is None else each.astype(keys_LBSF.dtype) for each in (query_BTNH, *further_BTNH)
+    )
+    layer = jnp.asarray(layer, jnp.int32)
+    mixed_BTNH = run(
+        query_BTNH, keys_LBSF, values_LBSF, layer, seen.start_B, seen.ancestors_BTT, seen.counts_B, *further
+    )
     return mixed_BTNH.astype(backend.compute_dtype)

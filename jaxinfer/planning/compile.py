@@ -23,6 +23,7 @@ from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
+from jaxinfer.parallel.mesh import TENSOR
 from jaxinfer.parallel.rules import CACHE_SPEC, check_split, parameter_shardings
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from jaxinfer.planning.topology import chip_of, tensor_mesh, without_persistent_cache
@@ -93,7 +94,7 @@ def compile_programs(
     check_split(config, tensor)
     mesh = tensor_mesh(topology, tensor)
     strategy = strategy or Autoregressive()
-    backend = dataclasses.replace(choose_backend(dtype, platform="tpu"), kv_shards=tensor)
+    backend = dataclasses.replace(choose_backend(dtype, platform="tpu"), kv_shards=tensor, kv_axis=TENSOR)
     decoder = Decoder(config, backend)
     params = abstract_params(config, backend)
     shardings = parameter_shardings(config, backend, mesh)
@@ -109,12 +110,13 @@ def compile_programs(
         # In the order of least padding, a shard that is no multiple of 128 long would be copied at every call.
         formats = jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), shardings)
         decoding = (_placed(params, shardings), own, state, memory, max_steps)
-        programs = {"decode": _compile(partial(decode, decoder, strategy), decoding, (2, 3), formats, memory, options)}
+        function = partial(decode, decoder, strategy)
+        programs = {"decode": _compile(mesh, function, decoding, (2, 3), formats, memory, options)}
         if prompt_tokens is not None:
             formats = programs["decode"].parameter_formats
             prefilling = (_placed(params, formats), own, state)
             function = partial(prefill, decoder, strategy, prompt_tokens)
-            programs["prefill"] = _compile(function, prefilling, (2,), formats, memory, options)
+            programs["prefill"] = _compile(mesh, function, prefilling, (2,), formats, memory, options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -127,6 +129,7 @@ def compile_programs(
 
 
 def _compile(
+    mesh: Mesh,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     donated: tuple[int, ...],
@@ -138,7 +141,8 @@ def _compile(
     state = arguments[2]
     placements = (formats, *_placements(arguments[1:]))
     began = time.perf_counter()
-    with without_persistent_cache():
+    # Kernels ask the context for the chip that they are compiled for, and for the mesh.
+    with without_persistent_cache(), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         jitted = jax.jit(
             function, donate_argnums=donated, in_shardings=placements, out_shardings=_placements((state, memory))
         )

@@ -92,9 +92,7 @@ def write_blocks(
         ),
         out_shape=[jax.ShapeDtypeStruct(buffer.shape, buffer.dtype) for buffer in (keys_LBSF, values_LBSF)],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_LIMIT_BYTES),
-        cost_estimate=pl.CostEstimate(
-            flops=0, transcendentals=0, bytes_accessed=moved * keys_LBSF.dtype.itemsize
-        ),
+        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=moved * keys_LBSF.dtype.itemsize),
         input_output_aliases={len(scalars): 0, len(scalars) + 1: 1},
         interpret=interpret,
         name="cache_write",

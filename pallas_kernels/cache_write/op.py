@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from pallas_kernels.cache_write.kernel import Steps, write_blocks
 from pallas_kernels.tuning import tuned_blocks
 
+# The largest block of tuned.json.
+LARGEST_BLOCK = 64
 Described = jax.Array | jax.ShapeDtypeStruct
 
 
@@ -32,7 +34,7 @@ def cache_write(
     written (None: all). Starts are at least 0. ``block_slots`` slots, whole tiles of 32 bytes a lane, are read, changed
     and written back at a time.
     """
-    batch, tokens, width = new_keys_BTF.shape
+    batch, tokens, _ = new_keys_BTF.shape
     num_slots = keys_LBSF.shape[2]
     slot_tile = 32 // keys_LBSF.dtype.itemsize
     _check(keys_LBSF, values_LBSF, new_keys_BTF, new_values_BTF, start_B)
@@ -65,7 +67,7 @@ def write_shape(keys_LBSF: Described, new_keys_BTF: Described) -> dict[str, int 
     return {"T": new_keys_BTF.shape[1], "F": keys_LBSF.shape[3], "dtype": jnp.dtype(keys_LBSF.dtype).name}
 
 
-def fits_ring(num_slots: int, num_sinks: int, tokens: int, block_slots: int) -> bool:
+def fits_ring(num_slots: int, num_sinks: int, tokens: int, block_slots: int = LARGEST_BLOCK) -> bool:
     """Tell whether tokens that go around a ring's end come back to no block that they began in."""
     return num_slots - num_sinks >= tokens + 2 * block_slots
 

@@ -9,6 +9,7 @@ from pallas_kernels.head_groups import LANES
 from pallas_kernels.slot_order import RingOrder
 
 MAX_TOKENS = 128
+MAX_SINKS = LANES
 
 
 def ring_decode(
@@ -45,8 +46,8 @@ def ring_decode(
     capacity = num_slots - num_sinks
     if not 1 <= tokens <= MAX_TOKENS:
         raise ValueError(f"ring_decode takes 1 to {MAX_TOKENS} new tokens, not {tokens}")
-    if not 0 <= num_sinks <= LANES:
-        raise ValueError(f"ring_decode takes 0 to {LANES} sinks, not {num_sinks}")
+    if not 0 <= num_sinks <= MAX_SINKS:
+        raise ValueError(f"ring_decode takes 0 to {MAX_SINKS} sinks, not {num_sinks}")
     if capacity < window + tokens - 1:
         raise ValueError(
             f"ring_decode: {num_slots} slots less {num_sinks} sinks do not hold window={window} and {tokens} new tokens"

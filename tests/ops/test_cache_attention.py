@@ -1,20 +1,27 @@
 """A decoder on Pallas kernels, interpreted, against the same one on plain XLA."""
 
+import subprocess
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxinfer import LanguageModel, SamplingParams
+from jaxinfer.cache.layouts import parse_layout
 from jaxinfer.models.config import LayerKind, Rope
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.cache_attention import Seen, attend_to_layer
+from jaxinfer.ops.cache_attention import Seen, attend_to_layer, attend_to_ring
+from jaxinfer.ops.cache_write import Around, write_to_layer
 from jaxinfer.ops.masks import causal_ancestors, visible_slots
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
-INTERPRETED = replace(float32_backend(), kernels="interpret")
+INTERPRETED = choose_backend("float32", "cpu", kernels="interpret")
+BY_REFERENCE = choose_backend("float32", "cpu", kernels="reference")
 # Layers with windows beside layers without, and bounded scores.
 WINDOWED = replace(
     TINY_LLAMA,
@@ -38,21 +45,28 @@ def test_kernels_give_the_logits_of_plain_products(config):
         np.testing.assert_allclose(other, one, atol=1e-4 * one.std())
 
 
-@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead:window=3,ngram=3,guesses=3"])
-def test_strategies_write_the_same_tokens_on_kernels(strategy):
+@pytest.mark.parametrize(
+    ("strategy", "cache", "backends"),
+    [
+        ("lookahead:window=3,ngram=3,guesses=3", "dense", (INTERPRETED,)),
+        ("prompt_lookup:num_draft_tokens=4", "streaming:sinks=4,window=180", (INTERPRETED, BY_REFERENCE)),
+    ],
+)
+def test_strategies_write_the_same_tokens_on_kernels(strategy, cache, backends):
+    """Rings of 200 tokens and streaming caches of 184 begin anew while the longer text is written."""
     params = random_params(WINDOWED)
-    prompts = [RNG.integers(2, 258, size).tolist() for size in (17, 3)]
+    prompts = [RNG.integers(2, 258, size).tolist() for size in (195, 3)]
     sampling = [SamplingParams(), SamplingParams(temperature=0.9, seed=5)]
-    tokens = [
+    plain, *others = (
         [
             result.tokens
-            for result in LanguageModel(WINDOWED, params, backend).generate(
-                prompts, max_new_tokens=12, sampling=sampling, strategy=name
+            for result in LanguageModel(WINDOWED, params, backend, cache=parse_layout(cache)).generate(
+                prompts, max_new_tokens=20, sampling=sampling, strategy=strategy
             )
         ]
-        for backend, name in ((float32_backend(), "autoregressive"), (INTERPRETED, strategy))
-    ]
-    assert tokens[0] == tokens[1]
+        for backend in (float32_backend(), *backends)
+    )
+    assert others == [plain] * len(backends)
 
 
 def test_a_tpu_attends_by_kernels_and_others_by_xla():
@@ -61,15 +75,104 @@ def test_a_tpu_attends_by_kernels_and_others_by_xla():
     assert jnp.dtype(INTERPRETED.cache_dtype) == jnp.float32
 
 
-@pytest.mark.parametrize(
-    ("lanes", "tokens", "shards", "is_kernel"),
-    [(256, 1, 1, True), (256, 128, 1, True), (192, 1, 1, False), (256, 129, 1, False), (256, 1, 2, False)],
-)
-def test_kernels_serve_whole_tiles_small_trees_and_one_device(lanes, tokens, shards, is_kernel):
-    backend = replace(choose_backend("bfloat16", "tpu"), kv_shards=shards)
+def traced(backend, lanes=256, tokens=1, mesh=None, ring=False):
+    """Return the program that writes so many tokens to a cache of two layers and attends to it."""
     cache = jnp.zeros((2, 1, 256, lanes), jnp.bfloat16)
-    query = jnp.zeros((1, tokens, lanes // 64, 64), jnp.bfloat16)
+    new = jnp.zeros((1, tokens, lanes // 64, 64), jnp.bfloat16)
     start_B, ancestors_1TT = jnp.zeros((1,), jnp.int32), causal_ancestors(tokens)[None]
     seen = Seen(start_B, ancestors_1TT, None, visible_slots(start_B, ancestors_1TT, 256))
-    traced = jax.make_jaxpr(lambda layer: attend_to_layer(query, cache, cache, layer, seen, 0.125, backend))(0)
-    assert ("pallas_call" in str(traced)) == is_kernel
+    slots_BT = jnp.arange(tokens)[None]
+
+    def step(layer):
+        around = Around(start_B, None, 0) if ring else None
+        held = write_to_layer(cache, cache, new, new, layer, slots_BT, backend, around)
+        if ring:
+            return attend_to_ring(new, *held, layer, seen, 0.125, backend, window=100)
+        return attend_to_layer(new, *held, layer, seen, 0.125, backend)
+
+    with jax.sharding.use_abstract_mesh(mesh) if mesh else nullcontext():
+        return str(jax.make_jaxpr(step)(0))
+
+
+@pytest.mark.parametrize(
+    ("lanes", "tokens", "is_kernel"), [(256, 1, True), (256, 128, True), (192, 1, False), (256, 129, False)]
+)
+@pytest.mark.parametrize("ring", [False, True], ids=["dense", "ring"])
+def test_kernels_serve_whole_tiles_and_small_trees(lanes, tokens, is_kernel, ring):
+    assert ("name=attend_cache" in traced(choose_backend("bfloat16", "tpu"), lanes, tokens, ring=ring)) == is_kernel
+
+
+@pytest.mark.parametrize(("tokens", "is_kernel"), [(1, False), (2, True), (128, True)])
+@pytest.mark.parametrize("ring", [False, True], ids=["dense", "ring"])
+def test_several_tokens_are_written_by_a_kernel(tokens, is_kernel, ring):
+    assert ("name=cache_write" in traced(choose_backend("bfloat16", "tpu"), 256, tokens, ring=ring)) == is_kernel
+
+
+@pytest.mark.parametrize("kernels", ["xla", "reference"])
+def test_every_operation_can_be_kept_from_kernels(kernels):
+    for ring in (False, True):
+        assert "pallas_call" not in traced(choose_backend("bfloat16", "tpu", kernels=kernels), 256, 8, ring=ring)
+
+
+def test_the_reference_does_not_round_weights_to_the_cache():
+    """What defines correct multiplies in float32, where plain products take both sides in bfloat16."""
+    products = [line for line in traced(choose_backend("bfloat16", "tpu", kernels="reference")).splitlines()
+                if "dot_general" in line]  # fmt: skip
+    assert products
+    assert not any("bf16" in line for line in products)
+
+
+def test_kernels_run_on_each_device_of_a_mesh_that_the_context_has():
+    mesh = AbstractMesh((2,), ("tensor",), axis_types=(AxisType.Auto,))
+    split = replace(choose_backend("bfloat16", "tpu"), kv_shards=2, kv_axis="tensor")
+    program = traced(split, 256, 2, mesh)
+    assert program.count("shard_map") == 2
+    assert "bf16[2,1,256,128]" in program
+    assert "pallas_call" not in traced(split, 256, 2)
+    assert "pallas_call" not in traced(split, 128, 2, mesh)
+    assert "pallas_call" not in traced(replace(split, kv_axis=None), 256, 2, mesh)
+
+
+ON_FOUR_DEVICES = """
+from dataclasses import replace
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.cache_attention import Seen, attend_to_layer, attend_to_ring
+from jaxinfer.ops.cache_write import Around, write_to_layer
+from jaxinfer.ops.masks import causal_ancestors, visible_slots
+
+mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+whole = choose_backend("float32", "cpu", kernels="reference")
+split = replace(whole, kernels="interpret", kv_shards=2, kv_axis="tensor", batch_axis="data")
+rng = np.random.default_rng(0)
+cache = [jnp.asarray(rng.normal(size=(2, 2, 256, 64)), jnp.float32) for _ in range(2)]
+query, sink_query = (jnp.asarray(rng.normal(size=(2, 3, 4, 32)), jnp.float32) for _ in range(2))
+new = [jnp.asarray(rng.normal(size=(2, 3, 2, 32)), jnp.float32) for _ in range(2)]
+start_B, ancestors = jnp.array([100, 3]), causal_ancestors(3)[None]
+seen = Seen(start_B, ancestors, jnp.array([3, 2]), visible_slots(start_B, ancestors, 256))
+slots_BT = start_B[:, None] + jnp.arange(3)
+
+def step(backend, cache, new, query):
+    held = write_to_layer(*cache, *new, 1, slots_BT, backend)
+    ring = write_to_layer(*cache, *new, 1, slots_BT, backend, Around(start_B, None, 4))
+    options = {"window": 90, "num_sinks": 4, "sink_query_BTNH": sink_query}
+    return (
+        held, ring, attend_to_layer(query, *held, 1, seen, 0.2, backend),
+        attend_to_ring(query, *ring, 1, seen, 0.2, backend, **options),
+    )
+
+expected = step(whole, cache, new, query)
+with jax.set_mesh(mesh):
+    found = jax.jit(step, static_argnums=0)(split, cache, new, query)
+jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), expected, found)
+print(found[2].sharding.spec)
+"""
+
+
+def test_each_device_of_a_mesh_works_on_its_own_heads_and_rows():
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    child = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES], env=environment, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert "tensor" in child.stdout
+    assert "data" in child.stdout

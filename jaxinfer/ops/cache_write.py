@@ -1,0 +1,55 @@
+"""Writing new tokens into a layer of a stacked cache where it lies, by a Pallas kernel or by XLA."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.kernel_choice import choose_means, on_each_device
+from pallas_kernels.cache_write.op import cache_write, fits_ring
+
+
+class Around(NamedTuple):
+    """The order of a ring: tokens from position ``start_B`` on, of which ``counts_B`` are written (None: all).
+
+    Positions before ``num_sinks`` are slots of their own; later ones go around all other slots.
+    """
+
+    start_B: Any
+    counts_B: Any
+    num_sinks: int
+
+
+def write_to_layer(
+    keys_LBSF: Float[Array, "L B S F"],
+    values_LBSF: Float[Array, "L B S F"],
+    keys_BTKH: Float[Array, "B T K H"],
+    values_BTKH: Float[Array, "B T K H"],
+    layer: Int[Array, ""] | int,
+    slots_BT: Int[Array, "B T"],
+    backend: Backend,
+    around: Around | None = None,
+) -> tuple[Float[Array, "L B S F"], Float[Array, "L B S F"]]:
+    """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row.
+
+    Slots of a row follow one another, or lie ``around`` a ring. One token a row is left to XLA: its scatter takes no
+    longer than the kernel, but of more tokens ten times as long.
+    """
+    batch, num_tokens = slots_BT.shape
+    new = [rows_BTKH.reshape(batch, num_tokens, -1).astype(keys_LBSF.dtype) for rows_BTKH in (keys_BTKH, values_BTKH)]
+    fits = around is None or fits_ring(keys_LBSF.shape[2], around.num_sinks, num_tokens)
+    if num_tokens == 1 or not fits or choose_means(backend, keys_LBSF) != "kernel":
+        row_B1 = jnp.arange(batch)[:, None]
+        return tuple(
+            buffer.at[layer, row_B1, slots_BT].set(rows_BTF, mode="drop", unique_indices=True)
+            for buffer, rows_BTF in zip((keys_LBSF, values_LBSF), new)
+        )  # pyright: ignore[reportReturnType]
+    num_sinks = None if around is None else around.num_sinks
+    start_B, counts_B = (slots_BT[:, 0], None) if around is None else (around.start_B, around.counts_B)
+
+    def write(*arguments: Any) -> Any:
+        return cache_write(*arguments, num_sinks=num_sinks, interpret=backend.kernels == "interpret")
+
+    run = on_each_device(write, backend, "ccffarr", "cc")
+    return run(keys_LBSF, values_LBSF, *new, jnp.asarray(layer, jnp.int32), start_B, counts_B)
