@@ -31,6 +31,10 @@ class Case:
     index). ``shape`` is the key of tuned.json: what the best blocks depend on, as the op derives it from its arguments.
     ``mxu_flops`` are the operations that the answer needs of the matrix units (multiply and add are two), counted at
     the bf16 or, with ``int8``, the int8 peak; ``floor_bytes`` is what must cross from or to HBM at the least.
+
+    ``reference(*arguments)`` defines what is correct, at higher precision. Random arguments for both are numbers, trees
+    where they are bool, and scales where they are float32 beside narrower ones (`random_inputs`); ``lanes`` is how many
+    of a cache's hold something, where the rest are zeros.
     """
 
     kernel: str
@@ -42,4 +46,6 @@ class Case:
     mxu_flops: int
     floor_bytes: int
     int8: bool = False
+    reference: Callable[..., Any] | None = None
+    lanes: int | None = None
     rivals: tuple[Rival, ...] = field(default=(), repr=False)

@@ -60,6 +60,11 @@ def kernel_cases(kernel: str) -> tuple[Case, ...]:
     return importlib.import_module(f"pallas_kernels.{kernel}.cases").CASES
 
 
+def toy_cases(kernel: str) -> tuple[Case, ...]:
+    """Return the small cases of one kernel, for where it is interpreted."""
+    return importlib.import_module(f"pallas_kernels.{kernel}.cases").TOY_CASES
+
+
 def case_floor(case: Case, chip: Chip) -> Floor:
     """Return the floor of a case on one device of a chip; without an int8 unit its operations run in bf16."""
     peak = (chip.int8_peak if case.int8 else None) or chip.bf16_peak

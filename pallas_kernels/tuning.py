@@ -50,9 +50,12 @@ def current_chip() -> str:
     described = jax.sharding.get_abstract_mesh().abstract_device
     if described is not None:
         return _KINDS.get(described.device_kind, _DEFAULT_CHIP)
-    if jax.default_backend() == "tpu":
-        return _KINDS.get(jax.devices()[0].device_kind, _DEFAULT_CHIP)
-    return _DEFAULT_CHIP
+    return present_chip() or _DEFAULT_CHIP
+
+
+def present_chip() -> str | None:
+    """Return the chip that this process computes on, None where that is no TPU or none that is known."""
+    return _KINDS.get(jax.devices()[0].device_kind) if jax.default_backend() == "tpu" else None
 
 
 def format_shape(shape: Shape) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.oracle import retell
+from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.results import GenerationResult
 from jaxinfer.sampling.arrays import sampling_arrays
@@ -62,7 +63,7 @@ class TextAudit:
 def audit_texts(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
-    strategy: str,
+    strategy: str | Strategy,
     sampling: SamplingParams,
     *,
     max_new_tokens: int,
@@ -71,7 +72,7 @@ def audit_texts(
 ) -> Iterator[TextAudit]:
     """Run plain decoding and a strategy side by side, batch by batch; ``tolerance`` is the numeric error."""
 
-    def batches(name: str) -> Iterator[list[GenerationResult]]:
+    def batches(name: str | Strategy) -> Iterator[list[GenerationResult]]:
         return model.generate_batches(
             prompts, max_new_tokens=max_new_tokens, sampling=sampling, strategy=name, batch_size=batch_size
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from pallas_kernels.case import Blocks, Case, Rival
 from pallas_kernels.flash_decode.op import decode_shape, flash_decode
+from pallas_kernels.flash_decode.reference import reference_attention
 from pallas_kernels.flash_decode.rivals import paged_rivals
 from pallas_kernels.head_groups import LANES
 
@@ -50,6 +51,7 @@ def decode_case(
     window = options.get("window") or slots
     seen = sum(min(start, window - 1) + tokens for start in starts)
     itemsize = jnp.dtype(dtype).itemsize
+    rule = {name: options[name] for name in ("scale", "softcap", "window") if name in options}
     return Case(
         kernel,
         name,
@@ -60,8 +62,14 @@ def decode_case(
         mxu_flops=4 * tokens * num_heads * head_dim * seen,
         floor_bytes=itemsize * (2 * seen * kv_heads * head_dim + 2 * batch * tokens * num_heads * head_dim),
         rivals=rivals,
+        reference=functools.partial(reference_attention, num_kv_heads=kv_heads, **rule),
+        lanes=kv_heads * head_dim,
     )
 
+
+TOY_CASES = (
+    decode_case("flash_decode", flash_decode, "toy T=2", (3, 3, 64), [0, 190], 2, 256, window=100, softcap=20.0),
+)
 
 CASES = (
     decode_case("flash_decode", flash_decode, "llama-3-8b B=8 T=1 S=2048", LLAMA_3_8B, [2047] * 8, 1, 2048,

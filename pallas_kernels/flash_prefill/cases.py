@@ -9,6 +9,7 @@ import numpy as np
 
 from pallas_kernels.case import Blocks, Case, Rival
 from pallas_kernels.flash_prefill.op import flash_prefill, prefill_shape
+from pallas_kernels.flash_prefill.reference import reference_prefill
 from pallas_kernels.flash_prefill.rivals import prompt_rivals
 from pallas_kernels.head_groups import LANES
 
@@ -46,6 +47,33 @@ def prefill_rows(
     return mixed_BTNH.reshape(query_BTI.shape)
 
 
+def reference_rows(
+    query_BTI: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array,
+    start_B: jax.Array | None = None,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    **rule: Any,
+) -> jax.Array:
+    """Run the reference on 128 tokens at a time, as the scores of all at once would not fit a chip."""
+    batch, tokens, width = query_BTI.shape
+    lanes = num_kv_heads * (width // num_heads)
+    keys, values = (cache[layer][None, ..., :lanes] for cache in (keys_LBSF, values_LBSF))
+    first_B = jnp.zeros(batch, jnp.int32) if start_B is None else start_B
+    count = min(tokens, 128)
+
+    def attend(part: jax.Array) -> jax.Array:
+        query_BTI_part = jax.lax.dynamic_slice_in_dim(query_BTI, part * count, count, 1)
+        query_BTNH = query_BTI_part.reshape(batch, count, num_heads, -1)
+        return reference_prefill(query_BTNH, keys, values, 0, first_B + part * count, **rule)
+
+    mixed_XBTNH = jax.lax.map(attend, jnp.arange(tokens // count))
+    return jnp.moveaxis(mixed_XBTNH, 0, 1).reshape(query_BTI.shape)
+
+
 def prefill_case(
     name: str,
     heads: tuple[int, int, int],
@@ -69,18 +97,23 @@ def prefill_case(
     own = (start or 0) + np.arange(tokens)
     first = np.maximum(own + 1 - (window or slots), 0)
     itemsize = jnp.dtype(dtype).itemsize
+    of_heads = {"num_heads": num_heads, "num_kv_heads": kv_heads}
     return Case(
         "flash_prefill",
         name,
-        functools.partial(prefill_rows, num_heads=num_heads, num_kv_heads=kv_heads, **options),
+        functools.partial(prefill_rows, **of_heads, **options),
         (rows, cache, cache, np.int32(layers - 1).reshape(()), *starts),
         BLOCKS,
         prefill_shape(query, cache, kv_heads, start is None, window),
         mxu_flops=4 * batch * num_heads * head_dim * int(np.sum(own + 1 - first)),
         floor_bytes=itemsize * batch * head_dim * 2 * (tokens * num_heads + int(own[-1] + 1 - first[0]) * kv_heads),
         rivals=rivals,
+        reference=functools.partial(reference_rows, **of_heads, **options),
+        lanes=kv_heads * head_dim,
     )
 
+
+TOY_CASES = (prefill_case("toy T=256 from 128 window=200", (4, 2, 64), 256, 512, start=128, window=200),)
 
 CASES = (
     prefill_case("N=8 T=2048", EIGHT_HEADS, 2048, 2048, layers=1, rivals=prompt_rivals(1, 2048, *EIGHT_HEADS)),

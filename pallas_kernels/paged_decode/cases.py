@@ -12,6 +12,7 @@ from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_8B
 from pallas_kernels.flash_decode.rivals import paged_rivals
 from pallas_kernels.head_groups import LANES
 from pallas_kernels.paged_decode.op import paged_decode, paged_shape
+from pallas_kernels.paged_decode.reference import reference_paged
 
 BLOCKS: tuple[Blocks, ...] = tuple({"block_slots": slots} for slots in (256, 512, 1024))
 LAYERS = 2
@@ -48,8 +49,11 @@ def paged_case(
         mxu_flops=4 * tokens * num_heads * head_dim * seen,
         floor_bytes=2 * seen * slot_bytes + 4 * batch * tokens * num_heads * head_dim,
         rivals=rivals,
+        reference=functools.partial(reference_paged, **options),
     )
 
+
+TOY_CASES = (paged_case("toy T=2 Z=32 int8", (4, 2, 64), 2, 2, 256, 32, "int8"),)
 
 CASES = (
     paged_case("llama-3-8b B=8 T=1 S=2048 Z=16", LLAMA_3_8B, 8, 1, 2048, 16),

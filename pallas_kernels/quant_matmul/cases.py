@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.case import Case, Rival
 from pallas_kernels.quant_matmul.op import fit_block, quant_matmul, shape_key
+from pallas_kernels.quant_matmul.reference import quant_matmul_reference
 
 # Model width, channels: up to and down from the feed-forward, and the attention's own.
 LLAMA_2_7B_UP = (4096, 11008)
@@ -37,6 +38,7 @@ def make_case(rows: int, size: tuple[int, int], group: int = 0, activations: str
         floor_bytes=weight_bytes + 4 * scale_rows * channels + rows * (item_bytes * model_dim + 2 * channels),
         int8=activations == "int8" and not group,
         rivals=(Rival("XLA", _product_of_xla, ({},)),),
+        reference=_reference,
     )
 
 
@@ -49,6 +51,10 @@ def _blocks(model_dim: int, group: int) -> tuple[dict[str, int], ...]:
 
 def _int8_product(x, weights, scales, activation_scales_M, **blocks):
     return quant_matmul(x, weights, scales, activation_scales_M=activation_scales_M, **blocks)
+
+
+def _reference(x, weights, scales, activation_scales_M=None):
+    return quant_matmul_reference(x, weights, scales, activation_scales_M=activation_scales_M)
 
 
 def _product_of_xla(x, weights, scales, activation_scales_M=None):
@@ -65,6 +71,8 @@ def _product_of_xla(x, weights, scales, activation_scales_M=None):
         out *= activation_scales_M[:, None]
     return out.astype(jnp.bfloat16)
 
+
+TOY_CASES = (make_case(5, (256, 384), activations="int8"), make_case(3, (512, 256), 64))
 
 CASES = (
     *(make_case(rows, LLAMA_2_7B_UP) for rows in (1, 8, 16, 64, 512)),

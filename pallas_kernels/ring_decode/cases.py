@@ -10,6 +10,7 @@ import numpy as np
 from pallas_kernels.case import Case
 from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_8B, MISTRAL_7B, decode_case
 from pallas_kernels.ring_decode.op import ring_decode
+from pallas_kernels.ring_decode.reference import reference_ring
 
 
 def ring_case(
@@ -32,7 +33,8 @@ def ring_case(
         _call, window=window, num_sinks=num_sinks, num_kv_heads=heads[1], lane_parts=1, **options
     )
     arguments = (query, *cache, layer, starts, *sink_query)
-    return dataclasses.replace(case, function=function, arguments=arguments)
+    reference = functools.partial(_reference, window=window, num_sinks=num_sinks, **options)
+    return dataclasses.replace(case, function=function, arguments=arguments, reference=reference)
 
 
 def _call(
@@ -46,6 +48,20 @@ def _call(
 ) -> jax.Array:
     return ring_decode(query_BTNH, keys_LBSF, values_LBSF, layer, start_B, None, sink_query_BTNH, **options)
 
+
+def _reference(
+    query_BTNH: jax.Array,
+    keys_LBSF: jax.Array,
+    values_LBSF: jax.Array,
+    layer: jax.Array,
+    start_B: jax.Array,
+    sink_query_BTNH: jax.Array | None = None,
+    **options: Any,
+) -> jax.Array:
+    return reference_ring(query_BTNH, keys_LBSF, values_LBSF, layer, start_B, None, sink_query_BTNH, **options)
+
+
+TOY_CASES = (ring_case("toy T=2 window=150 sinks=4", (4, 2, 64), 2, 2, 150, 256, 4),)
 
 CASES = (
     ring_case("llama-3-8b B=8 T=1 window=1020 sinks=4", LLAMA_3_8B, 8, 1, 1020, 1040, 4),

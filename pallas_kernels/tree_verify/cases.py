@@ -1,5 +1,7 @@
 """Real-size uses of tree_verify: trees of 16 to 128 drafts on published head layouts."""
 
+import jax.numpy as jnp
+
 from pallas_kernels.flash_decode.cases import (
     GEMMA_2_9B,
     LLAMA_2_7B,
@@ -10,6 +12,10 @@ from pallas_kernels.flash_decode.cases import (
 )
 from pallas_kernels.flash_decode.rivals import paged_rivals
 from pallas_kernels.tree_verify.op import tree_verify
+
+TOY_CASES = (
+    decode_case("tree_verify", tree_verify, "toy M=9", (4, 2, 64), [3, 140], 9, 256, ancestors=True, dtype=jnp.float32),
+)
 
 CASES = (
     decode_case("tree_verify", tree_verify, "llama-3-8b B=8 M=16 S=2048", LLAMA_3_8B, [2032] * 8, 16, 2048,

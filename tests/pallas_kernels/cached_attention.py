@@ -14,17 +14,6 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -
     return jnp.asarray(rng.normal(size=shape), dtype)
 
 
-def random_trees(rng: np.random.Generator, batch: int, nodes: int) -> np.ndarray:
-    """Return the ancestors ``[B, M, M]`` of trees in which every node but the first descends from an earlier one."""
-    ancestors = np.zeros((batch, nodes, nodes), bool)
-    for row in range(batch):
-        for node in range(nodes):
-            if node:
-                ancestors[row, node] = ancestors[row, rng.integers(max(0, node - 4), node)]
-            ancestors[row, node, node] = True
-    return ancestors
-
-
 def poisoned_after(buffer_LBSF: jax.Array, ends: np.ndarray) -> jax.Array:
     """Put what is not a number into all slots from each row's end on: it must not be read."""
     beyond_BS = jnp.arange(buffer_LBSF.shape[2]) >= jnp.asarray(ends)[:, None]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_70B, MISTRAL_7B
+from pallas_kernels.random_inputs import random_trees
 from pallas_kernels.ring_decode.cases import ring_case
 from pallas_kernels.ring_decode.op import ring_decode
 from pallas_kernels.ring_decode.reference import reference_ring
@@ -20,7 +21,6 @@ from tests.pallas_kernels.cached_attention import (
     assert_no_races,
     poisoned_after,
     random_array,
-    random_trees,
     relative_error,
 )
 from tests.pallas_kernels.tpu_programs import compile_for

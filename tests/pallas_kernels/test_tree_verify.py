@@ -20,13 +20,13 @@ from pallas_kernels.flash_decode.cases import (
     decode_case,
 )
 from pallas_kernels.flash_decode.reference import reference_attention
+from pallas_kernels.random_inputs import random_trees
 from pallas_kernels.tree_verify.op import tree_verify
 from tests.pallas_kernels.cached_attention import (
     TOLERANCE,
     assert_no_races,
     poisoned_after,
     random_array,
-    random_trees,
     relative_error,
 )
 from tests.pallas_kernels.tpu_programs import compile_for

@@ -87,6 +87,16 @@ def test_decode_uses_less_than_a_fiftieth_of_its_cache_beyond_its_arguments(eigh
     assert orders[0] == orders[1]
 
 
+def test_on_a_mesh_kernels_read_weights_and_cache_once(eight_chips):
+    """Each device attends to its own heads; a layer moves at most a tenth more than it must."""
+    decode = eight_chips["decode"]
+    inside = [found for found in decode.instructions() if found.loops == 2 and not found.branches]
+    assert any(found.name.startswith("attend_cache") for found in inside)
+    moved = sum(found.read_bytes + found.written_bytes for found in inside)
+    weights = 2 * (4 * 4096 * 4096 + 3 * 4096 * LLAMA_2_7B.ffn_dim) // 8
+    assert moved < 1.1 * (weights + decode.cache_bytes // 32)
+
+
 @pytest.mark.parametrize("programs", ["eight_chips", "grouped_heads"])
 def test_a_layer_of_decode_sums_over_the_chips_twice_and_sends_nothing_else(programs, request):
     decode = request.getfixturevalue(programs)["decode"]

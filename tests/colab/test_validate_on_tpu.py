@@ -1,0 +1,68 @@
+"""The notebook that judges kernels and strategies on a TPU runs on the CPU, and fails where they do."""
+
+import json
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+from jaxinfer.decoding.registry import STRATEGIES
+from pallas_kernels.measure import kernel_names
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "colab" / "validate_on_tpu.ipynb"
+
+
+@pytest.fixture
+def notebook() -> nbformat.NotebookNode:
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def test_the_repository_holds_no_outputs(notebook: nbformat.NotebookNode) -> None:
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the notebook's own machinery
+@pytest.mark.parametrize(
+    "names", [("jacobi", "medusa", "beam"), pytest.param(tuple(STRATEGIES), marks=pytest.mark.exhaustive)], ids=len
+)
+def test_it_checks_kernels_and_strategies_and_writes_a_report(
+    names: tuple[str, ...],
+    notebook: nbformat.NotebookNode,
+    trained_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One strategy is made to write wrong tokens: that is said, the report is written, and the last cell fails."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
+    (choice,) = [cell for cell in notebook.cells if cell.source.startswith("MODEL = ")]
+    choice.source = f"MODEL, REPORT = {str(trained_folder)!r}, 'report.json'"
+    (checks,) = [cell for cell in notebook.cells if "check_strategies(lm" in cell.source]
+    checks.source = BROKEN + checks.source.replace("PROMPTS)", f"PROMPTS[:1], max_new_tokens=16, names={names})")
+    resources = {"metadata": {"path": str(tmp_path)}}
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="FAILED: jacobi"):
+        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {case["kernel"] for case in report["kernels"]["cases"]} == set(kernel_names())
+    assert report["kernels"]["passes"]
+    found = {outcome["strategy"]: outcome for outcome in report["strategies"]["strategies"]}
+    assert set(found) == set(names)
+    assert [name for name, outcome in found.items() if not outcome["passes"]] == ["jacobi"]
+    assert "without explanation" in found["jacobi"]["failure"]
+    assert not report["passes"]
+
+
+# In jacobi's place, drafts of untrained heads are all taken.
+BROKEN = """
+from dataclasses import replace
+from jaxinfer.bench import strategy_identity as identity
+
+heads = identity._MADE_UP["medusa"]
+all_taken = lambda model: replace(heads(model), verify="typical", epsilon=0.0, delta=0.0)
+identity._MADE_UP = {**identity._MADE_UP, "jacobi": all_taken}
+"""
