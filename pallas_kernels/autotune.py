@@ -83,7 +83,8 @@ def _measure(case: Case, blocks: Blocks, compiler: Compiler, log: Log) -> float 
     known, seconds = log.find(key)
     if not known:
         try:
-            seconds = rank_seconds(compiler.schedule(case.function, case.arguments, **blocks), compiler.chip)
+            schedule = compiler.schedule(case.function, case.arguments, donated=case.donated, **blocks)
+            seconds = rank_seconds(schedule, compiler.chip)
         except ScheduleError as error:
             print(f"    {format_blocks(blocks)}: {error}", file=sys.stderr)
         log.add(key, seconds)

@@ -115,7 +115,7 @@ class Measured:
 
 def measure_case(case: Case, compiler: Compiler, rivals: bool = True) -> tuple[Measured, list[str]]:
     """Compile a case at its tuned blocks and its rivals at theirs; also return why any of those failed."""
-    schedule = compiler.schedule(case.function, case.arguments)
+    schedule = compiler.schedule(case.function, case.arguments, donated=case.donated)
     rival, failed = best_rival(case, compiler) if rivals else (None, [])
     return Measured(case, compiler.chip, schedule, case_floor(case, compiler.chip), rival), failed
 

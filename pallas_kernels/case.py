@@ -34,7 +34,8 @@ class Case:
 
     ``reference(*arguments)`` defines what is correct, at higher precision. Random arguments for both are numbers, trees
     where they are bool, and scales where they are float32 beside narrower ones (`random_inputs`); ``lanes`` is how many
-    of a cache's hold something, where the rest are zeros.
+    of a cache's hold something, where the rest are zeros. ``donated`` says which arguments, by index, are written
+    over.
     """
 
     kernel: str
@@ -48,4 +49,5 @@ class Case:
     int8: bool = False
     reference: Callable[..., Any] | None = None
     lanes: int | None = None
+    donated: tuple[int, ...] = ()
     rivals: tuple[Rival, ...] = field(default=(), repr=False)

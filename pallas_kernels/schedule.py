@@ -140,8 +140,10 @@ class Compiler(AbstractContextManager["Compiler"]):
         self._folder = tempfile.mkdtemp(prefix="schedule-")
         self._pool: ProcessPoolExecutor | None = None
 
-    def schedule(self, function: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> Schedule:
-        """Compile ``function(*arguments, **options)`` and read its schedule.
+    def schedule(
+        self, function: Callable[..., Any], arguments: Sequence[Any], *, donated: tuple[int, ...] = (), **options: Any
+    ) -> Schedule:
+        """Compile ``function(*arguments, **options)`` and read its schedule; ``donated`` arguments may be written over.
 
         The function must pickle: one of a module, or a `functools.partial` of one. Arguments are NumPy arrays where
         their values decide what runs (lengths, block tables), else `jax.ShapeDtypeStruct`. Raise ScheduleError with
@@ -152,7 +154,7 @@ class Compiler(AbstractContextManager["Compiler"]):
             for argument in arguments
         ]
         try:
-            job = pickle.dumps((function, described, options))
+            job = pickle.dumps((function, described, donated, options))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ScheduleError(f"cannot send {function!r} to the compiling process: define it in a module") from error
         pool = self._pool or self._start()
@@ -193,7 +195,7 @@ def _prepare_process(folder: str) -> None:
 
 
 def _compile_job(job: bytes, chip: Chip, folder: str) -> Schedule:
-    function, described, options = pickle.loads(job)
+    function, described, donated, options = pickle.loads(job)
     for path in glob.glob(f"{folder}/*"):
         os.remove(path)
     mesh, placed = _single_device(chip)
@@ -210,7 +212,7 @@ def _compile_job(job: bytes, chip: Chip, folder: str) -> Schedule:
     try:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traced = jax.jit(call).trace(*arguments)
+            traced = jax.jit(call, donate_argnums=donated).trace(*arguments)
             compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     except Exception as error:  # The compiler's errors are of many classes, some of which do not pickle.
         raise ScheduleError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from None

@@ -58,7 +58,7 @@ class DenseCache:
         """Write the new tokens, then attend to the slots that the placement's mask spans."""
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
-        options = {"softcap": scores.softcap, "window": self.window}
+        options = {"softcap": scores.softcap, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}
         mixed = attend_to_layer(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **options)
         return mixed, replace(self, keys=keys, values=values)
 
@@ -73,6 +73,6 @@ class DenseCache:
 def create_dense_cache(
     num_layers: int, batch: int, num_slots: int, lanes: int, backend: Backend, window: int | None = None
 ) -> DenseCache:
-    """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots of ``lanes`` = K * H numbers each."""
+    """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots of ``lanes`` numbers each, K * H or more."""
     shape = (num_layers, batch, num_slots, lanes)
     return DenseCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)

@@ -69,7 +69,8 @@ class RetrievalCache:
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
         held = keys[layer], values[layer]
-        mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, softcap=scores.softcap)
+        rule = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}
+        mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, **rule)
         return mixed, replace(self, keys=keys, values=values)
 
     def keep(
@@ -97,26 +98,29 @@ class RetrievalCache:
         chunk: int,
         recent: int,
         is_due: Bool[Array, ""] | bool = True,
+        num_kv_heads: int | None = None,
     ) -> "RetrievalCache":
         """Choose the chunks by each layer's queries, and copy them and the tail; nothing happens where it is not due.
 
-        ``held_B`` tokens are committed, of which at least the last ``recent`` are left to the tail.
+        ``held_B`` tokens are committed, of which at least the last ``recent`` are left to the tail. There may be lanes
+        past those of ``num_kv_heads`` heads.
         """
         num_layers, _, slots, lanes = self.keys.shape
-        num_kv_heads = lanes // queries_LBNH.shape[3]
+        heads = num_kv_heads or lanes // queries_LBNH.shape[3]
+        used = heads * queries_LBNH.shape[3]
         origin_B = jnp.maximum(held_B - recent, 0) // chunk * chunk
         num_chunks_B = origin_B // chunk
         tail_BS = origin_B[:, None] + jnp.arange(slots - self.budget)
 
         def choose(layer: Int[Array, ""], buffers: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            scores_BKC = chunk_scores(cache.keys[layer], queries_LBNH[layer], num_kv_heads, chunk)
+            held = cache.keys[layer][..., :used], cache.values[layer][..., :used]
+            scores_BKC = chunk_scores(held[0], queries_LBNH[layer], heads, chunk)
             index_C = jnp.arange(scores_BKC.shape[2])
             scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
             scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
             _, chosen_BKC = jax.lax.top_k(scores_BKC, self.budget // chunk)
-            keys_BSI = _copied(cache.keys[layer], chosen_BKC, chunk, tail_BS)
-            values_BSI = _copied(cache.values[layer], chosen_BKC, chunk, tail_BS)
-            return buffers[0].at[layer].set(keys_BSI), buffers[1].at[layer].set(values_BSI)
+            keys_BSI, values_BSI = (_copied(source_BSI, chosen_BKC, chunk, tail_BS) for source_BSI in held)
+            return buffers[0].at[layer, ..., :used].set(keys_BSI), buffers[1].at[layer, ..., :used].set(values_BSI)
 
         # A loop of no turns, where a branch would have both outcomes in memory; and one layer at a time.
         num_turns = jnp.where(is_due, num_layers, 0)

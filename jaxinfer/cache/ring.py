@@ -18,7 +18,7 @@ from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_ring
-from jaxinfer.ops.cache_write import Around, write_to_layer
+from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
 
 
@@ -82,12 +82,13 @@ class RingCache:
         around = Around(placement.seen.start_B, placement.seen.counts_B, 0)
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
+        rule = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}
         if placement.mask_BTS.shape[-1] == self.capacity:
-            options = {"window": self.window, "softcap": scores.softcap}
-            mixed = attend_to_ring(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **options)
+            rule["window"] = self.window
+            mixed = attend_to_ring(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **rule)
         else:
             held = _beside(self.keys[layer], keys_BTKH), _beside(self.values[layer], values_BTKH)
-            mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, softcap=scores.softcap)
+            mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, **rule)
         return mixed, replace(self, keys=keys, values=values)
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "RingCache":
@@ -107,11 +108,10 @@ def ring_capacity(window: int, headroom: int) -> int:
 def create_ring_cache(
     num_layers: int, batch: int, window: int, headroom: int, lanes: int, backend: Backend
 ) -> RingCache:
-    """Return a ring of zeros for ``batch`` rows of ``lanes`` = K * H numbers a slot."""
+    """Return a ring of zeros for ``batch`` rows of ``lanes`` numbers a slot, K * H or more."""
     shape = (num_layers, batch, ring_capacity(window, headroom), lanes)
     return RingCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)
 
 
 def _beside(old_BCI: jax.Array, new_BTKH: jax.Array) -> jax.Array:
-    new_BTI = new_BTKH.reshape(*new_BTKH.shape[:2], -1).astype(old_BCI.dtype)
-    return jnp.concatenate([old_BCI, new_BTI], axis=1)
+    return jnp.concatenate([old_BCI, as_rows(new_BTKH, old_BCI)], axis=1)

@@ -21,7 +21,7 @@ from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_ring
-from jaxinfer.ops.cache_write import Around, write_to_layer
+from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
 from jaxinfer.ops.rotation import rotate
 
@@ -119,6 +119,7 @@ class StreamingCache:
                 softcap=scores.softcap,
                 num_sinks=self.sinks,
                 sink_query_BTNH=sink_query_BTNH,
+                num_kv_heads=keys_BTKH.shape[2],
             )
         else:
             mixed = attend(
@@ -130,6 +131,7 @@ class StreamingCache:
                 backend,
                 softcap=scores.softcap,
                 sinks=None if sink_query_BTNH is None else Sinks(sink_query_BTNH, self.sinks),
+                num_kv_heads=keys_BTKH.shape[2],
             )
         return mixed, replace(self, keys=keys, values=values)
 
@@ -149,8 +151,8 @@ class StreamingCache:
         return replace(self, keys=keys, values=copy_slots(self.values, slots_BM, cache.values, positions_BM))
 
     def _beside(self, written_BSI: jax.Array, old_BSI: jax.Array, new_BTKH: jax.Array) -> jax.Array:
-        new_BTI = new_BTKH.reshape(*new_BTKH.shape[:2], -1).astype(old_BSI.dtype)
-        return jnp.concatenate([written_BSI[:, : self.sinks], old_BSI[:, self.sinks :], new_BTI], axis=1)
+        parts = written_BSI[:, : self.sinks], old_BSI[:, self.sinks :], as_rows(new_BTKH, old_BSI)
+        return jnp.concatenate(parts, axis=1)
 
 
 def next_places(start_B: Int[Array, " B"], sinks: int, capacity: int) -> Int[Array, "B S"]:
@@ -163,7 +165,7 @@ def next_places(start_B: Int[Array, " B"], sinks: int, capacity: int) -> Int[Arr
 def create_streaming_cache(
     num_layers: int, batch: int, layout: StreamingLayout, headroom: int, lanes: int, backend: Backend
 ) -> StreamingCache:
-    """Return a streaming cache of zeros for ``batch`` rows of ``lanes`` = K * H numbers a slot."""
+    """Return a streaming cache of zeros for ``batch`` rows of ``lanes`` numbers a slot, K * H or more."""
     if headroom > layout.window:
         raise InvalidOption(
             f"cache streaming: a step writes up to {headroom} tokens, more than window={layout.window} holds: choose a "

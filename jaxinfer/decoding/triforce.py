@@ -162,7 +162,8 @@ class TriForce(Strategy):
         for part in full:
             queries_LBNH = jnp.zeros((part.keys.shape[0], *shape), dtype)
             empty = create_retrieval_cache(part, sizes.budget, sizes.tail)
-            retrieval.append(empty.rechosen(part, queries_LBNH, held_B, self.chunk, sizes.window))
+            heads = config.num_kv_heads
+            retrieval.append(empty.rechosen(part, queries_LBNH, held_B, self.chunk, sizes.window, num_kv_heads=heads))
             if self.num_inner_tokens:
                 streaming.append(streaming_part(part, held_B, self.sinks, sizes.window, self.headroom))
         return Smaller(tuple(retrieval), tuple(streaming), jnp.int32(self.renew_steps))
@@ -216,7 +217,8 @@ class TriForce(Strategy):
         for part, source, queries_LBMNH in zip(memory.retrieval, full, verified.extra, strict=True):
             asked_LBNH = jnp.take_along_axis(queries_LBMNH, last_B1[None, :, :, None, None], axis=2)[:, :, 0]
             part = part.refreshed(source, positions_BM)
-            retrieval.append(part.rechosen(source, asked_LBNH, held_B, self.chunk, window, is_due))
+            sizes = self.chunk, window, is_due, model.config.num_kv_heads
+            retrieval.append(part.rechosen(source, asked_LBNH, held_B, *sizes))
         return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age))
 
     def _full_parts(self, model: Model, state: DecodeState) -> list[DenseCache]:

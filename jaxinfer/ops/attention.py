@@ -28,10 +28,12 @@ def attend(
     backend: Backend,
     softcap: float | None = None,
     sinks: Sinks | None = None,
+    num_kv_heads: int | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
-    Keys and values hold the heads of a slot side by side (``K * H`` lanes). ``N`` is a multiple of ``K``. A ``softcap``
+    Keys and values hold the heads of a slot side by side (``K * H`` lanes, and any after them where ``num_kv_heads``
+    says how many heads there are). ``N`` is a multiple of ``K``. A ``softcap``
     c bounds each scaled score x by ``c * tanh(x / c)`` (Gemma 2, 2408.00118).
 
     Where few rows meet many lanes on a TPU, a query is put among zeros, each head's numbers in the lanes of its
@@ -40,7 +42,8 @@ def attend(
     """
     batch, new_tokens, num_heads, head_dim = query_BTNH.shape
     slots = keys_BSKH.shape[1]
-    num_kv_heads = keys_BSKH.shape[2] // head_dim
+    num_kv_heads = num_kv_heads or keys_BSKH.shape[2] // head_dim
+    keys_BSKH, values_BSKH = (held[..., : num_kv_heads * head_dim] for held in (keys_BSKH, values_BSKH))
     joined = _joined_heads(new_tokens, num_heads, num_kv_heads, backend)
     scores_BCRTS = _scores(query_BTNH, keys_BSKH, joined, backend)
     if sinks is not None:

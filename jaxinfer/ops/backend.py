@@ -4,7 +4,9 @@ The choices are measured. On the CPU, XLA copies a layer's weights out of a stac
 halves decoding speed, so layers are unrolled over separate arrays; its bfloat16 products are fast only from a few rows
 up and with float32 activations around them; and its float32 products of two rows and more first rearrange a kernel
 stored ``[out, in]``, which takes as long again as a product of one row, but not one stored ``[in, out]``. On a TPU a
-scan keeps compile time flat and reads weights in place.
+scan keeps compile time flat and reads weights in place. There a cache of 192 numbers a slot lies in another order than
+its kernels read, unless it has 256 lanes, which it takes in memory in any case: decode of SmolLM2-135M at batch 8 and
+2,048 slots moves 792 MB a step with them, 2,550 MB without, and its prefill 43 times less.
 """
 
 from dataclasses import dataclass
@@ -28,7 +30,8 @@ class Backend:
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
-    ``[in, out]`` instead of ``[out, in]``. ``kv_shards`` is over how many devices the key/value heads
+    ``[in, out]`` instead of ``[out, in]``. A cache's
+    lanes are whole multiples of ``lane_tile`` on one device. ``kv_shards`` is over how many devices the key/value heads
     are split. ``kernels`` is what works on a cache: Pallas kernels, the same interpreted on a CPU, plain XLA, or the
     kernels' ``reference``, which computes in float32 what defines correct. On a mesh, kernels run on each device if the
     heads' axis is named by ``kv_axis`` (and the batch's, if split, by ``batch_axis``) and the mesh is the context's.
@@ -41,10 +44,18 @@ class Backend:
     scan_layers: bool
     min_matmul_rows: int = 1
     transposed_kernels: bool = False
+    lane_tile: int = 1
     kv_shards: int = 1
     kernels: Kernels = "xla"
     kv_axis: str | None = None
     batch_axis: str | None = None
+
+    def cache_lanes(self, numbers: int) -> int:
+        """Return how many lanes a cache has for so many numbers a slot; zeros fill up what a device would leave empty.
+
+        On several devices each would need zeros of its own, between the heads.
+        """
+        return -(-numbers // self.lane_tile) * self.lane_tile if self.kv_shards == 1 else numbers
 
     @property
     def precision(self) -> jax.lax.Precision:
@@ -91,5 +102,6 @@ def choose_backend(
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
         transposed_kernels=on_cpu and unrolled and not wide,
+        lane_tile=128 if platform == "tpu" else 1,
         kernels=kernels or ("pallas" if platform == "tpu" else "xla"),
     )

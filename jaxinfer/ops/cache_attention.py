@@ -41,11 +41,12 @@ def attend_to_layer(
     *,
     softcap: float | None = None,
     window: int | None = None,
+    num_kv_heads: int | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend to ``cache[layer]``, ``[B, S, K*H]``, by what the backend names; the mask knows the window already.
 
-    Kernels read the layer where it lies, and no slots that are not seen. Larger trees than `MAX_NODES` are left to XLA,
-    which prompts are not.
+    A cache may have lanes past those of ``num_kv_heads`` heads. Kernels read the layer where it lies, and no slots that
+    are not seen. Larger trees than `MAX_NODES` are left to XLA, which prompts are not.
     """
     num_tokens = query_BTNH.shape[1]
     is_prompt = seen.counts_B is not None and num_tokens > MAX_NODES
@@ -53,8 +54,10 @@ def attend_to_layer(
     if means == "xla" or (means == "kernel" and num_tokens > MAX_NODES and not is_prompt):
         extent = seen.mask_BTS.shape[-1]
         held = keys_LBSF[layer, :, :extent], values_LBSF[layer, :, :extent]
-        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, softcap=softcap)
+        rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
+        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+    options["num_kv_heads"] = num_kv_heads and num_kv_heads // backend.kv_shards
 
     def run(query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, counts_B: Any) -> Any:
         cache = keys, values, layer, start_B
@@ -83,6 +86,7 @@ def attend_to_ring(
     softcap: float | None = None,
     num_sinks: int = 0,
     sink_query_BTNH: Float[Array, "B T N H"] | None = None,
+    num_kv_heads: int | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend to sinks and the ring behind them in ``cache[layer]``, which holds the new tokens and the window before.
 
@@ -94,16 +98,20 @@ def attend_to_ring(
     if means == "xla" or (means == "kernel" and is_large):
         sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)
         held = keys_LBSF[layer], values_LBSF[layer]
-        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, softcap=softcap, sinks=sinks)
+        rule = {"softcap": softcap, "sinks": sinks, "num_kv_heads": num_kv_heads}
+        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "num_sinks": num_sinks}
 
     def run(
         query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, _: Any, at_sinks: Any
     ) -> Any:
-        arguments = query, keys, values, layer, start_B, ancestors_BTT, at_sinks
+        further = layer, start_B, ancestors_BTT, at_sinks
         if means == "reference":
-            return reference_ring(*arguments, **options)
-        return ring_decode(*arguments, interpret=backend.kernels == "interpret", **options)
+            lanes = None if num_kv_heads is None else num_kv_heads * query.shape[-1] // backend.kv_shards
+            return reference_ring(query, keys[..., :lanes], values[..., :lanes], *further, **options)
+        heads = num_kv_heads and num_kv_heads // backend.kv_shards
+        interpret = backend.kernels == "interpret"
+        return ring_decode(query, keys, values, *further, num_kv_heads=heads, interpret=interpret, **options)
 
     return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend, sink_query_BTNH)
 
@@ -121,9 +129,8 @@ def _run(
     """Run on each device of the mesh, queries in the cache's dtype and the result in the backend's."""
     ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
     run = on_each_device(function, backend, f"hccar{ancestors}r" + "h" * len(further_BTNH), "h")
-    query_BTNH, *further = (
-        None if each is None else each.astype(keys_LBSF.dtype) for each in (query_BTNH, *further_BTNH)
-    )
+    query_BTNH = query_BTNH.astype(keys_LBSF.dtype)
+    further = [None if each is None else each.astype(keys_LBSF.dtype) for each in further_BTNH]
     layer = jnp.asarray(layer, jnp.int32)
     mixed_BTNH = run(
         query_BTNH, keys_LBSF, values_LBSF, layer, seen.start_B, seen.ancestors_BTT, seen.counts_B, *further

@@ -34,10 +34,10 @@ def write_to_layer(
     """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row.
 
     Slots of a row follow one another, or lie ``around`` a ring. One token a row is left to XLA: its scatter takes no
-    longer than the kernel, but of more tokens ten times as long.
+    longer than the kernel, but of more tokens six to twelve times as long.
     """
     batch, num_tokens = slots_BT.shape
-    new = [rows_BTKH.reshape(batch, num_tokens, -1).astype(keys_LBSF.dtype) for rows_BTKH in (keys_BTKH, values_BTKH)]
+    new = [as_rows(rows_BTKH, keys_LBSF) for rows_BTKH in (keys_BTKH, values_BTKH)]
     fits = around is None or fits_ring(keys_LBSF.shape[2], around.num_sinks, num_tokens)
     if num_tokens == 1 or not fits or choose_means(backend, keys_LBSF) != "kernel":
         row_B1 = jnp.arange(batch)[:, None]
@@ -53,3 +53,9 @@ def write_to_layer(
 
     run = on_each_device(write, backend, "ccffarr", "cc")
     return run(keys_LBSF, values_LBSF, *new, jnp.asarray(layer, jnp.int32), start_B, counts_B)
+
+
+def as_rows(rows_BTKH: Float[Array, "B T K H"], buffer: Float[Array, "*lead F"]) -> Float[Array, "B T F"]:
+    """Lay new keys or values out as a cache holds them: heads side by side, and zeros in the lanes after them."""
+    rows_BTI = rows_BTKH.reshape(*rows_BTKH.shape[:2], -1).astype(buffer.dtype)
+    return jnp.pad(rows_BTI, ((0, 0), (0, 0), (0, buffer.shape[-1] - rows_BTI.shape[-1])))

@@ -36,6 +36,7 @@ def write_case(
         # New tokens are read and written, keys and values both.
         floor_bytes=4 * batch * tokens * width * jnp.dtype(dtype).itemsize,
         reference=functools.partial(reference_write, **options),
+        donated=(0, 1),
     )
 
 

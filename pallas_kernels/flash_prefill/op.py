@@ -42,8 +42,7 @@ def flash_prefill(
     ``length_B`` says how many of a row's tokens are real, 0 to T: the others give zeros. Starts and lengths are clipped
     to what the cache holds. Slots that no token sees may hold anything, and but for the rest of a block are not read.
     ``scale`` is ``H ** -0.5`` unless given. A cache may have lanes past those of ``num_kv_heads`` heads,
-    which are zeros. Differentiable
-    in queries, keys and values, once.
+    which are zeros. Differentiable in queries, keys and values, once.
 
     Blocks are of ``block_q`` tokens by ``block_k`` slots, ``block_s`` of which are brought in at a time.
     """

@@ -21,6 +21,8 @@ from jaxinfer.ops.masks import causal_ancestors, visible_slots
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 INTERPRETED = choose_backend("float32", "cpu", kernels="interpret")
+# As on a TPU, of which no lane is left empty.
+PADDED = replace(INTERPRETED, lane_tile=128)
 BY_REFERENCE = choose_backend("float32", "cpu", kernels="reference")
 # Layers with windows beside layers without, and bounded scores.
 WINDOWED = replace(
@@ -48,8 +50,13 @@ def test_kernels_give_the_logits_of_plain_products(config):
 @pytest.mark.parametrize(
     ("strategy", "cache", "backends"),
     [
-        ("lookahead:window=3,ngram=3,guesses=3", "dense", (INTERPRETED,)),
-        ("prompt_lookup:num_draft_tokens=4", "streaming:sinks=4,window=180", (INTERPRETED, BY_REFERENCE)),
+        ("lookahead:window=3,ngram=3,guesses=3", "dense", (PADDED,)),
+        (
+            "prompt_lookup:num_draft_tokens=4",
+            "streaming:sinks=4,window=180",
+            (PADDED, replace(BY_REFERENCE, lane_tile=128)),
+        ),
+        ("triforce:budget=32,chunk=8,window=16", "dense", (replace(float32_backend(), lane_tile=128),)),
     ],
 )
 def test_strategies_write_the_same_tokens_on_kernels(strategy, cache, backends):
@@ -73,6 +80,13 @@ def test_a_tpu_attends_by_kernels_and_others_by_xla():
     assert choose_backend("bfloat16", "tpu").kernels == "pallas"
     assert {choose_backend("bfloat16", platform).kernels for platform in ("cpu", "gpu")} == {"xla"}
     assert jnp.dtype(INTERPRETED.cache_dtype) == jnp.float32
+
+
+def test_lanes_of_one_tpu_are_whole_tiles():
+    on_tpu = choose_backend("bfloat16", "tpu")
+    assert [on_tpu.cache_lanes(numbers) for numbers in (64, 192, 256)] == [128, 256, 256]
+    assert replace(on_tpu, kv_shards=2).cache_lanes(192) == 192
+    assert float32_backend().cache_lanes(192) == 192
 
 
 def traced(backend, lanes=256, tokens=1, mesh=None, ring=False):
