@@ -79,7 +79,7 @@ def best_rival(case: Case, compiler: Compiler) -> tuple[Beaten | None, list[str]
         for blocks in rival.blocks:
             arguments = case.arguments if rival.arguments is None else rival.arguments
             try:
-                schedule = compiler.schedule(rival.function, arguments, **blocks)
+                schedule = compiler.schedule(rival.function, arguments, donated=(), **blocks)
             except ScheduleError as error:
                 failed.append(f"{rival.name} {format_blocks(blocks)}: {error}")
                 continue
