@@ -11,13 +11,15 @@ from jaxinfer.notation import Array, Bool, Int
 
 
 class Batch(NamedTuple):
-    """Rows of tokens; ``mask_BT`` marks those that are predicted, each from the ones before it in its row.
+    """Rows of tokens; ``mask_BT`` marks those that are predicted, each from the ones before it in its text.
 
-    A row's first token has nothing before it and is never predicted, whatever its mask.
+    A row is one text or, where ``segments_BT`` is given, several: tokens of one number are one. A text's first token
+    has nothing before it and is never predicted, whatever its mask.
     """
 
     tokens_BT: Int[Array, "B T"] | Int[np.ndarray, "B T"]
     mask_BT: Bool[Array, "B T"] | Bool[np.ndarray, "B T"]
+    segments_BT: Int[Array, "B T"] | Int[np.ndarray, "B T"] | None = None
 
 
 def window_batches(

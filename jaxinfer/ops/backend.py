@@ -30,6 +30,7 @@ class Backend:
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
     ``[in, out]`` instead of ``[out, in]``. ``kv_shards`` is over how many devices the key/value heads
     are split. ``kernels`` is what attends to a cache: Pallas kernels, the same interpreted on a CPU, or plain XLA.
+    ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations.
     """
 
     platform: Platform
@@ -41,6 +42,7 @@ class Backend:
     transposed_kernels: bool = False
     kv_shards: int = 1
     kernels: Kernels = "xla"
+    remat_layers: bool = False
 
     @property
     def precision(self) -> jax.lax.Precision:
