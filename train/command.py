@@ -55,7 +55,7 @@ def run_command(
         return _report("the device's memory is full; use smaller batches or --dtype bfloat16")
 
 
-def number(kind: type[int] | type[float], least: float, most: float = float("inf")) -> Callable[[str], Any]:
+def number(kind: type[int] | type[float], least: float | int, most: float | int = float("inf")) -> Callable[[str], Any]:
     """Return an argument type: a whole number or a fraction from ``least`` to ``most``."""
     what = "a whole number" if kind is int else "a number"
     bounds = f"of {least:g} or more" if most == float("inf") else f"from {least:g} to {most:g}"

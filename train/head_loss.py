@@ -56,6 +56,7 @@ class HeadLoss:
 
         The tokens that are counted are those that a first head foresees.
         """
+        frozen = jax.lax.stop_gradient(frozen)
         model, extra = Model(self.decoder, frozen["params"]), {**heads, **frozen.get("extra", {})}
         num_heads, num_tokens = len(heads["heads"]), batch.tokens_BT.shape[1] - len(heads["heads"]) - 1
         views = look_ahead(model, extra, batch, num_tokens)
@@ -87,8 +88,8 @@ class HeadLoss:
     def _teacher(self, model: Model, extra: Params, batch: Windows) -> Float[Array, "B A W"]:
         """Return the model's own log-probabilities after each state, over the draft vocabulary."""
         output = {"output": extra["output"]} if "output" in extra else {}
-        logits = head_logits(model, {"heads": [{}], **output}, 0, batch.hidden_BTD.astype(jnp.float32))
-        return jax.lax.stop_gradient(jax.nn.log_softmax(logits.astype(jnp.float32)))
+        logits = head_logits(model, {"heads": [{}], **output}, 0, jnp.asarray(batch.hidden_BTD).astype(jnp.float32))
+        return jax.nn.log_softmax(logits.astype(jnp.float32))
 
     def _drop(self, hidden: Array, path: Array | None, key: jax.Array, index: int) -> tuple[Array, Array | None]:
         if not self.dropout:
@@ -132,7 +133,7 @@ def look_ahead(model: Model, extra: Params, batch: Windows, num_tokens: int) -> 
         texts_BT = jnp.asarray(batch.texts_BT)
         valid.append((texts_BT[:, ahead] == texts_BT[:, :num_tokens]) & (texts_BT[:, ahead] >= 0))
     hidden_BTD = jnp.asarray(batch.hidden_BTD)[:, :num_tokens].astype(dtype)
-    return Views(hidden_BTD, jax.lax.stop_gradient(embedded_BAD), targets, valid)
+    return Views(hidden_BTD, embedded_BAD, targets, valid)
 
 
 class WindowSource:

@@ -26,7 +26,7 @@ from train.packing import Example
 from train.whole_text import text_hidden
 
 _FACTS = "cache.json"
-_ROW_GRID = 32
+_ROW_GRID = 64
 _TOKENS_AT_ONCE = 4096
 
 

@@ -138,7 +138,8 @@ def _update(
     updates, moments = optimizer.update(gradients, state.moments, state.params)
     params: Any = optax.apply_updates(state.params, updates)
     others = {name: total / jnp.maximum(count, 1) for name, (total, count) in tally.others.items()}
-    metrics = Metrics(tally.loss * share, tally.num_tokens, optax.global_norm(gradients), others)
+    norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(gradients)))
+    metrics = Metrics(tally.loss * share, tally.num_tokens, norm, others)  # pyright: ignore[reportArgumentType]
     return TrainState(state.step + 1, params, moments), metrics
 
 
