@@ -1,8 +1,9 @@
 """Heads that draft, on disk: checkpoints of the Medusa project, and this library's own form, which can hold more.
 
 Medusa: ``config.json`` and ``medusa_lm_head.safetensors``. Own: ``heads.json``, with the fields of `HeadsDescription`,
-and ``heads.safetensors``. Tensors have the same names in both: ``{head}.{block}.linear.weight`` and ``.bias``,
-``{head}.{block}.out.weight`` where a block is an MLP, and ``{head}.{blocks}.weight`` for a head's own output matrix.
+``heads.safetensors`` and, with a draft tree that suits the heads, ``tree.json``. Tensors have the same names in both:
+``{head}.{block}.linear.weight`` and ``.bias``, ``{head}.{block}.out.weight`` where a block is an MLP, and
+``{head}.{blocks}.weight`` for a head's own output matrix.
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ from jaxinfer.models.extra_heads import heads_width, is_conditioned
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
+TREE = "tree.json"
 _OWN, _OWN_WEIGHTS = "heads.json", "heads.safetensors"
 _MEDUSA, _MEDUSA_WEIGHTS, _MEDUSA_PICKLE = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _PREFIX = re.compile(r"medusa_heads?\.")
@@ -36,7 +39,8 @@ class HeadsDescription:
     """What heads are. ``conditioned``: they read the drafted tokens before theirs (Hydra).
 
     ``draft_ids`` are the tokens that the output rows stand for, None where these are all ``vocab_size``; ``base`` names
-    the model that the heads were trained on, for the reader.
+    the model that the heads were trained on, for the reader, and ``base_fingerprint`` its weights
+    (`jaxinfer.models.fingerprint`).
     """
 
     num_heads: int
@@ -47,6 +51,7 @@ class HeadsDescription:
     share_lm_head: bool = False
     draft_ids: tuple[int, ...] | None = None
     base: str | None = None
+    base_fingerprint: str | None = None
 
 
 def read_heads(folder: Path, config: DecoderConfig, backend: Backend, most: int | None = None) -> Params:
@@ -78,8 +83,20 @@ def read_heads(folder: Path, config: DecoderConfig, backend: Backend, most: int 
     return extra
 
 
-def write_heads(folder: Path, extra: Params, vocab_size: int, *, base: str | None = None) -> HeadsDescription:
-    """Write heads to a new folder in this library's own form; an ``"output"`` that all share is the model's own."""
+def write_heads(
+    folder: Path,
+    extra: Params,
+    vocab_size: int,
+    *,
+    base: str | None = None,
+    base_fingerprint: str | None = None,
+    beside: Mapping[str, str] = MappingProxyType({}),
+    overwrite: bool = False,
+) -> HeadsDescription:
+    """Write heads to a new folder in this library's own form; an ``"output"`` that all share is the model's own.
+
+    ``beside`` are further files, texts by their names; ``overwrite`` replaces a folder of heads.
+    """
     heads = extra["heads"]
     tensors: dict[str, Any] = {}
     for index, head in enumerate(heads):
@@ -99,11 +116,20 @@ def write_heads(folder: Path, extra: Params, vocab_size: int, *, base: str | Non
         share_lm_head="output" not in heads[0],
         draft_ids=tuple(np.asarray(extra["ids"]).tolist()) if "ids" in extra else None,
         base=base,
+        base_fingerprint=base_fingerprint,
     )
-    with new_folder(folder) as new:
+    with new_folder(folder, _OWN if overwrite else None) as new:
         (new / _OWN).write_text(json.dumps(asdict(description)) + "\n")
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, new / _OWN_WEIGHTS)
+        for name, text in beside.items():
+            (new / name).write_text(text, encoding="utf-8")
     return description
+
+
+def own_tree(folder: Path) -> Path | None:
+    """Return the file of the draft tree that comes with heads, if one does."""
+    path = folder / TREE
+    return path if path.is_file() else None
 
 
 def _describe(folder: Path, config: DecoderConfig) -> tuple[HeadsDescription, Path]:

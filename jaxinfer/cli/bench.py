@@ -41,7 +41,7 @@ def _run_latency(options: argparse.Namespace) -> int:
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.latency import Workload, measure_latency
     from jaxinfer.bench.latency_table import latency_lines
-    from jaxinfer.cli.jax_setup import prepare_jax
+    from jaxinfer.jax_setup import prepare_jax
     from jaxinfer.language_model import DEFAULT_MODEL
     from jaxinfer.planning.topology import without_persistent_cache
 

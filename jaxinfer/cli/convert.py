@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     """Convert with a progress bar and say where the folder stands, all on standard error."""
     # Imported here: --help and mistakes in the options do not wait for JAX.
     from jaxinfer.checkpoint.orbax_convert import convert
-    from jaxinfer.cli.jax_setup import prepare_jax
+    from jaxinfer.jax_setup import prepare_jax
 
     prepare_jax()
     with byte_progress(options.source.rstrip("/").rpartition("/")[2]) as progress:

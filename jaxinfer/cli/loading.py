@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from jaxinfer.cli.jax_setup import prepare_jax
 from jaxinfer.cli.progress import byte_progress
+from jaxinfer.jax_setup import prepare_jax
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
 
 

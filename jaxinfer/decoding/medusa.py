@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.checkpoint.medusa_heads import read_heads
+from jaxinfer.checkpoint.medusa_heads import own_tree, read_heads
 from jaxinfer.decoding.draft_trees import Paths, check_tree, lay_out, read_tree, tree_depth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
@@ -33,7 +33,8 @@ class Medusa(Strategy):
     """Draft what heads rank best at each depth, along a tree of ranks.
 
     ``heads`` is a folder of heads (`jaxinfer.checkpoint.medusa_heads`) and ``tree`` a published tree, ``chain:K`` or a
-    JSON file of paths (`jaxinfer.decoding.draft_trees`); ``epsilon`` and ``delta`` are those of typical acceptance.
+    JSON file of paths (`jaxinfer.decoding.draft_trees`), or ``own``: the one that comes with the heads or, where none
+    does, mc_sim_7b_63. ``epsilon`` and ``delta`` are those of typical acceptance.
     ``paths`` and ``extra`` are tree and heads themselves, for those who have them at hand.
     """
 
@@ -41,7 +42,7 @@ class Medusa(Strategy):
     description: ClassVar[str] = "draft a tree with heads on the target's last hidden state"
 
     heads: str = ""
-    tree: str = "mc_sim_7b_63"
+    tree: str = "own"
     verify: Literal["match", "typical"] = "match"
     epsilon: float = 0.09
     delta: float = 0.3
@@ -78,7 +79,7 @@ class Medusa(Strategy):
         return tree_depth(self.paths)
 
     def resolve(self, target: Target) -> "Medusa":
-        paths = check_tree(self.paths, "of paths") if self.paths else read_tree(self.tree)
+        paths = check_tree(self.paths, "of paths") if self.paths else self._read_tree()
         depth, extra = tree_depth(paths), self.extra
         if extra is None:
             if not self.heads:
@@ -111,6 +112,12 @@ class Medusa(Strategy):
     ) -> Float[Array, "B D"]:
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         return jnp.take_along_axis(verified.hidden_BMD, last_B1[..., None], axis=1)[:, 0]
+
+    def _read_tree(self) -> Paths:
+        if self.tree != "own":
+            return read_tree(self.tree)
+        path = own_tree(Path(self.heads).expanduser()) if self.heads else None
+        return read_tree("mc_sim_7b_63" if path is None else str(path))
 
     def _check_fit(self, extra: Params, paths: Paths, target: Target) -> None:
         where = self.heads or "the heads given"

@@ -18,7 +18,7 @@ Carry = tuple[Float[Array, "B T D"], LayeredCache]
 def build_blocks(config: DecoderConfig, backend: Backend) -> nn.Module:
     """Return the module of all blocks: called, as a scan is, with ``(hidden, cache)``, `layer_indices` and a step."""
     if backend.scan_layers and config.num_layers > 1 and len(config.layer_pattern) == 1:
-        return _scan(Block, config.num_layers)(config, backend)
+        return _scan(_block(backend), config.num_layers)(config, backend)
     return Blocks(config, backend)
 
 
@@ -40,7 +40,7 @@ class Blocks(nn.Module):
         for cycle in cycles(config) if backend.scan_layers else single:
             if cycle.stop - cycle.start == 1:
                 kind, index = index_in_kind(config, cycle.start)
-                carry, _ = Block(config, backend, kind, name=f"layer_{cycle.start}")(carry, index, step)
+                carry, _ = _block(backend)(config, backend, kind, name=f"layer_{cycle.start}")(carry, index, step)
             else:
                 period = _scan(Period, cycle.repeats)(config, backend, cycle, name=cycle.name)
                 carry, _ = period(carry, layers[: cycle.repeats], step)
@@ -57,12 +57,18 @@ class Period(nn.Module):
     @nn.compact
     def __call__(self, carry: Carry, repeat: Int[Array, ""] | int, step: Step) -> tuple[Carry, None]:
         start, _, period = self.cycle
+        block = _block(self.backend)
         places = [index_in_kind(self.config, start + offset) for offset in range(period)]
         kinds = [kind for kind, _ in places]
         for offset, (kind, first) in enumerate(places):
             index = first + repeat * kinds.count(kind)
-            carry, _ = Block(self.config, self.backend, kind, name=f"offset_{offset}")(carry, index, step)
+            carry, _ = block(self.config, self.backend, kind, name=f"offset_{offset}")(carry, index, step)
         return carry, None
+
+
+def _block(backend: Backend) -> Any:
+    # A scan's body cannot be merged with its forward pass anyway; elsewhere the compiler would undo the recomputing.
+    return nn.remat(Block, prevent_cse=not backend.scan_layers) if backend.remat_layers else Block
 
 
 def _scan(body: Any, length: int) -> Any:

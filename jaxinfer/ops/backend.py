@@ -30,11 +30,12 @@ class Backend:
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
-    ``[in, out]`` instead of ``[out, in]``. A cache's
-    lanes are whole multiples of ``lane_tile`` on one device. ``kv_shards`` is over how many devices the key/value heads
-    are split. ``kernels`` is what works on a cache: Pallas kernels, the same interpreted on a CPU, plain XLA, or the
-    kernels' ``reference``, which computes in float32 what defines correct. On a mesh, kernels run on each device if the
-    heads' axis is named by ``kv_axis`` (and the batch's, if split, by ``batch_axis``) and the mesh is the context's.
+    ``[in, out]`` instead of ``[out, in]``. A cache's lanes are whole multiples of ``lane_tile`` on one device.
+    ``kv_shards`` is over how many devices the key/value heads are split. ``kernels`` is what works on a cache: Pallas
+    kernels, the same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what
+    defines correct. On a mesh, kernels run on each device if the heads' axis is named by ``kv_axis`` (and the batch's,
+    if split, by ``batch_axis``) and the mesh is the context's. ``remat_layers`` has a backward pass compute each block
+    anew instead of keeping its activations.
     """
 
     platform: Platform
@@ -49,6 +50,7 @@ class Backend:
     kernels: Kernels = "xla"
     kv_axis: str | None = None
     batch_axis: str | None = None
+    remat_layers: bool = False
 
     def cache_lanes(self, numbers: int) -> int:
         """Return how many lanes a cache has for so many numbers a slot; zeros fill up what a device would leave empty.

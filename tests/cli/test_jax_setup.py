@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxinfer.cli import jax_setup
+from jaxinfer import jax_setup
 from jaxinfer.planning.topology import without_persistent_cache
 
 _CACHE_SETTINGS = (

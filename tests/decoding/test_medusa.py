@@ -144,7 +144,7 @@ def test_typical_acceptance_follows_the_published_rule():
 def test_options_are_those_of_the_publication():
     strategy = parse_strategy("medusa:heads=there")
     assert isinstance(strategy, Medusa)
-    assert (strategy.tree, strategy.verify, strategy.typical_thresholds) == ("mc_sim_7b_63", "match", (0.09, 0.3))
+    assert (strategy.tree, strategy.verify, strategy.typical_thresholds) == ("own", "match", (0.09, 0.3))
     assert jaxinfer.strategies()["medusa"]["options"].keys() == {"heads", "tree", "verify", "epsilon", "delta"}
 
 

@@ -1,6 +1,7 @@
 """Training learns, counts only what it should, and repeats itself."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,17 @@ import pytest
 from jaxinfer.models.decoder import Decoder, init_params
 from tests.toys import BEGIN, END, TINY_LLAMA, VOCAB_SIZE, encode_bytes, fable, float32_backend
 from train.data import Batch, window_batches
-from train.loop import Schedule, compile_step, initial_state, mean_loss, token_losses, train
+from train.loop import (
+    Schedule,
+    StepSettings,
+    Tally,
+    TrainState,
+    compile_step,
+    initial_state,
+    next_token_loss,
+    token_losses,
+    train,
+)
 
 CONFIG = replace(TINY_LLAMA, model_dim=16, ffn_dim=32, num_heads=2, num_kv_heads=1)
 DECODER = Decoder(CONFIG, float32_backend())
@@ -22,7 +33,24 @@ def batches(num_steps: int, seed: int = 0):
     return window_batches(TEXT, num_rows=ROWS, length=LENGTH, num_steps=num_steps, seed=seed)
 
 
-loss_and_gradient = jax.jit(jax.value_and_grad(lambda params, batch: mean_loss(DECODER, params, batch), has_aux=True))
+def same_tree(one, other, **tolerances):
+    """Assert that two trees of arrays are equal, bit for bit or, with tolerances, nearly."""
+    compare = np.testing.assert_allclose if tolerances else np.testing.assert_array_equal
+    jax.tree.map(lambda a, b: compare(np.asarray(a), np.asarray(b), **tolerances), one, other)
+
+
+def parts(batch: Batch, count: int) -> Batch:
+    return jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), batch)
+
+
+loss_and_gradient = jax.jit(
+    jax.value_and_grad(
+        lambda params, batch: (lambda tally: (tally.loss, tally.num_tokens))(
+            next_token_loss(DECODER, params, None, batch)
+        ),
+        has_aux=True,
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +121,80 @@ def test_loss_of_two_tokens_equals_the_hand_computed_value():
 
 def test_a_step_consumes_its_state_and_reports_the_gradient():
     optimizer = Schedule(num_steps=2, warmup=0.5).build_optimizer()
-    step, state = compile_step(DECODER, optimizer), initial_state(DECODER, optimizer, seed=0)
+    step = compile_step(partial(next_token_loss, DECODER), optimizer)
+    state = initial_state(DECODER, optimizer, seed=0)
     kernel = state.params["head"]["kernel"]
     (batch,) = batches(1)
-    after, metrics = step(state, batch)
+    after, metrics = step(state, None, parts(batch, 1))
     assert kernel.is_deleted()
     assert (int(after.step), int(metrics.num_tokens)) == (1, ROWS * (LENGTH - 1))
     assert metrics.gradient_norm > 0
+
+
+def test_accumulation_is_one_large_batch():
+    """Even where the parts have different numbers of predicted tokens, of which a mean of means would lose sight."""
+    (batch,) = batches(1)
+    mask_BT = np.arange(LENGTH)[None, :] < np.array([2, 3, 4, 5, 20, 25, 30, 32])[:, None]
+    batch = Batch(batch.tokens_BT, mask_BT)
+    outcomes = []
+    for count in (1, 4):
+        optimizer = Schedule(num_steps=2, warmup=0.5).build_optimizer()
+        step = compile_step(partial(next_token_loss, DECODER), optimizer, StepSettings(microbatches=count))
+        _, metrics = step(initial_state(DECODER, optimizer, seed=0), None, parts(batch, count))
+        outcomes.append(tuple(map(float, metrics[:3])))
+    np.testing.assert_allclose(outcomes[0], outcomes[1], rtol=1e-5)
+
+
+def test_randomness_is_a_function_of_seed_step_and_microbatch():
+    def noise(params, frozen, batch, key):
+        return Tally(params["w"] * jax.random.normal(key), jnp.float32(1))
+
+    optimizer = Schedule(num_steps=9, decay="constant", warmup=0.0).build_optimizer()
+    seen = {}
+    for seed in (0, 1):
+        step = compile_step(noise, optimizer, StepSettings(seed=seed))
+        state = train_state(optimizer)
+        for at in range(3):
+            state, metrics = step(state, None, jnp.zeros((1, 1)))
+            seen[seed, at] = float(metrics.gradient_norm)
+    assert len(set(seen.values())) == 6
+    _, again = compile_step(noise, optimizer)(
+        train_state(optimizer)._replace(step=jnp.int32(2)), None, jnp.zeros((1, 1))
+    )
+    assert float(again.gradient_norm) == seen[0, 2]
+
+
+def train_state(optimizer):
+    params = {"w": jnp.float32(1)}
+    return TrainState(jnp.int32(0), params, optimizer.init(params))
+
+
+def test_mixed_precision_rounds_the_pass_and_keeps_parameters_whole(params):
+    """The loss is that of the rounded parameters; updates too small for them are not lost."""
+    optimizer = Schedule(num_steps=100, peak_rate=1e-6, decay="constant", warmup=0.0).build_optimizer()
+    bfloat = Decoder(CONFIG, replace(float32_backend(), param_dtype="bfloat16"))
+    step = compile_step(partial(next_token_loss, bfloat), optimizer, StepSettings(compute_dtype="bfloat16"))
+    state = initial_state(DECODER, optimizer, seed=0)
+    before = jax.tree.map(np.array, state.params)
+    rounded = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), before)
+    (batch,) = batches(1)
+    expected = jax.jit(partial(next_token_loss, bfloat))(rounded, None, batch)
+    for _ in range(2):  # the first has a learning rate of zero
+        state, metrics = step(state, None, parts(batch, 1))
+    np.testing.assert_allclose(metrics.loss, expected.loss / expected.num_tokens, rtol=1e-5)
+    kernel, old = np.asarray(state.params["head"]["kernel"]), before["head"]["kernel"]
+    assert kernel.dtype == np.float32
+    assert (kernel != old).all()
+    assert np.mean(kernel.astype(jnp.bfloat16) != old.astype(jnp.bfloat16)) < 0.1
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "constant"])
+def test_schedules_rise_and_fall(decay):
+    rate = Schedule(num_steps=100, peak_rate=2.0, warmup=0.1, decay=decay).learning_rate()
+    assert float(rate(0)) == 0
+    np.testing.assert_allclose([float(rate(5)), float(rate(10))], [1.0, 2.0], rtol=1e-6)
+    half = {"cosine": 1.0, "linear": 1.0, "constant": 2.0}[decay]
+    np.testing.assert_allclose(float(rate(10 + 91 / 2)), half, rtol=1e-5)
 
 
 def test_windows_are_pieces_of_the_text():

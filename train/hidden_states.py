@@ -1,0 +1,143 @@
+"""The final hidden states of a model over texts, computed once and kept in memory-mapped files.
+
+Heads on a frozen model need nothing else of it but its embeddings and its output matrix, so that they train on a CPU at
+the speed of the heads. Kept are the states from the last token before an answer on, in float16, one after the other
+for all texts: ``hidden.npy``, with each one's token, position and text in ``tokens.npy``, ``positions.npy`` and
+``texts.npy``, and in ``cache.json`` what they are of.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxinfer.checkpoint.new_folder import new_folder
+from jaxinfer.errors import InvalidCheckpoint, WriteFailed
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.notation import Array, Float, Int, Params
+from train.packing import Example
+from train.whole_text import text_hidden
+
+_FACTS = "cache.json"
+_ROW_GRID = 64
+_TOKENS_AT_ONCE = 4096
+
+
+class HiddenStates(NamedTuple):
+    """States of P tokens, as they lie on the disk; ``texts`` numbers each one's text from 0."""
+
+    hidden_PD: np.ndarray
+    tokens_P: np.ndarray
+    positions_P: np.ndarray
+    texts_P: np.ndarray
+
+    @property
+    def num_texts(self) -> int:
+        """How many texts there are."""
+        return int(self.texts_P[-1]) + 1
+
+    def select(self, texts: np.ndarray) -> "HiddenStates":
+        """Return the states of some texts alone, in memory."""
+        chosen_P = np.isin(self.texts_P, texts)
+        return HiddenStates(*(np.asarray(array[chosen_P]) for array in self))
+
+    def without(self, texts: np.ndarray) -> "HiddenStates":
+        """Return the same states where they lie, those of some texts marked as of none, -1."""
+        return self._replace(texts_P=np.where(np.isin(self.texts_P, texts), -1, self.texts_P).astype(np.int32))
+
+
+def cache_hidden_states(
+    lm: LanguageModel,
+    examples: Sequence[Example],
+    folder: Path,
+    report: Callable[[int, str], None] = lambda done, said: None,
+) -> HiddenStates:
+    """Return the states of texts from ``folder``, computed first where it has none; it appears whole or not at all.
+
+    ``report`` is told how many texts are done. Raises InvalidCheckpoint where the folder is of another model or texts.
+    """
+    facts = describe(lm, examples)
+    if not folder.is_dir():
+        try:
+            with new_folder(folder) as new:
+                _compute(lm, examples, new, report)
+                (new / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+        except OSError as error:
+            raise WriteFailed(f"{folder}: {error.strerror or error}; free some space or give another --cache") from None
+    path = folder / _FACTS
+    found = json.loads(path.read_bytes()) if path.is_file() else {}
+    for name, value in facts.items():
+        if found.get(name) != value:
+            raise InvalidCheckpoint(
+                f"{folder}: holds hidden states with {name} {found.get(name)!r}, not {value!r}; give another --cache"
+            )
+    return HiddenStates(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _NAMES))
+
+
+_NAMES = ("hidden", "tokens", "positions", "texts")
+
+
+def describe(lm: LanguageModel, examples: Sequence[Example]) -> dict[str, Any]:
+    """Return what hidden states depend on."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(np.asarray([len(example.tokens), *example.tokens], np.int32).tobytes())
+        digest.update(np.asarray(example.mask).tobytes())
+    return {
+        "base": fingerprint(lm.params),
+        "dtype": lm.backend.param_dtype,
+        "num_texts": len(examples),
+        "texts": digest.hexdigest()[:16],
+    }
+
+
+def first_state(example: Example) -> int:
+    """Return where the states of a text that are kept begin: at the token before the first that is predicted."""
+    return max(example.mask.index(True) - 1, 0)
+
+
+@partial(jax.jit, static_argnums=0)
+def _forward(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    return text_hidden(decoder, params, tokens_BT)
+
+
+def _compute(lm: LanguageModel, examples: Sequence[Example], folder: Path, report: Callable[[int, str], None]) -> None:
+    counts = np.array([len(example.tokens) - first_state(example) for example in examples])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    total, width = int(starts[-1]), lm.config.model_dim
+    shapes = {"hidden": ((total, width), np.float16), "tokens": ((total,), np.int32)}
+    shapes |= {"positions": ((total,), np.int32), "texts": ((total,), np.int32)}
+    arrays = {
+        name: np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        for name, (shape, dtype) in shapes.items()
+    }
+    # Texts of like length are computed together; a row is padded on the right, which nothing before it sees.
+    order = np.argsort([len(example.tokens) for example in examples], kind="stable")
+    done = 0
+    while done < len(order):
+        length = -(-len(examples[order[done]].tokens) // _ROW_GRID) * _ROW_GRID
+        most = max(1, _TOKENS_AT_ONCE // length)
+        rows = [at for at in order[done : done + most] if len(examples[at].tokens) <= length]
+        tokens_BT = np.zeros((most, length), np.int32)
+        for row, at in enumerate(rows):
+            tokens_BT[row, : len(examples[at].tokens)] = examples[at].tokens
+        hidden_BTD = np.asarray(_forward(lm.programs.decoder, lm.params, tokens_BT))
+        limit = np.finfo(np.float16).max
+        for row, at in enumerate(rows):
+            first, size = first_state(examples[at]), len(examples[at].tokens)
+            place = np.s_[starts[at] : starts[at + 1]]
+            arrays["hidden"][place] = np.clip(hidden_BTD[row, first:size].astype(np.float32), -limit, limit)
+            arrays["tokens"][place] = examples[at].tokens[first:]
+            arrays["positions"][place] = np.arange(first, size)
+            arrays["texts"][place] = at
+        done += len(rows)
+        report(done, f"{int(counts[order[:done]].sum()):,} states")
+    for array in arrays.values():
+        array.flush()

@@ -1,0 +1,250 @@
+"""``python -m train.medusa``: heads on a frozen model that draft for it (Medusa-1, 2401.10774; Hydra, 2402.05109).
+
+The model's hidden states are computed once and kept on the disk; heads then train on them alone, so that a CPU
+suffices. The folder ``OUT/heads`` that it writes is what ``--strategy medusa:heads=OUT/heads`` loads.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.checkpoint.medusa_heads import TREE, write_heads
+from jaxinfer.decoding.draft_trees import expected_tokens
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.notation import Params
+from jaxinfer.parallel.mesh import parse_mesh
+from train.command import existing_file, number, run_command
+from train.curves import draw_curves
+from train.estimate import estimate
+from train.examples import read_examples
+from train.fit import CURVES, METRICS, FitResult, FitSettings, claim_folder, fit, read_metrics
+from train.head_card import describe_heads
+from train.head_evaluation import HeadEvaluation, best_tree
+from train.head_loss import HeadLoss, Windows, WindowSource, frequent_tokens, target_rows
+from train.head_shapes import HeadShape, frozen_extra, init_heads
+from train.hidden_states import HiddenStates, cache_hidden_states
+from train.loop import Schedule, StepSettings, TrainState, compile_step
+from train.packing import Example, Order
+from train.placement import build_mesh, place_base, place_batch, replicate
+from train.progress import step_progress
+
+EXIT_INTERRUPTED = 130
+HEADS, CACHE = "heads", "hidden_states"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``python -m train.medusa``."""
+    whole, share = number(int, 1), number(float, 0, 1)
+    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="the base (default: %(default)s)")
+    parser.add_argument("--dtype", metavar="D", help="the base's (default: by device)")
+    parser.add_argument("--mesh", metavar="AXES", type=parse_mesh, default="data=1", help="such as data=4")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the run: begun, or gone on with")
+    parser.add_argument("--dry-run", action="store_true", help="print what a run takes, and do nothing")
+    data = parser.add_argument_group("data")
+    data.add_argument("--data", metavar="FILE", type=existing_file, nargs="+", required=True, help="JSONL or text")
+    data.add_argument("--cache", metavar="FOLDER", type=Path, help="hidden states (default: OUT/hidden_states)")
+    data.add_argument("--held-out", metavar="P", type=share, default=0.05, help="share of the texts (%(default)s)")
+    heads = parser.add_argument_group("heads")
+    heads.add_argument("--heads", metavar="K", type=whole, default=4, help="default: %(default)s")
+    heads.add_argument("--blocks", metavar="N", type=whole, default=1, help="in each head (%(default)s)")
+    heads.add_argument("--hydra", action="store_true", help="heads that read the drafted tokens before theirs")
+    heads.add_argument("--inner", metavar="N", type=number(int, 0), default=0, help="blocks are MLPs of this width")
+    heads.add_argument("--share-lm-head", action="store_true", help="heads read the base's output matrix")
+    heads.add_argument("--draft-vocab", metavar="N", type=whole, help="the N most frequent tokens only")
+    loss = parser.add_argument_group("loss")
+    loss.add_argument("--decay", metavar="X", type=share, default=0.8, help="head k weighs X^k (%(default)s)")
+    loss.add_argument("--soft-targets", metavar="S", type=share, default=0.0, help="the teacher's share (0)")
+    loss.add_argument("--dropout", metavar="P", type=number(float, 0, 0.9), default=0.0, help="of inputs (0)")
+    steps = parser.add_argument_group("steps")
+    steps.add_argument("--epochs", metavar="N", type=number(float, 0.001), default=2.0, help="default: %(default)s")
+    steps.add_argument("--batch-size", metavar="N", type=whole, default=16, help="windows a step (%(default)s)")
+    steps.add_argument("--window", metavar="T", type=whole, default=32, help="tokens of a window (%(default)s)")
+    steps.add_argument("--microbatches", metavar="N", type=whole, default=1, help="a step's parts (%(default)s)")
+    steps.add_argument("--learning-rate", metavar="X", type=number(float, 1e-9), default=1e-3, help="%(default)s")
+    steps.add_argument("--schedule", choices=("cosine", "linear", "constant"), default="cosine")
+    steps.add_argument("--warmup", metavar="P", type=share, default=0.1, help="share of the steps (%(default)s)")
+    steps.add_argument("--weight-decay", metavar="X", type=number(float, 0), default=0.0, help="%(default)s")
+    steps.add_argument("--clip", metavar="X", type=number(float, 1e-9), default=1.0, help="gradient norm (%(default)s)")
+    steps.add_argument("--compute-dtype", metavar="D", choices=("bfloat16", "float32"), help="of the heads' passes")
+    steps.add_argument("--eval-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
+    steps.add_argument("--patience", metavar="N", type=number(int, 0), default=0, help="evaluations without a gain (0)")
+    steps.add_argument("--save-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
+    steps.add_argument("--keep", metavar="N", type=whole, default=2, help="checkpoints (%(default)s)")
+    steps.add_argument("--seed", metavar="N", type=number(int, 0), default=0)
+
+
+class Task(NamedTuple):
+    """Everything that a run is made of, before its first step."""
+
+    shape: HeadShape
+    frozen: Params
+    source: WindowSource
+    held_out: HiddenStates
+    settings: FitSettings
+    schedule: Schedule
+    loss: HeadLoss
+    base: str
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, draw the curves and write the heads."""
+    if options.batch_size % options.microbatches:
+        raise InvalidOption(f"--batch-size {options.batch_size} does not split into {options.microbatches} parts")
+    lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
+    examples = [
+        example for path in options.data for example in read_examples(path, lm.tokenizer, lm.config.max_position)
+    ]
+    check_ids(examples, lm, options.data)
+    mesh = build_mesh(options.mesh, lm.config, options.batch_size // options.microbatches)
+    base = fingerprint(lm.params)
+    lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
+    if not options.dry_run:
+        claim_folder(options.out, {"base": base, **identity(options)})
+    with step_progress("hidden states", len(examples)) as report:
+        # Texts to try a dry run with: the first alone, which stand in for the others in all but their number.
+        tried = examples[: 2 * options.batch_size] if options.dry_run else examples
+        folder = options.cache or options.out / CACHE
+        states = sample_states(lm, tried) if options.dry_run else cache_hidden_states(lm, tried, folder, report)
+    task = plan(options, lm, states, base)
+    optimizer = task.schedule.build_optimizer()
+    state = start(task, lm, optimizer, options.seed)
+    state, frozen = replicate(state, mesh), {**task.frozen, "params": lm.params}
+    step_settings = StepSettings(options.microbatches, options.compute_dtype, options.seed)
+    step = compile_step(task.loss, optimizer, step_settings)
+    order = Order(task.source.count, options.batch_size, options.seed)
+
+    def batch_at(at: int) -> Windows:
+        return place_batch(cut(task.source.take(order.at(at)), options.microbatches), mesh)
+
+    if options.dry_run:
+        print(*estimate(step, state, frozen, batch_at(0), task.settings.num_steps), sep="\n")
+        return 0
+    held_out = WindowSource(task.held_out, options.window, options.heads, target_rows_of(task.shape, lm))
+    evaluation = HeadEvaluation(lm.programs.decoder, frozen, held_out)
+    result = fit(step, state, frozen, batch_at, task.settings, evaluation)
+    draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"heads for {options.model}")
+    if result.interrupted:
+        print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    export(options, lm, task, result, evaluation)
+    return 0
+
+
+def identity(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a run's result depends on."""
+    left_out = {"out", "dry_run", "cache", "keep", "save_every"}
+    kept = {name: value for name, value in vars(options).items() if name not in left_out}
+    return {**kept, "mesh": str(options.mesh), "data": [path.name for path in options.data]}
+
+
+def check_ids(examples: list[Example], lm: LanguageModel, paths: list[Path]) -> None:
+    """Refuse token ids that the base does not have: its answers are another model's."""
+    largest = max(max(example.tokens) for example in examples)
+    if largest >= lm.config.vocab_size:
+        raise InvalidOption(
+            f"{paths[0]}: holds token id {largest}, but the base has {lm.config.vocab_size}: it is of another model"
+        )
+
+
+def plan(options: argparse.Namespace, lm: LanguageModel, states: HiddenStates, base: str) -> Task:
+    """Split the texts, choose the draft vocabulary, and count the steps."""
+    shuffled = np.random.default_rng(options.seed).permutation(states.num_texts)
+    num_held_out = max(1, round(options.held_out * states.num_texts))
+    if num_held_out >= states.num_texts:
+        raise InvalidOption(f"{states.num_texts} texts leave none to train on: give more, or a smaller --held-out")
+    held_out = states.select(shuffled[:num_held_out])
+    trained = states.without(shuffled[:num_held_out])
+    ids = None
+    if options.draft_vocab is not None and options.draft_vocab < lm.config.vocab_size:
+        always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
+        ids = tuple(
+            frequent_tokens(trained.tokens_P[trained.texts_P >= 0], lm.config.vocab_size, options.draft_vocab, always)
+        )
+    shape = HeadShape(options.heads, options.blocks, options.hydra, options.inner, options.share_lm_head, ids)
+    source = WindowSource(trained, options.window, options.heads, target_rows_of(shape, lm))
+    num_steps = max(1, round(options.epochs * Order(source.count, options.batch_size, 0).steps_per_epoch))
+    settings = FitSettings(
+        folder=options.out,
+        num_steps=num_steps,
+        save_every=options.save_every,
+        keep=options.keep,
+        eval_every=options.eval_every,
+        patience=options.patience,
+        identity={"base": base, **identity(options)},
+    )
+    schedule = Schedule(
+        num_steps, options.learning_rate, options.warmup, options.weight_decay, options.clip, options.schedule
+    )
+    loss = HeadLoss(lm.programs.decoder, options.decay, options.soft_targets, options.dropout)
+    return Task(
+        shape, {"extra": frozen_extra(shape, lm.config, lm.params)}, source, held_out, settings, schedule, loss, base
+    )
+
+
+def start(task: Task, lm: LanguageModel, optimizer: Any, seed: int) -> TrainState:
+    """Draw the heads and start their optimizer."""
+    heads = init_heads(task.shape, lm.config, lm.params, jax.random.key(seed))
+    return TrainState(jnp.int32(0), heads, optimizer.init(heads))
+
+
+def target_rows_of(shape: HeadShape, lm: LanguageModel) -> np.ndarray:
+    """Return the row of each token in the heads' outputs."""
+    return target_rows(lm.config.vocab_size, shape.draft_ids)
+
+
+def cut(windows: Windows, parts: int) -> Windows:
+    """Put a batch's microbatches on an axis of their own."""
+    return Windows(*(array.reshape(parts, -1, *array.shape[1:]) for array in windows))
+
+
+def sample_states(lm: LanguageModel, examples: list[Example]) -> HiddenStates:
+    """Return states of the right shapes, all zero."""
+    lengths = [len(example.tokens) for example in examples]
+    texts_P = np.repeat(np.arange(len(examples)), lengths)
+    tokens_P = np.concatenate([example.tokens for example in examples]).astype(np.int32)
+    hidden_PD = np.zeros((len(tokens_P), lm.config.model_dim), np.float16)
+    return HiddenStates(hidden_PD, tokens_P, np.zeros_like(tokens_P), texts_P)
+
+
+def export(
+    options: argparse.Namespace, lm: LanguageModel, task: Task, result: FitResult, evaluation: HeadEvaluation
+) -> None:
+    """Write the best heads with their trees, accuracies and card; what stood there before is replaced whole."""
+    accuracies = evaluation.accuracies(result.params)
+    trees = {nodes: best_tree(accuracies, nodes) for nodes in (8, 16, 32, 64)}
+    expected = {nodes: expected_tokens(tree, accuracies) for nodes, tree in trees.items()}
+    extra = {**result.params, **{name: value for name, value in task.frozen["extra"].items() if name == "ids"}}
+    dtype = lm.backend.param_dtype if np.dtype(lm.backend.param_dtype).itemsize == 2 else "bfloat16"
+    stored = jax.tree.map(lambda leaf: leaf if leaf.dtype == jnp.int32 else leaf.astype(dtype), extra)
+    facts = {**dataclasses.asdict(task.shape), "draft_ids": None, **identity(options), "base": task.base}
+    card = describe_heads(options.model, facts, result, accuracies, expected, task.source.count * options.window)
+    beside = {f"tree_{nodes}.json": json.dumps(tree) + "\n" for nodes, tree in trees.items()}
+    beside |= {TREE: json.dumps(trees[16]) + "\n", "accuracies.json": json.dumps(accuracies) + "\n", "README.md": card}
+    folder = options.out / HEADS
+    write_heads(
+        folder,
+        stored,
+        lm.config.vocab_size,
+        base=options.model,
+        base_fingerprint=task.base,
+        beside=beside,
+        overwrite=True,
+    )
+    print(
+        f"{folder}: {result.best_step} steps, {expected[16]:.2f} tokens a step expected of 16 nodes, "
+        f"{expected[64]:.2f} of 64; draft with --strategy medusa:heads={folder}",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("medusa", "Train heads on a frozen model that draft for it.", add_arguments, run))
