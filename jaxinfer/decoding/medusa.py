@@ -87,7 +87,8 @@ class Medusa(Strategy):
         self._check_fit(extra, paths, target)
         if "ids" in extra and "output" not in extra and "output" not in extra["heads"][0]:
             extra = {**extra, "output": vocabulary_rows(target.config, target.params, extra["ids"])}
-        return replace(self, paths=paths, extra={**extra, "heads": tuple(extra["heads"][:depth])})
+        extra = target.partitioner.place({**extra, "heads": tuple(extra["heads"][:depth])})
+        return replace(self, paths=paths, extra=extra)
 
     def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Float[Array, "B D"]:
         return prompt.hidden_BD

@@ -97,7 +97,8 @@ class Streams(Strategy):
         self._check_fit(extra, num_layers, paths, target.config)
         # Streams that no node of the tree is drafted from need not run.
         identifiers = extra["identifiers"][: tree_depth(paths)]
-        return replace(self, paths=paths, num_layers=num_layers, extra={**extra, "identifiers": identifiers})
+        extra = target.partitioner.place({**extra, "identifiers": identifiers})
+        return replace(self, paths=paths, num_layers=num_layers, extra=extra)
 
     def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Int[Array, "B J K"]:
         # The last token in the cache runs once more, now with streams; what that writes to the cache is dropped.
