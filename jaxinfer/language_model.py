@@ -63,8 +63,8 @@ def load(
     prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, or
     ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens are kept; that
     changes the text. ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or
-    over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``notice`` receives lines for the user,
-    ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
+    over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``notice`` receives
+    lines for the user, ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
     """
     backend, layout = choose_backend(dtype, scan_layers=scan_layers), parse_layout(cache)
     partitioner = partitioner_of(mesh)

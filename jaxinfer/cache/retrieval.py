@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for, write_slots
-from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.notation import DATA, TENSOR, Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.top_k import top_k
 
 
 @partial(
@@ -95,6 +96,7 @@ class RetrievalCache:
         held_B: Int[Array, " B"],
         chunk: int,
         recent: int,
+        backend: Backend,
         is_due: Bool[Array, ""] | bool = True,
     ) -> "RetrievalCache":
         """Choose the chunks by each layer's queries, and copy them and the tail; nothing happens where it is not due.
@@ -112,7 +114,7 @@ class RetrievalCache:
             index_C = jnp.arange(scores_BKC.shape[2])
             scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
             scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
-            _, chosen_BKC = jax.lax.top_k(scores_BKC, self.budget // chunk)
+            _, chosen_BKC = top_k(scores_BKC, self.budget // chunk, backend, (DATA, TENSOR))
             keys_BSI = _copied(cache.keys[layer], chosen_BKC, chunk, tail_BS)
             values_BSI = _copied(cache.values[layer], chosen_BKC, chunk, tail_BS)
             return buffers[0].at[layer].set(keys_BSI), buffers[1].at[layer].set(values_BSI)
@@ -162,5 +164,9 @@ def _copied(source_BSI: jax.Array, chosen_BKC: jax.Array, chunk: int, tail_BS: j
         return source_CZH[chosen_C]
 
     chunks_BCZKH = jax.vmap(jax.vmap(of_head, in_axes=(2, 0), out_axes=2))(source_BCZKH, chosen_BKC)
-    tail_BSI = source_BSI.at[jnp.arange(batch)[:, None], tail_BS].get(mode="fill", fill_value=0)
+
+    def of_tail(source_SI: jax.Array, tail_S: jax.Array) -> jax.Array:
+        return source_SI.at[tail_S].get(mode="fill", fill_value=0)
+
+    tail_BSI = jax.vmap(of_tail)(source_BSI, tail_BS)
     return jnp.concatenate([chunks_BCZKH.reshape(batch, count * chunk, lanes), tail_BSI], axis=1)

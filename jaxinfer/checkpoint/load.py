@@ -91,12 +91,10 @@ def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[
     _check(checkpoint, list(_leaves(abstract, names, None)), names)
 
 
-def _leaves(
-    abstract: Mapping[str, Any], names: TensorNames, padding: Mapping[str, Any] | None
-) -> Iterator[_Leaf]:
+def _leaves(abstract: Mapping[str, Any], names: TensorNames, padding: Mapping[str, Any] | None) -> Iterator[_Leaf]:
     for path, struct in _walk(abstract, ()):
         layers, stacked, name, transposed = locate(path, struct.shape)
-        sources = (None,) * len(struct.shape) if padding is None else reduce(getitem, path, padding)
+        sources: Any = (None,) * len(struct.shape) if padding is None else reduce(getitem, path, padding)
         if layers is None:
             parts = (_part(names.top[name]),)
         else:
@@ -147,7 +145,7 @@ def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
         buffer = _read_shards(checkpoint, leaf, [tuple(slice(0, size) for size in shape)])[0]
         return jax.block_until_ready(jax.device_put(buffer))
     boxes = {
-        device: tuple(slice(*place.indices(size)[:2]) for place, size in zip(places, shape, strict=True))
+        device: tuple(slice(*place.indices(size)[:2]) for place, size in zip(places or (), shape, strict=True))
         for device, places in sharding.addressable_devices_indices_map(shape).items()
     }
     # Devices that hold the same part are given the same memory, where they can take it over.

@@ -151,7 +151,7 @@ class DraftModel(Strategy):
             positions_BT = first_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=first_B.dtype)[None, :]
             placements = cache.place(first_B, causal_ancestors(tokens_BT.shape[1])[None])
             hidden_BTD, cache = drafter.forward(tokens_BT, positions_BT, cache, placements, state.context_lengths_B)
-            return drafter.logits(hidden_BTD[jnp.arange(tokens_BT.shape[0]), last_B]), cache
+            return drafter.logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]), cache
 
         def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
             return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)

@@ -18,6 +18,7 @@ from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
+from jaxinfer.ops.rows import set_in_rows
 
 
 class Window(NamedTuple):
@@ -170,7 +171,6 @@ def insert(memory: Window, grams_BWN: Int[Array, "B W N"], is_formed: Any) -> tu
     comes_again_BWW = (grams_BWN[:, :, None] == grams_BWN[:, None]).all(axis=-1) & (order_W[None, :] > order_W[:, None])
     new_ages_BW = jnp.where(comes_again_BWW.any(axis=-1), 0, memory.clock * width + order_W[None, :] + 1)
     _, oldest_BW = jax.lax.top_k(-ages_BP, width)
-    rows_B1 = jnp.arange(grams_BWN.shape[0])[:, None]
-    grams_BPN = memory.grams_BPN.at[rows_B1, oldest_BW].set(grams_BWN)
-    ages_BP = ages_BP.at[rows_B1, oldest_BW].set(new_ages_BW)
+    grams_BPN = set_in_rows(memory.grams_BPN, oldest_BW, grams_BWN)
+    ages_BP = set_in_rows(ages_BP, oldest_BW, new_ages_BW)
     return jnp.where(is_formed, grams_BPN, memory.grams_BPN), jnp.where(is_formed, ages_BP, memory.ages_BP)

@@ -74,9 +74,7 @@ class Programs:
     ``compile_seconds`` adds up the time spent tracing and compiling, ``compilations`` how many programs that were.
     """
 
-    def __init__(
-        self, decoder: Decoder, layout: CacheLayout = DENSE, partitioner: Partitioner = ONE_DEVICE
-    ) -> None:
+    def __init__(self, decoder: Decoder, layout: CacheLayout = DENSE, partitioner: Partitioner = ONE_DEVICE) -> None:
         self.decoder = decoder
         self.layout = layout
         self.partitioner = partitioner
@@ -107,9 +105,7 @@ class Programs:
     def create_cache(self, batch: int, num_slots: int, headroom: int) -> LayeredCache:
         """Return an empty cache for a state."""
         config, backend = self.decoder.config, self.decoder.backend
-        return self.partitioner.create(
-            lambda: create_cache(config, batch, num_slots, backend, headroom, self.layout)
-        )
+        return self.partitioner.create(lambda: create_cache(config, batch, num_slots, backend, headroom, self.layout))
 
     def run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
         """Run a function compiled for its name and the arguments' shapes, of which the first argument's are fixed.

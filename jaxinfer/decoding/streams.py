@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,7 +22,8 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
 from jaxinfer.models.stream_heads import exit_logits, run_streams
-from jaxinfer.notation import Array, Float, Int, Params
+from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
+from jaxinfer.ops.top_k import top_k
 
 _PRODUCT = re.compile(r"[1-9]\d*(\.[1-9]\d*)*")
 
@@ -151,7 +151,8 @@ class Streams(Strategy):
         return model.run_layers(0, stop, hidden_BMD, positions_BM, state.cache, placements, state.context_lengths_B)
 
     def _best_tokens(self, model: Model, streams_BJD: Float[Array, "B J D"]) -> Int[Array, "B J K"]:
-        _, best_BJK = jax.lax.top_k(model.logits(streams_BJD), 1 + max(max(path) for path in self.paths))
+        count = 1 + max(max(path) for path in self.paths)
+        _, best_BJK = top_k(model.logits(streams_BJD), count, model.decoder.backend, (DATA, None, TENSOR))
         return best_BJK
 
     def _pruned(self, model: Model, own: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout) -> Proposal:

@@ -7,6 +7,7 @@ import numpy as np
 from jaxinfer.decoding.draft_trees import TreeLayout
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.rows import take_pairs
 
 
 def path_scores(
@@ -18,9 +19,9 @@ def path_scores(
     ``least`` makes it minus infinity.
     """
     _, parent_of = np.unique(layout.parents_M, return_inverse=True)
-    rows_B1 = jnp.arange(tokens_BM.shape[0])[:, None]
     totals_BI = jax.nn.logsumexp(logits_BIV, axis=-1)
-    steps_BM = jnp.minimum(logits_BIV[rows_B1, parent_of[None], tokens_BM] - totals_BI[:, parent_of], 0.0)
+    parents_BM = jnp.broadcast_to(jnp.asarray(parent_of), tokens_BM.shape)
+    steps_BM = jnp.minimum(take_pairs(logits_BIV, parents_BM, tokens_BM) - totals_BI[:, parent_of], 0.0)
     steps_BM = jnp.where(jnp.exp(steps_BM) >= least, steps_BM, -jnp.inf)
     scores_BM = jnp.zeros(tokens_BM.shape, steps_BM.dtype)
     for depth in range(1, int(layout.depths_M.max()) + 1):

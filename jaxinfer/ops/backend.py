@@ -12,6 +12,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
 
@@ -28,8 +29,9 @@ class Backend:
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
-    ``[in, out]`` instead of ``[out, in]``. ``kv_shards`` is over how many devices the key/value heads
-    are split. ``kernels`` is what attends to a cache: Pallas kernels, the same interpreted on a CPU, or plain XLA.
+    ``[in, out]`` instead of ``[out, in]``. ``mesh`` are the devices that the model is split over, of which those along
+    its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device. ``kernels`` is what attends
+    to a cache: Pallas kernels, the same interpreted on a CPU, or plain XLA.
     """
 
     platform: Platform
@@ -41,6 +43,7 @@ class Backend:
     transposed_kernels: bool = False
     kv_shards: int = 1
     kernels: Kernels = "xla"
+    mesh: Mesh | None = None
 
     @property
     def precision(self) -> jax.lax.Precision:

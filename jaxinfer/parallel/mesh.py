@@ -9,10 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
 
-# From the axis that communicates least to the one that communicates most, which gets the nearest devices.
-AXES = ("data", "pipeline", "sequence", "tensor")
-DATA, PIPELINE, SEQUENCE, TENSOR = AXES
+AXES = MESH_AXES
+
+__all__ = ["AXES", "DATA", "PIPELINE", "SEQUENCE", "TENSOR", "MeshConfig", "parse_mesh"]
 
 
 @dataclass(frozen=True)

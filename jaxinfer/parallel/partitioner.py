@@ -10,7 +10,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.checkpoint.load import Progress, load_params
 from jaxinfer.checkpoint.source import Checkpoint
-from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
@@ -50,7 +49,7 @@ class Partitioner:
 
     def partition(self, config: DecoderConfig, backend: Backend) -> Partitioned:
         """Return how a decoder runs here."""
-        return Partitioned(pad_config(config, self.tensor), replace(backend, kv_shards=self.tensor))
+        return Partitioned(pad_config(config, self.tensor), replace(backend, kv_shards=self.tensor, mesh=self.mesh))
 
     def load_params(
         self,
@@ -78,6 +77,20 @@ class Partitioner:
     def place(self, tree: Any) -> Any:
         """Put arrays on every device."""
         return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+    def place_heads(self, tree: Any) -> Any:
+        """Put heads on every device, but split what is called ``"output"`` by its rows where these split evenly."""
+        mesh = self.mesh
+        if mesh is None:
+            return tree
+
+        def placed(path: Any, leaf: Any) -> Any:
+            # Were their blocks split too, the compiler would split the hidden states of all layers as it splits theirs.
+            is_output = any(getattr(part, "key", None) == "output" for part in path)
+            is_split = is_output and leaf.shape[0] % self.tensor == 0
+            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(TENSOR) if is_split else PartitionSpec()))
+
+        return jax.tree_util.tree_map_with_path(placed, tree)
 
     def place_batch(self, tree: Any) -> Any:
         """Split what belongs to a batch; see `jaxinfer.parallel.rules.batch_shardings`."""
