@@ -8,7 +8,9 @@ import jax.numpy as jnp
 
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rows import set_in_rows
+from jaxinfer.ops.top_k import top_k
 
 
 class Merged(NamedTuple):
@@ -61,7 +63,7 @@ def _merge_into(whole: DraftTree, tree: DraftTree, offset: int) -> tuple[DraftTr
 
 
 def select(
-    tree: DraftTree, ancestors_BMM: Bool[Array, "B M M"], gains_BM: Float[Array, "B M"], count: int
+    tree: DraftTree, ancestors_BMM: Bool[Array, "B M M"], gains_BM: Float[Array, "B M"], count: int, backend: Backend
 ) -> tuple[DraftTree, Int[Array, "B M"]]:
     """Return the tree of the ``count`` nodes that gain most, and where each node stands in it, -1 where nowhere.
 
@@ -69,7 +71,7 @@ def select(
     """
     reach_BM = jnp.min(jnp.where(ancestors_BMM, gains_BM[:, None, :], jnp.inf), axis=-1)
     reach_BM = jnp.where(tree.valid_BM, reach_BM, -1.0).at[:, 0].set(jnp.inf)
-    _, chosen_BC = jax.lax.top_k(reach_BM, count)
+    _, chosen_BC = top_k(reach_BM, count, backend)
     chosen_BC = jnp.sort(chosen_BC, axis=1)
     is_chosen_BM = set_in_rows(jnp.zeros(tree.valid_BM.shape, bool), chosen_BC, jnp.ones(chosen_BC.shape, bool))
     places_BM = jnp.where(is_chosen_BM, jnp.cumsum(is_chosen_BM, axis=1, dtype=jnp.int32) - 1, -1)

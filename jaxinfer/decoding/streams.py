@@ -164,7 +164,7 @@ class Streams(Strategy):
         inner = np.unique(layout.parents_M)
         logits_BIV = exit_logits(model, own, hidden_BMD[:, inner])
         scores_BM = path_scores(layout, tree.tokens_BM, logits_BIV, self.prune_below)
-        kept_BP = best_nodes(scores_BM, self.num_kept)
+        kept_BP = best_nodes(scores_BM, self.num_kept, model.decoder.backend)
         # The kept nodes stand together from here on, as if there had never been others.
         cache = cache.keep(start_B, kept_BP, jnp.full_like(start_B, self.num_kept))
         hidden_BPD = jnp.take_along_axis(hidden_BMD, kept_BP[..., None], axis=1)

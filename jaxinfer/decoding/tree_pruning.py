@@ -7,7 +7,9 @@ import numpy as np
 from jaxinfer.decoding.draft_trees import TreeLayout
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rows import take_pairs
+from jaxinfer.ops.top_k import top_k
 
 
 def path_scores(
@@ -30,12 +32,12 @@ def path_scores(
     return scores_BM
 
 
-def best_nodes(scores_BM: Float[Array, "B M"], count: int) -> Int[Array, "B P"]:
+def best_nodes(scores_BM: Float[Array, "B M"], count: int, backend: Backend) -> Int[Array, "B P"]:
     """Return the root and the nodes of the best other scores, ``count`` together, in ascending order.
 
     A node's parent is among them, as it scores no less and, at the same score, comes first.
     """
-    _, best_BP = jax.lax.top_k(scores_BM[:, 1:], count - 1)
+    _, best_BP = top_k(scores_BM[:, 1:], count - 1, backend)
     root_B1 = jnp.zeros((scores_BM.shape[0], 1), best_BP.dtype)
     return jnp.concatenate([root_B1, jnp.sort(best_BP, axis=1) + 1], axis=1)
 

@@ -114,7 +114,7 @@ class Union(Strategy):
         if self.nodes and self.nodes < tree.tokens_BM.shape[1]:
             relation_BMM = ancestors(tree.parents_BM)
             gains_BM = self._gains(tree.tokens_BM.shape, drafts, places, memory.chances)
-            tree, moved_BM = select(tree, relation_BMM, gains_BM, self.nodes)
+            tree, moved_BM = select(tree, relation_BMM, gains_BM, self.nodes, model.decoder.backend)
             places = tuple(jnp.take_along_axis(moved_BM, places_BM, axis=1) for places_BM in places)
         passes = sum(draft.passes for draft in drafts)
         return Proposal(tree, Sum(memory.memories, memory.chances, drafts, places), passes=passes)

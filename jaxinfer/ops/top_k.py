@@ -23,7 +23,10 @@ def top_k(
         best, places = lax.top_k(values, count)
         return best, places
     axes = axes + (None,) * (values.ndim - len(axes))
-    split = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, values.shape)]
+    split = [
+        axis if axis and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
+        for axis, size in zip(axes, values.shape)
+    ]
     *rows, last = split
 
     def best_of_shard(values: Array) -> tuple[Array, Array]:

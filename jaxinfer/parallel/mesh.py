@@ -52,7 +52,8 @@ class MeshConfig:
         if len(devices) != self.num_devices:
             raise InvalidOption(
                 f"mesh {self} is of {self.num_devices} devices, but there are {len(devices)}: "
-                "choose axes that multiply to the number of devices"
+                "choose axes that multiply to the number of devices, or give a CPU virtual ones by "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={self.num_devices} in the environment"
             )
         return Mesh(np.asarray(devices, dtype=object).reshape(tuple(self.sizes.values())), AXES)
 

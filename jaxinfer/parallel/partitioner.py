@@ -10,13 +10,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.checkpoint.load import Progress, load_params
 from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.padding import pad_config, pad_parameter, parameter_sources
-from jaxinfer.notation import Params
+from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.parallel.mesh import DATA, TENSOR, MeshConfig, parse_mesh
+from jaxinfer.parallel.mesh import MeshConfig, parse_mesh
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
 
 
@@ -42,6 +43,11 @@ class Partitioner:
     def data(self) -> int:
         """Over how many devices a batch is split."""
         return 1 if self.mesh is None else self.mesh.shape[DATA]
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are in all."""
+        return 1 if self.mesh is None else self.mesh.size
 
     def num_rows(self, at_least: int) -> int:
         """Return how many rows a batch has that holds so many and splits evenly."""
@@ -125,6 +131,13 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         mesh = parse_mesh(mesh)
     if isinstance(mesh, MeshConfig):
         mesh = mesh.build(jax.devices())
+    if mesh is not None and mesh.axis_names != MESH_AXES:
+        raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
+    for axis in (PIPELINE, SEQUENCE):
+        if mesh is not None and mesh.shape[axis] > 1:
+            raise InvalidOption(
+                f"mesh: {axis}={mesh.shape[axis]}: models are split over the axes data and tensor alone"
+            )
     return Partitioner(mesh)
 
 
