@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, StreamingLayout, parse_layout
+from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.batch import Request, prompt_bucket
@@ -249,6 +251,25 @@ class LanguageModel:
             tokens_BT[index, : len(row)] = row
         lengths_B = np.array([len(row) for row in rows] + [0] * num_padding, np.int32)
         return self.programs.logits(self.params, tokens_BT, lengths_B)[: len(rows), :longest]
+
+    def save(
+        self, folder: str | Path, *, overwrite: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> Path:
+        """Write the model to a new folder, which loads on any mesh as it is here; return the folder.
+
+        ``overwrite`` replaces one that this method or `jaxinfer convert` wrote.
+        """
+        if self._checkpoint is None:
+            raise InvalidOption(
+                "this model was not loaded from a checkpoint, whose configuration its folder would need"
+            )
+        names = family_of(self._checkpoint.config).tensor_names(self.config)
+        padding = self.programs.partitioner.padding(self.config, self.backend)
+        tensors = LoadedTensors(self.params, names, padding)
+        # Imported here: few save.
+        from jaxinfer.checkpoint.orbax_convert import save
+
+        return save(replace(self._checkpoint, tensors=tensors), folder, overwrite=overwrite, progress=progress)
 
     def _requests(
         self,

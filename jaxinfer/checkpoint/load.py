@@ -2,53 +2,22 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxinfer.checkpoint.leaves import Leaf, list_leaves
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint
-from jaxinfer.models.families.family import Part, Source, TensorNames
-from jaxinfer.models.layers import locate
+from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.padding import Sources
 from jaxinfer.notation import Params
 
 Progress = Callable[[int, int], None]
 _Box = tuple[slice, ...]
 _ALIGNMENT = 64  # bytes
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """One parameter: where it goes, and where it comes from (one place a layer where stacked)."""
-
-    path: tuple[str, ...]
-    struct: jax.ShapeDtypeStruct
-    sources: tuple[Part, ...]
-    stacked: bool
-    transposed: bool
-    padding: Sources
-
-    @property
-    def num_bytes(self) -> int:
-        return self.struct.size * np.dtype(self.struct.dtype).itemsize
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The parameter's shape in one layer without padding, a kernel's as ``[out, in]``."""
-        sizes = zip(self.struct.shape, self.padding, strict=True)
-        shape = tuple(size if source is None else int(source.max()) + 1 for size, source in sizes)[self.stacked :]
-        return shape[::-1] if self.transposed else shape
-
-    def tensor_shape(self, source: Part) -> tuple[int, ...]:
-        """The shape that the checkpoint's tensor must have."""
-        shape = (source.total or self.shape[0], *self.shape[1:])
-        return shape[::-1] if source.transposed else shape
 
 
 def load_params(
@@ -68,7 +37,7 @@ def load_params(
     weight is read.
     """
     names = names.spelled_in(checkpoint.tensors.shapes())
-    leaves = list(_leaves(abstract, names, padding))
+    leaves = list(list_leaves(abstract, names, padding))
     _check(checkpoint, leaves, names)
     # Largest first: the transient copy of a large leaf then meets an almost empty memory.
     leaves.sort(key=lambda leaf: leaf.num_bytes, reverse=True)
@@ -88,34 +57,10 @@ def load_params(
 def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]) -> None:
     """Raise :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor; reads no weights."""
     names = names.spelled_in(checkpoint.tensors.shapes())
-    _check(checkpoint, list(_leaves(abstract, names, None)), names)
+    _check(checkpoint, list(list_leaves(abstract, names, None)), names)
 
 
-def _leaves(abstract: Mapping[str, Any], names: TensorNames, padding: Mapping[str, Any] | None) -> Iterator[_Leaf]:
-    for path, struct in _walk(abstract, ()):
-        layers, stacked, name, transposed = locate(path, struct.shape)
-        sources: Any = (None,) * len(struct.shape) if padding is None else reduce(getitem, path, padding)
-        if layers is None:
-            parts = (_part(names.top[name]),)
-        else:
-            source = _part(names.block[name])
-            parts = tuple(replace(source, tensor=source.tensor.format(layer=layer)) for layer in layers)
-        yield _Leaf(path, struct, parts, stacked, transposed, sources)
-
-
-def _part(source: Source) -> Part:
-    return Part(source) if isinstance(source, str) else source
-
-
-def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], jax.ShapeDtypeStruct]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _walk(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _check(checkpoint: Checkpoint, leaves: list[_Leaf], names: TensorNames) -> None:
+def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> None:
     expected = {source.tensor: leaf.tensor_shape(source) for leaf in leaves for source in leaf.sources}
     found = checkpoint.tensors.shapes()
     if missing := [name for name in expected if name not in found]:
@@ -139,7 +84,7 @@ def _listed(names: list[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
-def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
+def _read(checkpoint: Checkpoint, leaf: Leaf) -> jax.Array:
     shape, sharding = tuple(leaf.struct.shape), leaf.struct.sharding
     if sharding is None:
         buffer = _read_shards(checkpoint, leaf, [tuple(slice(0, size) for size in shape)])[0]
@@ -155,7 +100,7 @@ def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
     return jax.block_until_ready(jax.make_array_from_single_device_arrays(shape, sharding, shards))
 
 
-def _read_shards(checkpoint: Checkpoint, leaf: _Leaf, boxes: Sequence[_Box]) -> list[np.ndarray]:
+def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> list[np.ndarray]:
     """Read what a parameter has inside each box, every tensor once."""
     dtype = np.dtype(leaf.struct.dtype)
     # Filled by assignment: a JAX array may alias its buffer, which so is never a file that can be cut or rewritten.

@@ -57,6 +57,10 @@ class Partitioner:
         """Return how a decoder runs here."""
         return Partitioned(pad_config(config, self.tensor), replace(backend, kv_shards=self.tensor, mesh=self.mesh))
 
+    def padding(self, config: DecoderConfig, backend: Backend) -> Params:
+        """Return what the elements of the partitioned decoder's parameters are; see `jaxinfer.models.padding`."""
+        return parameter_sources(config, backend, self.tensor)
+
     def load_params(
         self,
         checkpoint: Checkpoint,
@@ -71,13 +75,13 @@ class Partitioner:
         if self.mesh is None:
             return load_params(checkpoint, names, abstract, progress)
         placed = jax.tree.map(_placed, abstract, parameter_shardings(*part, self.mesh))
-        return load_params(checkpoint, names, placed, progress, parameter_sources(config, backend, self.tensor))
+        return load_params(checkpoint, names, placed, progress, self.padding(config, backend))
 
     def place_params(self, config: DecoderConfig, backend: Backend, params: Params) -> Params:
         """Split the parameters of a decoder, or of the partitioned one, over the mesh."""
         if self.mesh is None:
             return params
-        padded = jax.tree.map(pad_parameter, params, parameter_sources(config, backend, self.tensor))
+        padded = jax.tree.map(pad_parameter, params, self.padding(config, backend))
         return jax.device_put(padded, parameter_shardings(*self.partition(config, backend), self.mesh))
 
     def place(self, tree: Any) -> Any:
