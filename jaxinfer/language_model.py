@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, StreamingLayout, parse_layout
-from jaxinfer.checkpoint.load import load_params
+from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.batch import Request, prompt_bucket
@@ -20,11 +22,13 @@ from jaxinfer.decoding.runner import start_batch
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder, abstract_params
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.streaming import check_layout, is_endless
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend, choose_backend
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.parallel.partitioner import partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.text_generation import TextRequest, cut_batches, run_requests
@@ -48,6 +52,7 @@ def load(
     dtype: str | None = None,
     max_len: int | None = None,
     cache: str | CacheLayout = "dense",
+    mesh: MeshConfig | Mesh | str | None = None,
     scan_layers: bool | None = None,
     revision: str | None = None,
     token: str | None = None,
@@ -59,10 +64,12 @@ def load(
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16); ``max_len`` bounds
     prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, or
     ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens are kept; that
-    changes the text. ``scan_layers`` overrides how the blocks run. ``notice`` receives lines for the user,
-    ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
+    changes the text. ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or
+    over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``notice`` receives
+    lines for the user, ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
     """
     backend, layout = choose_backend(dtype, scan_layers=scan_layers), parse_layout(cache)
+    partitioner = partitioner_of(mesh)
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
@@ -70,8 +77,17 @@ def load(
     tokenizer = None
     with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
         tokenizer = _read_tokenizer(checkpoint, config)
-    params = load_params(checkpoint, family.tensor_names(config), abstract_params(config, backend), progress)
-    return LanguageModel(config, params, backend, checkpoint, tokenizer=tokenizer, max_len=max_len, cache=layout)
+    params = partitioner.load_params(checkpoint, family.tensor_names(config), config, backend, progress)
+    return LanguageModel(
+        config,
+        params,
+        backend,
+        checkpoint,
+        tokenizer=tokenizer,
+        max_len=max_len,
+        cache=layout,
+        mesh=partitioner.mesh,
+    )
 
 
 def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
@@ -102,7 +118,10 @@ def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayou
 
 
 class LanguageModel:
-    """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint."""
+    """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint.
+
+    On a mesh ``params`` are split over its devices, and filled up with zeros where they do not split evenly.
+    """
 
     def __init__(
         self,
@@ -114,14 +133,17 @@ class LanguageModel:
         tokenizer: Tokenizer | None = None,
         max_len: int | None = None,
         cache: str | CacheLayout = "dense",
+        mesh: MeshConfig | Mesh | str | None = None,
     ) -> None:
         layout = parse_layout(cache)
         check_max_len(config, max_len, layout)
+        partitioner = partitioner_of(mesh)
+        part = partitioner.partition(config, backend)
         self.config = config
-        self.params = params
+        self.params = partitioner.place_params(config, backend, params)
         self.backend = backend
         self.max_len = max_len or (_ENDLESS if is_endless(layout) else config.max_position)
-        self.programs = Programs(Decoder(config, backend), layout)
+        self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner)
         self._checkpoint = checkpoint
         self._resolved: dict[Strategy, Strategy] = {}
         if tokenizer is not None:
@@ -223,11 +245,31 @@ class LanguageModel:
         if self.config.learned_positions is not None and longest > self.config.max_position:
             known = self.config.max_position
             raise InvalidOption(f"a text has {longest} tokens, but the model knows {known} positions: shorten it")
-        tokens_BT = np.zeros((len(rows), prompt_bucket(longest)), np.int32)
+        num_padding = self.programs.partitioner.num_rows(len(rows)) - len(rows)
+        tokens_BT = np.zeros((len(rows) + num_padding, prompt_bucket(longest)), np.int32)
         for index, row in enumerate(rows):
             tokens_BT[index, : len(row)] = row
-        lengths_B = np.array([len(row) for row in rows], np.int32)
-        return self.programs.logits(self.params, tokens_BT, lengths_B)[:, :longest]
+        lengths_B = np.array([len(row) for row in rows] + [0] * num_padding, np.int32)
+        return self.programs.logits(self.params, tokens_BT, lengths_B)[: len(rows), :longest]
+
+    def save(
+        self, folder: str | Path, *, overwrite: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> Path:
+        """Write the model to a new folder, which loads on any mesh as it is here; return the folder.
+
+        ``overwrite`` replaces one that this method or `jaxinfer convert` wrote.
+        """
+        if self._checkpoint is None:
+            raise InvalidOption(
+                "this model was not loaded from a checkpoint, whose configuration its folder would need"
+            )
+        names = family_of(self._checkpoint.config).tensor_names(self.config)
+        padding = self.programs.partitioner.padding(self.config, self.backend)
+        tensors = LoadedTensors(self.params, names, padding)
+        # Imported here: few save.
+        from jaxinfer.checkpoint.orbax_convert import save
+
+        return save(replace(self._checkpoint, tensors=tensors), folder, overwrite=overwrite, progress=progress)
 
     def _requests(
         self,
@@ -262,7 +304,7 @@ class LanguageModel:
         parsed = parse_strategy(strategy)
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
-        target = Target(self.config, self.backend, self.params, self._speaks_like)
+        target = Target(self.config, self.backend, self.params, self._speaks_like, self.programs.partitioner)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:

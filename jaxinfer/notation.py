@@ -23,6 +23,9 @@ W       window
 Arrays end in their letters (``query_BTNH``, ``logits_BTV``); a product of two axes is written with both letters and
 means one flattened axis in that order (``KH`` in ``keys_LBSKH`` is one axis of ``K * H`` lanes). Python integers use
 words (``num_layers``).
+
+Devices form a mesh of the axes ``data`` (rows), ``pipeline`` (layers), ``sequence`` (tokens and slots) and ``tensor``
+(heads, features and the vocabulary).
 """
 
 from typing import Any
@@ -32,4 +35,20 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 # A nested dictionary of arrays, as Flax Linen stores parameters.
 Params = dict[str, Any]
 
-__all__ = ["Array", "Bool", "Float", "Int", "Params", "UInt32"]
+# From the axis that communicates least to the one that communicates most, which gets the nearest devices.
+MESH_AXES = ("data", "pipeline", "sequence", "tensor")
+DATA, PIPELINE, SEQUENCE, TENSOR = MESH_AXES
+
+__all__ = [
+    "DATA",
+    "MESH_AXES",
+    "PIPELINE",
+    "SEQUENCE",
+    "TENSOR",
+    "Array",
+    "Bool",
+    "Float",
+    "Int",
+    "Params",
+    "UInt32",
+]

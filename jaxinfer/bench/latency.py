@@ -4,7 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -15,7 +15,8 @@ from jaxinfer.bench.roofline import Cost, decode_cost, prefill_cost
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel, load
-from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.backend import choose_backend, default_platform
+from jaxinfer.parallel.partitioner import Partitioner, partitioner_of
 from jaxinfer.sampling.params import SamplingParams
 
 
@@ -82,12 +83,14 @@ def measure_latency(
     workload: Workload,
     *,
     rival: str | None = None,
+    mesh: str | None = None,
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LatencyReport:
     """Measure a model in each dtype, with ``rival="transformers"`` that too, on the same checkpoint and prompts."""
     for dtype in dtypes:
         choose_backend(dtype)
+    partitioner = partitioner_of(mesh)
     if rival is not None:
         # Imported here, and first: the other side is optional, and its absence must not be found out at the end.
         from jaxinfer.bench.transformers_rival import check_rival
@@ -95,8 +98,13 @@ def measure_latency(
         check_rival(dtypes)
     checkpoint = open_checkpoint(model, notice=notice, progress=progress)
     path = checkpoint.folder or Path(checkpoint.origin)
+    # A device has a memory of its own, but virtual ones share the CPU's.
+    num_devices = 1 if default_platform() == "cpu" else partitioner.num_devices
     bandwidth = measure_bandwidth()
-    runs = tuple(_measure_dtype(path, dtype, workload, rival, bandwidth, progress) for dtype in dtypes)
+    bandwidth = replace(bandwidth, bytes_per_second=bandwidth.bytes_per_second * num_devices)
+    runs = tuple(
+        _measure_dtype(path, dtype, workload, rival, bandwidth, partitioner, num_devices, progress) for dtype in dtypes
+    )
     return LatencyReport(str(model), jax.devices()[0].device_kind, os.cpu_count() or 1, workload, bandwidth, runs)
 
 
@@ -106,9 +114,11 @@ def _measure_dtype(
     workload: Workload,
     rival: str | None,
     bandwidth: Bandwidth,
+    partitioner: Partitioner,
+    num_devices: int,
     progress: Callable[[int, int], None] | None,
 ) -> Run:
-    model = load(path, dtype=dtype, progress=progress)
+    model = load(path, dtype=dtype, mesh=partitioner.mesh, progress=progress)
     config, size = model.config, workload.prompt_tokens + workload.new_tokens
     if size > model.max_len:
         raise InvalidOption(
@@ -121,7 +131,7 @@ def _measure_dtype(
     itemsize = np.dtype(model.backend.cache_dtype).itemsize
     decode = decode_cost(config, model.params, itemsize, workload.batch, mean_length)
     prefill = prefill_cost(config, model.params, workload.batch, workload.prompt_tokens)
-    operations = measure_product(dtype)
+    operations = measure_product(dtype) * num_devices
     compile_seconds, times = _time_model(model, prompts, workload)
     speed = _summarize(times, compile_seconds, workload, decode, bandwidth)
     other = None

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for
-from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.notation import DATA, TENSOR, Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_write import write_to_layer
 from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.top_k import top_k
 
 
 @partial(
@@ -97,6 +98,7 @@ class RetrievalCache:
         held_B: Int[Array, " B"],
         chunk: int,
         recent: int,
+        backend: Backend,
         is_due: Bool[Array, ""] | bool = True,
         num_kv_heads: int | None = None,
     ) -> "RetrievalCache":
@@ -118,7 +120,7 @@ class RetrievalCache:
             index_C = jnp.arange(scores_BKC.shape[2])
             scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
             scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
-            _, chosen_BKC = jax.lax.top_k(scores_BKC, self.budget // chunk)
+            _, chosen_BKC = top_k(scores_BKC, self.budget // chunk, backend, (DATA, TENSOR))
             keys_BSI, values_BSI = (_copied(source_BSI, chosen_BKC, chunk, tail_BS) for source_BSI in held)
             return buffers[0].at[layer, ..., :used].set(keys_BSI), buffers[1].at[layer, ..., :used].set(values_BSI)
 
@@ -167,5 +169,9 @@ def _copied(source_BSI: jax.Array, chosen_BKC: jax.Array, chunk: int, tail_BS: j
         return source_CZH[chosen_C]
 
     chunks_BCZKH = jax.vmap(jax.vmap(of_head, in_axes=(2, 0), out_axes=2))(source_BCZKH, chosen_BKC)
-    tail_BSI = source_BSI.at[jnp.arange(batch)[:, None], tail_BS].get(mode="fill", fill_value=0)
+
+    def of_tail(source_SI: jax.Array, tail_S: jax.Array) -> jax.Array:
+        return source_SI.at[tail_S].get(mode="fill", fill_value=0)
+
+    tail_BSI = jax.vmap(of_tail)(source_BSI, tail_BS)
     return jnp.concatenate([chunks_BCZKH.reshape(batch, count * chunk, lanes), tail_BSI], axis=1)

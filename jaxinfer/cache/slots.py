@@ -29,20 +29,40 @@ def copy_slots(
 ) -> Float[Array, "L B S KH"]:
     """Copy slots of every layer from one buffer to another; slots past the target's end are dropped."""
     copied_LBMI = read_slots(source, from_BM)
-    layer_L11, row_1B1 = _layers_and_rows(target)
-    return target.at[layer_L11, row_1B1, to_BM[None]].set(copied_LBMI, mode="drop", unique_indices=True)
+    numbers = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(3,),
+        inserted_window_dims=(2,),
+        scatter_dims_to_operand_dims=(2,),
+        operand_batching_dims=(0, 1),
+        scatter_indices_batching_dims=(0, 1),
+    )
+    return _scatter(target, _in_each_layer(target, to_BM), copied_LBMI, numbers)
 
 
 def read_slots(buffer: Float[Array, "L B S KH"], from_BM: Int[Array, "B M"]) -> Float[Array, "L B M KH"]:
     """Return slots of every layer; zeros for slots past the end."""
-    layer_L11, row_1B1 = _layers_and_rows(buffer)
-    return buffer.at[layer_L11, row_1B1, from_BM[None]].get(mode="fill", fill_value=0)
+    numbers = jax.lax.GatherDimensionNumbers(
+        offset_dims=(3,),
+        collapsed_slice_dims=(2,),
+        start_index_map=(2,),
+        operand_batching_dims=(0, 1),
+        start_indices_batching_dims=(0, 1),
+    )
+    places_LBM1, sizes = _in_each_layer(buffer, from_BM), (1, 1, 1, buffer.shape[3])
+    return jax.lax.gather(buffer, places_LBM1, numbers, sizes, mode="fill", fill_value=0)
 
 
-def _layers_and_rows(buffer: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _in_each_layer(buffer: jax.Array, slots_BM: jax.Array) -> jax.Array:
     # Layers are indexed like rows and slots: as a dimension that is moved whole, they would have the TPU compiler put
     # them inside the slots, and copy the whole cache into that order and back.
-    return jnp.arange(buffer.shape[0])[:, None, None], jnp.arange(buffer.shape[1])[None, :, None]
+    return jnp.broadcast_to(slots_BM[..., None], (buffer.shape[0], *slots_BM.shape, 1))
+
+
+def _scatter(
+    buffer: jax.Array, places: jax.Array, values: jax.Array, numbers: jax.lax.ScatterDimensionNumbers
+) -> jax.Array:
+    # Rows are dimensions of a batch, not indices: devices that hold some of them each then know that all is theirs.
+    return jax.lax.scatter(buffer, places, values, numbers, mode="drop", unique_indices=True)
 
 
 def path_moves(path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> tuple[jax.Array, jax.Array]:

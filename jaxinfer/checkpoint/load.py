@@ -1,62 +1,43 @@
-"""Reads a checkpoint's tensors, one at a time, into the decoder's parameters."""
+"""Reads a checkpoint's tensors, one at a time, into the decoder's parameters, each device's part to that device."""
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxinfer.checkpoint.leaves import Leaf, list_leaves
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint
-from jaxinfer.models.families.family import Part, Source, TensorNames
-from jaxinfer.models.layers import locate
+from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.padding import Sources
 from jaxinfer.notation import Params
 
 Progress = Callable[[int, int], None]
+_Box = tuple[slice, ...]
 _ALIGNMENT = 64  # bytes
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """One parameter: where it goes, and where it comes from (one place a layer where stacked)."""
-
-    path: tuple[str, ...]
-    struct: jax.ShapeDtypeStruct
-    sources: tuple[Part, ...]
-    stacked: bool
-    transposed: bool
-
-    @property
-    def num_bytes(self) -> int:
-        return self.struct.size * np.dtype(self.struct.dtype).itemsize
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The parameter's shape in one layer, a kernel's as ``[out, in]``."""
-        shape = tuple(self.struct.shape[1:] if self.stacked else self.struct.shape)
-        return shape[::-1] if self.transposed else shape
-
-    def tensor_shape(self, source: Part) -> tuple[int, ...]:
-        """The shape that the checkpoint's tensor must have."""
-        shape = (source.total or self.shape[0], *self.shape[1:])
-        return shape[::-1] if source.transposed else shape
-
-
 def load_params(
-    checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any], progress: Progress | None = None
+    checkpoint: Checkpoint,
+    names: TensorNames,
+    abstract: Mapping[str, Any],
+    progress: Progress | None = None,
+    padding: Mapping[str, Any] | None = None,
 ) -> Params:
     """Read the parameters that ``abstract`` describes, in its dtypes.
 
     ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct`` as `jaxinfer.models.decoder.abstract_params` gives
-    it, its blocks stacked or not. Where a struct names a sharding, the array is placed by it. ``progress`` receives
-    the bytes done and the bytes in total, of the parameters. Raises :class:`InvalidCheckpoint` for a missing, extra or
-    misshapen tensor before any weight is read.
+    it, its blocks stacked or not. Where a struct names a sharding, every device of this process gets its shard, and no
+    more than these shards and one tensor is in memory. Where parameters are padded, ``padding`` says of each what its
+    elements are (`jaxinfer.models.padding.parameter_sources`). ``progress`` receives the bytes done and the bytes in
+    total, of the parameters. Raises :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any
+    weight is read.
     """
     names = names.spelled_in(checkpoint.tensors.shapes())
-    leaves = list(_leaves(abstract, names))
+    leaves = list(list_leaves(abstract, names, padding))
     _check(checkpoint, leaves, names)
     # Largest first: the transient copy of a large leaf then meets an almost empty memory.
     leaves.sort(key=lambda leaf: leaf.num_bytes, reverse=True)
@@ -76,33 +57,10 @@ def load_params(
 def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]) -> None:
     """Raise :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor; reads no weights."""
     names = names.spelled_in(checkpoint.tensors.shapes())
-    _check(checkpoint, list(_leaves(abstract, names)), names)
+    _check(checkpoint, list(list_leaves(abstract, names, None)), names)
 
 
-def _leaves(abstract: Mapping[str, Any], names: TensorNames) -> Iterator[_Leaf]:
-    for path, struct in _walk(abstract, ()):
-        layers, stacked, name, transposed = locate(path, struct.shape)
-        if layers is None:
-            yield _Leaf(path, struct, (_part(names.top[name]),), stacked, transposed)
-        else:
-            source = _part(names.block[name])
-            parts = tuple(replace(source, tensor=source.tensor.format(layer=layer)) for layer in layers)
-            yield _Leaf(path, struct, parts, stacked, transposed)
-
-
-def _part(source: Source) -> Part:
-    return Part(source) if isinstance(source, str) else source
-
-
-def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], jax.ShapeDtypeStruct]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _walk(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _check(checkpoint: Checkpoint, leaves: list[_Leaf], names: TensorNames) -> None:
+def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> None:
     expected = {source.tensor: leaf.tensor_shape(source) for leaf in leaves for source in leaf.sources}
     found = checkpoint.tensors.shapes()
     if missing := [name for name in expected if name not in found]:
@@ -126,15 +84,55 @@ def _listed(names: list[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
-def _read(checkpoint: Checkpoint, leaf: _Leaf) -> jax.Array:
+def _read(checkpoint: Checkpoint, leaf: Leaf) -> jax.Array:
+    shape, sharding = tuple(leaf.struct.shape), leaf.struct.sharding
+    if sharding is None:
+        buffer = _read_shards(checkpoint, leaf, [tuple(slice(0, size) for size in shape)])[0]
+        return jax.block_until_ready(jax.device_put(buffer))
+    boxes = {
+        device: tuple(slice(*place.indices(size)[:2]) for place, size in zip(places, shape, strict=True))  # pyright: ignore[reportArgumentType]
+        for device, places in sharding.addressable_devices_indices_map(shape).items()
+    }
+    # Devices that hold the same part are given the same memory, where they can take it over.
+    distinct = list({_corners(box): box for box in boxes.values()}.values())
+    buffers = dict(zip(map(_corners, distinct), _read_shards(checkpoint, leaf, distinct)))
+    shards = [jax.device_put(buffers[_corners(box)], device) for device, box in boxes.items()]
+    return jax.block_until_ready(jax.make_array_from_single_device_arrays(shape, sharding, shards))
+
+
+def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> list[np.ndarray]:
+    """Read what a parameter has inside each box, every tensor once."""
     dtype = np.dtype(leaf.struct.dtype)
-    buffer = _aligned_empty(tuple(leaf.struct.shape), dtype)
     # Filled by assignment: a JAX array may alias its buffer, which so is never a file that can be cut or rewritten.
-    for place, source in zip(buffer if leaf.stacked else (buffer,), leaf.sources, strict=True):
+    buffers = [_aligned_empty(tuple(place.stop - place.start for place in box), dtype) for box in boxes]
+    for layer, source in enumerate(leaf.sources):
+        wanted = [at for at, box in enumerate(boxes) if not leaf.stacked or box[0].start <= layer < box[0].stop]
+        if not wanted:
+            continue
         tensor = checkpoint.tensors.read(source.tensor, dtype)
         rows = (tensor.T if source.transposed else tensor)[source.first : source.first + leaf.shape[0]]
-        place[...] = rows.T if leaf.transposed else rows
-    return jax.block_until_ready(jax.device_put(buffer, leaf.struct.sharding))
+        rows = rows.T if leaf.transposed else rows
+        for at in wanted:
+            box, place = boxes[at], buffers[at]
+            if leaf.stacked:
+                box, place = box[1:], place[layer - boxes[at][0].start]
+            place[...] = _cut(rows, box, leaf.padding[leaf.stacked :])
+    return buffers
+
+
+def _cut(rows: np.ndarray, box: _Box, padding: Sources) -> np.ndarray:
+    """Return what lies inside a box, with zeros where the padding has them."""
+    rows = rows[tuple(place if source is None else slice(None) for place, source in zip(box, padding, strict=True))]
+    for axis, (place, source) in enumerate(zip(box, padding)):
+        if source is not None:
+            taken = np.take(rows, np.maximum(source[place], 0), axis=axis)
+            np.moveaxis(taken, axis, 0)[source[place] < 0] = 0
+            rows = taken
+    return rows
+
+
+def _corners(box: _Box) -> tuple[tuple[int, int], ...]:
+    return tuple((place.start, place.stop) for place in box)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

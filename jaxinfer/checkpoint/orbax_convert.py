@@ -57,14 +57,41 @@ def convert(
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidOption(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    target = Path(os.path.realpath(Path(destination).expanduser()))
-    overwrite_if = MARKER if overwrite else None
-    check_target(target, overwrite_if)
+    target = _check_target(destination, overwrite)
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     _keep_source(checkpoint, target)
     dtypes = _choose_dtypes(checkpoint, None if dtype is None else np.dtype(dtype), notice)
+    return _write_new(target, overwrite, checkpoint, dtypes, progress)
+
+
+def save(
+    checkpoint: Checkpoint,
+    destination: str | Path,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write a checkpoint whose tensors are a loaded model's, as `convert` does, in the dtype that the model has."""
+    target = _check_target(destination, overwrite)
+    _keep_source(checkpoint, target)
+    return _write_new(target, overwrite, checkpoint, _choose_dtypes(checkpoint, None, None), progress)
+
+
+def _check_target(destination: str | Path, overwrite: bool) -> Path:
+    target = Path(os.path.realpath(Path(destination).expanduser()))
+    check_target(target, MARKER if overwrite else None)
+    return target
+
+
+def _write_new(
+    target: Path,
+    overwrite: bool,
+    checkpoint: Checkpoint,
+    dtypes: Mapping[str, np.dtype],
+    progress: Callable[[int, int], None] | None,
+) -> Path:
     try:
-        with new_folder(target, overwrite_if) as folder:
+        with new_folder(target, MARKER if overwrite else None) as folder:
             _write(folder, checkpoint, dtypes, progress)
     except (JaxinferError, MemoryError):
         raise

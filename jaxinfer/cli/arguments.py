@@ -87,6 +87,16 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
         default="dense",
         help="dense (default), or streaming:sinks=4,window=W, the first and the last W tokens of a text without end",
     )
+    add_mesh_argument(group)
+
+
+def add_mesh_argument(parser: Any) -> None:
+    """Add how a model is split over devices."""
+    parser.add_argument(
+        "--mesh",
+        metavar="M",
+        help="split the model over all devices: tensor=4, or tensor=4,data=2 (default: one device)",
+    )
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 
 from jaxinfer.cli import acceptance
-from jaxinfer.cli.arguments import whole_number
+from jaxinfer.cli.arguments import add_mesh_argument, whole_number
 from jaxinfer.cli.progress import byte_progress
 from jaxinfer.errors import InvalidOption
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--repeats", 1, 3, "measurements, of which medians are reported"),
     ):
         latency.add_argument(name, metavar="N", type=whole_number(least), default=default, help=f"{text} (%(default)s)")
+    add_mesh_argument(latency)
     latency.add_argument("--compare", metavar="RIVAL", choices=["transformers"], help="transformers: run it beside")
     latency.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
     acceptance.add_arguments(kinds.add_parser("acceptance", help="what strategies gain on prompts of one's own"))
@@ -54,6 +55,7 @@ def _run_latency(options: argparse.Namespace) -> int:
             dtypes,
             workload,
             rival=options.compare,
+            mesh=options.mesh,
             notice=lambda line: print(line, file=sys.stderr),
             progress=progress,
         )

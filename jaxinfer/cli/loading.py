@@ -18,6 +18,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             dtype=options.dtype,
             max_len=options.max_len,
             cache=options.cache,
+            mesh=options.mesh,
             revision=options.revision,
             notice=lambda line: print(line, file=sys.stderr),
             progress=progress,

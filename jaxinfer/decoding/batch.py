@@ -13,7 +13,6 @@ from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
 from jaxinfer.decoding.state import initial_state
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.models.decoder import create_cache
 from jaxinfer.notation import Params
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
@@ -66,12 +65,13 @@ class RunningBatch:
     ) -> None:
         self._programs, self._params, self._strategy = programs, params, strategy
         self._requests = list(requests)
-        num_padding = (num_rows or len(requests)) - len(requests)
+        place = programs.partitioner
+        num_padding = place.num_rows(num_rows or len(requests)) - len(requests)
         prompts = [list(request.prompt) for request in requests] + [[]] * num_padding
         sampling = [request.sampling for request in requests] + [SamplingParams()] * num_padding
         samples = [request.sample for request in requests] + [0] * num_padding
         num_tokens = prompt_bucket(max(len(prompt) for prompt in prompts))
-        config, backend, layout = programs.decoder.config, programs.decoder.backend, programs.layout
+        config, layout = programs.decoder.config, programs.layout
         self._contexts_B = np.array([len(prompt) for prompt in prompts], np.int32)
         self._limits_B = np.array([request.max_length for request in requests] + [0] * num_padding, np.int32)
         self._reach_B = reachable_lengths(config, self._contexts_B, self._limits_B, layout)
@@ -86,12 +86,12 @@ class RunningBatch:
             (self._reach_B - self._contexts_B).tolist(),
             num_slots,
             strategy.max_depth,
-            create_cache(config, len(prompts), num_slots, backend, strategy.headroom, layout),
-            sampling_arrays(sampling, samples, eos_token_ids, config.vocab_size),
+            programs.create_cache(len(prompts), num_slots, strategy.headroom),
+            sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
         )
         self._compile_seconds_before = programs.compile_seconds
         began = time.perf_counter()
-        self._state, self._memory = programs.prefill(strategy, num_tokens, params, state)
+        self._state, self._memory = programs.prefill(strategy, num_tokens, params, place.place_batch(state))
         self._read = [len(request.prompt) for request in requests]
         self._refresh()
         self.prefill_seconds = time.perf_counter() - began - self.compile_seconds
@@ -137,7 +137,7 @@ class RunningBatch:
             finished_B = self._finished_B.copy()
             finished_B[list(rows)] = True
             self._finished_B = finished_B
-            self._state = self._state._replace(finished_B=jnp.asarray(finished_B))
+            self._state = self._state._replace(finished_B=self._place(finished_B))
             self._limits_B[list(rows)] = 0
             self._waiting_B[list(rows)] = False
 
@@ -163,6 +163,10 @@ class RunningBatch:
             accepted_by_depth=tuple(np.asarray(state.accepted_by_depth_BM[row]).tolist())[: self._strategy.max_depth],
         )
 
+    def _place(self, values_B: np.ndarray) -> jax.Array:
+        # A copy, as the state is given away.
+        return self._programs.partitioner.place_batch(jnp.array(values_B))
+
     def _refresh(self) -> None:
         finished_B, lengths_B = jax.device_get((self._state.finished_B, self._state.lengths_B))
         self._finished_B, self._lengths_B = finished_B, lengths_B
@@ -181,10 +185,10 @@ class RunningBatch:
         self._reach_B = reachable_lengths(self._programs.decoder.config, self._contexts_B, self._limits_B)
         num_tokens = prompt_bucket(int(self._lengths_B[waiting_B].max()) - 1)
         state = self._state._replace(
-            context_lengths_B=jnp.array(np.maximum(self._contexts_B, 1)), limits_B=jnp.array(self._reach_B)
+            context_lengths_B=self._place(np.maximum(self._contexts_B, 1)), limits_B=self._place(self._reach_B)
         )
         state, self._memory = self._programs.prefill(self._strategy, num_tokens, self._params, state)
-        self._state = state._replace(finished_B=jnp.array(~waiting_B))
+        self._state = state._replace(finished_B=self._place(~waiting_B))
         self._finished_B, self._waiting_B = ~waiting_B, np.zeros_like(waiting_B)
         self.prefill_seconds += time.perf_counter() - began - (self.compile_seconds - compiled_before)
 

@@ -43,7 +43,8 @@ class BeamBatch:
         begins = [at == 0 or request.sample == 0 for at, request in enumerate(requests)]
         self._search_of = (np.cumsum(begins) - 1).tolist()
         searched = [request for request, is_first in zip(requests, begins) if is_first]
-        num_padding = max(0, (num_searches or 0) - len(searched))
+        place = programs.partitioner
+        num_padding = place.num_rows(max(num_searches or 0, len(searched))) - len(searched)
         prompts = [list(request.prompt) for request in searched] + [[]] * num_padding
         sampling = [request.sampling for request in searched] + [SamplingParams()] * num_padding
         limits_B = np.array([request.max_length for request in searched] + [0] * num_padding, np.int32)
@@ -56,14 +57,15 @@ class BeamBatch:
             *(prompt_bucket(length) for length in crossed_lengths(config, lengths_B, limits_B)),
         )
         # With a candidate for every running text to end by every stop id, as many are left as can run on.
-        most = strategy.width * config.vocab_size
+        most = strategy.width * config.num_tokens
         self._num_candidates = min(strategy.width * max(2, 1 + len(set(eos_token_ids))), most)
         never, penalty = strategy.early_stopping == "never", strategy.length_penalty
-        self._rule = SearchRule(
+        rule = SearchRule(
             length_penalty=jnp.asarray(penalty, jnp.float32),
             ends_when_full=jnp.asarray(strategy.early_stopping is True or strategy.width == 1),
             may_grow_longer=jnp.asarray(never and penalty > 0),
         )
+        self._rule = place.place(rule)
         state = initial_beams(
             prompts,
             limits_B,
@@ -75,7 +77,7 @@ class BeamBatch:
                 [params for params in sampling for _ in range(strategy.width)],
                 [0] * (len(prompts) * strategy.width),
                 eos_token_ids,
-                config.vocab_size,
+                config.num_tokens,
             ),
             jnp.promote_types(backend.compute_dtype, jnp.float32),
         )
@@ -84,7 +86,12 @@ class BeamBatch:
         self.prefill_seconds = self.decode_seconds = 0.0
         began = time.perf_counter()
         self._state = self._run(
-            prefill_beams, (num_tokens, PREFILL_CHUNK, self._num_candidates), 2, params, self._rule, state
+            prefill_beams,
+            (num_tokens, PREFILL_CHUNK, self._num_candidates),
+            2,
+            params,
+            self._rule,
+            place.place_batch(state),
         )
         self._refresh()
         self.prefill_seconds = time.perf_counter() - began - self.compile_seconds

@@ -81,7 +81,8 @@ class BeamState(NamedTuple):
 
     def each_row(self, values_B: Array) -> Array:
         """Repeat what each search has for its rows."""
-        return jnp.repeat(values_B, self.width, axis=0, total_repeat_length=values_B.shape[0] * self.width)
+        spread = jnp.broadcast_to(values_B[:, None], (values_B.shape[0], self.width, *values_B.shape[1:]))
+        return spread.reshape(-1, *values_B.shape[1:])
 
 
 def initial_beams(
@@ -134,12 +135,14 @@ def spread_rows(cache: LayeredCache, width: int) -> LayeredCache:
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=1), cache)
 
 
-def reorder_rows(cache: LayeredCache, rows_R: Int[Array, " R"]) -> LayeredCache:
-    """Return the cache with row ``rows_R[r]`` in place of row r, in as much more memory as one layer takes."""
+def reorder_rows(cache: LayeredCache, parents_BW: Int[Array, "B W"]) -> LayeredCache:
+    """Return the cache with each row in place of its parent's, in as much more memory as one layer takes."""
 
     def reorder(leaf: Array) -> Array:
         def reorder_layer(layer: Any, leaf: Array) -> Array:
-            return leaf.at[layer].set(jnp.take(leaf[layer], rows_R, axis=0, mode="clip"))
+            rows = leaf[layer].reshape(*parents_BW.shape, *leaf.shape[2:])
+            chosen = jax.vmap(lambda rows, parents_W: jnp.take(rows, parents_W, axis=0, mode="clip"))(rows, parents_BW)
+            return leaf.at[layer].set(chosen.reshape(leaf.shape[1:]))
 
         return jax.lax.fori_loop(0, leaf.shape[0], reorder_layer, leaf)
 

@@ -13,7 +13,10 @@ from jaxinfer.decoding.beam_state import OUT_OF_RUNNING, BeamState, Ended, Searc
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
-from jaxinfer.notation import Array, Bool, Float, Int, Params
+from jaxinfer.notation import DATA, TENSOR, Array, Bool, Float, Int, Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rows import take_pairs
+from jaxinfer.ops.top_k import top_k
 from jaxinfer.sampling.transforms import edit_logits
 
 
@@ -37,7 +40,7 @@ def prefill_beams(
     hidden_BTD, cache = forward_prompt(model, prompt_BT, lengths_B, cache, chunk)
     hidden_BD = jnp.take_along_axis(hidden_BTD, lengths_B[:, None, None] - 1, axis=1)[:, 0]
     logits_RV = state.each_row(model.logits(hidden_BD))
-    return extend(state._replace(cache=spread_rows(cache, state.width)), rule, logits_RV, num_candidates)
+    return extend(decoder, rule, state._replace(cache=spread_rows(cache, state.width)), logits_RV, num_candidates)
 
 
 def renew_beams(decoder: Decoder, num_tokens: int, chunk: int, params: Params, state: BeamState) -> BeamState:
@@ -76,12 +79,15 @@ def beam_step(model: Model, rule: SearchRule, state: BeamState, num_candidates: 
     contexts_R = state.each_row(state.context_lengths_B)
     hidden_R1D, cache = model.forward(current_R1, start_R1, state.cache, placements, contexts_R)
     steps_B = state.steps_B + (~state.done_B & ~state.waits_B)
-    return extend(state._replace(cache=cache, steps_B=steps_B), rule, model.logits(hidden_R1D[:, 0]), num_candidates)
+    state = state._replace(cache=cache, steps_B=steps_B)
+    return extend(model.decoder, rule, state, model.logits(hidden_R1D[:, 0]), num_candidates)
 
 
-def extend(state: BeamState, rule: SearchRule, logits_RV: Float[Array, "R V"], num_candidates: int) -> BeamState:
+def extend(
+    decoder: Decoder, rule: SearchRule, state: BeamState, logits_RV: Float[Array, "R V"], num_candidates: int
+) -> BeamState:
     """Extend the running texts by their best tokens: those that end compete for a place, the best others run on."""
-    width, vocab_size = state.width, logits_RV.shape[-1]
+    width, backend = state.width, decoder.backend
     is_still_B = state.done_B | state.waits_B
     if logits_RV.dtype != jnp.float64:
         logits_RV = logits_RV.astype(jnp.float32)
@@ -93,13 +99,18 @@ def extend(state: BeamState, rule: SearchRule, logits_RV: Float[Array, "R V"], n
         state.history,
         state.each_row(state.lengths_B)[:, None],
     )
-    totals_BWV = edited_R1V.reshape(-1, width, vocab_size) + state.scores_BW[..., None].astype(edited_R1V.dtype)
-    # The barrier keeps slices of the candidates apart, with which XLA's CPU backend would sort all of the vocabulary.
+    log_p_BWV, edited_BWV = (of_rows.reshape(-1, width, logits_RV.shape[-1]) for of_rows in (log_p_RV, edited_R1V))
+    totals_BWV = edited_BWV + state.scores_BW[..., None].astype(edited_BWV.dtype)
+    # Of each text first: its best tokens, among which no padding of the vocabulary comes before a token. The barrier
+    # keeps slices of the candidates apart, with which XLA's CPU backend would sort all of the vocabulary.
+    of_text = min(num_candidates, decoder.config.num_tokens)
+    totals_BWC, ids_BWC = jax.lax.optimization_barrier(top_k(totals_BWV, of_text, backend, (DATA, None, TENSOR)))
     totals_BC, place_BC = jax.lax.optimization_barrier(
-        jax.lax.top_k(totals_BWV.reshape(-1, width * vocab_size), num_candidates)
+        top_k(totals_BWC.reshape(-1, width * of_text), num_candidates, backend)
     )
-    parents_BC, tokens_BC = place_BC // vocab_size, place_BC % vocab_size
-    logprobs_BC = jnp.take_along_axis(log_p_RV.reshape(-1, width * vocab_size), place_BC, axis=1).astype(jnp.float32)
+    parents_BC = place_BC // of_text
+    tokens_BC = jnp.take_along_axis(ids_BWC.reshape(-1, width * of_text), place_BC, axis=1)
+    logprobs_BC = take_pairs(log_p_BWV, parents_BC, tokens_BC).astype(jnp.float32)
     lengths_B = state.lengths_B + 1
     stop_ids_BE = state.sampling.stop_ids_BE[::width]
     ends_BC = (tokens_BC[..., None] == stop_ids_BE[:, None]).any(axis=-1) | (lengths_B >= state.limits_B)[:, None]
@@ -110,23 +121,22 @@ def extend(state: BeamState, rule: SearchRule, logits_RV: Float[Array, "R V"], n
     scores_BW = jnp.maximum(scores_BW, jnp.finfo(scores_BW.dtype).min)  # below all others, but above a free place
     counts_BW = ends_BC[:, :width] & ~is_still_B[:, None]
     lengths_BW = jnp.broadcast_to(lengths_B[:, None], scores_BW.shape)
-    ended = _best_of(state.ended, Ended(*new, lengths_BW, jnp.where(counts_BW, scores_BW, -jnp.inf)))
+    ended = _best_of(backend, state.ended, Ended(*new, lengths_BW, jnp.where(counts_BW, scores_BW, -jnp.inf)))
 
-    scores_BW, chosen_BW = jax.lax.top_k(totals_BC + jnp.where(ends_BC, OUT_OF_RUNNING, 0), width)
+    scores_BW, chosen_BW = top_k(totals_BC + jnp.where(ends_BC, OUT_OF_RUNNING, 0), width, backend)
     parents_BW, tokens_BW, logprobs_BW = (
         jnp.take_along_axis(values_BC, chosen_BW, axis=1) for values_BC in (parents_BC, tokens_BC, logprobs_BC)
     )
     # A search that stands still keeps its texts and their rows.
     parents_BW = jnp.where(is_still_B[:, None], jnp.arange(width), parents_BW)
     tokens_BWS, logprobs_BWS = _grown(state, parents_BW, tokens_BW, logprobs_BW)
-    rows_BW = parents_BW + width * jnp.arange(parents_BW.shape[0])[:, None]
     grown = state._replace(
         tokens_BWS=tokens_BWS,
         logprobs_BWS=logprobs_BWS,
         scores_BW=jnp.where(is_still_B[:, None], state.scores_BW, scores_BW.astype(state.scores_BW.dtype)),
         lengths_B=jnp.where(is_still_B, state.lengths_B, lengths_B),
         ended=ended,
-        cache=state.cache if width == 1 else reorder_rows(state.cache, rows_BW.reshape(-1)),
+        cache=state.cache if width == 1 else reorder_rows(state.cache, parents_BW),
     )
     return grown._replace(done_B=state.done_B | ~is_still_B & (ends_BC.all(axis=1) | _is_settled(grown, rule)))
 
@@ -148,19 +158,20 @@ def _grown(
     state: BeamState, parents_BW: Int[Array, "B W"], tokens_BW: Int[Array, "B W"], logprobs_BW: Float[Array, "B W"]
 ) -> tuple[Int[Array, "B W S"], Float[Array, "B W S"]]:
     """Return copies of running texts with a token more, and their log-probabilities."""
-    batch, width = parents_BW.shape
-    at = (jnp.arange(batch)[:, None], jnp.arange(width), state.lengths_B[:, None])
 
     def with_last(texts_BWS: Array, last_BW: Array) -> Array:
-        return jnp.take_along_axis(texts_BWS, parents_BW[..., None], axis=1).at[at].set(last_BW, mode="drop")
+        parents_BWS = jnp.take_along_axis(texts_BWS, parents_BW[..., None], axis=1)
+        return jax.vmap(lambda texts_WS, at, last_W: texts_WS.at[:, at].set(last_W, mode="drop"))(
+            parents_BWS, state.lengths_B, last_BW
+        )
 
     return with_last(state.tokens_BWS, tokens_BW), with_last(state.logprobs_BWS, logprobs_BW)
 
 
-def _best_of(old: Ended, new: Ended) -> Ended:
+def _best_of(backend: Backend, old: Ended, new: Ended) -> Ended:
     """Return the best W of both; the older among equals."""
     both = jax.tree.map(lambda left, right: jnp.concatenate([left, right], axis=1), old, new)
-    scores_BW, kept_BW = jax.lax.top_k(both.scores_BW, old.scores_BW.shape[1])
+    scores_BW, kept_BW = top_k(both.scores_BW, old.scores_BW.shape[1], backend)
     tokens_BWS, logprobs_BWS = (
         jnp.take_along_axis(texts, kept_BW[..., None], axis=1) for texts in (both.tokens_BWS, both.logprobs_BWS)
     )

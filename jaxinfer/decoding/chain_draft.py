@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import current_tokens
 from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.rows import set_in_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
 from jaxinfer.sampling.history import History
 from jaxinfer.sampling.noise import ROLE_DRAFT, ROLE_TARGET, role
@@ -64,7 +65,7 @@ def draft_chain(
         if own_noise:
             log_q_BV = drawing_distribution(logits_BV[:, None], position_B1, state.sampling, history)[:, 0]
             log_q_BMV = log_q_BMV.at[:, index].set(log_q_BV)
-        text_BS = text_BS.at[jnp.arange(batch), length_B + index].set(drawn_B, mode="drop")
+        text_BS = set_in_rows(text_BS, position_B1, drawn_B[:, None])
         tokens_BM = tokens_BM.at[:, index + 1].set(drawn_B)
         drafted_BM = drafted_BM.at[:, index + 1].set(goes_on_B)
         if confidence is not None:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.checkpoint.load import load_params
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.decoding.chain_draft import draft_chain
 from jaxinfer.decoding.draft_schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
@@ -19,7 +18,7 @@ from jaxinfer.decoding.tree import chain
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
+from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
@@ -104,9 +103,10 @@ class DraftModel(Strategy):
 
     def resolve(self, target: Target) -> "DraftModel":
         """Load the draft model in the target's dtype; raises InvalidOption where its tokens are others."""
-        if self.config is not None:
+        if self.config is not None and self.backend is not None:
             self._check_vocabulary(self.config, target)
-            return self
+            weights = target.partitioner.place_params(self.config, self.backend, self.weights)
+            return self._partitioned(self.config, self.backend, weights, target)
         if not self.model:
             raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
         checkpoint = open_checkpoint(self.model)
@@ -119,14 +119,18 @@ class DraftModel(Strategy):
                 "of the same vocabulary"
             )
         backend = choose_backend(target.backend.param_dtype, scan_layers=target.backend.scan_layers)
-        weights = load_params(checkpoint, family.tensor_names(config), abstract_params(config, backend))
-        return replace(self, config=config, backend=backend, weights=weights)
+        weights = target.partitioner.load_params(checkpoint, family.tensor_names(config), config, backend)
+        return self._partitioned(config, backend, weights, target)
+
+    def _partitioned(self, config: DecoderConfig, backend: Backend, weights: Any, target: Target) -> "DraftModel":
+        part = target.partitioner.partition(config, backend)
+        return replace(self, config=part.config, backend=part.backend, weights=weights)
 
     def _check_vocabulary(self, config: DecoderConfig, target: Target) -> None:
-        if config.vocab_size != target.config.vocab_size:
+        if config.num_tokens != target.config.num_tokens:
             raise InvalidOption(
-                f"draft_model: {self.model or 'the draft model'} has {config.vocab_size} tokens, the target "
-                f"{target.config.vocab_size}: choose a draft model of the same vocabulary"
+                f"draft_model: {self.model or 'the draft model'} has {config.num_tokens} tokens, the target "
+                f"{target.config.num_tokens}: choose a draft model of the same vocabulary"
             )
 
     def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Drafter:
@@ -147,7 +151,7 @@ class DraftModel(Strategy):
             positions_BT = first_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=first_B.dtype)[None, :]
             placements = cache.place(first_B, causal_ancestors(tokens_BT.shape[1])[None])
             hidden_BTD, cache = drafter.forward(tokens_BT, positions_BT, cache, placements, state.context_lengths_B)
-            return drafter.logits(hidden_BTD[jnp.arange(tokens_BT.shape[0]), last_B]), cache
+            return drafter.logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]), cache
 
         def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
             return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)

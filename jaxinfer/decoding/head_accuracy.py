@@ -65,7 +65,7 @@ def _count_hits(
             path.append(model.embedded(ahead(index + 1), (place_T + index + 1)[None]))
         along = jnp.concatenate(path, axis=-1) if path else None
         states_1TD = head_states(head, hidden_1TD, along, decoder.backend)
-        best_1TR = top_tokens(extra, head_logits(model, extra, index, states_1TD), num_ranks)
+        best_1TR = top_tokens(extra, head_logits(model, extra, index, states_1TD), num_ranks, decoder.backend)
         # The state at t is followed by the current token, and that by the first that a head looks for.
         is_hit_1TR = best_1TR == ahead(index + 2)[..., None]
         is_inside_1T = place_T[None] + index + 2 < length_1[:, None]

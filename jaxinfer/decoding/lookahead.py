@@ -7,7 +7,6 @@ places ahead and are never taken; and G guesses, n-grams of the pool that begin 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +17,9 @@ from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rows import set_in_rows
+from jaxinfer.ops.top_k import top_k
 
 
 class Window(NamedTuple):
@@ -85,7 +87,7 @@ class Lookahead(Strategy):
 
     def propose(self, model: Model, own: Any, state: DecodeState, memory: Window) -> Proposal:
         current_B = current_tokens(state)
-        guesses_BGN, is_guess_BG = self._guesses(memory, current_B)
+        guesses_BGN, is_guess_BG = self._guesses(memory, current_B, model.decoder.backend)
         batch = current_B.shape[0]
         window_BW = memory.levels_BLW.reshape(batch, -1)[:, 1:]
         tokens_BM = jnp.concatenate([current_B[:, None], window_BW, guesses_BGN.reshape(batch, -1)], axis=1)
@@ -123,16 +125,16 @@ class Lookahead(Strategy):
         grams_BWN = jnp.concatenate([levels_BLW, newest_BW[:, None]], axis=1).swapaxes(1, 2)
         # Until every level is an iterate, columns hold the filling that they began with.
         is_formed = memory.clock >= ngram - 1
-        grams_BPN, ages_BP = insert(memory, grams_BWN, is_formed)
+        grams_BPN, ages_BP = insert(memory, grams_BWN, is_formed, model.decoder.backend)
         # The new oldest level begins one place on, where its column 0 is the place of the next current token.
         return Window(
             jnp.concatenate([levels_BLW[:, 1:], newest_BW[:, None]], axis=1), grams_BPN, ages_BP, memory.clock + 1
         )
 
-    def _guesses(self, memory: Window, current_B: Int[Array, " B"]) -> tuple[Array, Array]:
+    def _guesses(self, memory: Window, current_B: Int[Array, " B"], backend: Backend) -> tuple[Array, Array]:
         """Return the latest n-grams that begin with the current token, without it, and which of them exist."""
         fits_BP = jnp.where(memory.grams_BPN[..., 0] == current_B[:, None], memory.ages_BP, 0)
-        ages_BG, places_BG = jax.lax.top_k(fits_BP, self.guesses)
+        ages_BG, places_BG = top_k(fits_BP, self.guesses, backend)
         chosen_BGN = jnp.take_along_axis(memory.grams_BPN, places_BG[..., None], axis=1)
         return chosen_BGN[..., 1:], ages_BG > 0
 
@@ -161,7 +163,7 @@ def prompt_tokens(state: DecodeState, cells: Int[Array, "#B L W"]) -> Int[Array,
     return jnp.take_along_axis(state.tokens_BS, places_BLW.reshape(batch, -1), axis=1).reshape(places_BLW.shape)
 
 
-def insert(memory: Window, grams_BWN: Int[Array, "B W N"], is_formed: Any) -> tuple[Array, Array]:
+def insert(memory: Window, grams_BWN: Int[Array, "B W N"], is_formed: Any, backend: Backend) -> tuple[Array, Array]:
     """Return n-grams and ages with new ones in the place of the oldest; one that comes again is new again."""
     width = grams_BWN.shape[1]
     order_W = jnp.arange(width, dtype=jnp.int32)
@@ -169,8 +171,7 @@ def insert(memory: Window, grams_BWN: Int[Array, "B W N"], is_formed: Any) -> tu
     ages_BP = jnp.where(is_known_BWP.any(axis=1), 0, memory.ages_BP)
     comes_again_BWW = (grams_BWN[:, :, None] == grams_BWN[:, None]).all(axis=-1) & (order_W[None, :] > order_W[:, None])
     new_ages_BW = jnp.where(comes_again_BWW.any(axis=-1), 0, memory.clock * width + order_W[None, :] + 1)
-    _, oldest_BW = jax.lax.top_k(-ages_BP, width)
-    rows_B1 = jnp.arange(grams_BWN.shape[0])[:, None]
-    grams_BPN = memory.grams_BPN.at[rows_B1, oldest_BW].set(grams_BWN)
-    ages_BP = ages_BP.at[rows_B1, oldest_BW].set(new_ages_BW)
+    _, oldest_BW = top_k(-ages_BP, width, backend)
+    grams_BPN = set_in_rows(memory.grams_BPN, oldest_BW, grams_BWN)
+    ages_BP = set_in_rows(ages_BP, oldest_BW, new_ages_BW)
     return jnp.where(is_formed, grams_BPN, memory.grams_BPN), jnp.where(is_formed, ages_BP, memory.ages_BP)

@@ -88,7 +88,8 @@ class Medusa(Strategy):
         self._check_fit(extra, paths, target)
         if "ids" in extra and "output" not in extra and "output" not in extra["heads"][0]:
             extra = {**extra, "output": vocabulary_rows(target.config, target.params, extra["ids"])}
-        return replace(self, paths=paths, extra={**extra, "heads": tuple(extra["heads"][:depth])})
+        extra = target.partitioner.place_heads({**extra, "heads": tuple(extra["heads"][:depth])})
+        return replace(self, paths=paths, extra=extra)
 
     def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Float[Array, "B D"]:
         return prompt.hidden_BD
@@ -144,7 +145,8 @@ def draft_plain(
 ) -> Int[Array, "B M"]:
     """Return the tokens of a tree's nodes from heads that see the hidden state alone: all depths at once."""
     layout = lay_out(paths)
-    best_BHR = top_tokens(extra, plain_logits(model, extra, hidden_BD), int(layout.ranks_M.max()) + 1)
+    logits_BHW, most = plain_logits(model, extra, hidden_BD), int(layout.ranks_M.max()) + 1
+    best_BHR = top_tokens(extra, logits_BHW, most, model.decoder.backend)
     drafted_BM = best_BHR[:, layout.depths_M[1:] - 1, layout.ranks_M[1:]]
     return jnp.concatenate([current_tokens(state)[:, None], drafted_BM], axis=1)
 
@@ -167,7 +169,7 @@ def draft_conditioned(
         hidden_BPD = jnp.broadcast_to(hidden_BD[:, None], (batch, len(parents), width))
         states_BPD = head_states(extra["heads"][depth - 1], hidden_BPD, path_BPD, backend)
         logits_BPW = head_logits(model, extra, depth - 1, states_BPD)
-        best_BPR = top_tokens(extra, logits_BPW, int(layout.ranks_M[level].max()) + 1)
+        best_BPR = top_tokens(extra, logits_BPW, int(layout.ranks_M[level].max()) + 1, backend)
         drafted_BM = best_BPR[:, parent_of, layout.ranks_M[level]]
         embedded_BMD = model.embedded(drafted_BM, jnp.broadcast_to(position_B1 + depth, drafted_BM.shape))
         path_BMD = jnp.concatenate([path_BPD[:, parent_of], embedded_BMD], axis=-1)

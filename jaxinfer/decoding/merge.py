@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rows import set_in_rows
+from jaxinfer.ops.top_k import top_k
 
 
 class Merged(NamedTuple):
@@ -38,13 +41,12 @@ def merge(trees: Sequence[DraftTree]) -> Merged:
 def _merge_into(whole: DraftTree, tree: DraftTree, offset: int) -> tuple[DraftTree, Int[Array, "B M"]]:
     """Put a tree's nodes, the root apart, at ``offset`` plus their index, except where an earlier node is equal."""
     batch, size = tree.tokens_BM.shape
-    rows_B = jnp.arange(batch)
     index_M = jnp.arange(whole.tokens_BM.shape[1])
 
     def visit(carry, node):
         whole, places_BM = carry
         own = offset + node
-        parent_B = places_BM[rows_B, tree.parents_BM[:, node]]
+        parent_B = jnp.take_along_axis(places_BM, tree.parents_BM[:, node, None], axis=1)[:, 0]
         is_equal_BM = (whole.tokens_BM == tree.tokens_BM[:, node, None]) & (whole.parents_BM == parent_B[:, None])
         is_equal_BM &= whole.valid_BM & whole.acceptable_BM & (index_M > 0) & (index_M < own)
         repeats_B = is_equal_BM.any(axis=1) & tree.valid_BM[:, node] & tree.acceptable_BM[:, node]
@@ -61,7 +63,7 @@ def _merge_into(whole: DraftTree, tree: DraftTree, offset: int) -> tuple[DraftTr
 
 
 def select(
-    tree: DraftTree, ancestors_BMM: Bool[Array, "B M M"], gains_BM: Float[Array, "B M"], count: int
+    tree: DraftTree, ancestors_BMM: Bool[Array, "B M M"], gains_BM: Float[Array, "B M"], count: int, backend: Backend
 ) -> tuple[DraftTree, Int[Array, "B M"]]:
     """Return the tree of the ``count`` nodes that gain most, and where each node stands in it, -1 where nowhere.
 
@@ -69,10 +71,9 @@ def select(
     """
     reach_BM = jnp.min(jnp.where(ancestors_BMM, gains_BM[:, None, :], jnp.inf), axis=-1)
     reach_BM = jnp.where(tree.valid_BM, reach_BM, -1.0).at[:, 0].set(jnp.inf)
-    _, chosen_BC = jax.lax.top_k(reach_BM, count)
+    _, chosen_BC = top_k(reach_BM, count, backend)
     chosen_BC = jnp.sort(chosen_BC, axis=1)
-    rows_B1 = jnp.arange(chosen_BC.shape[0])[:, None]
-    is_chosen_BM = jnp.zeros(tree.valid_BM.shape, bool).at[rows_B1, chosen_BC].set(True)
+    is_chosen_BM = set_in_rows(jnp.zeros(tree.valid_BM.shape, bool), chosen_BC, jnp.ones(chosen_BC.shape, bool))
     places_BM = jnp.where(is_chosen_BM, jnp.cumsum(is_chosen_BM, axis=1, dtype=jnp.int32) - 1, -1)
     tokens_BC, parents_BC, valid_BC, acceptable_BC = (jnp.take_along_axis(field, chosen_BC, axis=1) for field in tree)
     parents_BC = jnp.maximum(jnp.take_along_axis(places_BM, parents_BC, axis=1), 0)

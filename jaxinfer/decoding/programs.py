@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.layouts import DENSE, CacheLayout
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
@@ -16,6 +17,7 @@ from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int, Params
+from jaxinfer.parallel.partitioner import ONE_DEVICE, Partitioner
 
 # Longest piece of a prompt that one pass of prefill attends from.
 PREFILL_CHUNK = 512
@@ -62,19 +64,20 @@ def full_logits(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], 
     cache = create_cache(decoder.config, tokens_BT.shape[0], tokens_BT.shape[1], decoder.backend)
     model = Model(decoder, params)
     hidden_BTD, _ = forward_prompt(model, tokens_BT, lengths_B, cache, PREFILL_CHUNK)
-    return model.logits(hidden_BTD)
+    return model.logits(hidden_BTD)[..., : decoder.config.num_tokens]
 
 
 class Programs:
     """Compiles each program once for its strategy and shapes, and keeps it; states and memories are donated.
 
-    ``layout`` is how the caches of their states are laid out.
+    ``layout`` is how the caches of their states are laid out, ``partitioner`` how these and the parameters are split.
     ``compile_seconds`` adds up the time spent tracing and compiling, ``compilations`` how many programs that were.
     """
 
-    def __init__(self, decoder: Decoder, layout: CacheLayout = DENSE) -> None:
+    def __init__(self, decoder: Decoder, layout: CacheLayout = DENSE, partitioner: Partitioner = ONE_DEVICE) -> None:
         self.decoder = decoder
         self.layout = layout
+        self.partitioner = partitioner
         self.compile_seconds = 0.0
         self.compilations = 0
         self._compiled: dict[Any, Callable[..., Any]] = {}
@@ -96,7 +99,13 @@ class Programs:
 
     def logits(self, params: Params, tokens_BT: Any, lengths_B: Any) -> Any:
         """Run `full_logits`."""
-        return self.run("logits", partial(full_logits, self.decoder), (), params, tokens_BT, lengths_B)
+        texts = self.partitioner.place_batch((tokens_BT, lengths_B))
+        return self.run("logits", partial(full_logits, self.decoder), (), params, *texts)
+
+    def create_cache(self, batch: int, num_slots: int, headroom: int) -> LayeredCache:
+        """Return an empty cache for a state."""
+        config, backend = self.decoder.config, self.decoder.backend
+        return self.partitioner.create(lambda: create_cache(config, batch, num_slots, backend, headroom, self.layout))
 
     def run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
         """Run a function compiled for its name and the arguments' shapes, of which the first argument's are fixed.
@@ -107,7 +116,8 @@ class Programs:
         key = (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._compiled:
             began = time.perf_counter()
-            lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
+            kept = self.partitioner.kept_in_place(function)
+            lowered = jax.jit(kept, donate_argnums=donated).lower(*arguments)
             # JAX compiles in a thread of its own and crashes if an interrupt frees what that thread works on. Waiting
             # through a worker lets the compilation end first.
             with ThreadPoolExecutor(1) as worker:

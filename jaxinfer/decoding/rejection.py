@@ -34,14 +34,14 @@ def reject(
     batch, nodes, vocab_size = log_p_BMV.shape
     uniform_BM = _accept_noise(positions_BM, nodes, arrays, level)
     may_take_BM = is_draft(tree)
-    rows_B = jnp.arange(batch)
 
     def visit(carry, node):
         current_B, left_BV = carry
-        token_B, log_q_BV = tree.tokens_BM[:, node], log_q_BMV[rows_B, current_B]
-        q_BV = jnp.exp(log_q_BV)
+        token_B1 = tree.tokens_BM[:, node, None]
+        q_BV = jnp.exp(jnp.take_along_axis(log_q_BMV, current_B[:, None, None], axis=1)[:, 0])
+        q_B, p_B = (jnp.take_along_axis(share_BV, token_B1, axis=1)[:, 0] for share_BV in (q_BV, left_BV))
         is_child_B = may_take_BM[:, node] & (tree.parents_BM[:, node] == current_B)
-        accepts_B = uniform_BM[:, node] * q_BV[rows_B, token_B] < left_BV[rows_B, token_B]
+        accepts_B = uniform_BM[:, node] * q_B < p_B
         takes_B, refuses_B = is_child_B & accepts_B, is_child_B & ~accepts_B
         left_BV = jnp.where(refuses_B[:, None], _residual(left_BV, q_BV), left_BV)
         left_BV = jnp.where(takes_B[:, None], jnp.exp(log_p_BMV[:, node]), left_BV)

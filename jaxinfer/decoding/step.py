@@ -15,6 +15,7 @@ from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.ops.rows import set_in_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
 
 
@@ -174,17 +175,16 @@ def _append(
     count_B: Int[Array, " B"],
 ) -> DecodeState:
     """Add the first ``count_B`` tokens to each row, and mark the rows that this ends."""
-    batch, width = tokens_BM.shape
-    rows_B1, offset_M = jnp.arange(batch)[:, None], jnp.arange(width)
+    offset_M = jnp.arange(tokens_BM.shape[1])
     is_new_BM = offset_M < count_B[:, None]
     # What is not new goes past the end, where it is dropped.
     slots_BM = jnp.where(is_new_BM, state.lengths_B[:, None] + offset_M, state.tokens_BS.shape[1])
     lengths_B = state.lengths_B + count_B
     stopped_B = (is_stop(state, tokens_BM) & is_new_BM).any(axis=1)
     return state._replace(
-        tokens_BS=state.tokens_BS.at[rows_B1, slots_BM].set(tokens_BM, mode="drop"),
-        logprobs_BS=state.logprobs_BS.at[rows_B1, slots_BM].set(logprobs_BM.astype(jnp.float32), mode="drop"),
-        from_draft_BS=state.from_draft_BS.at[rows_B1, slots_BM].set(from_draft_BM, mode="drop"),
+        tokens_BS=set_in_rows(state.tokens_BS, slots_BM, tokens_BM),
+        logprobs_BS=set_in_rows(state.logprobs_BS, slots_BM, logprobs_BM.astype(jnp.float32)),
+        from_draft_BS=set_in_rows(state.from_draft_BS, slots_BM, from_draft_BM),
         lengths_B=lengths_B,
         finished_B=state.finished_B | stopped_B | (lengths_B >= state.limits_B),
     )

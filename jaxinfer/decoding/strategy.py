@@ -16,6 +16,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.parallel.partitioner import ONE_DEVICE, Partitioner
 from jaxinfer.sampling.params import SamplingParams
 
 
@@ -44,13 +45,15 @@ class Prompt(NamedTuple):
 class Target(NamedTuple):
     """The model that a strategy is to serve, as far as loading what belongs to the strategy needs to know it.
 
-    ``speaks_like`` tells whether a checkpoint's token ids mean the same text as the model's own.
+    ``speaks_like`` tells whether a checkpoint's token ids mean the same text as the model's own; ``partitioner`` places
+    what is loaded beside the model.
     """
 
     config: DecoderConfig
     backend: Backend
     params: Params
     speaks_like: Callable[[Checkpoint], bool] = lambda checkpoint: True
+    partitioner: Partitioner = ONE_DEVICE
 
 
 class Nodes(NamedTuple):

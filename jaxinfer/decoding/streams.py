@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,7 +22,8 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
 from jaxinfer.models.stream_heads import exit_logits, run_streams
-from jaxinfer.notation import Array, Float, Int, Params
+from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
+from jaxinfer.ops.top_k import top_k
 
 _PRODUCT = re.compile(r"[1-9]\d*(\.[1-9]\d*)*")
 
@@ -97,7 +97,8 @@ class Streams(Strategy):
         self._check_fit(extra, num_layers, paths, target.config)
         # Streams that no node of the tree is drafted from need not run.
         identifiers = extra["identifiers"][: tree_depth(paths)]
-        return replace(self, paths=paths, num_layers=num_layers, extra={**extra, "identifiers": identifiers})
+        extra = target.partitioner.place({**extra, "identifiers": identifiers})
+        return replace(self, paths=paths, num_layers=num_layers, extra=extra)
 
     def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Int[Array, "B J K"]:
         # The last token in the cache runs once more, now with streams; what that writes to the cache is dropped.
@@ -150,7 +151,8 @@ class Streams(Strategy):
         return model.run_layers(0, stop, hidden_BMD, positions_BM, state.cache, placements, state.context_lengths_B)
 
     def _best_tokens(self, model: Model, streams_BJD: Float[Array, "B J D"]) -> Int[Array, "B J K"]:
-        _, best_BJK = jax.lax.top_k(model.logits(streams_BJD), 1 + max(max(path) for path in self.paths))
+        count = 1 + max(max(path) for path in self.paths)
+        _, best_BJK = top_k(model.logits(streams_BJD), count, model.decoder.backend, (DATA, None, TENSOR))
         return best_BJK
 
     def _pruned(self, model: Model, own: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout) -> Proposal:
@@ -162,7 +164,7 @@ class Streams(Strategy):
         inner = np.unique(layout.parents_M)
         logits_BIV = exit_logits(model, own, hidden_BMD[:, inner])
         scores_BM = path_scores(layout, tree.tokens_BM, logits_BIV, self.prune_below)
-        kept_BP = best_nodes(scores_BM, self.num_kept)
+        kept_BP = best_nodes(scores_BM, self.num_kept, model.decoder.backend)
         # The kept nodes stand together from here on, as if there had never been others.
         cache = cache.keep(start_B, kept_BP, jnp.full_like(start_B, self.num_kept))
         hidden_BPD = jnp.take_along_axis(hidden_BMD, kept_BP[..., None], axis=1)

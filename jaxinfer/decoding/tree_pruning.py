@@ -7,6 +7,9 @@ import numpy as np
 from jaxinfer.decoding.draft_trees import TreeLayout
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rows import take_pairs
+from jaxinfer.ops.top_k import top_k
 
 
 def path_scores(
@@ -18,9 +21,9 @@ def path_scores(
     ``least`` makes it minus infinity.
     """
     _, parent_of = np.unique(layout.parents_M, return_inverse=True)
-    rows_B1 = jnp.arange(tokens_BM.shape[0])[:, None]
     totals_BI = jax.nn.logsumexp(logits_BIV, axis=-1)
-    steps_BM = jnp.minimum(logits_BIV[rows_B1, parent_of[None], tokens_BM] - totals_BI[:, parent_of], 0.0)
+    parents_BM = jnp.broadcast_to(jnp.asarray(parent_of), tokens_BM.shape)
+    steps_BM = jnp.minimum(take_pairs(logits_BIV, parents_BM, tokens_BM) - totals_BI[:, parent_of], 0.0)
     steps_BM = jnp.where(jnp.exp(steps_BM) >= least, steps_BM, -jnp.inf)
     scores_BM = jnp.zeros(tokens_BM.shape, steps_BM.dtype)
     for depth in range(1, int(layout.depths_M.max()) + 1):
@@ -29,12 +32,12 @@ def path_scores(
     return scores_BM
 
 
-def best_nodes(scores_BM: Float[Array, "B M"], count: int) -> Int[Array, "B P"]:
+def best_nodes(scores_BM: Float[Array, "B M"], count: int, backend: Backend) -> Int[Array, "B P"]:
     """Return the root and the nodes of the best other scores, ``count`` together, in ascending order.
 
     A node's parent is among them, as it scores no less and, at the same score, comes first.
     """
-    _, best_BP = jax.lax.top_k(scores_BM[:, 1:], count - 1)
+    _, best_BP = top_k(scores_BM[:, 1:], count - 1, backend)
     root_B1 = jnp.zeros((scores_BM.shape[0], 1), best_BP.dtype)
     return jnp.concatenate([root_B1, jnp.sort(best_BP, axis=1) + 1], axis=1)
 

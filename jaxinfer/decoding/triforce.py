@@ -154,16 +154,16 @@ class TriForce(Strategy):
 
     def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Smaller:
         # Until the first verification has asked for something, the first chunks stand in.
-        config, full = model.config, self._full_parts(model, state)
+        config, backend, full = model.config, model.decoder.backend, self._full_parts(model, state)
         shape = state.lengths_B.shape[0], config.num_heads, config.head_dim
-        dtype = jnp.dtype(model.decoder.backend.compute_dtype)
+        dtype = jnp.dtype(backend.compute_dtype)
         sizes, held_B = self.sizes(full[0].keys.shape[2]), jnp.maximum(state.lengths_B - 1, 0)
         retrieval, streaming = [], []
         for part in full:
             queries_LBNH = jnp.zeros((part.keys.shape[0], *shape), dtype)
             empty = create_retrieval_cache(part, sizes.budget, sizes.tail)
-            heads = config.num_kv_heads
-            retrieval.append(empty.rechosen(part, queries_LBNH, held_B, self.chunk, sizes.window, num_kv_heads=heads))
+            asked = (queries_LBNH, held_B, self.chunk, sizes.window, backend)
+            retrieval.append(empty.rechosen(part, *asked, num_kv_heads=config.num_kv_heads))
             if self.num_inner_tokens:
                 streaming.append(streaming_part(part, held_B, self.sinks, sizes.window, self.headroom))
         return Smaller(tuple(retrieval), tuple(streaming), jnp.int32(self.renew_steps))
@@ -205,6 +205,7 @@ class TriForce(Strategy):
         walk: Walk,
     ) -> Smaller:
         memory: Smaller = proposal.memory
+        backend = model.decoder.backend
         full = self._full_parts(model, state)
         # What a step has committed, and the token before, which the drafter writes too.
         first_B1 = jnp.maximum(state.lengths_B - self.num_draft_tokens - 3, 0)[:, None]
@@ -217,8 +218,8 @@ class TriForce(Strategy):
         for part, source, queries_LBMNH in zip(memory.retrieval, full, verified.extra, strict=True):
             asked_LBNH = jnp.take_along_axis(queries_LBMNH, last_B1[None, :, :, None, None], axis=2)[:, :, 0]
             part = part.refreshed(source, positions_BM)
-            sizes = self.chunk, window, is_due, model.config.num_kv_heads
-            retrieval.append(part.rechosen(source, asked_LBNH, held_B, *sizes))
+            asked = (asked_LBNH, held_B, self.chunk, window, backend, is_due)
+            retrieval.append(part.rechosen(source, *asked, num_kv_heads=model.config.num_kv_heads))
         return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age))
 
     def _full_parts(self, model: Model, state: DecodeState) -> list[DenseCache]:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.tree import DraftTree, depths
 from jaxinfer.decoding.verify import Walk, is_draft, path_to
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.rows import take_pairs
 
 
 def accept_typical(
@@ -26,8 +27,7 @@ def accept_typical(
     entropy_BM = -jnp.sum(jnp.where(p_BMV > 0, p_BMV * log_p_BMV, 0), axis=-1)
     least_BM = jnp.minimum(epsilon, delta * jnp.exp(-entropy_BM))
     # Of each node's token at its parent.
-    rows_B1 = jnp.arange(tree.tokens_BM.shape[0])[:, None]
-    log_p_BM = log_p_BMV[rows_B1, tree.parents_BM, tree.tokens_BM]
+    log_p_BM = take_pairs(log_p_BMV, tree.parents_BM, tree.tokens_BM)
     plausible_BM = jnp.exp(log_p_BM) > jnp.take_along_axis(least_BM, tree.parents_BM, axis=1)
     is_root_1M = jnp.arange(tree.tokens_BM.shape[1])[None, :] == 0
     accepted_BM = is_root_1M | (is_draft(tree) & plausible_BM)

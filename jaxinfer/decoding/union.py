@@ -16,6 +16,7 @@ from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float
+from jaxinfer.ops.rows import add_in_rows
 
 # How many steps' worth of belief the first guess of a node's chances has, and that guess for each step down.
 _PRIOR_STEPS, _PRIOR_CHANCE = 4.0, 0.5
@@ -113,7 +114,7 @@ class Union(Strategy):
         if self.nodes and self.nodes < tree.tokens_BM.shape[1]:
             relation_BMM = ancestors(tree.parents_BM)
             gains_BM = self._gains(tree.tokens_BM.shape, drafts, places, memory.chances)
-            tree, moved_BM = select(tree, relation_BMM, gains_BM, self.nodes)
+            tree, moved_BM = select(tree, relation_BMM, gains_BM, self.nodes, model.decoder.backend)
             places = tuple(jnp.take_along_axis(moved_BM, places_BM, axis=1) for places_BM in places)
         passes = sum(draft.passes for draft in drafts)
         return Proposal(tree, Sum(memory.memories, memory.chances, drafts, places), passes=passes)
@@ -154,7 +155,6 @@ class Union(Strategy):
         self, shape: tuple[int, ...], drafts: Any, places: Any, chances: tuple[Chances, ...]
     ) -> Float[Array, "B M"]:
         """Return each node's chance to be taken: that one of the drafters that propose it is right."""
-        rows_B1 = jnp.arange(shape[0])[:, None]
         log_missed_BM = jnp.zeros(shape, jnp.float32)
         for part, draft, places_BM, seen in zip(self.parts, drafts, places, chances):
             if part.needs_every_node:
@@ -163,7 +163,7 @@ class Union(Strategy):
                 prior_BM = _PRIOR_CHANCE ** depths(ancestors(draft.tree.parents_BM)).astype(jnp.float32)
                 chance_BM = (seen.hits_BM + _PRIOR_STEPS * prior_BM) / (seen.tries_BM + _PRIOR_STEPS)
             missed_BM = jnp.where(draft.tree.valid_BM, 1 - jnp.minimum(chance_BM, 1 - 1e-6), 1.0)
-            log_missed_BM = log_missed_BM.at[rows_B1, places_BM].add(jnp.log(missed_BM))
+            log_missed_BM = add_in_rows(log_missed_BM, places_BM, jnp.log(missed_BM))
         return 1 - jnp.exp(log_missed_BM)
 
     def _size(self, model: Model, part: Strategy, own: Any, state: DecodeState, memory: Any) -> int:

@@ -69,7 +69,8 @@ class DecoderConfig:
     ``attention_scale`` multiplies the scores (default ``head_dim ** -0.5``), ``scores_by_depth`` divides those of layer
     n by n + 1; soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of the
     position table where the text begins, None without a table. ``embedding_dim`` is the width of the embedding and the
-    head where it differs from the blocks', with projections between.
+    head where it differs from the blocks', with projections between. The last ``vocab_padding`` of the ``vocab_size``
+    rows of these are no tokens, and never drawn.
     """
 
     family: str
@@ -101,6 +102,7 @@ class DecoderConfig:
     learned_positions: int | None = None
     final_norm: bool = True
     tied_embeddings: bool = False
+    vocab_padding: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -108,6 +110,11 @@ class DecoderConfig:
     def query_heads_per_kv_head(self) -> int:
         """G: how many query heads share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_tokens(self) -> int:
+        """How many ids are tokens; those of the vocabulary's padding are not."""
+        return self.vocab_size - self.vocab_padding
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:

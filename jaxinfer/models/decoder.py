@@ -84,6 +84,8 @@ class Decoder(nn.Module):
             logits = logits + jnp.broadcast_to(self.head_bias().astype(logits.dtype), logits.shape)
         if config.final_softcap is not None:
             logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
+        if config.vocab_padding:
+            logits = jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)
         return logits
 
     def normed(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

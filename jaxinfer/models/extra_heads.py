@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import stored_kernel
 from jaxinfer.models.model import Model
-from jaxinfer.notation import Array, Float, Int, Params
+from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.matmul import linear, product
+from jaxinfer.ops.top_k import top_k
 
 
 def is_conditioned(extra: Params) -> bool:
@@ -75,9 +76,11 @@ def plain_logits(model: Model, extra: Params, hidden_BD: Float[Array, "B D"]) ->
     return head_logits(model, extra, 0, jnp.stack(states, axis=1))
 
 
-def top_tokens(extra: Params, logits: Float[Array, "*rows W"], count: int) -> Int[Array, "*rows count"]:
+def top_tokens(
+    extra: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend
+) -> Int[Array, "B heads count"]:
     """Return the ids of a head's best tokens, the best first."""
-    _, rows = jax.lax.top_k(logits, count)
+    _, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
     return extra["ids"][rows] if "ids" in extra else rows
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxinfer.errors import InvalidOption
 
@@ -30,12 +31,11 @@ class Backend:
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
-    ``[in, out]`` instead of ``[out, in]``. A cache's lanes are whole multiples of ``lane_tile`` on one device.
-    ``kv_shards`` is over how many devices the key/value heads are split. ``kernels`` is what works on a cache: Pallas
-    kernels, the same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what
-    defines correct. On a mesh, kernels run on each device if the heads' axis is named by ``kv_axis`` (and the batch's,
-    if split, by ``batch_axis``) and the mesh is the context's. ``remat_layers`` has a backward pass compute each block
-    anew instead of keeping its activations.
+    ``[in, out]`` instead of ``[out, in]``. ``mesh`` are the devices that the model is split over, of which those along
+    its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device. A cache's lanes are whole
+    multiples of ``lane_tile`` where the heads are not split. ``kernels`` is what works on a cache: Pallas kernels, the
+    same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what defines correct.
+    ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations.
     """
 
     platform: Platform
@@ -48,14 +48,13 @@ class Backend:
     lane_tile: int = 1
     kv_shards: int = 1
     kernels: Kernels = "xla"
-    kv_axis: str | None = None
-    batch_axis: str | None = None
+    mesh: Mesh | AbstractMesh | None = None
     remat_layers: bool = False
 
     def cache_lanes(self, numbers: int) -> int:
         """Return how many lanes a cache has for so many numbers a slot; zeros fill up what a device would leave empty.
 
-        On several devices each would need zeros of its own, between the heads.
+        Where heads are split, each device would need zeros of its own, between the heads.
         """
         return -(-numbers // self.lane_tile) * self.lane_tile if self.kv_shards == 1 else numbers
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
+from jaxinfer.ops.rows import write_in_rows
 from pallas_kernels.cache_write.op import cache_write, fits_ring
 
 
@@ -36,15 +37,14 @@ def write_to_layer(
     Slots of a row follow one another, or lie ``around`` a ring. One token a row is left to XLA: its scatter takes no
     longer than the kernel, but of more tokens six to twelve times as long.
     """
-    batch, num_tokens = slots_BT.shape
+    num_tokens = slots_BT.shape[1]
     new = [as_rows(rows_BTKH, keys_LBSF) for rows_BTKH in (keys_BTKH, values_BTKH)]
     fits = around is None or fits_ring(keys_LBSF.shape[2], around.num_sinks, num_tokens)
     if num_tokens == 1 or not fits or choose_means(backend, keys_LBSF) != "kernel":
-        row_B1 = jnp.arange(batch)[:, None]
-        return tuple(
-            buffer.at[layer, row_B1, slots_BT].set(rows_BTF, mode="drop", unique_indices=True)
-            for buffer, rows_BTF in zip((keys_LBSF, values_LBSF), new)
-        )  # pyright: ignore[reportReturnType]
+        keys_BTF, values_BTF = new
+        return write_in_rows(keys_LBSF, layer, slots_BT, keys_BTF), write_in_rows(
+            values_LBSF, layer, slots_BT, values_BTF
+        )
     num_sinks = None if around is None else around.num_sinks
     start_B, counts_B = (slots_BT[:, 0], None) if around is None else (around.start_B, around.counts_B)
 

@@ -9,10 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
 
-# From the axis that communicates least to the one that communicates most, which gets the nearest devices.
-AXES = ("data", "pipeline", "sequence", "tensor")
-DATA, PIPELINE, SEQUENCE, TENSOR = AXES
+AXES = MESH_AXES
+
+__all__ = ["AXES", "DATA", "PIPELINE", "SEQUENCE", "TENSOR", "MeshConfig", "parse_mesh"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class MeshConfig:
         if len(devices) != self.num_devices:
             raise InvalidOption(
                 f"mesh {self} is of {self.num_devices} devices, but there are {len(devices)}: "
-                "choose axes that multiply to the number of devices"
+                "choose axes that multiply to the number of devices, or give a CPU virtual ones by "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={self.num_devices} in the environment"
             )
         return Mesh(np.asarray(devices, dtype=object).reshape(tuple(self.sizes.values())), AXES)
 

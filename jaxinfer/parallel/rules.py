@@ -1,4 +1,4 @@
-"""Which mesh axis each logical axis of a parameter or a cache is split over."""
+"""Which mesh axis each logical axis of a parameter, a cache or a batch is split over."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -7,12 +7,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.cache.interface import Cache
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.parallel.mesh import TENSOR
+from jaxinfer.parallel.mesh import DATA, TENSOR
 
 # Megatron's split (Shoeybi et al., 1909.08053): heads and hidden features apart, one sum after each half of a block.
 MESH_AXES: Mapping[str, str | None] = MappingProxyType(
@@ -24,10 +25,13 @@ MESH_AXES: Mapping[str, str | None] = MappingProxyType(
         "embed": None,
         "head_dim": None,
         "layers": None,
+        "batch": DATA,
+        "slots": None,
     }
 )
 
 # [L, B, S, K*H]: a device holds the lanes of its own heads.
+CACHE_AXES = PartitionSpec("layers", "batch", "slots", "kv_heads")
 CACHE_SPEC = PartitionSpec(None, None, None, TENSOR)
 
 
@@ -40,6 +44,27 @@ def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh) -> 
     """Return how every parameter is split over a mesh, as a tree of ``NamedSharding``."""
     axes = logical_axes(config, backend)
     return jax.tree.map(lambda names: NamedSharding(mesh, mesh_spec(names)), axes, is_leaf=_is_spec)
+
+
+def batch_shardings(tree: Any, mesh: Mesh) -> Any:
+    """Return how what belongs to a batch is split: a state, a strategy's memory, or results.
+
+    In all of them keys and values are buffers ``[L, B, S, K*H]`` of a `Cache`, and every other array begins with the
+    rows of the batch or is one for all rows.
+    """
+
+    def of_array(leaf: Any) -> NamedSharding:
+        rows = MESH_AXES["batch"]
+        is_split = leaf.ndim > 0 and rows is not None and leaf.shape[0] % mesh.shape[rows] == 0
+        return NamedSharding(mesh, PartitionSpec(rows) if is_split else PartitionSpec())
+
+    def of_cache(leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, mesh_spec(CACHE_AXES)) if leaf.ndim == len(CACHE_AXES) else of_array(leaf)
+
+    def of_node(node: Any) -> Any:
+        return jax.tree.map(of_cache, node) if isinstance(node, Cache) else of_array(node)
+
+    return jax.tree.map(of_node, tree, is_leaf=lambda node: isinstance(node, Cache))
 
 
 def check_split(config: DecoderConfig, tensor: int) -> None:

@@ -23,7 +23,6 @@ from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
-from jaxinfer.parallel.mesh import TENSOR
 from jaxinfer.parallel.rules import CACHE_SPEC, check_split, parameter_shardings
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from jaxinfer.planning.topology import chip_of, tensor_mesh, without_persistent_cache
@@ -94,7 +93,7 @@ def compile_programs(
     check_split(config, tensor)
     mesh = tensor_mesh(topology, tensor)
     strategy = strategy or Autoregressive()
-    backend = dataclasses.replace(choose_backend(dtype, platform="tpu"), kv_shards=tensor, kv_axis=TENSOR)
+    backend = dataclasses.replace(choose_backend(dtype, platform="tpu"), kv_shards=tensor, mesh=mesh)
     decoder = Decoder(config, backend)
     params = abstract_params(config, backend)
     shardings = parameter_shardings(config, backend, mesh)

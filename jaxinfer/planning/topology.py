@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.parallel.mesh import TENSOR
+from jaxinfer.parallel.mesh import AXES
 from pallas_kernels.chips import CHIPS, Chip
 
 # libtpu looks for the machine that it runs on, and locks it: neither is wanted where there is none.
@@ -51,7 +51,7 @@ def tensor_mesh(topology: str, tensor: int) -> Mesh:
     count = len(described.devices)
     if count != tensor:
         raise InvalidOption(f"{topology} has {count} devices, not {tensor}: use tensor={count} or another topology")
-    return topologies.make_mesh(described, (tensor,), (TENSOR,))
+    return topologies.make_mesh(described, (1, 1, 1, tensor), AXES)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Bool, Int
+from jaxinfer.ops.rows import add_in_rows
 
 
 class History(NamedTuple):
@@ -46,5 +47,5 @@ def _counts(tokens: Int[Array, "*rows S"], counted: Bool[Array, "*rows S"], voca
     # An id beyond the vocabulary is dropped; a negative one would wrap around, so none may pass.
     safe = jnp.where(counted & (tokens >= 0), tokens, vocab_size).reshape(-1, tokens.shape[-1])
     counts = jnp.zeros((safe.shape[0], vocab_size), jnp.int32)
-    counts = counts.at[jnp.arange(safe.shape[0])[:, None], safe].add(1, mode="drop")
+    counts = add_in_rows(counts, safe, jnp.ones_like(safe))
     return counts.reshape(*rows, vocab_size)

@@ -1,5 +1,6 @@
 """The chain from raw logits to those that are drawn from, the same for target, drafter and baseline."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -88,19 +89,25 @@ def _bans_stop_BM(arrays: SamplingArrays, history: History, positions_BM: Int[Ar
 
 def _add_bias(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M V"]:
     ids_BX = _dropping_padding(arrays.bias_ids_BX, logits_BMV.shape[-1])
-    rows_B1 = jnp.arange(ids_BX.shape[0])[:, None]
-    values_BX1 = arrays.bias_values_BX[..., None].astype(logits_BMV.dtype)
-    return logits_BMV.at[rows_B1, :, ids_BX].add(values_BX1, mode="drop")
+    values_BX = arrays.bias_values_BX.astype(logits_BMV.dtype)
+
+    def add(logits_MV: Array, ids_X: Array, values_X: Array) -> Array:
+        return logits_MV.at[:, ids_X].add(values_X[None], mode="drop")
+
+    return jax.vmap(add)(logits_BMV, ids_BX, values_BX)
 
 
 def _ban_stops(
     logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, bans_BM: Bool[Array, "B M"]
 ) -> Float[Array, "B M V"]:
     ids_BE = _dropping_padding(arrays.stop_ids_BE, logits_BMV.shape[-1])
-    rows_B1 = jnp.arange(ids_BE.shape[0])[:, None]
     # A minimum, not an addition: the same stop id may stand twice, and a ban must not touch nodes past the minimum.
-    ceiling_B1M = jnp.where(bans_BM, -jnp.inf, jnp.inf).astype(logits_BMV.dtype)[:, None, :]
-    return logits_BMV.at[rows_B1, :, ids_BE].min(ceiling_B1M, mode="drop")
+    ceiling_BM = jnp.where(bans_BM, -jnp.inf, jnp.inf).astype(logits_BMV.dtype)
+
+    def ban(logits_MV: Array, ids_E: Array, ceiling_M: Array) -> Array:
+        return logits_MV.at[:, ids_E].min(ceiling_M[:, None], mode="drop")
+
+    return jax.vmap(ban)(logits_BMV, ids_BE, ceiling_BM)
 
 
 def _dropping_padding(ids: Int[Array, "B X"], vocab_size: int) -> Int[Array, "B X"]:

@@ -35,7 +35,7 @@ def retrieved(text):
     cache, queries = text
     cache = jax.tree.map(jnp.asarray, cache)
     empty = create_retrieval_cache(cache, BUDGET, TAIL)
-    return jax.jit(lambda *arrays: empty.rechosen(cache, *arrays, CHUNK, RECENT))(queries, HELD_B)
+    return jax.jit(lambda *arrays: empty.rechosen(cache, *arrays, CHUNK, RECENT, BACKEND))(queries, HELD_B)
 
 
 def chosen_positions(keys_SI, query_NH, head, held):
@@ -78,9 +78,9 @@ def test_the_tail_begins_where_chunks_could_be_chosen_and_holds_the_recent_token
 
 def test_choosing_that_is_not_due_changes_nothing(text, retrieved):
     cache, queries = jax.tree.map(jnp.asarray, text)
-    same = retrieved.rechosen(cache, queries * -1, jnp.asarray(HELD_B) + 1, CHUNK, RECENT, jnp.asarray(False))
+    same = retrieved.rechosen(cache, queries * -1, jnp.asarray(HELD_B) + 1, CHUNK, RECENT, BACKEND, jnp.asarray(False))
     jax.tree.map(np.testing.assert_array_equal, same, retrieved)
-    other = retrieved.rechosen(cache, queries * -1, jnp.asarray(HELD_B), CHUNK, RECENT, jnp.asarray(True))
+    other = retrieved.rechosen(cache, queries * -1, jnp.asarray(HELD_B), CHUNK, RECENT, BACKEND, jnp.asarray(True))
     assert (np.asarray(other.keys) != np.asarray(retrieved.keys)).any()
 
 

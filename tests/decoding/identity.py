@@ -35,7 +35,7 @@ def check_not_vacuous(strategy: Strategy, seen: Counter[str]) -> None:
 
 def forget_programs(lm: LanguageModel) -> None:
     """Free compiled programs: those of all cases together map more memory regions than a process may have."""
-    lm.programs = Programs(lm.programs.decoder)
+    lm.programs = Programs(lm.programs.decoder, lm.programs.layout, lm.programs.partitioner)
 
 
 def check_covered(one: Covered, strategy: Strategy, alone: bool = False) -> None:

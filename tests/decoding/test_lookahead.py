@@ -6,6 +6,9 @@ import pytest
 
 from jaxinfer.decoding.lookahead import Window, insert, window_tree
 from jaxinfer.decoding.tree import ancestors, depths
+from tests.toys import float32_backend
+
+BACKEND = float32_backend()
 
 
 def layout(window: int, ngram: int, guesses: int) -> tuple[np.ndarray, np.ndarray]:
@@ -60,12 +63,17 @@ def test_the_pool_forgets_the_oldest_and_renews_what_comes_again():
     before = memory([[1, 2, 3], [4, 5, 6], [7, 8, 9], [0, 0, 0]], [2, 5, 3, 0], 4)
     coming = jnp.asarray([[[1, 2, 3], [6, 6, 6]]], jnp.int32)
     # Two wide at the fourth step: what enters is of ages 9 and 10. One place was empty, one was the known n-gram's.
-    assert pool(*insert(before, coming, jnp.bool_(True))) == {(1, 2, 3): 9, (4, 5, 6): 5, (7, 8, 9): 3, (6, 6, 6): 10}
+    assert pool(*insert(before, coming, jnp.bool_(True), BACKEND)) == {
+        (1, 2, 3): 9,
+        (4, 5, 6): 5,
+        (7, 8, 9): 3,
+        (6, 6, 6): 10,
+    }
     full = memory([[1, 2, 3], [4, 5, 6], [7, 8, 9], [2, 2, 2]], [2, 5, 3, 4], 4)
     twice = jnp.asarray([[[5, 5, 5], [5, 5, 5]]], jnp.int32)
-    found = pool(*insert(full, twice, jnp.bool_(True)))
+    found = pool(*insert(full, twice, jnp.bool_(True), BACKEND))
     assert found[5, 5, 5] == 10
     assert (1, 2, 3) not in found
     assert (4, 5, 6) in found
-    unformed = insert(before, coming, jnp.bool_(False))
+    unformed = insert(before, coming, jnp.bool_(False), BACKEND)
     assert pool(*unformed) == {(1, 2, 3): 2, (4, 5, 6): 5, (7, 8, 9): 3}

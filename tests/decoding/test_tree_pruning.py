@@ -7,6 +7,7 @@ import pytest
 from jaxinfer.decoding.draft_trees import lay_out
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.tree_pruning import best_nodes, kept_tree, path_scores
+from tests.toys import float32_backend
 
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0))
 VOCAB_SIZE = 7
@@ -25,7 +26,7 @@ def test_the_likeliest_nodes_stay_where_no_step_to_them_is_too_unlikely(least, c
     layout, tokens_BM, logits_BIV = drafted(seed=1)
     inner = np.unique(layout.parents_M).tolist()
     scores_BM = path_scores(layout, jnp.asarray(tokens_BM), jnp.asarray(logits_BIV), least)
-    kept_BP = np.asarray(best_nodes(scores_BM, count))
+    kept_BP = np.asarray(best_nodes(scores_BM, count, float32_backend()))
     parents_BM = jnp.broadcast_to(jnp.asarray(layout.parents_M), tokens_BM.shape)
     all_BM = jnp.ones(tokens_BM.shape, bool)
     tree = DraftTree(jnp.asarray(tokens_BM), parents_BM, all_BM, all_BM)
@@ -54,7 +55,7 @@ def test_the_likeliest_nodes_stay_where_no_step_to_them_is_too_unlikely(least, c
 def test_guesses_that_are_no_numbers_leave_the_root():
     layout, tokens_BM, logits_BIV = drafted(seed=2)
     scores_BM = path_scores(layout, jnp.asarray(tokens_BM), jnp.full_like(jnp.asarray(logits_BIV), jnp.nan), 0.0)
-    kept_BP = best_nodes(scores_BM, 4)
+    kept_BP = best_nodes(scores_BM, 4, float32_backend())
     assert (np.asarray(kept_BP[:, 0]) == 0).all()
     assert np.asarray(scores_BM > -jnp.inf).sum(axis=1).tolist() == [1] * len(tokens_BM)
 
@@ -65,5 +66,5 @@ def test_equally_likely_nodes_never_lose_their_parents():
     for filling in (0.0, -np.inf):
         scores_BM = jnp.full(tokens_BM.shape, filling).at[:, 0].set(0.0)
         for count in range(1, tokens_BM.shape[1] + 1):
-            kept = set(np.asarray(best_nodes(scores_BM, count))[0].tolist())
+            kept = set(np.asarray(best_nodes(scores_BM, count, float32_backend()))[0].tolist())
             assert all(int(layout.parents_M[node]) in kept for node in kept)

@@ -71,9 +71,9 @@ def test_a_conditioned_head_reads_the_path_and_keeps_the_hidden_state(model):
 
 def test_the_best_rows_of_a_draft_vocabulary_are_its_tokens():
     ids = jnp.asarray([40, 7, 99, 3], jnp.int32)
-    logits = jnp.asarray([[0.1, 3.0, -1.0, 2.0]])
-    assert top_tokens({"heads": (), "ids": ids}, logits, 3).tolist() == [[7, 3, 40]]
-    assert top_tokens({"heads": ()}, logits, 3).tolist() == [[1, 3, 0]]
+    logits, backend = jnp.asarray([[[0.1, 3.0, -1.0, 2.0]]]), float32_backend()
+    assert top_tokens({"heads": (), "ids": ids}, logits, 3, backend).tolist() == [[[7, 3, 40]]]
+    assert top_tokens({"heads": ()}, logits, 3, backend).tolist() == [[[1, 3, 0]]]
 
 
 OUTPUTS = {

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
@@ -89,7 +88,7 @@ def test_lanes_of_one_tpu_are_whole_tiles():
     assert float32_backend().cache_lanes(192) == 192
 
 
-def traced(backend, lanes=256, tokens=1, mesh=None, ring=False):
+def traced(backend, lanes=256, tokens=1, ring=False):
     """Return the program that writes so many tokens to a cache of two layers and attends to it."""
     cache = jnp.zeros((2, 1, 256, lanes), jnp.bfloat16)
     new = jnp.zeros((1, tokens, lanes // 64, 64), jnp.bfloat16)
@@ -104,8 +103,7 @@ def traced(backend, lanes=256, tokens=1, mesh=None, ring=False):
             return attend_to_ring(new, *held, layer, seen, 0.125, backend, window=100)
         return attend_to_layer(new, *held, layer, seen, 0.125, backend)
 
-    with jax.sharding.use_abstract_mesh(mesh) if mesh else nullcontext():
-        return str(jax.make_jaxpr(step)(0))
+    return str(jax.make_jaxpr(step)(0))
 
 
 @pytest.mark.parametrize(
@@ -136,15 +134,13 @@ def test_the_reference_does_not_round_weights_to_the_cache():
     assert not any("bf16" in line for line in products)
 
 
-def test_kernels_run_on_each_device_of_a_mesh_that_the_context_has():
-    mesh = AbstractMesh((2,), ("tensor",), axis_types=(AxisType.Auto,))
-    split = replace(choose_backend("bfloat16", "tpu"), kv_shards=2, kv_axis="tensor")
-    program = traced(split, 256, 2, mesh)
+def test_kernels_run_on_each_device_of_a_mesh():
+    mesh = AbstractMesh((1, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    split = replace(choose_backend("bfloat16", "tpu"), kv_shards=2, mesh=mesh)
+    program = traced(split, 256, 2)
     assert program.count("shard_map") == 2
     assert "bf16[2,1,256,128]" in program
-    assert "pallas_call" not in traced(split, 256, 2)
-    assert "pallas_call" not in traced(split, 128, 2, mesh)
-    assert "pallas_call" not in traced(replace(split, kv_axis=None), 256, 2, mesh)
+    assert "pallas_call" not in traced(split, 128, 2)
 
 
 ON_FOUR_DEVICES = """
@@ -158,7 +154,7 @@ from jaxinfer.ops.masks import causal_ancestors, visible_slots
 
 mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
 whole = choose_backend("float32", "cpu", kernels="reference")
-split = replace(whole, kernels="interpret", kv_shards=2, kv_axis="tensor", batch_axis="data")
+split = replace(whole, kernels="interpret", kv_shards=2, mesh=mesh)
 rng = np.random.default_rng(0)
 cache = [jnp.asarray(rng.normal(size=(2, 2, 256, 64)), jnp.float32) for _ in range(2)]
 query, sink_query = (jnp.asarray(rng.normal(size=(2, 3, 4, 32)), jnp.float32) for _ in range(2))
@@ -177,8 +173,7 @@ def step(backend, cache, new, query):
     )
 
 expected = step(whole, cache, new, query)
-with jax.set_mesh(mesh):
-    found = jax.jit(step, static_argnums=0)(split, cache, new, query)
+found = jax.jit(step, static_argnums=0)(split, cache, new, query)
 jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), expected, found)
 print(found[2].sharding.spec)
 """

@@ -1,0 +1,69 @@
+"""Where each of a decoder's parameters stands in a checkpoint."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.models.families.family import Part, Source, TensorNames
+from jaxinfer.models.layers import locate
+from jaxinfer.models.padding import Sources
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One parameter: where it goes, and where it comes from (one place a layer where stacked).
+
+    ``struct`` is the parameter or a description of it, ``padding`` what its elements are where it is padded.
+    """
+
+    path: tuple[str, ...]
+    struct: Any
+    sources: tuple[Part, ...]
+    stacked: bool
+    transposed: bool
+    padding: Sources
+
+    @property
+    def num_bytes(self) -> int:
+        return self.struct.size * np.dtype(self.struct.dtype).itemsize
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape in one layer without padding, a kernel's as ``[out, in]``."""
+        sizes = zip(self.struct.shape, self.padding, strict=True)
+        shape = tuple(size if source is None else int(source.max()) + 1 for size, source in sizes)[self.stacked :]
+        return shape[::-1] if self.transposed else shape
+
+    def tensor_shape(self, source: Part) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor must have."""
+        shape = (source.total or self.shape[0], *self.shape[1:])
+        return shape[::-1] if source.transposed else shape
+
+
+def list_leaves(abstract: Mapping[str, Any], names: TensorNames, padding: Mapping[str, Any] | None) -> Iterator[Leaf]:
+    """Yield every parameter of a tree of these, or of their descriptions; ``padding`` is a tree of `Sources`."""
+    for path, struct in _walk(abstract, ()):
+        layers, stacked, name, transposed = locate(path, struct.shape)
+        sources: Any = (None,) * len(struct.shape) if padding is None else reduce(getitem, path, padding)
+        if layers is None:
+            parts = (_part(names.top[name]),)
+        else:
+            source = _part(names.block[name])
+            parts = tuple(replace(source, tensor=source.tensor.format(layer=layer)) for layer in layers)
+        yield Leaf(path, struct, parts, stacked, transposed, sources)
+
+
+def _part(source: Source) -> Part:
+    return Part(source) if isinstance(source, str) else source
+
+
+def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _walk(value, (*path, key))
+        else:
+            yield (*path, key), value

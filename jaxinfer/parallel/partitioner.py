@@ -1,0 +1,149 @@
+"""Runs a decoder on a mesh, or on one device where there is no mesh: how models, batches and programs are split."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.checkpoint.load import Progress, load_params
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.padding import pad_config, pad_parameter, parameter_sources
+from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.parallel.mesh import MeshConfig, parse_mesh
+from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
+
+
+class Partitioned(NamedTuple):
+    """A decoder as it runs on a mesh: padded to split evenly, and a backend that knows into how many parts."""
+
+    config: DecoderConfig
+    backend: Backend
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """Places models and batches on a mesh and has programs keep them there; without a mesh all stays as it is."""
+
+    mesh: Mesh | None = None
+
+    @property
+    def tensor(self) -> int:
+        """Over how many devices heads, features and the vocabulary are split."""
+        return 1 if self.mesh is None else self.mesh.shape[TENSOR]
+
+    @property
+    def data(self) -> int:
+        """Over how many devices a batch is split."""
+        return 1 if self.mesh is None else self.mesh.shape[DATA]
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are in all."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    def num_rows(self, at_least: int) -> int:
+        """Return how many rows a batch has that holds so many and splits evenly."""
+        return -(-at_least // self.data) * self.data
+
+    def partition(self, config: DecoderConfig, backend: Backend) -> Partitioned:
+        """Return how a decoder runs here."""
+        return Partitioned(pad_config(config, self.tensor), replace(backend, kv_shards=self.tensor, mesh=self.mesh))
+
+    def padding(self, config: DecoderConfig, backend: Backend) -> Params:
+        """Return what the elements of the partitioned decoder's parameters are; see `jaxinfer.models.padding`."""
+        return parameter_sources(config, backend, self.tensor)
+
+    def load_params(
+        self,
+        checkpoint: Checkpoint,
+        names: TensorNames,
+        config: DecoderConfig,
+        backend: Backend,
+        progress: Progress | None = None,
+    ) -> Params:
+        """Read the parameters of the partitioned decoder, every device its own; see `jaxinfer.checkpoint.load`."""
+        part = self.partition(config, backend)
+        abstract = abstract_params(*part)
+        if self.mesh is None:
+            return load_params(checkpoint, names, abstract, progress)
+        placed = jax.tree.map(_placed, abstract, parameter_shardings(*part, self.mesh))
+        return load_params(checkpoint, names, placed, progress, self.padding(config, backend))
+
+    def place_params(self, config: DecoderConfig, backend: Backend, params: Params) -> Params:
+        """Split the parameters of a decoder, or of the partitioned one, over the mesh."""
+        if self.mesh is None:
+            return params
+        padded = jax.tree.map(pad_parameter, params, self.padding(config, backend))
+        return jax.device_put(padded, parameter_shardings(*self.partition(config, backend), self.mesh))
+
+    def place(self, tree: Any) -> Any:
+        """Put arrays on every device."""
+        return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+    def place_heads(self, tree: Any) -> Any:
+        """Put heads on every device, but split what is called ``"output"`` by its rows where these split evenly."""
+        mesh = self.mesh
+        if mesh is None:
+            return tree
+
+        def placed(path: Any, leaf: Any) -> Any:
+            # Were their blocks split too, the compiler would split the hidden states of all layers as it splits theirs.
+            is_output = any(getattr(part, "key", None) == "output" for part in path)
+            is_split = is_output and leaf.shape[0] % self.tensor == 0
+            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(TENSOR) if is_split else PartitionSpec()))
+
+        return jax.tree_util.tree_map_with_path(placed, tree)
+
+    def place_batch(self, tree: Any) -> Any:
+        """Split what belongs to a batch; see `jaxinfer.parallel.rules.batch_shardings`."""
+        return tree if self.mesh is None else jax.device_put(tree, batch_shardings(tree, self.mesh))
+
+    def create(self, make: Callable[[], Any]) -> Any:
+        """Make what belongs to a batch where it is to be, so that no device ever holds all of it."""
+        if self.mesh is None:
+            return make()
+        return jax.jit(make, out_shardings=batch_shardings(jax.eval_shape(make), self.mesh))()
+
+    def kept_in_place(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose results are split as batches are, to be traced."""
+        mesh = self.mesh
+        if mesh is None:
+            return function
+
+        @wraps(function)
+        def kept(*arguments: Any) -> Any:
+            results = function(*arguments)
+            return jax.lax.with_sharding_constraint(results, batch_shardings(results, mesh))
+
+        return kept
+
+
+ONE_DEVICE = Partitioner()
+
+
+def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
+    """Return the partitioner of all devices of this process's runtime, arranged as a mesh, or of a given mesh."""
+    if isinstance(mesh, str):
+        mesh = parse_mesh(mesh)
+    if isinstance(mesh, MeshConfig):
+        mesh = mesh.build(jax.devices())
+    if mesh is not None and mesh.axis_names != MESH_AXES:
+        raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
+    for axis in (PIPELINE, SEQUENCE):
+        if mesh is not None and mesh.shape[axis] > 1:
+            raise InvalidOption(
+                f"mesh: {axis}={mesh.shape[axis]}: models are split over the axes data and tensor alone"
+            )
+    return Partitioner(mesh)
+
+
+def _placed(struct: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)

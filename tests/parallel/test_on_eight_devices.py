@@ -1,0 +1,23 @@
+"""What runs on meshes of eight virtual devices, which a process has from its start or not at all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "on_eight_devices"
+
+
+def test_everything_holds_on_eight_devices():
+    # Kernels that are interpreted on several devices wait for each other in a pool of this many threads.
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", FOLDER, "-n0", "-q", "-p", "no:cacheprovider", "--durations=10"],
+        env={**os.environ, **flags},
+        cwd=FOLDER.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=850,
+    )
+    assert child.returncode == 0, child.stdout[-20000:] + child.stderr[-2000:]
+    print(child.stdout)
