@@ -84,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
         nodes=options.nodes,
     )
     report = make_plan(deployment, _notice)
-    alternatives = None if report.fits else find_alternatives(deployment, _notice)
-    meshes = suggest_meshes(deployment, notice=_notice) if options.suggest else None
+    alternatives = None if report.fits else find_alternatives(deployment, report, _notice)
+    meshes = suggest_meshes(deployment, report, notice=_notice) if options.suggest else None
     if options.json:
         found = {"model": options.model, **dataclasses.asdict(report)}
         found["alternatives"] = None if alternatives is None else dataclasses.asdict(alternatives)

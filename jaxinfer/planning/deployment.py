@@ -9,6 +9,7 @@ from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned
 from jaxinfer.planning.compile import CompiledProgram, check_mesh, compile_programs, split_decoder
@@ -54,7 +55,7 @@ class Deployment:
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
         if self.nodes and self.strategy_spec != Autoregressive.name:
             raise InvalidOption("strategy and nodes are two ways to say what is verified: give one of them")
-        # Refuses an unknown dtype, and a strategy that is unknown or does not suit the model.
+        choose_backend(self.dtype, platform="tpu")
         self.strategy.check_slots(self.num_slots)
 
     @property

@@ -105,8 +105,10 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
         "decode": _program(deployment, footprint, "decode", plain.compiled.get("decode"), plain.required_bytes),
     }
     if deployment.speculates:
-        notice(f"compiling a step that verifies {deployment.strategy.headroom} nodes")
-        own = _attempt(deployment, deployment.strategy)
+        own = _Attempt({}, plain.required_bytes)
+        if own.required_bytes is None:
+            notice(f"compiling a step that verifies {deployment.strategy.headroom} nodes")
+            own = _attempt(deployment, deployment.strategy)
         programs["verify"] = _program(deployment, footprint, "verify", own.compiled.get("decode"), own.required_bytes)
     capacity = deployment.chip.device_hbm_bytes
     needed = max(program.total_bytes for program in programs.values())
@@ -134,7 +136,7 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
 
 
 class _Attempt(NamedTuple):
-    """The programs that the compiler made, and what it says that the one needs which it refused."""
+    """The programs that the compiler made, and at least how much the one needs that it refused, if any."""
 
     compiled: Mapping[str, CompiledProgram]
     required_bytes: int | None
@@ -142,9 +144,10 @@ class _Attempt(NamedTuple):
 
 def _attempt(deployment: Deployment, strategy: Strategy | None = None) -> _Attempt:
     try:
-        return _Attempt(deployment.compile(strategy), None)
+        compiled, required = deployment.compile(strategy), None
     except DoesNotFit as refused:
-        return _Attempt(refused.compiled, refused.required_bytes)
+        compiled, required = refused.compiled, refused.required_bytes or deployment.chip.device_hbm_bytes + 1
+    return _Attempt(compiled, required)
 
 
 def _program(

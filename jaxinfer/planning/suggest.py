@@ -5,17 +5,16 @@ from dataclasses import dataclass, replace
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.planning.compile import DoesNotFit
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import Footprint, count_footprint, estimate_step
-from jaxinfer.planning.hlo_walk import total
-from jaxinfer.planning.report import Notice
-from jaxinfer.planning.roofline import Work, roofline
+from jaxinfer.planning.report import Notice, PlanReport, make_plan
+from jaxinfer.planning.roofline import roofline
 from jaxinfer.planning.topology import num_devices, slices_of
 
 # How often a batch or a length is lowered to what the compiler's last answer leaves room for.
 _TRIES = 5
 _LENGTH_STEP = 128
+_MARGIN = 0.005
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Candidate:
     max_len: int
     hbm_total_bytes: int
     tokens_per_second: float
+    compile_seconds: float
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,45 @@ class Alternatives:
     longest_context: Candidate | None
 
 
-def suggest_meshes(deployment: Deployment, most: int = 3, notice: Notice = lambda line: None) -> list[Candidate]:
-    """Return up to ``most`` meshes of the deployment's devices that fit, the fastest first by the counted roofline."""
-    found: list[Candidate] = []
+def suggest_meshes(
+    deployment: Deployment, known: PlanReport | None = None, *, most: int = 3, notice: Notice = lambda line: None
+) -> list[Candidate]:
+    """Return up to ``most`` meshes of the deployment's devices that fit, the fastest first.
+
+    They are tried in the order of their counted rooflines. The deployment's own, if ``known``, is not compiled again.
+    """
 
     def seconds(pair: tuple[Deployment, Footprint]) -> float:
         one, footprint = pair
         return roofline(estimate_step(one, footprint), one.chip, one.dtype).seconds
 
+    found: list[Candidate] = []
     for one, _ in sorted(_counted(deployment, deployment.topology), key=seconds):
-        if (candidate := _confirmed(one, notice)) is not None:
-            found.append(candidate)
+        report = known if known is not None and one.mesh == deployment.mesh else _compiled(one, notice)
+        if report.fits:
+            found.append(_candidate(report))
         if len(found) == most:
             break
     return sorted(found, key=lambda candidate: -candidate.tokens_per_second)
 
 
-def find_alternatives(deployment: Deployment, notice: Notice = lambda line: None) -> Alternatives:
-    """Search for the smallest slice of the same chip, the largest batch and the longest texts that fit."""
+def find_alternatives(deployment: Deployment, refused: PlanReport, notice: Notice = lambda line: None) -> Alternatives:
+    """Search for the smallest slice of the same chip, the largest batch and the longest texts that fit.
+
+    ``refused`` is the report on the deployment itself, which does not.
+    """
+
+    def with_batch(batch: int) -> Deployment:
+        return replace(deployment, batch=batch)
+
+    def with_length(length: int) -> Deployment:
+        prompt_tokens = min(deployment.prompt_tokens, 1 << (length.bit_length() - 1))
+        return replace(deployment, max_len=length, prompt_tokens=prompt_tokens)
+
     return Alternatives(
-        smallest_topology(deployment, notice), largest_batch(deployment, notice), longest_context(deployment, notice)
+        smallest_topology(deployment, notice),
+        _lowered(refused, deployment.batch, deployment.mesh.data, with_batch, notice),
+        _lowered(refused, deployment.max_len, _LENGTH_STEP, with_length, notice),
     )
 
 
@@ -68,49 +87,37 @@ def smallest_topology(deployment: Deployment, notice: Notice = lambda line: None
     for topology in slices_of(deployment.chip):
         counted = _counted(deployment, topology)
         roomiest = min(counted, key=lambda pair: pair[1].total_bytes, default=None)
-        if roomiest is not None and (candidate := _confirmed(roomiest[0], notice)) is not None:
-            return candidate
+        if roomiest is not None and (report := _compiled(roomiest[0], notice)).fits:
+            return _candidate(report)
     return None
 
 
-def largest_batch(deployment: Deployment, notice: Notice = lambda line: None) -> Candidate | None:
-    """Return the largest batch that fits where the deployment's does not, of the same texts on the same mesh."""
-    step = deployment.mesh.data
-    return _lowered(deployment, deployment.batch, step, lambda batch: replace(deployment, batch=batch), notice)
-
-
-def longest_context(deployment: Deployment, notice: Notice = lambda line: None) -> Candidate | None:
-    """Return the longest texts that fit where the deployment's do not, of the same batch on the same mesh."""
-
-    def resized(length: int) -> Deployment:
-        prompt_tokens = min(deployment.prompt_tokens, 1 << (length.bit_length() - 1))
-        return replace(deployment, max_len=length, prompt_tokens=prompt_tokens)
-
-    return _lowered(deployment, deployment.max_len, _LENGTH_STEP, resized, notice)
-
-
 def _lowered(
-    deployment: Deployment, asked: int, step: int, resized: Callable[[int], Deployment], notice: Notice
+    refused: PlanReport, asked: int, step: int, resized: Callable[[int], Deployment], notice: Notice
 ) -> Candidate | None:
-    """Lower a size, of which all but the weights is proportional, until the compiler agrees.
+    """Lower a size, to which all that is needed but the weights is proportional, until the compiler agrees.
 
-    What the compiler says that a size needs beyond the weights tells what a smaller one would.
+    What a size needs beyond the weights tells what a smaller one would. The compiler rounds what it says of that, so
+    that each try leaves a little more room.
     """
-    weights, capacity = count_footprint(deployment).weights_bytes, deployment.chip.device_hbm_bytes
-    needed, size = count_footprint(deployment).total_bytes, asked
-    for _ in range(_TRIES):
-        size = min(size - step, int(size * (capacity - weights) / max(1, needed - weights))) // step * step
+    weights, capacity = refused.weights_bytes, refused.hbm_capacity_bytes
+    needed, size = refused.hbm_total_bytes, asked
+    for attempt in range(_TRIES):
+        share = (capacity - weights) / max(1, needed - weights) * (1 - _MARGIN * attempt)
+        size = min(size - step, int(size * share)) // step * step
         if size < step:
             return None
-        one = resized(size)
+        try:
+            one = resized(size)
+        except InvalidOption:  # a strategy that needs longer texts
+            return None
         needed = count_footprint(one).total_bytes
         if needed > capacity:
             continue
-        notice(f"compiling batch {one.batch} of {one.max_len} tokens on {one.topology}, mesh {one.mesh}")
-        try:
-            return _compiled(one)
-        except DoesNotFit as refused:
-            needed = max(needed, refused.required_bytes or 0, capacity + 1)
+        report = _compiled(one, notice)
+        if report.fits:
+            return _candidate(report)
+        needed = max(report.hbm_total_bytes, capacity + 1)
     return None
 
 
@@ -124,36 +131,27 @@ def _counted(deployment: Deployment, topology: str) -> list[tuple[Deployment, Fo
 def _on_meshes(deployment: Deployment, topology: str) -> Iterator[Deployment]:
     devices = num_devices(topology)
     for data in range(1, min(devices, deployment.batch) + 1):
-        if devices % data or deployment.batch % data:
-            continue
-        try:
+        if devices % data == 0 and deployment.batch % data == 0:
             yield replace(deployment, topology=topology, mesh=MeshConfig(data=data, tensor=devices // data))
-        except InvalidOption:  # a model that does not split so far
-            continue
 
 
-def _confirmed(deployment: Deployment, notice: Notice) -> Candidate | None:
-    notice(f"compiling for {deployment.topology}, mesh {deployment.mesh}")
-    try:
-        return _compiled(deployment)
-    except DoesNotFit:
-        return None
+def _compiled(deployment: Deployment, notice: Notice) -> PlanReport:
+    notice(
+        f"trying batch {deployment.batch} of {deployment.max_len} tokens on {deployment.topology}, "
+        f"mesh {deployment.mesh}"
+    )
+    return make_plan(deployment)
 
 
-def _compiled(deployment: Deployment) -> Candidate:
-    """Compile a deployment's programs; raise DoesNotFit where one does not fit."""
-    programs = deployment.compile()
-    needed = max(program.total_bytes for program in programs.values())
-    if deployment.speculates:
-        needed = max(needed, deployment.compile(deployment.strategy)["decode"].total_bytes)
-    counted = total(programs["decode"].instructions())
-    work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives)
+def _candidate(report: PlanReport) -> Candidate:
+    programs = report.programs
     return Candidate(
-        deployment.topology,
-        str(deployment.mesh),
-        deployment.mesh.num_devices,
-        deployment.batch,
-        deployment.max_len,
-        needed,
-        deployment.batch / roofline(work, deployment.chip, deployment.dtype).seconds,
+        topology=report.topology,
+        mesh=report.mesh,
+        num_devices=report.num_devices,
+        batch=report.batch,
+        max_len=report.max_len,
+        hbm_total_bytes=report.hbm_total_bytes,
+        tokens_per_second=programs["decode"].tokens_per_second,
+        compile_seconds=sum(program.compile_seconds or 0.0 for program in programs.values()),
     )

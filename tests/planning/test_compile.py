@@ -1,6 +1,7 @@
 """The library's own prefill and decode, compiled for TPUs that are not here."""
 
 import dataclasses
+import time
 from collections import Counter
 
 import jax
@@ -106,6 +107,21 @@ def test_a_layer_of_decode_sums_over_the_chips_twice_and_sends_nothing_else(prog
     a_step = sorted(found.bytes for found in always if found.loops < 2)
     assert a_step[-1] == 8 * 4096 * 2
     assert sum(a_step[:-1]) < 1024
+
+
+def test_the_layers_of_decode_read_weights_and_cache_once(eight_chips):
+    decode = eight_chips["decode"]
+    inside = [found for found in decode.instructions() if found.loops == 2 and not found.branches]
+    moved = sum((found.read_bytes + found.written_bytes) * found.runs for found in inside)
+    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) * 2 // 8
+    assert 1 <= moved / (weights + decode.cache_bytes) < 1.1
+
+
+def test_decode_compiles_in_ten_seconds():
+    """Of this process, which others that run beside it do not lengthen."""
+    began = time.process_time()
+    compile_programs(LLAMA_2_7B, "v5e:2x4", batch=8, max_len=SLOTS, mesh=MeshConfig(tensor=8), prompt_tokens=None)
+    assert time.process_time() - began < 10
 
 
 def test_what_does_not_fit_is_refused_in_one_line():
