@@ -1,6 +1,6 @@
 """Facts of each TPU that programs are compiled for and measured against.
 
-Sources: bandwidth, peaks, number of cores and size of the matrix unit are Google's published figures a chip (Cloud TPU
+Sources: bandwidths, peaks, number of cores and size of the matrix unit are Google's published figures a chip (Cloud TPU
 documentation, pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x"); on-chip memory and the fp8 rate of older chips are
 those of JAX's `jax.experimental.pallas.tpu.get_tpu_info`; a clock is the rate at which the matrix units of v4, v5e and
 v5p reach the published bf16 peak, and None where their number and rate are not both published; the usable memory is
@@ -22,6 +22,8 @@ class Chip:
     ``name`` is what libtpu calls it in a topology (``v5e:2x4``), ``single`` the shape of a topology of one chip.
     JAX sees ``devices`` devices a chip: one of all its cores, or on TPU7x one a core, with its half of everything.
     ``device_hbm_bytes`` is what programs may use of a device's memory, ``vmem_bytes`` the vector memory of one core.
+    ``ici_bytes_per_second`` is what a chip can send to others at once over all its links, half of what is published as
+    bidirectional; small slices do not use all links.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Chip:
     devices: int
     device_hbm_bytes: int
     hbm_bytes_per_second: float
+    ici_bytes_per_second: float
     bf16_peak: float
     int8_peak: float | None
     fp8_peak: float | None
@@ -43,6 +46,11 @@ class Chip:
         return self.hbm_bytes_per_second / self.devices
 
     @property
+    def device_ici_bytes_per_second(self) -> float:
+        """What one device can send to others at once."""
+        return self.ici_bytes_per_second / self.devices
+
+    @property
     def device_bf16_peak(self) -> float:
         """The bf16 operations a second of one device."""
         return self.bf16_peak / self.devices
@@ -55,6 +63,7 @@ _ALL = (
         devices=1,
         device_hbm_bytes=int(30.75 * _GIB),
         hbm_bytes_per_second=1228e9,
+        ici_bytes_per_second=300e9,
         bf16_peak=275e12,
         int8_peak=275e12,
         fp8_peak=None,
@@ -69,6 +78,7 @@ _ALL = (
         devices=1,
         device_hbm_bytes=int(15.75 * _GIB),
         hbm_bytes_per_second=819e9,
+        ici_bytes_per_second=200e9,
         bf16_peak=197e12,
         int8_peak=394e12,
         fp8_peak=None,
@@ -83,6 +93,7 @@ _ALL = (
         devices=1,
         device_hbm_bytes=int(95.74 * _GIB),
         hbm_bytes_per_second=2765e9,
+        ici_bytes_per_second=600e9,
         bf16_peak=459e12,
         int8_peak=918e12,
         fp8_peak=459e12,
@@ -97,6 +108,7 @@ _ALL = (
         devices=1,
         device_hbm_bytes=int(31.25 * _GIB),
         hbm_bytes_per_second=1638e9,
+        ici_bytes_per_second=400e9,
         bf16_peak=918e12,
         int8_peak=1836e12,
         fp8_peak=918e12,
@@ -111,6 +123,7 @@ _ALL = (
         devices=2,
         device_hbm_bytes=int(94.75 * _GIB),
         hbm_bytes_per_second=7380e9,
+        ici_bytes_per_second=600e9,
         bf16_peak=2307e12,
         int8_peak=None,
         fp8_peak=4614e12,

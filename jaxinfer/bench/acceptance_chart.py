@@ -8,14 +8,14 @@ from jaxinfer.bench.acceptance import BASELINE, AcceptanceReport, BatchReport
 from jaxinfer.errors import InvalidOption
 
 
-def check_chart(path: Path) -> None:
-    """Refuse a chart that could not be written, before anything is measured."""
+def check_chart(path: Path, option: str = "--chart") -> None:
+    """Refuse a chart that could not be written, before anything is measured; ``option`` is what asks for it."""
     if path.suffix.lower() != ".png":
-        raise InvalidOption(f"--chart {path}: the chart is a PNG file; let its name end in .png")
+        raise InvalidOption(f"{option} {path}: the chart is a PNG file; let its name end in .png")
     if not path.parent.is_dir():
-        raise InvalidOption(f"--chart {path}: there is no folder {path.parent}; make it first")
+        raise InvalidOption(f"{option} {path}: there is no folder {path.parent}; make it first")
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidOption('--chart needs matplotlib: pip install "jaxinfer[bench]" or leave --chart out')
+        raise InvalidOption(f'{option} needs matplotlib: pip install "jaxinfer[bench]" or leave {option} out')
 
 
 def draw_chart(report: AcceptanceReport, path: Path) -> None:

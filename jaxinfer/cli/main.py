@@ -20,6 +20,7 @@ COMMANDS = MappingProxyType(
         "verify": ("jaxinfer.cli.verify", "audit that a strategy changes no token of plain decoding"),
         "fetch": ("jaxinfer.cli.fetch", "bring a known model to the local cache"),
         "convert": ("jaxinfer.cli.convert", "write a model as a folder that loads fast, in Orbax's format"),
+        "plan": ("jaxinfer.cli.plan", "say what fits on TPUs that are not here, and how fast it can be"),
         "bench": ("jaxinfer.cli.bench", "measure speed beside the machine's roofline"),
     }
 )

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -47,8 +46,6 @@ def on_each_device(function: Callable[..., Any], backend: Backend, layouts: str,
         }
         given = tuple(specs[letter] for letter in layouts)
         returned = tuple(specs[letter] for letter in results)
-        # What a kernel returns does not say on which axes it varies.
-        of_device = {"in_specs": given, "out_specs": returned if len(results) > 1 else returned[0], "check_vma": False}
-        return jax.shard_map(function, mesh=mesh, **of_device)(*arguments)
+        return backend.on_devices(function, given, returned if len(results) > 1 else returned[0])(*arguments)
 
     return run

@@ -1,6 +1,5 @@
 """The best of many values, where devices hold parts of them."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -40,7 +39,4 @@ def top_k(
         return best, jnp.take_along_axis(places, chosen, axis=-1)
 
     whole = PartitionSpec(*rows, None)
-    search = jax.shard_map(
-        best_of_shard, mesh=mesh, in_specs=PartitionSpec(*split), out_specs=(whole, whole), check_vma=False
-    )
-    return search(values)
+    return backend.on_devices(best_of_shard, PartitionSpec(*split), (whole, whole))(values)

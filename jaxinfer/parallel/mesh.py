@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
@@ -43,6 +43,11 @@ class MeshConfig:
     def num_devices(self) -> int:
         """The product of the axes."""
         return math.prod(self.sizes.values())
+
+    @property
+    def abstract(self) -> AbstractMesh:
+        """The mesh without devices."""
+        return AbstractMesh(tuple(self.sizes.values()), AXES)
 
     def __str__(self) -> str:
         return ",".join(f"{axis}={size}" for axis, size in self.sizes.items() if size > 1) or "tensor=1"

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.checkpoint.load import Progress, load_params
 from jaxinfer.checkpoint.source import Checkpoint
@@ -26,6 +26,12 @@ class Partitioned(NamedTuple):
 
     config: DecoderConfig
     backend: Backend
+
+
+def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh | None) -> Partitioned:
+    """Return how a decoder runs on a mesh, of devices that are here or not, or on one device."""
+    tensor = 1 if mesh is None else mesh.shape[TENSOR]
+    return Partitioned(pad_config(config, tensor), replace(backend, kv_shards=tensor, mesh=mesh))
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Partitioner:
 
     def partition(self, config: DecoderConfig, backend: Backend) -> Partitioned:
         """Return how a decoder runs here."""
-        return Partitioned(pad_config(config, self.tensor), replace(backend, kv_shards=self.tensor, mesh=self.mesh))
+        return partition(config, backend, self.mesh)
 
     def padding(self, config: DecoderConfig, backend: Backend) -> Params:
         """Return what the elements of the partitioned decoder's parameters are; see `jaxinfer.models.padding`."""

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.cache.interface import Cache
 from jaxinfer.errors import InvalidOption
@@ -40,13 +40,13 @@ def mesh_spec(axes: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*(None if axis is None else MESH_AXES[axis] for axis in axes))
 
 
-def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh) -> Params:
+def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh) -> Params:
     """Return how every parameter is split over a mesh, as a tree of ``NamedSharding``."""
     axes = logical_axes(config, backend)
     return jax.tree.map(lambda names: NamedSharding(mesh, mesh_spec(names)), axes, is_leaf=_is_spec)
 
 
-def batch_shardings(tree: Any, mesh: Mesh) -> Any:
+def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Return how what belongs to a batch is split: a state, a strategy's memory, or results.
 
     In all of them keys and values are buffers ``[L, B, S, K*H]`` of a `Cache`, and every other array begins with the

@@ -44,6 +44,24 @@ def measure_step_costs(
     return StepCosts(rows, slots, measure_costs(decoder, params, counts, num_slots=slots, num_rows=rows))
 
 
+def acceptance_needed(cost: float, depth: int) -> float | None:
+    """Return which share of the drafts must be accepted for a step that costs ``cost`` plain steps to gain nothing.
+
+    The drafts are a chain of ``depth`` tokens, each accepted with the same chance a if the one before it was, so that a
+    step gives 1 + a + ... + a^depth tokens (Leviathan et al., 2211.17192). None where all of them would be too few.
+    """
+    if cost <= 1:
+        return 0.0
+    if cost > depth + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        tokens = sum(middle**count for count in range(depth + 1))
+        low, high = (middle, high) if tokens < cost else (low, middle)
+    return high
+
+
 def drafter_seconds(strategy: Strategy, rows: int, slots: int) -> float:
     """Return the seconds of one token of the draft models that belong to a resolved strategy: 0 without any."""
     parts = strategy.parts if isinstance(strategy, Union) else (strategy,)

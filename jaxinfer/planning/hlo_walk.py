@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from jaxinfer.planning.hlo_collectives import collective_kind, num_partitions, sent_bytes
 from jaxinfer.planning.hlo_text import Array, Computation, Line, Program, read_program
 from jaxinfer.planning.hlo_traffic import hbm_traffic, multiplied_flops
 
 _CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,8 @@ class Instruction:
     ``loops`` counts the loops around it, ``branches`` the conditionals; ``fused`` tells that it is part of a fusion,
     whose inner results are never stored. ``elements`` and ``bytes`` measure the largest array of its result. ``runs``
     is how often it runs: the product of the loops' trip counts, of which one that data decides counts as 1. Each run
-    reads and writes so many bytes of HBM (none where fused: the fusion does) and takes so many ``flops`` of products.
+    reads and writes so many bytes of HBM (none where fused: the fusion does), takes so many ``flops`` of products and
+    sends so many bytes to other devices.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Instruction:
     read_bytes: int
     written_bytes: int
     flops: int
+    sent_bytes: int
 
     @property
     def collective(self) -> str | None:
         """The kind of communication between devices that this starts, if any."""
-        kind = self.opcode.removesuffix("-start")
-        return kind if kind in COLLECTIVES else None
+        return collective_kind(self.opcode)
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Totals:
     read_bytes: int
     written_bytes: int
     flops: int
+    sent_bytes: int
     collectives: Mapping[str, tuple[int, int]]
 
     @property
@@ -63,7 +64,7 @@ def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals
 
     A loop that data decides, such as that over decoding's steps, is taken to run once.
     """
-    read = written = flops = 0
+    read = written = flops = sent = 0
     collectives: dict[str, tuple[int, int]] = {}
     for found in instructions:
         if found.branches and not branches:
@@ -71,18 +72,22 @@ def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals
         read += found.read_bytes * found.runs
         written += found.written_bytes * found.runs
         flops += found.flops * found.runs
+        sent += found.sent_bytes * found.runs
         if found.collective:
             count, size = collectives.get(found.collective, (0, 0))
             collectives[found.collective] = (count + found.runs, size + found.bytes * found.runs)
-    return Totals(read, written, flops, collectives)
+    return Totals(read, written, flops, sent, collectives)
 
 
-def walk(hlo: str) -> Iterator[Instruction]:
-    """Yield every instruction that the entry computation reaches, once for each place that it is reached from."""
-    program = read_program(hlo)
-    stack = [(program.entry, 0, 0, False, 1)]
+def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
+    """Yield every instruction that the entry computation reaches, once for each place that it is reached from.
+
+    A loop that data decides is taken to run once, or ``inner_trips`` times directly inside another such.
+    """
+    program, num_devices = read_program(hlo), num_partitions(hlo)
+    stack = [(program.entry, 0, 0, False, 1, 0)]
     while stack:
-        name, loops, branches, fused, runs = stack.pop()
+        name, loops, branches, fused, runs, decided = stack.pop()
         computation = program.computations.get(name)
         if computation is None:
             continue
@@ -102,17 +107,21 @@ def walk(hlo: str) -> Iterator[Instruction]:
                 read,
                 written,
                 flops,
+                sent_bytes(line, num_devices),
             )
-            trips = trip_count(program, computation, line) or 1 if line.opcode == "while" else 1
+            trips = trip_count(program, computation, line) if line.opcode == "while" else 1
+            inside_decided = decided + (trips is None)
+            trips = max(1, (inner_trips if inside_decided == 2 else 1) if trips is None else trips)
             for role, called in _CALLED.findall(line.attributes):
                 inside_branch = branches + (role in ("true_computation", "false_computation"))
                 inside_loop = loops + (role in ("body", "condition"))
                 # What a reduction applies to each pair of numbers is no instruction of its own.
                 inside_fusion = fused or line.opcode == "fusion" or (role == "to_apply" and line.opcode != "call")
-                stack.append((called, inside_loop, inside_branch, inside_fusion, runs * trips))
+                stack.append((called, inside_loop, inside_branch, inside_fusion, runs * trips, inside_decided))
             for names in _BRANCHES.findall(line.attributes):
                 stack.extend(
-                    (called.strip().lstrip("%"), loops, branches + 1, fused, runs) for called in names.split(",")
+                    (called.strip().lstrip("%"), loops, branches + 1, fused, runs, decided)
+                    for called in names.split(",")
                 )
 
 

@@ -1,7 +1,9 @@
 """TPUs that are not here: their devices as the TPU compiler describes them."""
 
 import importlib.util
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.parallel.mesh import AXES
+from jaxinfer.parallel.mesh import AXES, MeshConfig
 from pallas_kernels.chips import CHIPS, Chip
 
 # libtpu looks for the machine that it runs on, and locks it: neither is wanted where there is none.
@@ -21,6 +24,10 @@ _LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+
+_SHAPE = re.compile(r"[1-9]\d*(x[1-9]\d*)+")
+_FLAT_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_DEEP_SHAPES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
 
 
 def chip_of(topology: str) -> Chip:
@@ -32,8 +39,42 @@ def chip_of(topology: str) -> Chip:
     return chip
 
 
+def num_devices(topology: str) -> int:
+    """Return how many devices JAX sees in a topology; raise InvalidOption where its shape is none."""
+    chip = chip_of(topology)
+    shape = topology.partition(":")[2]
+    if not _SHAPE.fullmatch(shape):
+        raise InvalidOption(f"no TPU topology {topology!r}; write a shape such as v5e:2x4")
+    return chip.devices * math.prod(map(int, shape.split("x")))
+
+
+def slices_of(chip: Chip) -> list[str]:
+    """Return the topologies of a chip from one of them to 256, as they are rented."""
+    shapes = _FLAT_SHAPES if chip.single.count("x") == 1 else _DEEP_SHAPES
+    return [f"{chip.name}:{shape}" for shape in shapes]
+
+
 def tensor_mesh(topology: str, tensor: int) -> Mesh:
     """Return a mesh of all devices of a TPU topology along one axis, which ``tensor`` must be the length of."""
+    return topology_mesh(topology, MeshConfig(tensor=tensor))
+
+
+def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
+    """Return all devices of a TPU topology, neighbours along the axes that communicate most, as a mesh of `AXES`."""
+    described = describe_topology(topology)
+    count = len(described.devices)
+    if count != mesh.num_devices:
+        raise InvalidOption(
+            f"{topology} has {count} devices, but mesh {mesh} is of {mesh.num_devices}: "
+            f"choose axes that multiply to {count}, or another topology"
+        )
+    # A slice's own axes are often fewer or shorter than the mesh's.
+    arranged = create_device_mesh(tuple(mesh.sizes.values()), described.devices, allow_split_physical_axes=True)
+    return Mesh(arranged, AXES)
+
+
+def describe_topology(topology: str) -> Any:
+    """Return the devices of a TPU topology as the TPU compiler, which must be installed, describes them."""
     chip = chip_of(topology)
     if importlib.util.find_spec("libtpu") is None:
         raise InvalidOption('compiling for a TPU needs libtpu: pip install "jaxinfer[tpu]"')
@@ -44,14 +85,10 @@ def tensor_mesh(topology: str, tensor: int) -> Mesh:
         options["chip_config_name"] = "megacore"
     try:
         with _environment(_LIBTPU_ENVIRONMENT):
-            described = topologies.get_topology_desc(topology, platform="tpu", **options)
+            return topologies.get_topology_desc(topology, platform="tpu", **options)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidOption(f"no TPU topology {topology!r}; write a shape such as v5e:2x4 ({reason})") from error
-    count = len(described.devices)
-    if count != tensor:
-        raise InvalidOption(f"{topology} has {count} devices, not {tensor}: use tensor={count} or another topology")
-    return topologies.make_mesh(described, (1, 1, 1, tensor), AXES)
 
 
 @contextmanager

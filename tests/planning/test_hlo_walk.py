@@ -70,6 +70,19 @@ def test_nested_loops_of_a_real_program_are_counted():
     assert {(item.loops, item.elements) for item in sines} == {(2, 4)}
 
 
+def test_a_loop_that_data_ends_runs_as_often_as_told_inside_another_such():
+    def drafting(x):
+        def draft(y):
+            return jax.lax.fori_loop(0, 3, lambda _, z: jnp.sin(z), y)
+
+        return jax.lax.while_loop(jnp.any, lambda y: jax.lax.while_loop(jnp.all, draft, jnp.cos(y)), x)
+
+    hlo = jax.jit(drafting).lower(jnp.ones((4,))).compile().as_text()
+    for trips in (1, 5):
+        runs = {item.opcode: item.runs for item in walk(hlo, trips) if item.opcode in ("sine", "cosine")}
+        assert runs == {"sine": 3 * trips, "cosine": 1}
+
+
 MOVING = (Path(__file__).parent / "moving_hlo.txt").read_text()
 
 

@@ -66,7 +66,7 @@ CASES = {
 def test_a_step_copies_no_cache(strategy):
     """Temporaries stay under a twentieth of the cache, of which a copy would take half."""
     max_len = -(-(2048 + strategy.headroom) // 16) * 16
-    program = compile_programs(LLAMA_2_7B, "v5e:1x1", batch=1, max_len=max_len, tensor=1, strategy=strategy)["decode"]
+    program = compile_programs(LLAMA_2_7B, "v5e:1x1", batch=1, max_len=max_len, strategy=strategy)["decode"]
     assert program.alias_bytes >= program.cache_bytes
     assert program.temporary_bytes < 0.05 * program.cache_bytes
 

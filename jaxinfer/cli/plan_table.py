@@ -1,0 +1,119 @@
+"""Writes a plan for people."""
+
+from typing import TYPE_CHECKING
+
+from jaxinfer.bench.columns import align
+
+if TYPE_CHECKING:
+    from jaxinfer.planning.report import PlanReport, ProgramReport, Speculation
+    from jaxinfer.planning.suggest import Alternatives, Candidate
+
+_GIB = 1 << 30
+_TITLES = (
+    "program",
+    "bound by",
+    "roofline",
+    "at most",
+    "HBM moved",
+    "of floor",
+    "GFLOP",
+    "sent",
+    "memory",
+    "compiled in",
+    "collectives",
+)
+
+
+def plan_lines(model: str, report: "PlanReport") -> list[str]:
+    """Return the lines of a plan: what was planned, the verdict, a table of programs, what speculation must gain."""
+    devices = f"{report.num_devices} device{'s' if report.num_devices > 1 else ''}"
+    lines = [
+        f"{model} in {report.dtype} on {report.topology}, {devices} as {report.mesh}: batch {report.batch}, "
+        f"{report.max_len} tokens a row, prompts of {report.prompt_tokens}",
+        _verdict(report),
+        "",
+        *align(_TITLES, [_cells(name, program) for name, program in report.programs.items()], num_left=2),
+        "",
+        "a device's bytes and operations in one run; at most: tokens a second of all devices, were nothing but what "
+        "binds to take time (collectives by bandwidth, without latency)",
+    ]
+    if any(program.source == "estimate" for program in report.programs.values()):
+        lines.append("*: not compiled, since it does not fit; what it must move and compute at least")
+    if report.speculation is not None:
+        lines.append(_speculation_line(report.strategy, report.speculation))
+    return lines
+
+
+def candidate_lines(alternatives: "Alternatives | None", meshes: "list[Candidate] | None") -> list[str]:
+    """Return what fits instead, and the meshes that were found."""
+    lines = []
+    if alternatives is not None:
+        lines += ["", "what fits instead, by compiling it:"]
+        for title, found in (
+            ("smallest slice", alternatives.smallest_topology),
+            ("largest batch", alternatives.largest_batch),
+            ("longest context", alternatives.longest_context),
+        ):
+            lines.append(f"  {title}: {'none' if found is None else _described(found)}")
+    if meshes is not None:
+        lines += ["", "meshes that fit, the fastest first:" if meshes else "no mesh of these devices fits"]
+        lines += [f"  {_described(found)}" for found in meshes]
+    return lines
+
+
+def _verdict(report: "PlanReport") -> str:
+    needed, capacity = _gib(report.hbm_total_bytes), _gib(report.hbm_capacity_bytes)
+    parts = (
+        f"weights {_gib(report.weights_bytes)}, cache {_gib(report.cache_bytes)}, "
+        f"temporaries {_gib(report.temporaries_bytes)}"
+    )
+    if report.fits:
+        share = report.hbm_total_bytes / report.hbm_capacity_bytes
+        return f"fits: {needed} of {capacity} GiB a device ({share:.0%}): {parts}"
+    missing = _gib(report.missing_bytes)
+    return f"does not fit: {needed} GiB a device, {missing} more than the {capacity} there are: {parts}"
+
+
+def _cells(name: str, program: "ProgramReport") -> list[str]:
+    collectives = [f"{found['count']} {kind} {_short(found['bytes'])}" for kind, found in program.collectives.items()]
+    mark = "" if program.source == "compiler" else "*"
+    return [
+        name + mark,
+        program.bound,
+        f"{program.roofline_seconds * 1e3:.3g} ms",
+        f"{program.tokens_per_second:,.0f} tok/s",
+        _short(program.hbm_bytes),
+        f"{program.hbm_bytes / program.floor_bytes:.2f}x",
+        f"{program.flops / 1e9:,.1f}",
+        _short(program.sent_bytes),
+        f"{_gib(program.total_bytes)} GiB",
+        "-" if program.compile_seconds is None else f"{program.compile_seconds:.1f} s",
+        ", ".join(collectives) or "none",
+    ]
+
+
+def _speculation_line(strategy: str, found: "Speculation") -> str:
+    line = f"{strategy}: a step of {found.nodes} nodes takes {found.cost:.2f} plain steps, so it gains from "
+    if found.acceptance is None:
+        return f"{line}{found.cost:.2f} tokens a step on, more than its {found.depth} drafts can give"
+    accepted = f"{found.acceptance:.0%} of the drafts of a chain of {found.depth} accepted"
+    return f"{line}{max(found.cost, 1.0):.2f} tokens a step on ({accepted})"
+
+
+def _described(found: "Candidate") -> str:
+    return (
+        f"{found.topology} as {found.mesh}, batch {found.batch}, {found.max_len} tokens a row: "
+        f"{_gib(found.hbm_total_bytes)} GiB a device, at most {found.tokens_per_second:,.0f} tok/s"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f}"
+
+
+def _short(size: int) -> str:
+    """Return bytes in the largest decimal unit of which there is one."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"

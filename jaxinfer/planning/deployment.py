@@ -1,0 +1,99 @@
+"""What is planned: a model on the devices of a topology, for so many rows of so many tokens."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxinfer.cache.slots import slots_for
+from jaxinfer.decoding.autoregressive import Autoregressive
+from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.parallel.partitioner import Partitioned
+from jaxinfer.planning.compile import CompiledProgram, check_mesh, compile_programs, split_decoder
+from jaxinfer.planning.given_tree import GivenTree
+from jaxinfer.planning.strategies import planned_strategy
+from jaxinfer.planning.topology import chip_of, num_devices
+from pallas_kernels.chips import Chip
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model, where it runs, and what for.
+
+    ``max_len`` is the most tokens of a row, prompt and output together, of which prefill is planned for
+    ``prompt_tokens``. With a ``strategy`` other than plain decoding (see `planned_strategy`) its step is planned beside
+    the plain one, or with ``nodes`` the verification of any tree of so many nodes.
+    """
+
+    config: DecoderConfig
+    topology: str
+    mesh: MeshConfig
+    batch: int
+    max_len: int
+    prompt_tokens: int = PREFILL_CHUNK
+    dtype: str = "bfloat16"
+    strategy_spec: str = Autoregressive.name
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        count = num_devices(self.topology)
+        if count != self.mesh.num_devices:
+            raise InvalidOption(
+                f"{self.topology} has {count} devices, but mesh {self.mesh} is of {self.mesh.num_devices}: "
+                f"choose axes that multiply to {count}, or another topology"
+            )
+        check_mesh(self.mesh, self.batch)
+        longest = self.config.longest_text
+        if longest is not None and self.max_len > longest:
+            raise InvalidOption(f"max_len={self.max_len} exceeds the {longest} tokens that the model was made for")
+        if not 0 < self.prompt_tokens <= self.max_len:
+            raise InvalidOption(f"prompt_tokens={self.prompt_tokens} exceeds max_len={self.max_len}")
+        if self.prompt_tokens > PREFILL_CHUNK and self.prompt_tokens & (self.prompt_tokens - 1):
+            raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
+        if self.nodes and self.strategy_spec != Autoregressive.name:
+            raise InvalidOption("strategy and nodes are two ways to say what is verified: give one of them")
+        choose_backend(self.dtype, platform="tpu")
+        self.strategy.check_slots(self.num_slots)
+
+    @property
+    def chip(self) -> Chip:
+        """The chip of every device."""
+        return chip_of(self.topology)
+
+    @property
+    def num_slots(self) -> int:
+        """Cache slots of a row."""
+        return slots_for(self.max_len + self.strategy.headroom)
+
+    @cached_property
+    def split(self) -> Partitioned:
+        """The decoder as the devices have it, filled up where it does not split evenly."""
+        return split_decoder(self.config, self.mesh, self.dtype)
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The strategy, with descriptions in place of weights."""
+        if self.nodes:
+            return GivenTree(self.nodes)
+        return planned_strategy(self.strategy_spec, self.config, self.mesh, self.dtype)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether there is a step besides that of plain decoding."""
+        return not isinstance(self.strategy, Autoregressive)
+
+    def compile(self, strategy: Strategy | None = None) -> dict[str, CompiledProgram]:
+        """Compile plain decoding and prefill, or the step of a strategy alone; see `compile_programs`."""
+        return compile_programs(
+            self.config,
+            self.topology,
+            batch=self.batch,
+            max_len=self.num_slots,
+            mesh=self.mesh,
+            dtype=self.dtype,
+            prompt_tokens=self.prompt_tokens if strategy is None else None,
+            strategy=strategy,
+        )

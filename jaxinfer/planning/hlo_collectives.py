@@ -1,0 +1,57 @@
+"""What a collective of a compiled program sends: among how many devices, and how many bytes from each."""
+
+import math
+import re
+
+from jaxinfer.planning.hlo_text import Line
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+_COUNTED = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}")
+_AXIS = re.compile(r"'(\w+)'=(\d+)")
+
+
+def collective_kind(opcode: str) -> str | None:
+    """Return the kind of communication that an instruction starts, if any."""
+    kind = opcode.removesuffix("-start")
+    return kind if kind in COLLECTIVES else None
+
+
+def num_partitions(hlo: str) -> int:
+    """Return how many devices a program runs on."""
+    found = _PARTITIONS.search(hlo.partition("\n")[0])
+    return int(found[1]) if found else 1
+
+
+def group_size(line: Line, num_devices: int) -> int:
+    """Return how many devices a collective runs among; they may be listed, counted or named as axes of a mesh."""
+    if found := _LISTED.search(line.attributes):
+        return len(found[1].split(","))
+    if found := _COUNTED.search(line.attributes):
+        return int(found[1])
+    if found := _NAMED.search(line.attributes):
+        sizes = {axis: int(size) for axis, size in _AXIS.findall(found[1])}
+        return math.prod(sizes[name.strip("' ")] for name in found[2].split(","))
+    return num_devices
+
+
+def sent_bytes(line: Line, num_devices: int) -> int:
+    """Return the fewest bytes that one device can send for a collective: rings and trees of them reach this.
+
+    Of n devices that reduce or gather a buffer each sends n - 1 of its n parts, once or, in an all-reduce, twice.
+    """
+    kind = collective_kind(line.opcode)
+    sizes = [array.bytes for array in line.results]
+    if kind is None or not sizes:
+        return 0
+    # The result of a start holds operands and flags too, of which the largest array is the whole buffer.
+    is_start = line.opcode.endswith("-start")
+    whole, devices = max(sizes) if is_start else sum(sizes), group_size(line, num_devices)
+    if kind in ("collective-permute", "collective-broadcast"):
+        return whole
+    if kind == "reduce-scatter" and not is_start:
+        return whole * (devices - 1)
+    return (2 if kind == "all-reduce" else 1) * whole * (devices - 1) // devices

@@ -1,0 +1,39 @@
+"""The models that a plan can be made for: well-known ones by name, any other by its ``config.json``."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from jaxinfer.checkpoint.hf_folder import read_json_object
+from jaxinfer.errors import CheckpointNotFound
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.registry import decoder_config
+
+_FILE = "known_models.json"
+_CONFIG = "config.json"
+
+
+def known_models() -> dict[str, str]:
+    """Return the names of the models whose sizes are built in, with their ids on the Hugging Face hub."""
+    return {name: entry["hub"] for name, entry in _entries().items()}
+
+
+def planned_config(model: str) -> DecoderConfig:
+    """Return the decoder of a built-in model's name, a Hugging Face folder or a ``config.json``; weights are not read.
+
+    Raise CheckpointNotFound where it is none of these.
+    """
+    entry = _entries().get(model.lower().removesuffix("-instruct"))
+    if entry is not None:
+        return decoder_config(entry["config"])
+    path = Path(model).expanduser()
+    if path.is_dir():
+        path = path / _CONFIG
+    if not path.is_file():
+        known = ", ".join(_entries())
+        raise CheckpointNotFound(f"{model!r}: no folder with a {_CONFIG}, no such file, and no built-in model: {known}")
+    return decoder_config(read_json_object(path))
+
+
+def _entries() -> dict[str, dict]:
+    return json.loads(resources.files("jaxinfer.planning").joinpath(_FILE).read_text(encoding="utf-8"))

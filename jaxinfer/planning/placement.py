@@ -1,0 +1,79 @@
+"""Where the arrays of a step lie on a mesh: descriptions of them, allocating nothing."""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.state import DecodeState, initial_state
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.union import Union
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params, create_cache
+from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
+from jaxinfer.sampling.arrays import sampling_arrays
+from jaxinfer.sampling.params import SamplingParams
+
+AnyMesh = Mesh | AbstractMesh
+
+
+def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh) -> Params:
+    """Describe the parameters of a decoder where they lie."""
+    return placed(abstract_params(config, backend), parameter_shardings(config, backend, mesh))
+
+
+def placed_state(
+    config: DecoderConfig, backend: Backend, strategy: Strategy, batch: int, num_slots: int, mesh: AnyMesh
+) -> DecodeState:
+    """Describe a state of ``batch`` rows of ``num_slots`` slots where it lies."""
+
+    def build() -> DecodeState:
+        cache = create_cache(config, batch, num_slots, backend, strategy.headroom)
+        sampling = sampling_arrays([SamplingParams()] * batch, [0] * batch, config.eos_token_ids, config.num_tokens)
+        return initial_state([[0]] * batch, [1] * batch, num_slots, strategy.max_depth, cache, sampling)
+
+    return placed_batch(jax.eval_shape(build), mesh)
+
+
+def placed_batch(structs: Any, mesh: AnyMesh) -> Any:
+    """Describe what belongs to a batch where it lies."""
+    return placed(structs, batch_shardings(structs, mesh))
+
+
+def placed(structs: Any, placements: Any) -> Any:
+    """Describe arrays at their placements."""
+    return jax.tree.map(_at, structs, placements)
+
+
+def placed_own(strategy: Strategy, mesh: AnyMesh) -> Any:
+    """Describe a strategy's own parameters where they lie: draft models are split, heads on every device."""
+    if isinstance(strategy, Union):
+        return tuple(placed_own(part, mesh) for part in strategy.parts)
+    if isinstance(strategy, DraftModel) and strategy.config is not None and strategy.backend is not None:
+        return placed_params(strategy.config, strategy.backend, mesh)
+    return replicated(strategy.parameters, mesh)
+
+
+def replicated(structs: Any, mesh: AnyMesh) -> Any:
+    """Describe arrays that every device holds."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda leaf: _at(leaf, everywhere), structs)
+
+
+def placements(structs: Any) -> Any:
+    """Return where described arrays lie."""
+    return jax.tree.map(lambda leaf: leaf.sharding, structs)
+
+
+def device_bytes(structs: Any) -> int:
+    """Return what one device holds of described arrays."""
+    leaves = jax.tree.leaves(structs)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _at(struct: Any, placement: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=placement)

@@ -1,0 +1,197 @@
+"""What a plan says: whether a deployment fits, what each program moves and computes, and how fast it could be."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.planning.compile import CompiledProgram, DoesNotFit
+from jaxinfer.planning.cost_model import acceptance_needed
+from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.footprint import (
+    Footprint,
+    count_footprint,
+    decode_floor,
+    estimate_prefill,
+    estimate_step,
+    prefill_floor,
+)
+from jaxinfer.planning.hlo_walk import total
+from jaxinfer.planning.roofline import Work, roofline
+
+Notice = Callable[[str], None]
+COMPILER, ESTIMATE = "compiler", "estimate"
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """One run of a program (a step, or the prefill of all prompts) on one device.
+
+    ``source`` is ``compiler``, or ``estimate`` where the program could not be compiled: its work is then the least
+    possible. ``total_bytes`` is all that it needs of the device's memory. ``hbm_bytes`` cross from or to that memory,
+    ``floor_bytes`` must; ``flops`` are those of products; ``collectives`` are by kind, ``sent_bytes`` what the device
+    sends for them. ``roofline_seconds`` is the longest of the three times and ``bound`` its name; a run gives at most
+    ``tokens`` tokens of all rows, which makes ``tokens_per_second`` a bound of the whole mesh.
+    """
+
+    source: str
+    total_bytes: int
+    temporaries_bytes: int
+    hbm_bytes: int
+    floor_bytes: int
+    flops: int
+    collectives: Mapping[str, Mapping[str, int]]
+    sent_bytes: int
+    hbm_seconds: float
+    mxu_seconds: float
+    ici_seconds: float
+    roofline_seconds: float
+    bound: str
+    tokens: int
+    tokens_per_second: float
+    compile_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What a strategy must gain: a step costs ``cost`` plain steps, so that it must give as many tokens on average.
+
+    ``acceptance`` is the share of drafts to be accepted for that, if they were a chain of ``depth`` tokens; None where
+    even all of them are too few.
+    """
+
+    nodes: int
+    depth: int
+    cost: float
+    acceptance: float | None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan; all bytes are of one device.
+
+    ``weights_bytes`` and ``cache_bytes`` are the model's, ``temporaries_bytes`` and ``hbm_total_bytes`` the most of any
+    program; ``missing_bytes`` is by how much these exceed ``hbm_capacity_bytes``.
+    """
+
+    topology: str
+    mesh: str
+    num_devices: int
+    batch: int
+    max_len: int
+    num_slots: int
+    prompt_tokens: int
+    dtype: str
+    strategy: str
+    fits: bool
+    hbm_total_bytes: int
+    hbm_capacity_bytes: int
+    missing_bytes: int
+    weights_bytes: int
+    cache_bytes: int
+    temporaries_bytes: int
+    programs: Mapping[str, ProgramReport]
+    speculation: Speculation | None
+
+
+def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> PlanReport:
+    """Compile a deployment's programs and report on them; what the compiler refuses for its size is estimated."""
+    footprint = count_footprint(deployment)
+    notice(f"compiling decode and prefill for {deployment.topology}, mesh {deployment.mesh}")
+    plain = _attempt(deployment)
+    programs = {
+        "prefill": _program(deployment, footprint, "prefill", plain.compiled.get("prefill"), plain.required_bytes),
+        "decode": _program(deployment, footprint, "decode", plain.compiled.get("decode"), plain.required_bytes),
+    }
+    if deployment.speculates:
+        own = _Attempt({}, plain.required_bytes)
+        if own.required_bytes is None:
+            notice(f"compiling a step that verifies {deployment.strategy.headroom} nodes")
+            own = _attempt(deployment, deployment.strategy)
+        programs["verify"] = _program(deployment, footprint, "verify", own.compiled.get("decode"), own.required_bytes)
+    capacity = deployment.chip.device_hbm_bytes
+    needed = max(program.total_bytes for program in programs.values())
+    fits = all(program.source == COMPILER for program in programs.values())
+    return PlanReport(
+        topology=deployment.topology,
+        mesh=str(deployment.mesh),
+        num_devices=deployment.mesh.num_devices,
+        batch=deployment.batch,
+        max_len=deployment.max_len,
+        num_slots=deployment.num_slots,
+        prompt_tokens=deployment.prompt_tokens,
+        dtype=deployment.dtype,
+        strategy=f"{deployment.nodes} nodes" if deployment.nodes else deployment.strategy_spec,
+        fits=fits,
+        hbm_total_bytes=needed,
+        hbm_capacity_bytes=capacity,
+        missing_bytes=max(0, needed - capacity),
+        weights_bytes=footprint.weights_bytes,
+        cache_bytes=footprint.cache_bytes,
+        temporaries_bytes=max(program.temporaries_bytes for program in programs.values()),
+        programs=programs,
+        speculation=_speculation(deployment, programs) if deployment.speculates else None,
+    )
+
+
+class _Attempt(NamedTuple):
+    """The programs that the compiler made, and at least how much the one needs that it refused, if any."""
+
+    compiled: Mapping[str, CompiledProgram]
+    required_bytes: int | None
+
+
+def _attempt(deployment: Deployment, strategy: Strategy | None = None) -> _Attempt:
+    try:
+        compiled, required = deployment.compile(strategy), None
+    except DoesNotFit as refused:
+        compiled, required = refused.compiled, refused.required_bytes or deployment.chip.device_hbm_bytes + 1
+    return _Attempt(compiled, required)
+
+
+def _program(
+    deployment: Deployment, footprint: Footprint, name: str, program: CompiledProgram | None, required: int | None
+) -> ProgramReport:
+    """Report on a program, or where there is none on the least that it must be."""
+    strategy = deployment.strategy
+    drafts = strategy.max_depth if name == "verify" else 0
+    is_prefill = name == "prefill"
+    if program is not None:
+        counted = total(program.instructions(inner_trips=drafts - isinstance(strategy, DraftModel)))
+        work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives)
+        needed, temporaries = program.total_bytes, program.temporary_bytes
+    else:
+        work = (
+            estimate_prefill(deployment, footprint)
+            if is_prefill
+            else estimate_step(deployment, footprint, strategy.headroom if drafts else 1)
+        )
+        needed = max(required or 0, footprint.total_bytes)
+        temporaries = needed - footprint.total_bytes
+    times = roofline(work, deployment.chip, deployment.dtype)
+    tokens = deployment.batch * (deployment.prompt_tokens if is_prefill else drafts + 1)
+    return ProgramReport(
+        source=ESTIMATE if program is None else COMPILER,
+        total_bytes=needed,
+        temporaries_bytes=temporaries,
+        hbm_bytes=work.hbm_bytes,
+        floor_bytes=prefill_floor(deployment, footprint) if is_prefill else decode_floor(footprint),
+        flops=work.flops,
+        collectives={kind: {"count": count, "bytes": size} for kind, (count, size) in work.collectives.items()},
+        sent_bytes=work.sent_bytes,
+        hbm_seconds=times.hbm_seconds,
+        mxu_seconds=times.mxu_seconds,
+        ici_seconds=times.ici_seconds,
+        roofline_seconds=times.seconds,
+        bound=times.bound,
+        tokens=tokens,
+        tokens_per_second=tokens / times.seconds,
+        compile_seconds=None if program is None else program.compile_seconds,
+    )
+
+
+def _speculation(deployment: Deployment, programs: Mapping[str, ProgramReport]) -> Speculation:
+    strategy = deployment.strategy
+    cost = programs["verify"].roofline_seconds / programs["decode"].roofline_seconds
+    return Speculation(strategy.headroom, strategy.max_depth, cost, acceptance_needed(cost, strategy.max_depth))

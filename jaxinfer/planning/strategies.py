@@ -1,0 +1,81 @@
+"""Strategies whose own weights are described, not loaded: a plan needs their shapes alone."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.decoding.beam import BeamSearch
+from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.draft_trees import read_tree, tree_depth
+from jaxinfer.decoding.medusa import Medusa
+from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategy import Strategy, Target
+from jaxinfer.decoding.streams import Streams, read_product
+from jaxinfer.decoding.union import Union
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.stream_heads import StreamsConfig, init_streams
+from jaxinfer.notation import Params
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.parallel.partitioner import Partitioned
+from jaxinfer.planning.compile import split_decoder
+from jaxinfer.planning.known_models import planned_config
+
+
+def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
+    """Return the strategy of a specification for a model on a mesh, with descriptions in place of weights.
+
+    A draft model is named as planned models are (`planned_config`). Medusa's heads and streams that no folder is named
+    for are taken to have the published sizes. Raise InvalidOption where one does not suit the model.
+    """
+    return _described(parse_strategy(spec), config, mesh, dtype)
+
+
+def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
+    if isinstance(strategy, Union):
+        parts = [_described(part, config, mesh, dtype) for part in strategy.parts]
+        depth = max(part.max_depth for part in parts)
+        behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
+        return replace(strategy, parts=tuple(behind))
+    if isinstance(strategy, BeamSearch):
+        raise InvalidOption("beam search, which has a loop of its own, is not planned: choose another strategy")
+    target = split_decoder(config, mesh, dtype)
+    if isinstance(strategy, DraftModel):
+        return _draft_model(strategy, config, mesh, dtype)
+    if isinstance(strategy, Medusa) and not strategy.heads:
+        paths = read_tree(strategy.tree)
+        return replace(strategy, paths=paths, extra=_heads(target, tree_depth(paths)))
+    if isinstance(strategy, Streams) and not strategy.heads:
+        return _streams(strategy, target)
+    return strategy.resolve(Target(target.config, target.backend, abstract_params(*target)))
+
+
+def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> DraftModel:
+    if not strategy.model:
+        raise InvalidOption("draft_model: name the draft model, as in draft_model:model=NAME_OR_PATH")
+    own = planned_config(strategy.model)
+    if own.num_tokens != config.num_tokens:
+        raise InvalidOption(
+            f"draft_model: {strategy.model} has {own.num_tokens} tokens, the target {config.num_tokens}: "
+            "choose a draft model of the same vocabulary"
+        )
+    part = split_decoder(own, mesh, dtype)
+    return replace(strategy, config=part.config, backend=part.backend, weights=abstract_params(*part))
+
+
+def _heads(target: Partitioned, count: int) -> Params:
+    """Describe heads as published: a residual block and an output matrix each (2401.10774)."""
+    width, dtype = target.config.model_dim, jnp.dtype(target.backend.param_dtype)
+    block = {"kernel": jax.ShapeDtypeStruct((width, width), dtype), "bias": jax.ShapeDtypeStruct((width,), dtype)}
+    output = {"kernel": jax.ShapeDtypeStruct((target.config.vocab_size, width), dtype)}
+    return {"heads": tuple({"blocks": (block,), "output": output} for _ in range(count))}
+
+
+def _streams(strategy: Streams, target: Partitioned) -> Streams:
+    """Describe a stream for each depth of the tree."""
+    paths = read_product(strategy.tree)
+    streams = StreamsConfig(num_streams=tree_depth(paths))
+    extra = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))
+    return replace(strategy, paths=paths, num_layers=streams.num_layers, extra=extra)

@@ -1,0 +1,157 @@
+"""What would fit: meshes, slices, batches and lengths, counted first and then confirmed by compiling them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.footprint import Footprint, count_footprint, estimate_step
+from jaxinfer.planning.report import Notice, PlanReport, make_plan
+from jaxinfer.planning.roofline import roofline
+from jaxinfer.planning.topology import num_devices, slices_of
+
+# How often a batch or a length is lowered to what the compiler's last answer leaves room for.
+_TRIES = 5
+_LENGTH_STEP = 128
+_MARGIN = 0.005
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A deployment whose programs the compiler made, so that it fits; bytes of one device, tokens of the whole mesh."""
+
+    topology: str
+    mesh: str
+    num_devices: int
+    batch: int
+    max_len: int
+    hbm_total_bytes: int
+    tokens_per_second: float
+    compile_seconds: float
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """What fits in place of a deployment that does not, the rest being as asked; None where nothing does."""
+
+    smallest_topology: Candidate | None
+    largest_batch: Candidate | None
+    longest_context: Candidate | None
+
+
+def suggest_meshes(
+    deployment: Deployment, known: PlanReport | None = None, *, most: int = 3, notice: Notice = lambda line: None
+) -> list[Candidate]:
+    """Return up to ``most`` meshes of the deployment's devices that fit, the fastest first.
+
+    They are tried in the order of their counted rooflines. The deployment's own, if ``known``, is not compiled again.
+    """
+
+    def seconds(pair: tuple[Deployment, Footprint]) -> float:
+        one, footprint = pair
+        return roofline(estimate_step(one, footprint), one.chip, one.dtype).seconds
+
+    found: list[Candidate] = []
+    for one, _ in sorted(_counted(deployment, deployment.topology), key=seconds):
+        report = known if known is not None and one.mesh == deployment.mesh else _compiled(one, notice)
+        if report.fits:
+            found.append(_candidate(report))
+        if len(found) == most:
+            break
+    return sorted(found, key=lambda candidate: -candidate.tokens_per_second)
+
+
+def find_alternatives(deployment: Deployment, refused: PlanReport, notice: Notice = lambda line: None) -> Alternatives:
+    """Search for the smallest slice of the same chip, the largest batch and the longest texts that fit.
+
+    ``refused`` is the report on the deployment itself, which does not.
+    """
+
+    def with_batch(batch: int) -> Deployment:
+        return replace(deployment, batch=batch)
+
+    def with_length(length: int) -> Deployment:
+        prompt_tokens = min(deployment.prompt_tokens, 1 << (length.bit_length() - 1))
+        return replace(deployment, max_len=length, prompt_tokens=prompt_tokens)
+
+    return Alternatives(
+        smallest_topology(deployment, notice),
+        _lowered(refused, deployment.batch, deployment.mesh.data, with_batch, notice),
+        _lowered(refused, deployment.max_len, _LENGTH_STEP, with_length, notice),
+    )
+
+
+def smallest_topology(deployment: Deployment, notice: Notice = lambda line: None) -> Candidate | None:
+    """Return the smallest slice of the same chip on which a mesh fits: of a slice's meshes the one with most room."""
+    for topology in slices_of(deployment.chip):
+        counted = _counted(deployment, topology)
+        roomiest = min(counted, key=lambda pair: pair[1].total_bytes, default=None)
+        if roomiest is not None and (report := _compiled(roomiest[0], notice)).fits:
+            return _candidate(report)
+    return None
+
+
+def _lowered(
+    refused: PlanReport, asked: int, step: int, resized: Callable[[int], Deployment], notice: Notice
+) -> Candidate | None:
+    """Lower a size, to which all that is needed but the weights is proportional, until the compiler agrees.
+
+    What a size needs beyond the weights tells what a smaller one would. The compiler rounds what it says of that, so
+    that each try leaves a little more room.
+    """
+    weights, capacity = refused.weights_bytes, refused.hbm_capacity_bytes
+    needed, size = refused.hbm_total_bytes, asked
+    for attempt in range(_TRIES):
+        share = (capacity - weights) / max(1, needed - weights) * (1 - _MARGIN * attempt)
+        size = min(size - step, int(size * share)) // step * step
+        if size < step:
+            return None
+        try:
+            one = resized(size)
+        except InvalidOption:  # a strategy that needs longer texts
+            return None
+        needed = count_footprint(one).total_bytes
+        if needed > capacity:
+            continue
+        report = _compiled(one, notice)
+        if report.fits:
+            return _candidate(report)
+        needed = max(report.hbm_total_bytes, capacity + 1)
+    return None
+
+
+def _counted(deployment: Deployment, topology: str) -> list[tuple[Deployment, Footprint]]:
+    """Return the deployments on meshes of a topology whose weights, cache and state leave room."""
+    room = deployment.chip.device_hbm_bytes
+    pairs = [(one, count_footprint(one)) for one in _on_meshes(deployment, topology)]
+    return [(one, footprint) for one, footprint in pairs if footprint.total_bytes <= room]
+
+
+def _on_meshes(deployment: Deployment, topology: str) -> Iterator[Deployment]:
+    devices = num_devices(topology)
+    for data in range(1, min(devices, deployment.batch) + 1):
+        if devices % data == 0 and deployment.batch % data == 0:
+            yield replace(deployment, topology=topology, mesh=MeshConfig(data=data, tensor=devices // data))
+
+
+def _compiled(deployment: Deployment, notice: Notice) -> PlanReport:
+    notice(
+        f"trying batch {deployment.batch} of {deployment.max_len} tokens on {deployment.topology}, "
+        f"mesh {deployment.mesh}"
+    )
+    return make_plan(deployment)
+
+
+def _candidate(report: PlanReport) -> Candidate:
+    programs = report.programs
+    return Candidate(
+        topology=report.topology,
+        mesh=report.mesh,
+        num_devices=report.num_devices,
+        batch=report.batch,
+        max_len=report.max_len,
+        hbm_total_bytes=report.hbm_total_bytes,
+        tokens_per_second=programs["decode"].tokens_per_second,
+        compile_seconds=sum(program.compile_seconds or 0.0 for program in programs.values()),
+    )

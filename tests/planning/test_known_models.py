@@ -1,0 +1,61 @@
+"""The models that plans are made for by name."""
+
+import json
+
+import jax
+import pytest
+
+from jaxinfer.errors import CheckpointNotFound, UnsupportedModel
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.planning.known_models import known_models, planned_config
+from tests.planning.models import LLAMA_2_7B, LLAMA_3_8B
+
+# As the Hugging Face hub counts the tensors of each; that of OPT-66B, which is pickled there, by its published sizes.
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "mistral-7b": 7_248_023_552,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "phi-2": 2_779_683_840,
+    "opt-1.3b": 1_315_758_080,
+    "opt-6.7b": 6_658_473_984,
+    "opt-66b": 65_719_701_504,
+    "smollm2-135m": 134_515_008,
+}
+
+
+def test_all_are_held_to_their_published_sizes():
+    assert set(PUBLISHED) == set(known_models())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_as_many_parameters_as_published(name):
+    params = abstract_params(planned_config(name), choose_backend("bfloat16", platform="tpu"))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == PUBLISHED[name]
+
+
+def test_names_and_configurations_mean_the_same_decoder(tmp_path):
+    assert planned_config("llama-2-7b") == LLAMA_2_7B
+    assert planned_config("Llama-3-8B-Instruct") == LLAMA_3_8B
+    written = {"model_type": "llama", "num_hidden_layers": 3, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert planned_config(str(tmp_path)) == planned_config(str(tmp_path / "config.json"))
+    assert planned_config(str(tmp_path)).num_layers == 3
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(CheckpointNotFound, match=r"'llama-9'.*no built-in model: llama-2-7b, "):
+        planned_config("llama-9")
+    with pytest.raises(CheckpointNotFound, match=r"config\.json"):
+        planned_config(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(UnsupportedModel, match="mamba"):
+        planned_config(str(tmp_path))

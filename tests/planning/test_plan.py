@@ -1,0 +1,176 @@
+"""Plans of published models, with the library's own programs compiled for TPUs that are not here."""
+
+import dataclasses
+
+import pytest
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.footprint import count_footprint, estimate_prefill, estimate_step
+from jaxinfer.planning.known_models import planned_config
+from jaxinfer.planning.report import PlanReport, make_plan
+from jaxinfer.planning.suggest import find_alternatives, suggest_meshes
+from tests.planning.models import LLAMA_2_7B
+
+EIGHT = Deployment(LLAMA_2_7B, "v5e:2x4", MeshConfig(tensor=8), batch=8, max_len=2046, prompt_tokens=16, nodes=2)
+# Of these texts, which take 8 GiB each, one fits into a v5e chip.
+LONG = Deployment(
+    dataclasses.replace(
+        LLAMA_2_7B, num_layers=64, model_dim=256, ffn_dim=512, num_heads=2, num_kv_heads=2, max_position=1 << 17
+    ),
+    "v5e:1x1",
+    MeshConfig(),
+    batch=2,
+    max_len=1 << 17,
+    prompt_tokens=16,
+)
+CHECKED_BY_COMPILING = pytest.mark.tpu_compile
+
+
+@pytest.fixture(scope="module")
+def seven_billion() -> PlanReport:
+    return make_plan(EIGHT)
+
+
+@pytest.fixture(scope="module")
+def refused() -> PlanReport:
+    return make_plan(LONG)
+
+
+@CHECKED_BY_COMPILING
+def test_llama_2_7b_fits_eight_v5e_chips_and_its_steps_wait_for_memory_that_is_read_once(seven_billion):
+    assert seven_billion.fits
+    assert seven_billion.cache_bytes == 2 * 32 * 8 * 2048 * 4096 * 2 // 8
+    assert seven_billion.weights_bytes == pytest.approx(6_738_415_616 * 2 / 8, rel=0.01)
+    held = seven_billion.weights_bytes + seven_billion.cache_bytes
+    assert held < seven_billion.hbm_total_bytes < 1.1 * held
+    for name in ("decode", "verify"):
+        step = seven_billion.programs[name]
+        assert (step.source, step.bound) == ("compiler", "HBM")
+        assert 1 <= step.hbm_bytes / step.floor_bytes < 1.1
+        # Of sums over eight devices each sends seven eighths, twice.
+        sums = step.collectives["all-reduce"]
+        assert sums["count"] == pytest.approx(2 * 32 + 1, abs=5)
+        assert step.sent_bytes == pytest.approx(2 * sums["bytes"] * 7 / 8, rel=0.01)
+    assert seven_billion.programs["decode"].tokens_per_second == pytest.approx(8 * 819e9 / (2.73e9), rel=0.02)
+
+
+@CHECKED_BY_COMPILING
+def test_verifying_two_nodes_costs_a_plain_step_and_a_little(seven_billion):
+    speculation = seven_billion.speculation
+    assert speculation is not None
+    assert (speculation.nodes, speculation.depth) == (2, 1)
+    assert 0.99 < speculation.cost < 1.05
+    assert speculation.acceptance == pytest.approx(max(0, speculation.cost - 1), abs=1e-5)
+
+
+@CHECKED_BY_COMPILING
+def test_what_is_counted_agrees_with_what_is_compiled(seven_billion):
+    footprint = count_footprint(EIGHT)
+    for name, work in (
+        ("decode", estimate_step(EIGHT, footprint)),
+        ("prefill", estimate_prefill(EIGHT, footprint)),
+    ):
+        compiled = seven_billion.programs[name]
+        assert work.hbm_bytes == compiled.floor_bytes
+        assert work.sent_bytes == pytest.approx(compiled.sent_bytes, rel=0.01)
+        # The compiled products meet zeros where heads share a product.
+        assert 1 <= compiled.flops / work.flops < 1.4
+
+
+@CHECKED_BY_COMPILING
+@pytest.mark.parametrize(("topology", "tensor"), [("v5e:4x8", 32), ("v6e:2x4", 8)])
+def test_a_mesh_for_llama_3_70b_is_found(topology, tensor):
+    """On 32 devices each holds a copy of one of its eight key/value heads, with two of its eight queries."""
+    mesh = MeshConfig(tensor=tensor)
+    asked = Deployment(planned_config("llama-3-70b"), topology, mesh, batch=8, max_len=8192, prompt_tokens=16)
+    assert count_footprint(asked).cache_bytes == 2 * 80 * 8 * 8208 * max(tensor, 8) * 128 * 2 // tensor
+    (found,) = suggest_meshes(asked, most=1)
+    assert found.mesh == f"tensor={tensor}"
+    assert found.hbm_total_bytes < asked.chip.device_hbm_bytes
+    assert found.compile_seconds < 60
+
+
+@CHECKED_BY_COMPILING
+def test_what_does_not_fit_is_estimated(refused):
+    assert not refused.fits
+    assert refused.cache_bytes == 2 * 64 * 2 * LONG.num_slots * 2 * 128 * 2
+    assert refused.missing_bytes == refused.hbm_total_bytes - refused.hbm_capacity_bytes > 0
+    assert {program.source for program in refused.programs.values()} == {"estimate"}
+    assert refused.programs["decode"].hbm_bytes == refused.programs["decode"].floor_bytes
+
+
+@CHECKED_BY_COMPILING
+@pytest.mark.parametrize("temporaries", [0.0, 0.02, 0.4])
+def test_what_fits_instead_is_the_most_that_does(refused, monkeypatch, temporaries):
+    """The compiler's part is played by a sum in which temporaries are a share of the cache, rounded as it rounds."""
+
+    def play(deployment: Deployment) -> PlanReport:
+        footprint = count_footprint(deployment)
+        needed = footprint.total_bytes + int(temporaries * footprint.cache_bytes)
+        return dataclasses.replace(
+            refused,
+            topology=deployment.topology,
+            mesh=str(deployment.mesh),
+            batch=deployment.batch,
+            max_len=deployment.max_len,
+            fits=needed <= refused.hbm_capacity_bytes,
+            hbm_total_bytes=int(round(needed / 2**30, 2) * 2**30),
+        )
+
+    monkeypatch.setattr("jaxinfer.planning.suggest.make_plan", play)
+    asked = dataclasses.replace(LONG, batch=4, max_len=1 << 16)
+    found = find_alternatives(asked, play(asked))
+    assert found.largest_batch is not None
+    assert found.longest_context is not None
+    assert found.smallest_topology is not None
+    batch, max_len = found.largest_batch.batch, found.longest_context.max_len
+    assert (batch, found.largest_batch.max_len) == (3 if temporaries < 0.4 else 2, 1 << 16)
+    assert play(dataclasses.replace(asked, max_len=max_len)).fits
+    assert not play(dataclasses.replace(asked, max_len=int(1.02 * max_len))).fits
+    assert found.smallest_topology.topology == "v5e:2x2"
+    assert [mesh.mesh for mesh in suggest_meshes(dataclasses.replace(asked, batch=1, max_len=64))] == ["tensor=1"]
+
+
+@CHECKED_BY_COMPILING
+@pytest.mark.exhaustive
+def test_what_fits_instead_is_compiled(refused):
+    found = find_alternatives(LONG, refused)
+    assert found.largest_batch is not None
+    assert (found.largest_batch.batch, found.largest_batch.max_len) == (1, 1 << 17)
+    assert found.longest_context is not None
+    # One step more would not fit beside what the programs take besides.
+    room = refused.hbm_capacity_bytes - refused.weights_bytes
+    assert 0.9 < 2 * 64 * 2 * found.longest_context.max_len * 2 * 128 * 2 / room < 1
+    assert found.smallest_topology is not None
+    assert found.smallest_topology.topology == "v5e:2x2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"topology": "h100:8"}, "unknown TPU topology 'h100:8'"),
+        ({"topology": "v5e:2by4"}, "no TPU topology 'v5e:2by4'"),
+        ({"mesh": MeshConfig(data=2, tensor=2)}, "v5e:2x4 has 8 devices, but mesh data=2,tensor=2 is of 4"),
+        ({"mesh": MeshConfig(data=8), "batch": 12}, "a batch of 12 does not split over data=8 devices"),
+        ({"mesh": MeshConfig(pipeline=2, tensor=4)}, "programs split over pipeline are not planned"),
+        ({"mesh": MeshConfig(sequence=8)}, "programs split over sequence are not planned"),
+        ({"max_len": 4097}, "max_len=4097 exceeds the 4096 tokens"),
+        ({"prompt_tokens": 2048}, "prompt_tokens=2048 exceeds max_len=2046"),
+        ({"prompt_tokens": 768}, "past 512 name a power of two"),
+        ({"dtype": "float31"}, "unknown dtype 'float31'"),
+        ({"strategy_spec": "magic", "nodes": 0}, "unknown strategy 'magic'"),
+        ({"strategy_spec": "beam", "nodes": 0}, "beam search, which has a loop of its own, is not planned"),
+        ({"strategy_spec": "draft_model", "nodes": 0}, "name the draft model"),
+        (
+            {"strategy_spec": "draft_model:model=llama-3-8b", "nodes": 0},
+            "llama-3-8b has 128256 tokens, the target 32000",
+        ),
+        ({"strategy_spec": "jacobi", "nodes": 4}, "give one of them"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_in_one_line(changes, message):
+    with pytest.raises(InvalidOption, match=message) as caught:
+        dataclasses.replace(EIGHT, **changes)
+    assert "\n" not in str(caught.value)
