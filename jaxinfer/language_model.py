@@ -250,7 +250,10 @@ class LanguageModel:
         for index, row in enumerate(rows):
             tokens_BT[index, : len(row)] = row
         lengths_B = np.array([len(row) for row in rows] + [0] * num_padding, np.int32)
-        return self.programs.logits(self.params, tokens_BT, lengths_B)[: len(rows), :longest]
+        logits_BTV = self.programs.logits(self.params, tokens_BT, lengths_B)
+        if not logits_BTV.is_fully_addressable:
+            logits_BTV = self.programs.partitioner.fetch(logits_BTV)
+        return logits_BTV[: len(rows), :longest]
 
     def save(
         self, folder: str | Path, *, overwrite: bool = False, progress: Callable[[int, int], None] | None = None

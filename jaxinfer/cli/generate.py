@@ -16,6 +16,7 @@ from jaxinfer.cli.arguments import (
 )
 from jaxinfer.cli.draft_marks import DraftMarks, colours_drafts
 from jaxinfer.cli.pace_notice import pace_lines
+from jaxinfer.cli.processes import add_process_arguments, check_processes
 from jaxinfer.cli.prompts import add_prompt_arguments, read_prompts
 from jaxinfer.cli.stats_table import stats_lines
 from jaxinfer.errors import InvalidOption
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_generation_arguments(parser, max_new_tokens=128)
     parser.add_argument("--batch-size", metavar="N", type=whole_number(1), default=16, help="prompts at a time")
     add_sampling_arguments(parser)
+    add_process_arguments(parser)
     parser.add_argument("--num-samples", metavar="N", type=whole_number(1), default=1, help="results for each prompt")
     parser.add_argument("--logprobs", action="store_true", help="add each token's log-probability to --json")
     parser.add_argument(
@@ -50,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     """Load the model and print what it says: as it comes for one prompt, in order and batch by batch for several."""
     if options.logprobs and not options.json:
         raise InvalidOption("--logprobs are printed in JSON only: add --json")
+    check_processes(options, options.prompt, options.prompts)
     prompts = read_prompts(options)
     # Imported here: what stands above is checked before JAX is waited for.
     from jaxinfer.cli.loading import load_model

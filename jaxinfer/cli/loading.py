@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from jaxinfer.cli.processes import join_processes
 from jaxinfer.cli.progress import byte_progress
 from jaxinfer.jax_setup import prepare_jax
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
@@ -11,6 +12,7 @@ from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
 def load_model(options: argparse.Namespace) -> LanguageModel:
     """Load with a progress bar; notices go to standard error."""
     prepare_jax()
+    join_processes(options)
     model = DEFAULT_MODEL if options.model is None else options.model
     with byte_progress(model.rstrip("/").rpartition("/")[2]) as progress:
         return load(

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from jaxinfer import __version__
 from jaxinfer.cli.arguments import Parser
 from jaxinfer.cli.interrupts import delivered_interrupts
+from jaxinfer.cli.processes import error_stream
 from jaxinfer.errors import JaxinferError
 
 # Where each subcommand's ``add_arguments`` and ``run`` stand; only the one that is asked for is imported.
@@ -25,21 +26,26 @@ COMMANDS = MappingProxyType(
     }
 )
 
+EXIT_LOST_PEER = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
 def console() -> int:
-    """Run this process's command line; where Ctrl-C ends it, leave at once.
+    """Run this process's command line; where Ctrl-C or the loss of another process ends it, leave at once.
 
-    JAX may still be compiling or computing in threads of its own, and crashes when Python tears down under them.
+    JAX may still be compiling or computing in threads of its own, and crashes when Python tears down under them; and
+    it would wait for the process that was lost.
     """
-    return main(leave_interrupted=os._exit)
+    return main(leave=os._exit)
 
 
-def main(arguments: Sequence[str] | None = None, leave_interrupted: Callable[[int], int] = int) -> int:
-    """Run one command line and return its exit code: 0, 2 for a mistake, 130 for Ctrl-C, 141 for a reader that left."""
+def main(arguments: Sequence[str] | None = None, leave: Callable[[int], int] = int) -> int:
+    """Run one command line and return its exit code.
+
+    0, 1 where another process was lost, 2 for a mistake, 130 for Ctrl-C, 141 for a reader that left, or the command's.
+    """
     try:
         with delivered_interrupts():
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -49,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, leave_interrupted: Callable[[in
     except KeyboardInterrupt:
         _drain_output()
         print(file=sys.stderr, flush=True)
-        return leave_interrupted(EXIT_INTERRUPTED)
+        return leave(EXIT_INTERRUPTED)
     except BrokenPipeError:
         _drain_output()
         return EXIT_BROKEN_PIPE
@@ -62,7 +68,10 @@ def main(arguments: Sequence[str] | None = None, leave_interrupted: Callable[[in
     except Exception as error:
         # JAX has one class for all errors of the device; of these only a full memory can be the user's to mend.
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+            if not _lost_peer(error):
+                raise
+            _report("another process of this run ended or can no longer be reached, so this one ends too")
+            return leave(EXIT_LOST_PEER)
         return _report("the device's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts")
 
 
@@ -96,8 +105,16 @@ def _make_output_total() -> None:
 
 def _report(message: str) -> int:
     _drain_output()
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {' '.join(message.split())}", file=error_stream(), flush=True)
     return EXIT_MISTAKE
+
+
+def _lost_peer(error: Exception) -> bool:
+    if "jax" not in sys.modules:
+        return False
+    from jaxinfer.distributed import is_lost_peer
+
+    return is_lost_peer(error)
 
 
 def _describe(error: OSError) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +114,7 @@ class RunningBatch:
 
     def new_tokens(self) -> list[list[int]]:
         """Return, for each request, the tokens that came since the last call."""
-        tokens_BS = np.asarray(self._state.tokens_BS)
+        tokens_BS = self._fetch(self._state.tokens_BS)
         news = []
         for row, length in enumerate(self._lengths_B[: len(self._requests)]):
             news.append(tokens_BS[row, self._read[row] : length].tolist())
@@ -144,36 +145,41 @@ class RunningBatch:
     def log_probabilities(self, row: int, num_tokens: int) -> list[float]:
         """Return the log-probabilities of a row's first ``num_tokens`` output tokens."""
         start = len(self._requests[row].prompt)
-        return np.asarray(self._state.logprobs_BS[row, start : start + num_tokens]).tolist()
+        return self._fetch(self._state.logprobs_BS)[row, start : start + num_tokens].tolist()
 
     def from_draft(self, row: int) -> list[bool]:
         """Tell for each output token of a row so far whether a draft gave it, or else the target alone."""
         start, end = len(self._requests[row].prompt), int(self._lengths_B[row])
-        return np.asarray(self._state.from_draft_BS[row])[start:end].tolist()
+        return self._fetch(self._state.from_draft_BS)[row, start:end].tolist()
 
     def counts(self, row: int) -> RowCounts:
         """Return a row's counters."""
         state = self._state
+        counted = (state.steps_B, state.passes_B, state.drafted_B, state.accepted_B, state.accepted_by_depth_BM)
+        steps_B, passes_B, drafted_B, accepted_B, accepted_by_depth_BM = self._fetch(counted)
         return RowCounts(
             new_tokens=int(self._lengths_B[row]) - len(self._requests[row].prompt),
-            steps=int(state.steps_B[row]),
-            target_passes=float(state.passes_B[row]),
-            drafted=int(state.drafted_B[row]),
-            accepted=int(state.accepted_B[row]),
-            accepted_by_depth=tuple(np.asarray(state.accepted_by_depth_BM[row]).tolist())[: self._strategy.max_depth],
+            steps=int(steps_B[row]),
+            target_passes=float(passes_B[row]),
+            drafted=int(drafted_B[row]),
+            accepted=int(accepted_B[row]),
+            accepted_by_depth=tuple(accepted_by_depth_BM[row].tolist())[: self._strategy.max_depth],
         )
+
+    def _fetch(self, arrays: Any) -> Any:
+        return self._programs.partitioner.fetch(arrays)
 
     def _place(self, values_B: np.ndarray) -> jax.Array:
         # A copy, as the state is given away.
         return self._programs.partitioner.place_batch(jnp.array(values_B))
 
     def _refresh(self) -> None:
-        finished_B, lengths_B = jax.device_get((self._state.finished_B, self._state.lengths_B))
+        finished_B, lengths_B = self._fetch((self._state.finished_B, self._state.lengths_B))
         self._finished_B, self._lengths_B = finished_B, lengths_B
         # A row that was stopped from outside has no limit left to wait for.
         self._waiting_B = finished_B & (lengths_B == self._reach_B) & (lengths_B < self._limits_B)
         if self._waiting_B.any():
-            tokens_BS, stop_ids_BE = jax.device_get((self._state.tokens_BS, self._state.sampling.stop_ids_BE))
+            tokens_BS, stop_ids_BE = self._fetch((self._state.tokens_BS, self._state.sampling.stop_ids_BE))
             last_B1 = np.take_along_axis(tokens_BS, lengths_B[:, None] - 1, axis=1)
             self._waiting_B &= ~(stop_ids_BE == last_B1).any(axis=1)
 

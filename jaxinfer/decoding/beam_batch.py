@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -116,7 +115,7 @@ class BeamBatch:
         for row, request in enumerate(self._requests):
             if self.finished(row) and not self._is_told[row]:
                 self._is_told[row] = True
-                text_S = np.asarray(self._state.ended.tokens_BWS[self._search_of[row], request.sample])
+                text_S = self._fetch(self._state.ended.tokens_BWS)[self._search_of[row], request.sample]
                 news[row] = text_S[len(request.prompt) : self._length(row)].tolist()
         return news
 
@@ -124,9 +123,9 @@ class BeamBatch:
         """Run at most ``max_steps`` steps on the device, and first compute the cache anew for searches that wait."""
         compiled_before, began = self.compile_seconds, time.perf_counter()
         if (self._done_B | self._waits_B).all() and self._waits_B.any():
-            num_tokens = prompt_bucket(int(np.asarray(self._state.lengths_B)[self._waits_B].max()) - 1)
+            num_tokens = prompt_bucket(int(self._fetch(self._state.lengths_B)[self._waits_B].max()) - 1)
             self._state = self._run(renew_beams, (num_tokens, PREFILL_CHUNK), 1, self._params, self._state)
-        static, steps = (self._num_candidates,), jnp.int32(max_steps)
+        static, steps = (self._num_candidates,), np.int32(max_steps)
         self._state = self._run(run_beams, static, 2, self._params, self._rule, self._state, steps)
         self._refresh()
         self.decode_seconds += time.perf_counter() - began - (self.compile_seconds - compiled_before)
@@ -137,8 +136,8 @@ class BeamBatch:
     def log_probabilities(self, row: int, num_tokens: int) -> list[float]:
         """Return the log-probabilities of the first ``num_tokens`` tokens of a request's text."""
         request = self._requests[row]
-        logprobs_S = self._state.ended.logprobs_BWS[self._search_of[row], request.sample]
-        return np.asarray(logprobs_S[len(request.prompt) :][:num_tokens]).tolist()
+        logprobs_S = self._fetch(self._state.ended.logprobs_BWS)[self._search_of[row], request.sample]
+        return logprobs_S[len(request.prompt) :][:num_tokens].tolist()
 
     def from_draft(self, row: int) -> list[bool]:
         """Tell for each token of a request's text whether a draft gave it: none has."""
@@ -146,11 +145,11 @@ class BeamBatch:
 
     def score(self, row: int) -> float:
         """Return what a request's text was ranked by: its log-probability / length ** length_penalty."""
-        return float(self._state.ended.scores_BW[self._search_of[row], self._requests[row].sample])
+        return float(self._fetch(self._state.ended.scores_BW)[self._search_of[row], self._requests[row].sample])
 
     def counts(self, row: int) -> RowCounts:
         """Return a request's counters; every step reads the target once, for all texts of the search."""
-        steps = int(self._state.steps_B[self._search_of[row]])
+        steps = int(self._fetch(self._state.steps_B)[self._search_of[row]])
         return RowCounts(
             new_tokens=self._length(row) - len(self._requests[row].prompt),
             steps=steps,
@@ -161,10 +160,13 @@ class BeamBatch:
         )
 
     def _length(self, row: int) -> int:
-        return int(self._state.ended.lengths_BW[self._search_of[row], self._requests[row].sample])
+        return int(self._fetch(self._state.ended.lengths_BW)[self._search_of[row], self._requests[row].sample])
+
+    def _fetch(self, arrays: Any) -> Any:
+        return self._programs.partitioner.fetch(arrays)
 
     def _refresh(self) -> None:
-        self._done_B, self._waits_B = jax.device_get((self._state.done_B, self._state.waits_B))
+        self._done_B, self._waits_B = self._fetch((self._state.done_B, self._state.waits_B))
 
     def _run(self, function: Callable[..., Any], static: tuple[int, ...], donated: int, *arguments: Any) -> Any:
         bound = partial(function, self._programs.decoder, *static)

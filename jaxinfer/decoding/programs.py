@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.layouts import DENSE, CacheLayout
@@ -94,7 +95,7 @@ class Programs:
     ) -> tuple[DecodeState, Any]:
         """Run `decode`; ``state`` and ``memory`` are consumed."""
         function = partial(decode, self.decoder, strategy)
-        arguments = (params, strategy.parameters, state, memory, jnp.int32(max_steps))
+        arguments = (params, strategy.parameters, state, memory, np.int32(max_steps))
         return self.run(("decode", strategy), function, (2, 3), *arguments)
 
     def logits(self, params: Params, tokens_BT: Any, lengths_B: Any) -> Any:

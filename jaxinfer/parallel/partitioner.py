@@ -6,6 +6,8 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.checkpoint.load import Progress, load_params
@@ -88,11 +90,14 @@ class Partitioner:
         if self.mesh is None:
             return params
         padded = jax.tree.map(pad_parameter, params, self.padding(config, backend))
-        return jax.device_put(padded, parameter_shardings(*self.partition(config, backend), self.mesh))
+        return jax.tree.map(_put, padded, parameter_shardings(*self.partition(config, backend), self.mesh))
 
     def place(self, tree: Any) -> Any:
         """Put arrays on every device."""
-        return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        if self.mesh is None:
+            return tree
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda leaf: _put(leaf, everywhere), tree)
 
     def place_heads(self, tree: Any) -> Any:
         """Put heads on every device, but split what is called ``"output"`` by its rows where these split evenly."""
@@ -104,13 +109,19 @@ class Partitioner:
             # Were their blocks split too, the compiler would split the hidden states of all layers as it splits theirs.
             is_output = any(getattr(part, "key", None) == "output" for part in path)
             is_split = is_output and leaf.shape[0] % self.tensor == 0
-            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(TENSOR) if is_split else PartitionSpec()))
+            return _put(leaf, NamedSharding(mesh, PartitionSpec(TENSOR) if is_split else PartitionSpec()))
 
         return jax.tree_util.tree_map_with_path(placed, tree)
 
     def place_batch(self, tree: Any) -> Any:
         """Split what belongs to a batch; see `jaxinfer.parallel.rules.batch_shardings`."""
-        return tree if self.mesh is None else jax.device_put(tree, batch_shardings(tree, self.mesh))
+        return tree if self.mesh is None else jax.tree.map(_put, tree, batch_shardings(tree, self.mesh))
+
+    def fetch(self, tree: Any) -> Any:
+        """Return arrays as the host's own, whole in every process; all processes must ask at the same point."""
+        if self.mesh is None or not self.mesh.is_multi_process:
+            return jax.device_get(tree)
+        return multihost_utils.process_allgather(tree, tiled=True)
 
     def create(self, make: Callable[[], Any]) -> Any:
         """Make what belongs to a batch where it is to be, so that no device ever holds all of it."""
@@ -149,6 +160,14 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
                 f"mesh: {axis}={mesh.shape[axis]}: models are split over the axes data and tensor alone"
             )
     return Partitioner(mesh)
+
+
+def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and leaf.sharding == sharding):
+        return jax.device_put(leaf, sharding)
+    # Every process has the same values; JAX would have them compare these first.
+    values = np.asarray(leaf)
+    return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])
 
 
 def _placed(struct: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

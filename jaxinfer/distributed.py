@@ -1,0 +1,147 @@
+"""Several processes that run one program: JAX's multi-controller runtime, with failures that end in one line.
+
+Every process runs the same commands on the same inputs, and drives the devices of its own; `LanguageModel` and the
+command line do the rest. JAX itself ends a process, with a message and the signal SIGABRT, when it learns that another
+has died or can no longer be reached: at once where that was the coordinator or a collective was under way on CPUs, else
+when the other has been silent for ``heartbeat_seconds``.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from jaxinfer.errors import InvalidOption, JaxinferError
+
+DEFAULT_TIMEOUT_SECONDS = 60
+DEFAULT_HEARTBEAT_SECONDS = 20
+EXIT_UNREACHABLE = 2
+
+_ADDRESS = re.compile(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")
+_LOST_PEER = re.compile(r"Gloo .*failed|coordination service|distributed service|heartbeat", re.IGNORECASE)
+
+
+class DistributedFailed(JaxinferError, ConnectionError):
+    """The processes of a run did not find each other, or one was lost."""
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS,
+    heartbeat_seconds: int = DEFAULT_HEARTBEAT_SECONDS,
+) -> None:
+    """Join the other processes of a run; to be called by each, before anything else asks JAX for a device.
+
+    ``coordinator`` is process 0's ``host:port``; what is not given comes from the environment as JAX detects it (Cloud
+    TPU, GKE, Slurm, Open MPI). A coordinator that does not answer, or processes that do not come, end this process
+    after ``timeout_seconds`` with one line on standard error and exit code 2, and a process that falls silent is given
+    up after ``heartbeat_seconds``. Raises InvalidOption where the values contradict each other or nothing is detected,
+    :class:`DistributedFailed` where JAX refuses them.
+    """
+    _check(coordinator, num_processes, process_id, timeout_seconds, heartbeat_seconds)
+    if not _uses_accelerator():
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would keep SIGTERM from ending the process, for checkpoints that nobody here writes.
+    jax.config.update("jax_enable_preemption_service", False)
+    where = "the coordinator" if coordinator is None else f"the coordinator {coordinator}"
+    line = f"error: {where} or another process did not answer within {timeout_seconds} s; start all of them, and check "
+    with _last_words(line + "the address and the number of processes"):
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                num_processes,
+                process_id,
+                # JAX waits for two replies, so long for each.
+                initialization_timeout=max(1, timeout_seconds // 2),
+                heartbeat_timeout_seconds=heartbeat_seconds,
+            )
+        except ValueError as error:
+            if coordinator is None:
+                raise InvalidOption(
+                    "nothing in the environment says which processes run together: give the coordinator's host:port, "
+                    "the number of processes and this one's id"
+                ) from error
+            raise InvalidOption(f"distributed: {_first_line(error)}") from error
+        except RuntimeError as error:
+            if "before" in _first_line(error):
+                raise InvalidOption(
+                    "distributed: JAX has been asked for its devices already; call initialize() before that"
+                ) from error
+            raise DistributedFailed(f"distributed: {_first_line(error)}") from error
+
+
+def is_primary() -> bool:
+    """Tell whether this process is the one that speaks to people: the first, or the only one."""
+    return jax.process_index() == 0
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Tell whether an error of the runtime says that another process of the run is gone."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and bool(_LOST_PEER.search(str(error)))
+
+
+def _check(
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    timeout_seconds: int,
+    heartbeat_seconds: int,
+) -> None:
+    if coordinator is not None and not _ADDRESS.fullmatch(coordinator):
+        raise InvalidOption(f"coordinator {coordinator!r} is no address: write host:port, such as 10.0.0.1:8476")
+    if num_processes is not None and num_processes < 1:
+        raise InvalidOption(f"num_processes={num_processes}: a run has at least one process")
+    if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        raise InvalidOption(f"process_id={process_id} is not between 0 and {(num_processes or 1) - 1}")
+    if timeout_seconds < 2:
+        raise InvalidOption(f"timeout_seconds={timeout_seconds}: give the processes at least 2 s to find each other")
+    if heartbeat_seconds < 1:
+        raise InvalidOption(f"heartbeat_seconds={heartbeat_seconds}: give at least 1 s")
+
+
+def _uses_accelerator() -> bool:
+    """Tell whether JAX will choose another platform than the CPU, without asking it, which would fix the choice."""
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(platforms) and platforms.split(",")[0] != "cpu"
+
+
+@contextmanager
+def _last_words(line: str) -> Iterator[None]:
+    """Have an abort of this process say one line and exit with code 2.
+
+    JAX does not raise where nobody answers: it writes a stack trace and aborts, in this same thread.
+    """
+    sys.stderr.flush()
+    said = os.dup(2)
+    libc = ctypes.CDLL(None)
+    handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+    def speak(_: int) -> None:
+        os.write(said, f"{line}\n".encode())
+        os._exit(EXIT_UNREACHABLE)
+
+    handler = handler_type(speak)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)
+    before = libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        libc.signal(signal.SIGABRT, before)
+        os.dup2(said, 2)
+        os.close(said)
+        os.close(silence)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

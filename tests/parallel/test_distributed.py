@@ -1,0 +1,140 @@
+"""Two processes of four devices each: the tokens of one, and an end in one line where the other is lost."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import jaxinfer
+from jaxinfer import SamplingParams, distributed
+from jaxinfer.errors import InvalidOption
+
+PROMPTS = ["One two three one two", "a", "The end of the text, the end of"]
+ENVIRONMENT = {
+    **os.environ,
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
+HEARTBEAT_SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_llama_folder):
+    return tiny_llama_folder(num_heads=9, num_kv_heads=3, ffn_dim=63)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(command: list[str], port: int, process_id: int) -> subprocess.Popen:
+    others = ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxinfer", *command, *others, str(process_id), "--heartbeat", str(HEARTBEAT_SECONDS)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_write_the_tokens_of_one_and_the_first_alone_speaks(folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    asked = ["--strategy", "prompt_lookup", "--temperature", "0.8", "--seed", "3", "--max-new-tokens", "24"]
+    command = ["generate", "--model", str(folder), "--prompts", str(prompts), "--json", "--logprobs", *asked]
+    port = free_port()
+    processes = [start([*command, "--mesh", "data=2,tensor=4"], port, index) for index in range(2)]
+    said = [process.communicate(timeout=600) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert said[1] == ("", "")
+    found = [json.loads(line) for line in said[0][0].splitlines()]
+    sampling = SamplingParams(temperature=0.8, seed=3, logprobs=True)
+    expected = jaxinfer.load(folder, dtype="float32").generate(PROMPTS, max_new_tokens=24, sampling=sampling)
+    assert [one["tokens"] for one in found] == [list(result.tokens) for result in expected]
+    for one, result in zip(found, expected):
+        assert one["logprobs"] == pytest.approx(result.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_in_the_stated_time(folder, lost):
+    port = free_port()
+    command = ["generate", "a b c", "--model", str(folder), "--mesh", "tensor=8", "--temperature", "1"]
+    command += ["--max-new-tokens", "100000", "--ignore-eos", "--max-len", "100100", "--cache", "streaming:window=60"]
+    processes = [start(command, port, index) for index in range(2)]
+    first, other = processes[0], processes[1 - lost]
+    try:
+        assert first.stdout is not None
+        assert first.stdout.read(1)  # the text has begun
+        processes[lost].kill()
+        killed = time.monotonic()
+        # Beside the heartbeat: JAX looks for silent processes now and then, and a busy machine takes its time.
+        _, complaint = other.communicate(timeout=HEARTBEAT_SECONDS + 60)
+        assert time.monotonic() - killed < HEARTBEAT_SECONDS + 30
+        assert other.returncode != 0
+        assert "another process of this run" in complaint or "another task died" in complaint
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for pipe in filter(None, (process.stdout, process.stderr)):
+                pipe.close()
+
+
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_processes_that_do_not_answer_are_waited_for_as_long_as_stated(folder, process_id):
+    command = ["generate", "a", "--model", str(folder), "--mesh", "tensor=8", "--join-timeout", "4"]
+    began = time.monotonic()
+    process = start(command, free_port(), process_id)
+    said, complaint = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert said == ""
+    assert complaint.startswith("error: the coordinator 127.0.0.1:")
+    assert "did not answer within 4 s" in complaint
+    assert complaint.count("\n") == 1
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nowhere", 2, 0), "'nowhere' is no address"),
+        (("127.0.0.1:1", 2, 2), "process_id=2 is not between 0 and 1"),
+        (("127.0.0.1:1", 0, None), "at least one process"),
+    ],
+)
+def test_mistakes_are_named(arguments, complaint):
+    with pytest.raises(InvalidOption, match=complaint):
+        distributed.initialize(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("before", "complaint"), [("", "nothing in the environment"), ("jax.devices();", "before that")]
+)
+def test_what_jax_refuses_is_said_in_one_line(before, complaint):
+    code = f"import jax, jaxinfer.distributed as d; {before} d.initialize()"
+    child = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert child.returncode == 1
+    assert complaint in child.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["a", "--distributed"], "add --mesh"),
+        (["a", "--process-id", "1"], "add it"),
+        (["--prompts", "-", "--distributed", "--mesh", "tensor=8"], "standard input reaches one process only"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(options, complaint, capsys):
+    from jaxinfer.cli.main import main
+
+    assert main(["generate", *options]) == 2
+    assert complaint in capsys.readouterr().err
