@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer import errors
 
 if TYPE_CHECKING:
+    from jaxinfer import distributed
     from jaxinfer.decoding.registry import describe_strategies as strategies
     from jaxinfer.decoding.strategy import Strategy
     from jaxinfer.language_model import LanguageModel, load
@@ -26,6 +27,7 @@ __all__ = [
     "SamplingParams",
     "Strategy",
     "StreamPiece",
+    "distributed",
     "errors",
     "load",
     "strategies",
@@ -49,6 +51,8 @@ _HOMES = MappingProxyType(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "distributed":
+        return importlib.import_module("jaxinfer.distributed")
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}")
     module, attribute = _HOMES[name]

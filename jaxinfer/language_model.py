@@ -266,6 +266,8 @@ class LanguageModel:
             raise InvalidOption(
                 "this model was not loaded from a checkpoint, whose configuration its folder would need"
             )
+        if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(self.params)):
+            raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
         names = family_of(self._checkpoint.config).tensor_names(self.config)
         padding = self.programs.partitioner.padding(self.config, self.backend)
         tensors = LoadedTensors(self.params, names, padding)
