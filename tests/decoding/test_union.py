@@ -13,7 +13,7 @@ from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.tree import DraftTree, ancestors
 from jaxinfer.errors import InvalidOption
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
-from tests.toys import encode_bytes, fable
+from tests.toys import encode_bytes, fable, float32_backend
 
 SIZES = (4, 5, 3)
 few = settings(derandomize=True, max_examples=60, deadline=None)
@@ -49,7 +49,7 @@ def valid_paths(tree: DraftTree) -> list[tuple[int, ...]]:
 
 
 joined = jax.jit(merge)
-selected = jax.jit(select, static_argnums=3)
+selected = jax.jit(select, static_argnums=(3, 4))
 
 
 @few
@@ -73,7 +73,7 @@ def test_the_union_holds_every_path_once(drawn):
 def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, gains, count):
     tree, _ = joined([build(nodes) for nodes in drawn])
     gains_BM = jnp.asarray([gains])
-    chosen, places_BM = selected(tree, ancestors(tree.parents_BM), gains_BM, count)
+    chosen, places_BM = selected(tree, ancestors(tree.parents_BM), gains_BM, count, float32_backend())
     assert chosen.tokens_BM.shape == (1, count)
     kept = [node for node, place in enumerate(places_BM[0].tolist()) if place >= 0]
     assert len(kept) == count

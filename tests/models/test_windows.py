@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-import jaxinfer.decoding.batch
 import jaxinfer.decoding.programs
 import jaxinfer.models.decoder
 from jaxinfer import LanguageModel, SamplingParams
@@ -46,7 +45,7 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch):
     kept = Kept()
-    monkeypatch.setattr(jaxinfer.decoding.batch, "create_cache", kept)
+    monkeypatch.setattr(jaxinfer.decoding.programs, "create_cache", kept)
     return kept
 
 
@@ -62,7 +61,7 @@ def case(request):
     params, kept = random_params(config), Kept()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jaxinfer.models.decoder, "ring_capacity", lambda window, headroom: 10**9)
-        patch.setattr(jaxinfer.decoding.batch, "create_cache", kept)
+        patch.setattr(jaxinfer.decoding.programs, "create_cache", kept)
         expected = generate(LanguageModel(config, params, float32_backend()))
     assert {layout for layout, _, _ in kept.parts} == {DenseCache}
     return config, params, expected
