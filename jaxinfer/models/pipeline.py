@@ -52,7 +52,8 @@ def run_stages(
     cycle = only_cycle(config)
     assert cycle is not None
     span = _span(cycle, backend.stages, start, stop)
-    schedule = pass_schedule(config, backend, blocks, cache, *hidden_BTD.shape[:2], span.last - span.first + 1)
+    rows, tokens, _ = hidden_BTD.shape
+    schedule = pass_schedule(backend, blocks, cache, rows, tokens, span.last - span.first + 1)
     body = partial(_run_ticks, config, backend, cycle, range(start, stop), span, schedule)
     split, whole = jax.tree.map(_layers_first, cache), PartitionSpec()
     run = backend.on_stages(body, (PartitionSpec(PIPELINE), split, whole, whole), (whole, split))
@@ -60,9 +61,10 @@ def run_stages(
 
 
 def pass_schedule(
-    config: DecoderConfig, backend: Backend, blocks: Params, cache: LayeredCache, rows: int, tokens: int, stages: int
+    backend: Backend, blocks: Params, cache: LayeredCache, rows: int, tokens: int, stages: int | None = None
 ) -> Schedule:
-    """Return the schedule of a pass of so many new tokens in each row through so many stages."""
+    """Return the schedule of a pass of so many new tokens in each row through so many stages (None: all)."""
+    stages = stages or backend.stages
     shards = _row_shards(backend, rows)
     weights, held = (_num_bytes(jax.tree.leaves(tree)) for tree in (blocks, cache))
     return plan_schedule(stages, rows // shards, tokens, weights, held // shards, backend.microbatches)
