@@ -21,6 +21,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
+from jaxinfer.models.stages import check_stages
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import SEQUENCE, MeshConfig
@@ -114,6 +115,7 @@ def compile_programs(
     where libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
+    check_stages(config, mesh.pipeline)
     if prompt_tokens is not None and prompt_tokens > max_len:
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     devices = topology_mesh(topology, mesh)

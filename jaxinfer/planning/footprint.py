@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 
+from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params, create_cache
+from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.placement import device_bytes, placed_params, placed_state
 from jaxinfer.planning.roofline import Work
@@ -49,6 +53,17 @@ def count_footprint(deployment: Deployment) -> Footprint:
         cache_bytes=device_bytes(state.cache),
         state_bytes=device_bytes(state) - device_bytes(state.cache),
     )
+
+
+def pipeline_bubble(deployment: Deployment, tokens: int) -> float:
+    """Return for what part of a pass of so many new tokens a row a stage of a pipeline has nothing to do."""
+    config, backend = deployment.split
+    if backend.stages == 1:
+        return 0.0
+    headroom, slots = deployment.strategy.headroom, deployment.num_slots
+    cache = jax.eval_shape(lambda: create_cache(config, deployment.batch, slots, backend, headroom))
+    blocks = abstract_params(config, backend)["blocks"]
+    return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, PREFILL_CHUNK)).bubble
 
 
 def decode_floor(footprint: Footprint) -> int:

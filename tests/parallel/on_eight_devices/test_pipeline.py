@@ -117,7 +117,5 @@ def test_layers_that_do_not_divide_are_refused(single):
         InvalidOption, match=r"^mesh: 4 layers, 2 cycles of 2 kinds, do not split evenly over pipeline=4"
     ):
         single("gemma2").on(FOUR)
-    with pytest.raises(
-        InvalidOption, match="4 layers do not split evenly over pipeline=8 devices: choose a div"
-    ):
+    with pytest.raises(InvalidOption, match="4 layers do not split evenly over pipeline=8 devices: choose a div"):
         single("opt").on(MeshConfig(pipeline=8))
