@@ -1,18 +1,22 @@
 """Layers in stages: logits and tokens are those of one device, and stages send one another hidden states alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+import jaxinfer
 from jaxinfer import LanguageModel, MeshConfig, SamplingParams
+from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from tests.decoding.covered_models import quick_compilation
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
 from tests.parallel.on_eight_devices.meshes import MODELS, Single, is_search, make_single
+from tests.toys import random_params, write_tiny_llama
 
 NUM_LAYERS = 4
 TWO, FOUR = MeshConfig(pipeline=2), MeshConfig(pipeline=4)
@@ -24,7 +28,6 @@ COVER = [
     ("streams", FOUR, "opt", 5),
     ("layerskip", TENSOR, "gemma2", 5),
     ("triforce", ALL, "llama", 3),
-    ("draft_model", ALL, "gpt2", 1),
 ]
 
 
@@ -46,7 +49,7 @@ def test_logits_are_those_of_one_device(single, model):
     one = single(model)
     check_screened(one.lm, one.asked)
     texts = [*one.asked.texts, one.asked.texts[0][:9]]
-    meshes = {TWO: 1, ALL: 3} if model == "gemma2" else {TWO: 2, FOUR: 6, TENSOR: 3}
+    meshes = {"llama": {FOUR: 6, ALL: 3}, "gemma2": {TWO: 1, TENSOR: 3}, "opt": {FOUR: 1}, "gpt2": {TWO: 2}}[model]
     with quick_compilation():
         expected = np.asarray(one.lm.logits(texts))
         for mesh, microbatches in meshes.items():
@@ -110,6 +113,52 @@ def test_a_streaming_cache_gives_the_text_of_one_device(single):
         expected = LanguageModel(lm.config, lm.params, lm.backend, **layout).generate(prompts, **asked)
         found = LanguageModel(lm.config, lm.params, lm.backend, **layout, mesh=mesh).generate(prompts, **asked)
     assert [result.tokens for result in found] == [result.tokens for result in expected]
+
+
+def test_beam_search_keeps_the_texts_of_one_device(single):
+    one = single("llama")
+    prompts = [list(request.prompt) for request in one.asked.requests[:2]]
+    asked = {"max_new_tokens": 8, "strategy": "beam:width=3,n=2"}
+    with quick_compilation():
+        expected = one.lm.generate(prompts, **asked)
+        found = one.on(TWO, 2).generate(prompts, **asked)
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
+    assert [result.stats.decode_bubble for result in (found[0], expected[0])] == [1 / 3, 0]
+
+
+def test_a_draft_model_whose_layers_do_not_divide_is_on_every_stage(single):
+    one = single("llama")
+    config = replace(one.lm.config, num_layers=3)
+    spec = parse_strategy("draft_model:num_draft_tokens=2")
+    drafter = replace(spec, config=config, backend=one.lm.backend, weights=random_params(config, seed=8))
+    lm = one.on(TWO)
+    with quick_compilation():
+        resolved = lm.resolve(drafter)
+        check_identical(lm, one.asked, resolved)
+    assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(resolved.parameters)} == {True}
+    check_communication(lm)
+
+
+def test_kernels_run_inside_a_stage_on_each_devices_own_heads_and_rows(single):
+    one = single("gpt2")
+    backend, mesh = replace(one.lm.backend, kernels="reference"), ALL.build(jax.devices())
+    prompts = [[5, 6, 7, 8], [9, 3, 2]]
+    with quick_compilation():
+        expected = one.lm.generate(prompts, max_new_tokens=8, strategy="prompt_lookup")
+        lm = LanguageModel(one.lm.config, one.lm.params, backend, mesh=mesh)
+        found = lm.generate(prompts, max_new_tokens=8, strategy="prompt_lookup")
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
+    check_communication(lm)
+
+
+def test_a_saved_model_loads_on_other_meshes_bit_for_bit(tmp_path):
+    source = write_tiny_llama(tmp_path / "source", num_layers=NUM_LAYERS)
+    staged = jaxinfer.load(source, mesh=TWO.build(jax.devices()[:2]))
+    assert staged.params["blocks"]["mlp"]["up"]["kernel"].addressable_shards[0].data.shape[0] == NUM_LAYERS // 2
+    saved = staged.save(tmp_path / "saved")
+    for mesh in (None, TENSOR.build(jax.devices()[:4])):
+        expected, found = (jaxinfer.load(path, mesh=mesh).params for path in (source, saved))
+        assert jax.tree.all(jax.tree.map(lambda one, other: bool((one == other).all()), expected, found))
 
 
 def test_layers_that_do_not_divide_are_refused(single):
