@@ -15,7 +15,7 @@ from jaxinfer.planning.footprint import (
     decode_floor,
     estimate_prefill,
     estimate_step,
-    pipeline_bubble,
+    pipeline_schedule,
     prefill_floor,
 )
 from jaxinfer.planning.hlo_walk import total
@@ -188,7 +188,7 @@ def _program(
         bound=times.bound,
         tokens=tokens,
         tokens_per_second=tokens / times.seconds,
-        bubble=pipeline_bubble(deployment, deployment.prompt_tokens if is_prefill else nodes),
+        bubble=pipeline_schedule(deployment, deployment.prompt_tokens if is_prefill else nodes).bubble,
         compile_seconds=None if program is None else program.compile_seconds,
     )
 

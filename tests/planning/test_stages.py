@@ -5,7 +5,7 @@ import pytest
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import CompiledProgram, compile_programs
 from jaxinfer.planning.deployment import Deployment
-from jaxinfer.planning.footprint import count_footprint, decode_floor, pipeline_bubble
+from jaxinfer.planning.footprint import count_footprint, decode_floor, estimate_step, pipeline_schedule
 from jaxinfer.planning.hlo_walk import total
 from tests.planning.models import LLAMA_2_7B
 
@@ -43,8 +43,18 @@ def test_stages_hand_on_hidden_states_and_gather_neither_weights_nor_cache(decod
 def test_a_step_reads_weights_and_cache_once_in_each_of_its_ticks(decode):
     floor = decode_floor(count_footprint(DEPLOYMENT))
     assert 1.9 < total(decode.instructions()).hbm_bytes / floor < 2.2
-    assert pipeline_bubble(DEPLOYMENT, 1) == 1 / 2
+    assert pipeline_schedule(DEPLOYMENT, 1).bubble == 1 / 2
+
+
+def test_what_a_step_is_estimated_at_is_what_the_compiler_makes_of_it(decode):
+    estimate = estimate_step(DEPLOYMENT, count_footprint(DEPLOYMENT))
+    counted = total(decode.instructions())
+    assert 1 <= counted.hbm_bytes / estimate.hbm_bytes < 1.1
+    # The compiled products meet zeros where eight heads share a product.
+    assert 1 <= counted.flops / estimate.flops < 2.2
+    assert estimate.sent_bytes == pytest.approx(counted.sent_bytes, rel=0.02)
+    assert counted.collectives["collective-permute"] == estimate.collectives["collective-permute"]
 
 
 def test_long_prompts_go_through_in_microbatches():
-    assert pipeline_bubble(DEPLOYMENT, 512) == 1 / 9
+    assert pipeline_schedule(DEPLOYMENT, 512).bubble == 1 / 9
