@@ -74,6 +74,7 @@ def load(
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len, layout)
+    partitioner.check(config)
     tokenizer = None
     with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
         tokenizer = _read_tokenizer(checkpoint, config)
@@ -138,6 +139,7 @@ class LanguageModel:
         layout = parse_layout(cache)
         check_max_len(config, max_len, layout)
         partitioner = partitioner_of(mesh)
+        partitioner.check(config)
         part = partitioner.partition(config, backend)
         self.config = config
         self.params = partitioner.place_params(config, backend, params)

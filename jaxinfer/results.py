@@ -10,7 +10,9 @@ class GenerationStats:
 
     ``steps`` counts verifications by the target; ``target_passes`` every read of its blocks while decoding, drafting
     included, as layers read / layers. Times are of the batch that the prompt ran in, in seconds;
-    ``tokens_per_second`` counts this prompt's decoded tokens over the decoding time.
+    ``tokens_per_second`` counts this prompt's decoded tokens over the decoding time. On a mesh whose axis ``pipeline``
+    has stages, ``prefill_bubble`` and ``decode_bubble`` are the fraction of a pass in which a stage has nothing to do:
+    of a pass over a prompt, or a chunk of it, and of one that verifies.
     """
 
     prompt_tokens: int
@@ -26,6 +28,8 @@ class GenerationStats:
     compile_seconds: float
     tokens_per_second: float
     seed: int
+    prefill_bubble: float = 0.0
+    decode_bubble: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -145,5 +145,7 @@ def _finish_row(row: _Row, index: int, batch: Runner) -> GenerationResult:
             compile_seconds=batch.compile_seconds,
             tokens_per_second=(len(row.tokens) - 1) / batch.decode_seconds if batch.decode_seconds else 0.0,
             seed=request.sampling.seed,
+            prefill_bubble=batch.prefill_bubble,
+            decode_bubble=batch.decode_bubble,
         ),
     )

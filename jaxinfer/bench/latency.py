@@ -17,6 +17,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel, load
 from jaxinfer.ops.backend import choose_backend, default_platform
 from jaxinfer.parallel.partitioner import Partitioner, partitioner_of
+from jaxinfer.results import GenerationStats
 from jaxinfer.sampling.params import SamplingParams
 
 
@@ -53,13 +54,18 @@ class Speed:
 
 @dataclass(frozen=True)
 class Run:
-    """One dtype. The rooflines are what this machine's measured limits allow, in tokens a second."""
+    """One dtype. The rooflines are what this machine's measured limits allow, in tokens a second.
+
+    The bubbles are for what part of a pass a stage of a pipeline has nothing to do.
+    """
 
     dtype: str
     operations_per_second: float
     decode_bytes_per_step: float
     prefill_roofline: float
     decode_roofline: float
+    prefill_bubble: float
+    decode_bubble: float
     jaxinfer: Speed
     transformers: Speed | None
     ratios: dict[str, float] | None
@@ -132,8 +138,8 @@ def _measure_dtype(
     decode = decode_cost(config, model.params, itemsize, workload.batch, mean_length)
     prefill = prefill_cost(config, model.params, workload.batch, workload.prompt_tokens)
     operations = measure_product(dtype) * num_devices
-    compile_seconds, times = _time_model(model, prompts, workload)
-    speed = _summarize(times, compile_seconds, workload, decode, bandwidth)
+    first, times = _time_model(model, prompts, workload)
+    speed = _summarize(times, first.compile_seconds, workload, decode, bandwidth)
     other = None
     if rival is not None:
         del model  # both copies of the weights need not fit into memory
@@ -148,27 +154,32 @@ def _measure_dtype(
         decode_bytes_per_step=decode.num_bytes,
         prefill_roofline=workload.batch * workload.prompt_tokens / prefill.seconds(*limits),
         decode_roofline=workload.batch / decode.seconds(*limits),
+        prefill_bubble=first.prefill_bubble,
+        decode_bubble=first.decode_bubble,
         jaxinfer=speed,
         transformers=other,
         ratios=None if other is None else _compare(speed, other),
     )
 
 
-def _time_model(model: LanguageModel, prompts: list[list[int]], workload: Workload) -> tuple[float, list[Times]]:
-    """Return the seconds of compiling, and the times of warm runs."""
+def _time_model(
+    model: LanguageModel, prompts: list[list[int]], workload: Workload
+) -> tuple[GenerationStats, list[Times]]:
+    """Return what is said of the first run, which compiles, and the times of warm ones."""
     sampling = SamplingParams(ignore_eos=True)
-    compile_seconds, times = 0.0, []
-    for attempt in range(1 + workload.repeats):
+    first, times = None, []
+    for _ in range(1 + workload.repeats):
         began = time.perf_counter()
         results = model.generate(
             prompts, max_new_tokens=workload.new_tokens, sampling=sampling, batch_size=workload.batch
         )
         seconds, stats = time.perf_counter() - began, results[0].stats
-        if attempt == 0:
-            compile_seconds = stats.compile_seconds
+        if first is None:
+            first = stats
         else:
             times.append(Times(stats.prefill_seconds, stats.decode_seconds, seconds - stats.decode_seconds))
-    return compile_seconds, times
+    assert first is not None
+    return first, times
 
 
 def _summarize(

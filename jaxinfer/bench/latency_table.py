@@ -33,6 +33,10 @@ def latency_lines(report: LatencyReport) -> list[str]:
             f"{run.decode_bytes_per_step / 1e6:.0f} MB; roofline: prefill {run.prefill_roofline:.0f} tok/s, "
             f"decode {run.decode_roofline:.1f} tok/s"
         )
+        if run.decode_bubble:
+            lines.append(
+                f"{run.dtype}: stages idle for {run.prefill_bubble:.0%} of a prefill, {run.decode_bubble:.0%} of a step"
+            )
     rows = [row for run in report.runs for row in _rows(run)]
     return [*lines, "", *align(_TITLES, rows, num_left=2)]
 

@@ -10,6 +10,8 @@ ones and its own ancestors, and commits nothing: `keep` does. The laws that test
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax.numpy as jnp
+
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 
@@ -29,6 +31,10 @@ class Placement(NamedTuple):
     shift_BT: Any = None
     rotation: Any = None
     seen: Any = None
+
+    def written_B(self, num_slots: int) -> Int[Array, " B"]:
+        """Return how many tokens of each row are written into so many slots."""
+        return jnp.sum(self.slots_BT < num_slots, axis=1, dtype=jnp.int32)
 
 
 class Scores(NamedTuple):

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.notation import Array, Bool, Float, Int
@@ -39,8 +40,10 @@ class RecordingCache:
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RecordingCache"]:
-        """Record the queries, then attend as the cache does."""
-        queries_LBTNH = self.queries_LBTNH.at[layer].set(query_BTNH)
+        """Record the queries of tokens that are written, then attend as the cache does."""
+        is_written_BT11 = (placement.slots_BT < self.cache.keys.shape[2])[..., None, None]
+        recorded_BTNH = jnp.where(is_written_BT11, query_BTNH, self.queries_LBTNH[layer])
+        queries_LBTNH = self.queries_LBTNH.at[layer].set(recorded_BTNH)
         mixed, cache = self.cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, backend)
         return mixed, RecordingCache(cache, queries_LBTNH)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for
-from jaxinfer.notation import DATA, TENSOR, Array, Bool, Float, Int
+from jaxinfer.notation import DATA, PIPELINE, TENSOR, Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_write import write_to_layer
@@ -107,26 +108,39 @@ class RetrievalCache:
         ``held_B`` tokens are committed, of which at least the last ``recent`` are left to the tail. There may be lanes
         past those of ``num_kv_heads`` heads.
         """
-        num_layers, _, slots, lanes = self.keys.shape
+        slots, lanes = self.keys.shape[2:]
         heads = num_kv_heads or lanes // queries_LBNH.shape[3]
         used = heads * queries_LBNH.shape[3]
         origin_B = jnp.maximum(held_B - recent, 0) // chunk * chunk
         num_chunks_B = origin_B // chunk
         tail_BS = origin_B[:, None] + jnp.arange(slots - self.budget)
 
-        def choose(layer: Int[Array, ""], buffers: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            held = cache.keys[layer][..., :used], cache.values[layer][..., :used]
-            scores_BKC = chunk_scores(held[0], queries_LBNH[layer], heads, chunk)
-            index_C = jnp.arange(scores_BKC.shape[2])
-            scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
-            scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
-            _, chosen_BKC = top_k(scores_BKC, self.budget // chunk, backend, (DATA, TENSOR))
-            keys_BSI, values_BSI = (_copied(source_BSI, chosen_BKC, chunk, tail_BS) for source_BSI in held)
-            return buffers[0].at[layer, ..., :used].set(keys_BSI), buffers[1].at[layer, ..., :used].set(values_BSI)
+        def choose_all(
+            buffers: tuple[jax.Array, jax.Array],
+            source: tuple[jax.Array, jax.Array],
+            queries_LBNH: jax.Array,
+            num_chunks_B: jax.Array,
+            tail_BS: jax.Array,
+            is_due: jax.Array,
+        ) -> tuple[jax.Array, jax.Array]:
+            def choose(layer: Int[Array, ""], buffers: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                held = source[0][layer][..., :used], source[1][layer][..., :used]
+                scores_BKC = chunk_scores(held[0], queries_LBNH[layer], heads, chunk)
+                index_C = jnp.arange(scores_BKC.shape[2])
+                scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
+                scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
+                _, chosen_BKC = top_k(scores_BKC, self.budget // chunk, backend, (DATA, TENSOR))
+                keys_BSI, values_BSI = (_copied(source_BSI, chosen_BKC, chunk, tail_BS) for source_BSI in held)
+                return buffers[0].at[layer, ..., :used].set(keys_BSI), buffers[1].at[layer, ..., :used].set(values_BSI)
 
-        # A loop of no turns, where a branch would have both outcomes in memory; and one layer at a time.
-        num_turns = jnp.where(is_due, num_layers, 0)
-        keys, values = jax.lax.fori_loop(0, num_turns, choose, (self.keys, self.values))
+            # A loop of no turns, where a branch would have both outcomes in memory; and one layer at a time.
+            num_turns = jnp.where(is_due, queries_LBNH.shape[0], 0)
+            return jax.lax.fori_loop(0, num_turns, choose, buffers)
+
+        layers, whole = PartitionSpec(PIPELINE), PartitionSpec()
+        run = backend.on_stages(choose_all, (layers, layers, layers, whole, whole, whole), layers)
+        buffers, source = (self.keys, self.values), (cache.keys, cache.values)
+        keys, values = run(buffers, source, queries_LBNH, num_chunks_B, tail_BS, jnp.asarray(is_due))
         chosen_B = jnp.minimum(num_chunks_B, self.budget // chunk) * chunk
         return RetrievalCache(
             keys,

@@ -79,7 +79,7 @@ class RingCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RingCache"]:
         """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
-        around = Around(placement.seen.start_B, placement.seen.counts_B, 0)
+        around = Around(placement.seen.start_B, placement.written_B(self.capacity), 0)
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
         rule = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}

@@ -99,7 +99,7 @@ class StreamingCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "StreamingCache"]:
         """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
-        around = Around(placement.seen.start_B, placement.seen.counts_B, self.sinks)
+        around = Around(placement.seen.start_B, placement.written_B(self.keys.shape[2]), self.sinks)
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
         sink_query_BTNH = None

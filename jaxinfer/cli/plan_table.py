@@ -37,6 +37,9 @@ def plan_lines(model: str, report: "PlanReport") -> list[str]:
         "a device's bytes and operations in one run; at most: tokens a second of all devices, were nothing but what "
         "binds to take time (collectives by bandwidth, without latency)",
     ]
+    if any(program.bubble for program in report.programs.values()):
+        idle = ", ".join(f"{program.bubble:.0%} of {name}" for name, program in report.programs.items())
+        lines.append(f"a stage of the pipeline idles for {idle}, which its bytes and operations count as if it did not")
     if any(program.source == "estimate" for program in report.programs.values()):
         lines.append("*: not compiled, since it does not fit; what it must move and compute at least")
     if report.speculation is not None:

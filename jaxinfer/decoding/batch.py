@@ -90,6 +90,9 @@ class RunningBatch:
             programs.create_cache(len(prompts), num_slots, strategy.headroom),
             sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
         )
+        self.prefill_bubble, self.decode_bubble = (
+            programs.bubble(params, state.cache, len(prompts), tokens) for tokens in (num_tokens, strategy.headroom)
+        )
         self._compile_seconds_before = programs.compile_seconds
         began = time.perf_counter()
         self._state, self._memory = programs.prefill(strategy, num_tokens, params, place.place_batch(state))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,6 +16,7 @@ from jaxinfer.decoding.beam_state import SearchRule, initial_beams
 from jaxinfer.decoding.beam_step import prefill_beams, renew_beams, run_beams
 from jaxinfer.decoding.programs import PREFILL_CHUNK, Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
+from jaxinfer.models.decoder import create_cache
 from jaxinfer.notation import Params
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
@@ -92,6 +94,9 @@ class BeamBatch:
             self._rule,
             place.place_batch(state),
         )
+        cache = jax.eval_shape(lambda: create_cache(config, len(prompts), num_slots, backend, headroom=1))
+        self.prefill_bubble = programs.bubble(params, cache, len(prompts), num_tokens)
+        self.decode_bubble = programs.bubble(params, self._state.cache, len(prompts) * strategy.width, 1)
         self._refresh()
         self.prefill_seconds = time.perf_counter() - began - self.compile_seconds
 

@@ -17,6 +17,7 @@ from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
+from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.notation import Array, Int, Params
 from jaxinfer.parallel.partitioner import ONE_DEVICE, Partitioner
 
@@ -107,6 +108,11 @@ class Programs:
         """Return an empty cache for a state."""
         config, backend = self.decoder.config, self.decoder.backend
         return self.partitioner.create(lambda: create_cache(config, batch, num_slots, backend, headroom, self.layout))
+
+    def bubble(self, params: Params, cache: LayeredCache, rows: int, tokens: int) -> float:
+        """Return for what part of a pass of so many new tokens a row a stage of a pipeline has nothing to do."""
+        backend, tokens = self.decoder.backend, min(tokens, PREFILL_CHUNK)
+        return pass_schedule(backend, params["blocks"], cache, rows, tokens).bubble
 
     def run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
         """Run a function compiled for its name and the arguments' shapes, of which the first argument's are fixed.

@@ -17,6 +17,8 @@ class Runner(Protocol):
 
     prefill_seconds: float
     decode_seconds: float
+    prefill_bubble: float
+    decode_bubble: float
 
     @property
     def compile_seconds(self) -> float:

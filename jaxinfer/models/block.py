@@ -22,15 +22,31 @@ _ACTIVATIONS = {
 }
 
 
+class Held(NamedTuple):
+    """What a cache holds where it is not all layers: those from ``first`` on, each in ``count`` parts by rows.
+
+    A forward pass runs on the rows of ``part``.
+    """
+
+    first: Any
+    count: int
+    part: Any
+
+    def index(self, layer: Int[Array, ""] | int) -> Int[Array, ""] | int:
+        """Return where the rows of a layer stand among those held."""
+        return (layer - self.first) * self.count + self.part
+
+
 class Step(NamedTuple):
     """What every block of one forward pass shares, by kind of layer.
 
     ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions), ``placements`` the new
-    tokens' places.
+    tokens' places. ``held`` says what the caches hold; None is all layers.
     """
 
     rotations: tuple[Any, ...]
     placements: tuple[Placement, ...]
+    held: tuple[Held, ...] | None = None
 
 
 class Attention(nn.Module):
@@ -64,7 +80,8 @@ class Attention(nn.Module):
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         scores = Scores(scale, config.attention_softcap)
         placement = step.placements[self.kind]
-        mixed_BTNH, cache = cache.attend(index, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
+        layer = index if step.held is None else step.held[self.kind].index(index)
+        mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
         mixed = mixed_BTNH.reshape(*mixed_BTNH.shape[:2], -1)
         project = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
         return project(mixed), cache

@@ -19,6 +19,7 @@ from jaxinfer.models.blocks import build_blocks, layer_indices
 from jaxinfer.models.config import DecoderConfig, LayerKind
 from jaxinfer.models.linear import Linear, Table, parameter
 from jaxinfer.models.norm import Norm
+from jaxinfer.models.pipeline import run_stages
 from jaxinfer.models.positions import rotary_tables, unbounded_tables
 from jaxinfer.models.rope_frequencies import static_frequencies
 from jaxinfer.models.streaming import streams
@@ -158,7 +159,14 @@ def forward(
     placements: tuple[Placement, ...],
     context_lengths_B: Int[Array, " B"],
 ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-    """Run `Decoder.__call__` as a pure function."""
+    """Run `Decoder.__call__` as a pure function, its blocks by the stages that have them."""
+    config, backend = decoder.config, decoder.backend
+    if backend.stages > 1:
+        step = build_step(config, backend, positions_BT, placements, context_lengths_B)
+        hidden_BTD = decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded")
+        carry = cast(jax.Array, hidden_BTD), cache
+        hidden_BTD, cache = run_stages(config, backend, params["blocks"], carry, 0, config.num_layers, step)
+        return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
     inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B)
     return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
 

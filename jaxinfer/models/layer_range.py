@@ -52,9 +52,9 @@ def _run_periods(
 
     def advance(carry: Carry, repeat: Any) -> tuple[Carry, None]:
         for offset, (kind, first) in enumerate(places):
-            params = jax.tree.map(lambda leaf: leaf[repeat], _stack(blocks, cycle, offset))
+            params = jax.tree.map(lambda leaf: leaf[repeat], stack_of(blocks, cycle, offset))
             index = first + repeat * kinds.count(kind)
-            carry = _apply(config, backend, kind, params, carry, index, step)
+            carry = apply_block(config, backend, kind, params, carry, index, step)
         return carry, None
 
     first_repeat = (layer - cycle.start) // cycle.period
@@ -65,21 +65,21 @@ def _run_periods(
 
 def _run_one(config: DecoderConfig, backend: Backend, params: Params, carry: Carry, layer: int, step: Step) -> Carry:
     kind, index = index_in_kind(config, layer)
-    return _apply(config, backend, kind, params, carry, index, step)
+    return apply_block(config, backend, kind, params, carry, index, step)
 
 
 def _parameters(blocks: Params, cycle: Cycle, layer: int) -> Params:
     if cycle.stop - cycle.start == 1 and f"layer_{layer}" in blocks:
         return blocks[f"layer_{layer}"]
     repeat, offset = divmod(layer - cycle.start, cycle.period)
-    return jax.tree.map(lambda leaf: leaf[repeat], _stack(blocks, cycle, offset))
+    return jax.tree.map(lambda leaf: leaf[repeat], stack_of(blocks, cycle, offset))
 
 
-def _stack(blocks: Params, cycle: Cycle, offset: int) -> Params:
+def stack_of(blocks: Params, cycle: Cycle, offset: int) -> Params:
     return blocks[cycle.name][f"offset_{offset}"] if cycle.name in blocks else blocks
 
 
-def _apply(
+def apply_block(
     config: DecoderConfig, backend: Backend, kind: int, params: Params, carry: Carry, index: Any, step: Step
 ) -> Carry:
     block = Block(config, backend, kind, parent=None)

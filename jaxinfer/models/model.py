@@ -9,6 +9,7 @@ from jaxinfer.cache.interface import LayeredCache, Placement
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, build_step, forward, output_logits
 from jaxinfer.models.layer_range import run_layers
+from jaxinfer.models.pipeline import run_stages
 from jaxinfer.notation import Array, Float, Int, Params
 
 
@@ -60,7 +61,8 @@ class Model:
         """Run layers ``start .. stop - 1`` on hidden states, without the final norm."""
         config, backend = self.config, self.decoder.backend
         step = build_step(config, backend, positions_BT, placements, context_lengths_B)
-        return run_layers(config, backend, self.params["blocks"], (hidden_BTD, cache), start, stop, step)
+        run = run_layers if backend.stages == 1 else run_stages
+        return run(config, backend, self.params["blocks"], (hidden_BTD, cache), start, stop, step)
 
     def _apply(self, method: str, *inputs: Any) -> jax.Array:
         return cast(jax.Array, self.decoder.apply({"params": self.params}, *inputs, method=method))

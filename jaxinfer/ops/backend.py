@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import PIPELINE
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -33,7 +34,9 @@ class Backend:
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
     own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
     ``[in, out]`` instead of ``[out, in]``. ``mesh`` are the devices that the model is split over, of which those along
-    its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device. A cache's lanes are whole
+    its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device. ``stages`` is how many
+    devices along its axis ``pipeline`` have a part of the layers each, ``microbatches`` into how many parts a batch is
+    cut for them at the most (None: as many as take the least time). A cache's lanes are whole
     multiples of ``lane_tile`` where the heads are not split. ``kernels`` is what works on a cache: Pallas kernels, the
     same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what defines correct.
     ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations.
@@ -50,6 +53,8 @@ class Backend:
     kv_shards: int = 1
     kernels: Kernels = "xla"
     mesh: Mesh | AbstractMesh | None = None
+    stages: int = 1
+    microbatches: int | None = None
     remat_layers: bool = False
 
     def cache_lanes(self, numbers: int) -> int:
@@ -60,11 +65,27 @@ class Backend:
         return -(-numbers // self.lane_tile) * self.lane_tile if self.kv_shards == 1 else numbers
 
     def on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """Return ``function`` as each device of the mesh runs it on its parts of the arguments."""
+        """Return ``function`` as each device of the mesh runs it on its parts of the arguments.
+
+        Inside a stage of a pipeline, ``function`` meets what the stage has.
+        """
+        context = jax.sharding.get_abstract_mesh()
         # A program that is compiled for devices elsewhere has their mesh as its context, which names the chip too.
-        mesh = None if jax.sharding.get_abstract_mesh().axis_names else self.mesh
+        mesh = None if context.axis_names else self.mesh
+        axes = set((mesh or context).axis_names) - set(context.manual_axes)
         # What a kernel returns does not say on which axes it varies.
-        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False
+        )
+
+    def on_stages(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """Return ``function`` as each stage of a pipeline runs it on its layers, other axes left to the compiler."""
+        if self.stages == 1:
+            return function
+        mesh = None if jax.sharding.get_abstract_mesh().axis_names else self.mesh
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={PIPELINE}, check_vma=False
+        )
 
     @property
     def precision(self) -> jax.lax.Precision:

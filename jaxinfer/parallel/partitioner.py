@@ -17,6 +17,8 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.padding import pad_config, pad_parameter, parameter_sources
+from jaxinfer.models.stacking import stack_params
+from jaxinfer.models.stages import check_stages, num_stages
 from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.mesh import MeshConfig, parse_mesh
@@ -31,9 +33,21 @@ class Partitioned(NamedTuple):
 
 
 def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh | None) -> Partitioned:
-    """Return how a decoder runs on a mesh, of devices that are here or not, or on one device."""
-    tensor = 1 if mesh is None else mesh.shape[TENSOR]
-    return Partitioned(pad_config(config, tensor), replace(backend, kv_shards=tensor, mesh=mesh))
+    """Return how a decoder runs on a mesh, of devices that are here or not, or on one device.
+
+    Layers that do not divide over the axis ``pipeline`` are on all its devices: a draft model's may, a model's own are
+    to be checked (`jaxinfer.models.stages.check_stages`).
+    """
+    if mesh is None:
+        return Partitioned(config, replace(backend, kv_shards=1, mesh=None))
+    tensor, stages = mesh.shape[TENSOR], num_stages(config, mesh.shape[PIPELINE])
+    backend = replace(backend, kv_shards=tensor, mesh=mesh, stages=stages)
+    return Partitioned(pad_config(config, tensor), _stacked(backend) if stages > 1 else backend)
+
+
+def _stacked(backend: Backend) -> Backend:
+    """Return the backend with blocks in stacks, of which every stage has a part."""
+    return replace(backend, scan_layers=True, transposed_kernels=False)
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,11 @@ class Partitioner:
         return 1 if self.mesh is None else self.mesh.shape[DATA]
 
     @property
+    def pipeline(self) -> int:
+        """Over how many devices the layers are split."""
+        return 1 if self.mesh is None else self.mesh.shape[PIPELINE]
+
+    @property
     def num_devices(self) -> int:
         """How many devices there are in all."""
         return 1 if self.mesh is None else self.mesh.size
@@ -65,9 +84,13 @@ class Partitioner:
         """Return how a decoder runs here."""
         return partition(config, backend, self.mesh)
 
+    def check(self, config: DecoderConfig) -> None:
+        """Raise InvalidOption where a decoder's layers do not split over the mesh."""
+        check_stages(config, self.pipeline)
+
     def padding(self, config: DecoderConfig, backend: Backend) -> Params:
         """Return what the elements of the partitioned decoder's parameters are; see `jaxinfer.models.padding`."""
-        return parameter_sources(config, backend, self.tensor)
+        return parameter_sources(config, self.partition(config, backend).backend, self.tensor)
 
     def load_params(
         self,
@@ -89,8 +112,10 @@ class Partitioner:
         """Split the parameters of a decoder, or of the partitioned one, over the mesh."""
         if self.mesh is None:
             return params
-        padded = jax.tree.map(pad_parameter, params, self.padding(config, backend))
-        return jax.tree.map(_put, padded, parameter_shardings(*self.partition(config, backend), self.mesh))
+        part = self.partition(config, backend)
+        stacked = stack_params(params, abstract_params(*part))
+        padded = jax.tree.map(pad_parameter, stacked, self.padding(config, backend))
+        return jax.tree.map(_put, padded, parameter_shardings(*part, self.mesh))
 
     def place(self, tree: Any) -> Any:
         """Put arrays on every device."""
@@ -154,11 +179,10 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         mesh = mesh.build(jax.devices())
     if mesh is not None and mesh.axis_names != MESH_AXES:
         raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
-    for axis in (PIPELINE, SEQUENCE):
-        if mesh is not None and mesh.shape[axis] > 1:
-            raise InvalidOption(
-                f"mesh: {axis}={mesh.shape[axis]}: models are split over the axes data and tensor alone"
-            )
+    if mesh is not None and mesh.shape[SEQUENCE] > 1:
+        raise InvalidOption(
+            f"mesh: {SEQUENCE}={mesh.shape[SEQUENCE]}: models are split over the axes data, pipeline and tensor alone"
+        )
     return Partitioner(mesh)
 
 

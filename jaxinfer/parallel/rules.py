@@ -13,7 +13,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.parallel.mesh import DATA, TENSOR
+from jaxinfer.parallel.mesh import DATA, PIPELINE, TENSOR
 
 # Megatron's split (Shoeybi et al., 1909.08053): heads and hidden features apart, one sum after each half of a block.
 MESH_AXES: Mapping[str, str | None] = MappingProxyType(
@@ -24,13 +24,13 @@ MESH_AXES: Mapping[str, str | None] = MappingProxyType(
         "vocab": TENSOR,
         "embed": None,
         "head_dim": None,
-        "layers": None,
+        "layers": PIPELINE,
         "batch": DATA,
         "slots": None,
     }
 )
 
-# [L, B, S, K*H]: a device holds the lanes of its own heads.
+# [L, B, S, K*H]: a device holds the lanes of its own heads, in its own layers and rows.
 CACHE_AXES = PartitionSpec("layers", "batch", "slots", "kv_heads")
 CACHE_SPEC = PartitionSpec(None, None, None, TENSOR)
 
@@ -42,8 +42,13 @@ def mesh_spec(axes: PartitionSpec) -> PartitionSpec:
 
 def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh) -> Params:
     """Return how every parameter is split over a mesh, as a tree of ``NamedSharding``."""
-    axes = logical_axes(config, backend)
-    return jax.tree.map(lambda names: NamedSharding(mesh, mesh_spec(names)), axes, is_leaf=_is_spec)
+
+    def sharding(names: PartitionSpec) -> NamedSharding:
+        # What is not run in stages is on all devices of a pipeline.
+        split = (None if axis == "layers" and backend.stages == 1 else axis for axis in names)
+        return NamedSharding(mesh, mesh_spec(PartitionSpec(*split)))
+
+    return jax.tree.map(sharding, logical_axes(config, backend), is_leaf=_is_spec)
 
 
 def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
@@ -59,7 +64,10 @@ def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
         return NamedSharding(mesh, PartitionSpec(rows) if is_split else PartitionSpec())
 
     def of_cache(leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, mesh_spec(CACHE_AXES)) if leaf.ndim == len(CACHE_AXES) else of_array(leaf)
+        if leaf.ndim != len(CACHE_AXES):
+            return of_array(leaf)
+        layers, *others = mesh_spec(CACHE_AXES)
+        return NamedSharding(mesh, PartitionSpec(_if_even(leaf.shape[0], layers, mesh), *others))
 
     def of_node(node: Any) -> Any:
         return jax.tree.map(of_cache, node) if isinstance(node, Cache) else of_array(node)
@@ -78,6 +86,10 @@ def check_split(config: DecoderConfig, tensor: int) -> None:
     for name, size in sizes.items():
         if size % tensor:
             raise InvalidOption(f"{size} {name} do not split over tensor={tensor} devices: choose a divisor of {size}")
+
+
+def _if_even(size: int, axis: Any, mesh: Mesh | AbstractMesh) -> str | None:
+    return axis if axis is not None and size % mesh.shape[axis] == 0 else None
 
 
 def _is_spec(node: Any) -> bool:

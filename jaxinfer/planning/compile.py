@@ -21,9 +21,10 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
+from jaxinfer.models.stages import check_stages
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.parallel.mesh import PIPELINE, SEQUENCE, MeshConfig
+from jaxinfer.parallel.mesh import SEQUENCE, MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, partition
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from jaxinfer.planning.placement import (
@@ -114,6 +115,7 @@ def compile_programs(
     where libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
+    check_stages(config, mesh.pipeline)
     if prompt_tokens is not None and prompt_tokens > max_len:
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     devices = topology_mesh(topology, mesh)
@@ -160,9 +162,8 @@ def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Partit
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:
     """Raise InvalidOption for a mesh that programs cannot be compiled for, or that does not divide the batch."""
-    for axis in (PIPELINE, SEQUENCE):
-        if mesh.sizes[axis] > 1:
-            raise InvalidOption(f"mesh {mesh}: programs split over {axis} are not planned yet; use data and tensor")
+    if mesh.sequence > 1:
+        raise InvalidOption(f"mesh {mesh}: programs split over {SEQUENCE} are not planned yet; use the other axes")
     if batch % mesh.data:
         raise InvalidOption(
             f"a batch of {batch} does not split over data={mesh.data} devices: choose a multiple of {mesh.data}"

@@ -9,6 +9,7 @@ from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.stages import check_stages
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned
@@ -46,6 +47,7 @@ class Deployment:
                 f"choose axes that multiply to {count}, or another topology"
             )
         check_mesh(self.mesh, self.batch)
+        check_stages(self.config, self.mesh.pipeline)
         longest = self.config.longest_text
         if longest is not None and self.max_len > longest:
             raise InvalidOption(f"max_len={self.max_len} exceeds the {longest} tokens that the model was made for")

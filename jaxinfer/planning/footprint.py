@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 
+from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params, create_cache
+from jaxinfer.models.pipeline import pass_schedule
+from jaxinfer.models.stages import Schedule
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.placement import device_bytes, placed_params, placed_state
 from jaxinfer.planning.roofline import Work
@@ -15,12 +20,14 @@ class Footprint:
     """Bytes and numbers of one device.
 
     ``read_bytes`` is the part of ``weights_bytes`` that every step reads: an embedding table that is not the output
-    matrix too gives a few rows only. ``multiplied_weights`` are those that each token is multiplied with.
-    ``state_bytes`` is the text and what is known of it.
+    matrix too gives a few rows only. ``block_bytes`` are the layers' weights, those of a stage where there are stages;
+    ``multiplied_weights`` are what each token is multiplied with, these and the output matrix. ``state_bytes`` is the
+    text and what is known of it.
     """
 
     weights_bytes: int
     read_bytes: int
+    block_bytes: int
     multiplied_weights: int
     cache_bytes: int
     state_bytes: int
@@ -41,14 +48,26 @@ def count_footprint(deployment: Deployment) -> Footprint:
     weights = device_bytes(params)
     tables = [name for name in ("embed", "positions") if name in params]
     looked_up = sum(device_bytes(params[name]) for name in tables)
-    head = device_bytes(params["embed" if config.tied_embeddings else "head"])
+    head, blocks = (device_bytes(params[name]) for name in ("embed" if config.tied_embeddings else "head", "blocks"))
     return Footprint(
         weights_bytes=weights,
         read_bytes=weights - looked_up + (head if config.tied_embeddings else 0),
-        multiplied_weights=(device_bytes(params["blocks"]) + head) // itemsize,
+        block_bytes=blocks,
+        multiplied_weights=(blocks + head) // itemsize,
         cache_bytes=device_bytes(state.cache),
         state_bytes=device_bytes(state) - device_bytes(state.cache),
     )
+
+
+def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
+    """Return how a pass of so many new tokens a row, or of a chunk of these, goes through the stages of a pipeline."""
+    config, backend = deployment.split
+    if backend.stages == 1:
+        return Schedule(1, 1)
+    headroom, slots = deployment.strategy.headroom, deployment.num_slots
+    cache = jax.eval_shape(lambda: create_cache(config, deployment.batch, slots, backend, headroom))
+    blocks = abstract_params(config, backend)["blocks"]
+    return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, PREFILL_CHUNK))
 
 
 def decode_floor(footprint: Footprint) -> int:
@@ -65,18 +84,14 @@ def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) 
     """Return the least work of one step that verifies so many nodes a row, a full cache before them."""
     rows = deployment.batch // deployment.mesh.data
     attended = _seen(deployment.split.config, deployment.num_slots)
-    flops = rows * nodes * (2 * footprint.multiplied_weights + _attention_flops(deployment, attended))
-    return _with_sums(deployment, decode_floor(footprint), flops, rows * nodes)
+    return _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
 
 
 def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
     """Return the least work of prefill: causal attention, and the logits of the last tokens only."""
-    config, tokens = deployment.split.config, deployment.prompt_tokens
-    rows = deployment.batch // deployment.mesh.data
-    head = config.vocab_size * (config.embedding_dim or config.model_dim) // deployment.mesh.tensor
-    attended = _seen(config, tokens) // 2
-    flops = rows * tokens * (2 * (footprint.multiplied_weights - head) + _attention_flops(deployment, attended))
-    return _with_sums(deployment, prefill_floor(deployment, footprint), flops + rows * 2 * head, rows * tokens)
+    tokens, rows = deployment.prompt_tokens, deployment.batch // deployment.mesh.data
+    written = prefill_floor(deployment, footprint) - footprint.read_bytes
+    return _pass(deployment, footprint, written, rows, tokens, _seen(deployment.split.config, tokens) // 2, rows)
 
 
 def _seen(config: DecoderConfig, slots: int) -> int:
@@ -84,16 +99,30 @@ def _seen(config: DecoderConfig, slots: int) -> int:
     return sum(slots if kind.window is None else min(kind.window, slots) for kind in config.layers)
 
 
-def _attention_flops(deployment: Deployment, attended: int) -> int:
-    config = deployment.split.config
-    return 4 * config.num_heads * config.head_dim * attended // deployment.mesh.tensor
-
-
-def _with_sums(deployment: Deployment, hbm_bytes: int, flops: int, tokens: int) -> Work:
-    """Add the sums over the tensor axis: two a layer, and one of the embeddings."""
-    config, tensor = deployment.split.config, deployment.mesh.tensor
-    if tensor == 1:
-        return Work(hbm_bytes, flops, 0, {})
-    count = 2 * config.num_layers + 1
-    size = count * tokens * config.model_dim * jnp.dtype(deployment.split.backend.compute_dtype).itemsize
-    return Work(hbm_bytes, flops, 2 * size * (tensor - 1) // tensor, {"all-reduce": (count, size)})
+def _pass(
+    deployment: Deployment, footprint: Footprint, cache_bytes: int, rows: int, tokens: int, attended: int, drawn: int
+) -> Work:
+    """Count a pass of new tokens, of which so many are ``drawn`` from; a stage works, or waits, in all ticks."""
+    config, backend = deployment.split
+    mesh, itemsize = deployment.mesh, jnp.dtype(backend.param_dtype).itemsize
+    schedule = pipeline_schedule(deployment, tokens)
+    ticks, count = schedule.ticks, schedule.microbatches
+    weights = footprint.block_bytes // itemsize
+    attention = 4 * config.num_heads * config.head_dim * attended // mesh.tensor // mesh.pipeline
+    flops = rows * tokens * (2 * weights + attention) * ticks // count
+    flops += drawn * 2 * (footprint.multiplied_weights - weights)
+    hbm_bytes = footprint.read_bytes + (ticks - 1) * footprint.block_bytes + cache_bytes * ticks // count
+    # Two sums a layer over the tensor axis, and one of the embeddings; between stages hidden states, and at their end.
+    hidden = rows * tokens * config.model_dim * jnp.dtype(backend.compute_dtype).itemsize
+    sent, collectives = 0, {}
+    if mesh.tensor > 1:
+        inside = 2 * config.num_layers // mesh.pipeline * ticks
+        size = hidden * inside // count + hidden
+        collectives["all-reduce"] = inside + 1, size
+        sent += 2 * size * (mesh.tensor - 1) // mesh.tensor
+    if mesh.pipeline > 1:
+        sums, size = collectives.get("all-reduce", (0, 0))
+        collectives["all-reduce"] = sums + 1, size + hidden
+        collectives["collective-permute"] = ticks, hidden * ticks // count
+        sent += 2 * hidden * (mesh.pipeline - 1) // mesh.pipeline + hidden * ticks // count
+    return Work(hbm_bytes, flops, sent, collectives)

@@ -15,6 +15,7 @@ from jaxinfer.planning.footprint import (
     decode_floor,
     estimate_prefill,
     estimate_step,
+    pipeline_schedule,
     prefill_floor,
 )
 from jaxinfer.planning.hlo_walk import total
@@ -32,7 +33,9 @@ class ProgramReport:
     possible. ``total_bytes`` is all that it needs of the device's memory. ``hbm_bytes`` cross from or to that memory,
     ``floor_bytes`` must; ``flops`` are those of products; ``collectives`` are by kind, ``sent_bytes`` what the device
     sends for them. ``roofline_seconds`` is the longest of the three times and ``bound`` its name; a run gives at most
-    ``tokens`` tokens of all rows, which makes ``tokens_per_second`` a bound of the whole mesh.
+    ``tokens`` tokens of all rows, which makes ``tokens_per_second`` a bound of the whole mesh. ``bubble`` is for what
+    part of a pass over its rows a stage of a pipeline has nothing to do: bytes and operations count all passes as long
+    as they take.
     """
 
     source: str
@@ -50,6 +53,7 @@ class ProgramReport:
     bound: str
     tokens: int
     tokens_per_second: float
+    bubble: float
     compile_seconds: float | None
 
 
@@ -156,17 +160,14 @@ def _program(
     """Report on a program, or where there is none on the least that it must be."""
     strategy = deployment.strategy
     drafts = strategy.max_depth if name == "verify" else 0
+    nodes = strategy.headroom if drafts else 1
     is_prefill = name == "prefill"
     if program is not None:
         counted = total(program.instructions(inner_trips=drafts - isinstance(strategy, DraftModel)))
         work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives)
         needed, temporaries = program.total_bytes, program.temporary_bytes
     else:
-        work = (
-            estimate_prefill(deployment, footprint)
-            if is_prefill
-            else estimate_step(deployment, footprint, strategy.headroom if drafts else 1)
-        )
+        work = estimate_prefill(deployment, footprint) if is_prefill else estimate_step(deployment, footprint, nodes)
         needed = max(required or 0, footprint.total_bytes)
         temporaries = needed - footprint.total_bytes
     times = roofline(work, deployment.chip, deployment.dtype)
@@ -187,6 +188,7 @@ def _program(
         bound=times.bound,
         tokens=tokens,
         tokens_per_second=tokens / times.seconds,
+        bubble=pipeline_schedule(deployment, deployment.prompt_tokens if is_prefill else nodes).bubble,
         compile_seconds=None if program is None else program.compile_seconds,
     )
 

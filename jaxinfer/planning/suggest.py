@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.stages import num_stages
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import Footprint, count_footprint, estimate_step
@@ -132,7 +133,14 @@ def _on_meshes(deployment: Deployment, topology: str) -> Iterator[Deployment]:
     devices = num_devices(topology)
     for data in range(1, min(devices, deployment.batch) + 1):
         if devices % data == 0 and deployment.batch % data == 0:
-            yield replace(deployment, topology=topology, mesh=MeshConfig(data=data, tensor=devices // data))
+            for stages in _stage_counts(deployment, devices // data):
+                mesh = MeshConfig(data=data, pipeline=stages, tensor=devices // data // stages)
+                yield replace(deployment, topology=topology, mesh=mesh)
+
+
+def _stage_counts(deployment: Deployment, devices: int) -> list[int]:
+    counts = (count for count in range(1, devices + 1) if devices % count == 0)
+    return [count for count in counts if num_stages(deployment.config, count) == count]
 
 
 def _compiled(deployment: Deployment, notice: Notice) -> PlanReport:

@@ -25,7 +25,7 @@ MISTAKES = {
     "no axis": (["--topology", "v5e:2x4", "--mesh", "model=8"], ["model=8", "tensor=4"]),
     "two meshes": (["--topology", "v5e:2x4", "--mesh", "tensor=8", "--tensor", "8"], ["--tensor", "--mesh"]),
     "indivisible batch": (["--topology", "v5e:2x4", "--mesh", "data=8", "--batch", "12"], ["12", "data=8"]),
-    "stages": (["--topology", "v5e:2x4", "--mesh", "pipeline=8"], ["pipeline=8", "data and tensor"]),
+    "stages": (["--topology", "v5e:2x4", "--mesh", "pipeline=8"], ["30 layers", "pipeline=8", "divisor of 30"]),
     "too long": (["--topology", "v5e:1x1", "--max-len", "8193"], ["8193", "8192"]),
     "unknown dtype": (["--topology", "v5e:1x1", "--dtype", "int3"], ["int3"]),
     "no rows": (["--topology", "v5e:1x1", "--batch", "0"], ["--batch", "'0'"]),

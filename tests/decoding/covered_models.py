@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -124,9 +124,9 @@ def random_prompts() -> list[list[int]]:
     return [rng.integers(1, VOCAB_SIZE, length).tolist() for length in LENGTHS]
 
 
-def random_model(name: str) -> LanguageModel:
+def random_model(name: str, num_layers: int = 2) -> LanguageModel:
     """Return a random model whose last layer changes little, so that the layers before it are of one mind with it."""
-    config = family_of(CONFIGS[name]).translate(CONFIGS[name])
+    config = replace(family_of(CONFIGS[name]).translate(CONFIGS[name]), num_layers=num_layers)
     params = random_params(config, seed=3)
     if config.block == "sandwich":
         # The norms behind its parts set how much a layer adds. The first is to outweigh the embedding and the last

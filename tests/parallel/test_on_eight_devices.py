@@ -10,13 +10,21 @@ import pytest
 FOLDER = Path(__file__).parent / "on_eight_devices"
 
 
-# In two processes, one after the other, since a test may take 15 minutes and no more on any machine.
-@pytest.mark.parametrize("part", ["llama or gemma2", "not llama and not gemma2"])
-def test_everything_holds_on_eight_devices(part):
+# In processes of their own, one after the other, since a test may take 15 minutes and no more on any machine.
+PARTS = [
+    (file.name, part)
+    for file in sorted(FOLDER.glob("test_*.py"))
+    for part in (("llama or gemma2", "not llama and not gemma2") if file.name == "test_exactness.py" else ("",))
+]
+
+
+@pytest.mark.parametrize(("file", "part"), PARTS)
+def test_everything_holds_on_eight_devices(file, part):
     # Kernels that are interpreted on several devices wait for each other in a pool of this many threads.
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+    options = ["-k", part, "-n0", "-q", "-p", "no:cacheprovider", "--durations=10"]
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", FOLDER, "-k", part, "-n0", "-q", "-p", "no:cacheprovider", "--durations=10"],
+        [sys.executable, "-m", "pytest", FOLDER / file, *options],
         env={**os.environ, **flags},
         cwd=FOLDER.parents[2],
         capture_output=True,

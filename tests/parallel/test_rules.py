@@ -1,14 +1,16 @@
 """How parameters are split over a mesh."""
 
+from dataclasses import replace
+
 import jax
-import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.rules import check_split, parameter_shardings
 
 CONFIG = DecoderConfig(
@@ -27,7 +29,7 @@ CONFIG = DecoderConfig(
 
 
 def test_heads_features_and_vocabulary_are_split_and_the_rest_is_on_every_device():
-    mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+    mesh = MeshConfig().build(jax.devices()[:1])
     backend = choose_backend("float32", platform="tpu")
     shardings = parameter_shardings(CONFIG, backend, mesh)
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
@@ -40,6 +42,13 @@ def test_heads_features_and_vocabulary_are_split_and_the_rest_is_on_every_device
     assert specs["embed"]["embedding"] == specs["head"]["kernel"] == PartitionSpec("tensor", None)
     assert specs["final_norm"]["scale"] == PartitionSpec(None)
     assert jax.tree.structure(shardings) == jax.tree.structure(abstract_params(CONFIG, backend))
+
+
+def test_stages_have_their_own_layers():
+    mesh, backend = MeshConfig().build(jax.devices()[:1]), choose_backend("float32", platform="tpu")
+    shardings = parameter_shardings(CONFIG, replace(backend, stages=2), mesh)
+    assert shardings["blocks"]["mlp"]["up"]["kernel"].spec == PartitionSpec("pipeline", "tensor", None)
+    assert shardings["embed"]["embedding"].spec == PartitionSpec("tensor", None)
 
 
 def test_a_decoder_that_splits_evenly_passes():

@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
         ("h100:8", {}, "unknown TPU topology 'h100:8'"),
         ("v5e:seven", {}, "no TPU topology 'v5e:seven'"),
         ("v5e:2x4", {}, "v5e:2x4 has 8 devices, but mesh tensor=1 is of 1: choose axes that multiply to 8"),
-        ("v5e:2x4", {"mesh": MeshConfig(pipeline=8)}, "mesh pipeline=8: programs split over pipeline are not planned"),
+        ("v5e:2x4", {"mesh": MeshConfig(pipeline=8)}, "layers do not split evenly over pipeline=8 devices"),
         ("v5e:2x4", {"mesh": MeshConfig(data=8), "batch": 12}, "a batch of 12 does not split over data=8 devices"),
         ("v5e:1x1", {"prompt_tokens": 300}, "prompt_tokens=300 exceeds max_len=256"),
     ],

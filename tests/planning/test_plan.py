@@ -154,7 +154,10 @@ def test_what_fits_instead_is_compiled(refused):
         ({"topology": "v5e:2by4"}, "no TPU topology 'v5e:2by4'"),
         ({"mesh": MeshConfig(data=2, tensor=2)}, "v5e:2x4 has 8 devices, but mesh data=2,tensor=2 is of 4"),
         ({"mesh": MeshConfig(data=8), "batch": 12}, "a batch of 12 does not split over data=8 devices"),
-        ({"mesh": MeshConfig(pipeline=2, tensor=4)}, "programs split over pipeline are not planned"),
+        (
+            {"mesh": MeshConfig(pipeline=8), "config": dataclasses.replace(LLAMA_2_7B, num_layers=30)},
+            "30 layers do not split evenly over pipeline=8 devices",
+        ),
         ({"mesh": MeshConfig(sequence=8)}, "programs split over sequence are not planned"),
         ({"max_len": 4097}, "max_len=4097 exceeds the 4096 tokens"),
         ({"prompt_tokens": 2048}, "prompt_tokens=2048 exceeds max_len=2046"),

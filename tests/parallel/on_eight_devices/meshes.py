@@ -1,5 +1,6 @@
 """The meshes and models of these tests, and the same model on one device and on several."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -43,22 +44,29 @@ class Single:
     lm: LanguageModel
     asked: Asked
 
-    def on(self, mesh: MeshConfig) -> LanguageModel:
+    def on(self, mesh: MeshConfig, microbatches: int | None = None) -> LanguageModel:
         """Return the model on as many of the eight devices as a mesh has."""
         assert jax.device_count() == 8
-        lm = self.lm
-        return LanguageModel(lm.config, lm.params, lm.backend, mesh=mesh.build(jax.devices()[: mesh.num_devices]))
+        lm, devices = self.lm, mesh.build(jax.devices()[: mesh.num_devices])
+        return LanguageModel(lm.config, lm.params, replace(lm.backend, microbatches=microbatches), mesh=devices)
 
 
-def make_single(name: str) -> Single:
+def make_single(name: str, num_layers: int = 2) -> Single:
     """Make a model with its texts; no prompt is left whose tokens were nearly others."""
     with quick_compilation():
-        lm = _nine_heads() if name == "llama" else random_model(name)
+        lm = _nine_heads(num_layers) if name == "llama" else random_model(name, num_layers)
         return Single(lm, ask_clearly(lm, random_prompts(), LIMITS, SAMPLINGS))
 
 
-def _nine_heads() -> LanguageModel:
+def is_search(hlo: str, name: str) -> bool:
+    """Tell whether an instruction is one that `jaxinfer.ops.top_k` asks for itself."""
+    found = re.search(rf"%{re.escape(name)} = .*op_name=\"([^\"]*)\"", hlo)
+    return found is not None and found[1].endswith("shard_map/all_gather")
+
+
+def _nine_heads(num_layers: int) -> LanguageModel:
     """Return a llama with the heads of SmolLM2-135M, and features that no even number divides."""
-    config = replace(TINY_LLAMA, vocab_size=VOCAB_SIZE, num_heads=9, num_kv_heads=3, ffn_dim=63, max_position=256)
+    heads = {"num_heads": 9, "num_kv_heads": 3}
+    config = replace(TINY_LLAMA, vocab_size=VOCAB_SIZE, num_layers=num_layers, ffn_dim=63, max_position=256, **heads)
     params = damp_last_layer(config, random_params(config, seed=3), 0.3)
     return LanguageModel(config, params, float32_backend())

@@ -3,7 +3,6 @@
 Meshes, strategies and families are covered in pairs; the full product is marked exhaustive.
 """
 
-import re
 from collections.abc import Callable
 
 import jax
@@ -15,7 +14,7 @@ from jaxinfer.planning.hlo_walk import walk
 from tests.decoding.covered_models import quick_compilation
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
-from tests.parallel.on_eight_devices.meshes import MESHES, MODELS, Single, make_single
+from tests.parallel.on_eight_devices.meshes import MESHES, MODELS, Single, is_search, make_single
 
 # Each strategy meets each of these meshes once and each family once, and each mesh every family.
 COVER = [
@@ -85,13 +84,7 @@ def check_communication(lm: LanguageModel) -> None:
     for compiled in lm.programs._compiled.values():
         sent = [found for found in walk(compiled.as_text()) if found.collective]
         gathered = [found.name for found in sent if found.collective != "all-reduce"]
-        assert all(_is_search(compiled.as_text(), name) for name in gathered), gathered
-
-
-def _is_search(hlo: str, name: str) -> bool:
-    """Tell whether an instruction is one that `jaxinfer.ops.top_k` asks for itself."""
-    found = re.search(rf"%{re.escape(name)} = .*op_name=\"([^\"]*)\"", hlo)
-    return found is not None and found[1].endswith("shard_map/all_gather")
+        assert all(is_search(compiled.as_text(), name) for name in gathered), gathered
 
 
 def test_beam_search_keeps_the_texts_of_one_device(single):
