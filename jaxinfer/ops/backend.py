@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import SEQUENCE
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -51,6 +52,11 @@ class Backend:
     kernels: Kernels = "xla"
     mesh: Mesh | AbstractMesh | None = None
     remat_layers: bool = False
+
+    @property
+    def slot_shards(self) -> int:
+        """Over how many devices the slots of a dense cache, and the tokens of a prompt, are split."""
+        return 1 if self.mesh is None else self.mesh.shape.get(SEQUENCE, 1)
 
     def cache_lanes(self, numbers: int) -> int:
         """Return how many lanes a cache has for so many numbers a slot; zeros fill up what a device would leave empty.

@@ -17,7 +17,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.padding import pad_config, pad_parameter, parameter_sources
-from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
+from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.mesh import MeshConfig, parse_mesh
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
@@ -154,11 +154,10 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         mesh = mesh.build(jax.devices())
     if mesh is not None and mesh.axis_names != MESH_AXES:
         raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
-    for axis in (PIPELINE, SEQUENCE):
-        if mesh is not None and mesh.shape[axis] > 1:
-            raise InvalidOption(
-                f"mesh: {axis}={mesh.shape[axis]}: models are split over the axes data and tensor alone"
-            )
+    if mesh is not None and mesh.shape[PIPELINE] > 1:
+        raise InvalidOption(
+            f"mesh: {PIPELINE}={mesh.shape[PIPELINE]}: models are split over the axes data, sequence and tensor"
+        )
     return Partitioner(mesh)
 
 
