@@ -18,6 +18,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
 from jaxinfer.ops.cache_write import write_to_layer
 from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.ring_attention import attend_around_ring, goes_around, is_whole_prompt
 from jaxinfer.ops.split_slots import attend_to_split_slots, has_split_slots
 
 
@@ -59,19 +60,15 @@ class DenseCache:
         """Write the new tokens, then attend to the slots that the placement's mask spans."""
         new = keys_BTKH, values_BTKH
         if has_split_slots(self.keys, backend):
+            held = self.keys, self.values, *new
             rule = {"softcap": scores.softcap, "window": self.window}
-            mixed, keys, values = attend_to_split_slots(
-                query_BTNH,
-                self.keys,
-                self.values,
-                *new,
-                layer,
-                placement.slots_BT,
-                placement.seen,
-                scores.scale,
-                backend,
-                **rule,
-            )
+            num_tokens = query_BTNH.shape[1]
+            if is_whole_prompt(placement.seen, num_tokens) and goes_around(num_tokens, backend):
+                attended = attend_around_ring(query_BTNH, *held, layer, scores.scale, backend, **rule)
+            else:
+                places = placement.slots_BT, placement.seen
+                attended = attend_to_split_slots(query_BTNH, *held, layer, *places, scores.scale, backend, **rule)
+            mixed, keys, values = attended
             return mixed, replace(self, keys=keys, values=values)
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
         options = {"softcap": scores.softcap, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.rejection import reject
 from jaxinfer.decoding.state import DecodeState, is_stop
@@ -15,6 +16,7 @@ from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.ops.ring_attention import goes_around
 from jaxinfer.ops.rows import set_in_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
 
@@ -31,10 +33,13 @@ def forward_prompt(
 
     ``context_lengths_B`` are the lengths that rotary positions are for, where those are not the prompts' own.
     Above ``chunk`` tokens, which then divides T, it runs in chunks, so that attention scores never span the square of
-    a long prompt. What stands past a row's length is computed and means nothing.
+    a long prompt; but all at once where it goes around a ring of devices, which have parts of it each. What stands past a row's length is computed and means nothing.
     """
     batch, num_tokens = tokens_BT.shape
-    size = min(chunk, num_tokens)
+    is_at_once = goes_around(num_tokens, model.decoder.backend) and all(
+        isinstance(part, DenseCache) for part in cache.parts
+    )
+    size = num_tokens if is_at_once else min(chunk, num_tokens)
     rotary_lengths_B = lengths_B if context_lengths_B is None else context_lengths_B
 
     def run_chunk(index: Any, cache: LayeredCache) -> tuple[Any, LayeredCache]:

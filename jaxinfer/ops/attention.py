@@ -77,7 +77,7 @@ def attend_partially(
     query_BTNH: Float[Array, "B T N H"],
     keys_BSKH: Float[Array, "B S KH"],
     values_BSKH: Float[Array, "B S KH"],
-    mask_BTS: Bool[Array, "B T S"],
+    mask_BTS: Bool[Array, "#B T S"],
     scale: float,
     backend: Backend,
     softcap: float | None = None,

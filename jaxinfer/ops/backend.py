@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import SEQUENCE
@@ -37,6 +37,8 @@ class Backend:
     its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device. A cache's lanes are whole
     multiples of ``lane_tile`` where the heads are not split. ``kernels`` is what works on a cache: Pallas kernels, the
     same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what defines correct.
+    ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
+    `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case.
     ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations.
     """
 
@@ -51,6 +53,7 @@ class Backend:
     kv_shards: int = 1
     kernels: Kernels = "xla"
     mesh: Mesh | AbstractMesh | None = None
+    split_activations: bool | None = None
     remat_layers: bool = False
 
     @property
@@ -71,6 +74,16 @@ class Backend:
         mesh = None if jax.sharding.get_abstract_mesh().axis_names else self.mesh
         # What a kernel returns does not say on which axes it varies.
         return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def constrained(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """Return an array that is split over the mesh as ``spec`` says."""
+        is_elsewhere = self.mesh is None or jax.sharding.get_abstract_mesh().axis_names
+        return jax.lax.with_sharding_constraint(array, spec if is_elsewhere else NamedSharding(self.mesh, spec))
+
+    @property
+    def splits_activations(self) -> bool:
+        """Whether tokens are split between the regions that split heads or features."""
+        return self.slot_shards > 1 if self.split_activations is None else self.split_activations
 
     @property
     def precision(self) -> jax.lax.Precision:

@@ -23,7 +23,7 @@ from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.parallel.mesh import PIPELINE, SEQUENCE, MeshConfig
+from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, partition
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from jaxinfer.planning.placement import (
@@ -160,9 +160,8 @@ def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Partit
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:
     """Raise InvalidOption for a mesh that programs cannot be compiled for, or that does not divide the batch."""
-    for axis in (PIPELINE, SEQUENCE):
-        if mesh.sizes[axis] > 1:
-            raise InvalidOption(f"mesh {mesh}: programs split over {axis} are not planned yet; use data and tensor")
+    if mesh.pipeline > 1:
+        raise InvalidOption(f"mesh {mesh}: programs split over pipeline are not planned yet; use the other axes")
     if batch % mesh.data:
         raise InvalidOption(
             f"a batch of {batch} does not split over data={mesh.data} devices: choose a multiple of {mesh.data}"
