@@ -23,8 +23,8 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_ring
 from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
-from jaxinfer.ops.split_tokens import gather_tokens
 from jaxinfer.ops.rotation import rotate
+from jaxinfer.ops.split_tokens import gather_tokens
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["sinks", "window", "renumbers"])

@@ -33,7 +33,8 @@ def forward_prompt(
 
     ``context_lengths_B`` are the lengths that rotary positions are for, where those are not the prompts' own.
     Above ``chunk`` tokens, which then divides T, it runs in chunks, so that attention scores never span the square of
-    a long prompt; but all at once where it goes around a ring of devices, which have parts of it each. What stands past a row's length is computed and means nothing.
+    a long prompt; but all at once where it goes around a ring of devices, each of which has parts of it. What stands
+    past a row's length is computed and means nothing.
     """
     batch, num_tokens = tokens_BT.shape
     is_at_once = goes_around(num_tokens, model.decoder.backend) and all(

@@ -77,8 +77,10 @@ class Backend:
 
     def constrained(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
         """Return an array that is split over the mesh as ``spec`` says."""
-        is_elsewhere = self.mesh is None or jax.sharding.get_abstract_mesh().axis_names
-        return jax.lax.with_sharding_constraint(array, spec if is_elsewhere else NamedSharding(self.mesh, spec))
+        # As in `on_devices`: the mesh of a program's context comes first.
+        is_elsewhere = bool(jax.sharding.get_abstract_mesh().axis_names)
+        where = spec if self.mesh is None or is_elsewhere else NamedSharding(self.mesh, spec)
+        return jax.lax.with_sharding_constraint(array, where)
 
     @property
     def splits_activations(self) -> bool:

@@ -103,15 +103,15 @@ class _Rule:
         blocks = jnp.moveaxis(query_BTNH.reshape(query_BTNH.shape[0], count, _QUERY_BLOCK, *query_BTNH.shape[2:]), 1, 0)
         starts = jnp.arange(count, dtype=jnp.int32) * _QUERY_BLOCK
         found = lax.map(lambda block: self._attend(block[0], held, distance + block[1]), (blocks, starts))
-        return jax.tree.map(lambda part: jnp.moveaxis(part, 0, 1).reshape(part.shape[1], num_tokens, *part.shape[3:]), found)
+        return jax.tree.map(
+            lambda part: jnp.moveaxis(part, 0, 1).reshape(part.shape[1], num_tokens, *part.shape[3:]), found
+        )
 
     def _attend(self, query_BTNH: jax.Array, held: "_Held", distance: Any) -> Partial:
         query_1T = distance + jnp.arange(query_BTNH.shape[1])[None]
         key_1T = jnp.arange(held.keys_BTF.shape[1])[None]
         mask_1TT = (key_1T[:, None, :] <= query_1T[:, :, None]) & in_window(query_1T, key_1T, self.window)
-        return attend_partially(
-            query_BTNH, *held, mask_1TT, self.scale, self.backend, self.softcap, self.num_kv_heads
-        )
+        return attend_partially(query_BTNH, *held, mask_1TT, self.scale, self.backend, self.softcap, self.num_kv_heads)
 
 
 class _Held(NamedTuple):
@@ -176,9 +176,7 @@ class _Ring:
         mine, theirs = _where(is_before, query.front, query.back), _where(is_before, held.front, held.back)
         more = rule.attend(mine, theirs, jnp.abs(place - origin) * size)
         joined = _where(is_before, found.front, found.back).joined_with(more)
-        return found._replace(
-            front=_where(is_before, joined, found.front), back=_where(is_before, found.back, joined)
-        )
+        return found._replace(front=_where(is_before, joined, found.front), back=_where(is_before, found.back, joined))
 
     @property
     def _order(self) -> list[int]:
@@ -251,7 +249,7 @@ class _Slots(NamedTuple):
         return cls(_Held(zeros, zeros), margin)
 
     def with_part(self, part: _Held, start: Any) -> "_Slots":
-        """Return the slots with a part whose first token stands at ``start`` among them, or before or after them all."""
+        """Return the slots with a part whose first token stands at slot ``start``, or outside of them all."""
         at = jnp.clip(start + self.margin, 0, self.padded.keys_BTF.shape[1] - self.margin)
         filled = (lax.dynamic_update_slice_in_dim(*pair, at, axis=1) for pair in zip(self.padded, part))
         return self._replace(padded=_Held(*filled))

@@ -64,7 +64,7 @@ def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
 def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) -> Work:
     """Return the least work of one step that verifies so many nodes a row, a full cache before them."""
     rows = deployment.batch // deployment.mesh.data
-    attended = _seen(deployment.split.config, deployment.num_slots)
+    attended = _seen(deployment.split.config, deployment.num_slots) // deployment.mesh.sequence
     flops = rows * nodes * (2 * footprint.multiplied_weights + _attention_flops(deployment, attended))
     return _with_sums(deployment, decode_floor(footprint), flops, rows * nodes)
 
@@ -75,6 +75,7 @@ def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
     rows = deployment.batch // deployment.mesh.data
     head = config.vocab_size * (config.embedding_dim or config.model_dim) // deployment.mesh.tensor
     attended = _seen(config, tokens) // 2
+    tokens = -(-tokens // deployment.mesh.sequence)
     flops = rows * tokens * (2 * (footprint.multiplied_weights - head) + _attention_flops(deployment, attended))
     return _with_sums(deployment, prefill_floor(deployment, footprint), flops + rows * 2 * head, rows * tokens)
 
