@@ -18,7 +18,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
 from jaxinfer.ops.cache_write import write_to_layer
 from jaxinfer.ops.masks import visible_slots
-from jaxinfer.ops.ring_attention import attend_around_ring, goes_around, is_whole_prompt
+from jaxinfer.ops.ring_attention import attend_around_ring
 from jaxinfer.ops.split_slots import attend_to_split_slots, has_split_slots
 
 
@@ -62,8 +62,7 @@ class DenseCache:
         if has_split_slots(self.keys, backend):
             held = self.keys, self.values, *new
             rule = {"softcap": scores.softcap, "window": self.window}
-            num_tokens = query_BTNH.shape[1]
-            if is_whole_prompt(placement.seen, num_tokens) and goes_around(num_tokens, backend):
+            if placement.seen.order_T is not None:
                 attended = attend_around_ring(query_BTNH, *held, layer, scores.scale, backend, **rule)
             else:
                 places = placement.slots_BT, placement.seen

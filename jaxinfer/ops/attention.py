@@ -68,6 +68,12 @@ class Partial(NamedTuple):
         one, two = self.scaled_to(largest_BTN), other.scaled_to(largest_BTN)
         return Partial(one.weighted_BTNH + two.weighted_BTNH, largest_BTN, one.totals_BTN + two.totals_BTN)
 
+    def none(self) -> "Partial":
+        """Return attention to nothing, for the same queries."""
+        lowest = jnp.finfo(self.largest_BTN.dtype).min
+        zeros = jnp.zeros_like(self.weighted_BTNH), jnp.zeros_like(self.totals_BTN)
+        return Partial(zeros[0], jnp.full_like(self.largest_BTN, lowest), zeros[1])
+
     def mean_BTNH(self) -> Any:
         """Return the values' weighted means."""
         return self.weighted_BTNH / self.totals_BTN[..., None]

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int
 from jaxinfer.ops.attention import Partial, attend_partially
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cache_attention import Seen
 from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.masks import in_window
@@ -34,9 +34,17 @@ def goes_around(num_tokens: int, backend: Backend) -> bool:
     return backend.slot_shards > 1 and num_tokens % (2 * backend.slot_shards) == 0
 
 
-def is_whole_prompt(seen: Seen, num_tokens: int) -> bool:
-    """Tell whether new tokens are a prompt from slot 0 on: one that fills all slots which hold anything."""
-    return seen.counts_B is not None and seen.mask_BTS.shape[-1] == num_tokens
+def ring_order(num_tokens: int, backend: Backend) -> np.ndarray:
+    """Return which token of a prompt stands where on a ring: the two parts of each device, one device after another."""
+    parts = np.arange(num_tokens, dtype=np.int32).reshape(2 * backend.slot_shards, -1)
+    front, back = np.split(parts, 2)
+    return np.concatenate([front, back[::-1]], axis=1).reshape(-1)
+
+
+def in_text_order(hidden_BTD: Float[Array, "B T D"], backend: Backend) -> Float[Array, "B T D"]:
+    """Put the results for a prompt's tokens, which stand in the order of a ring, in that of the text."""
+    spec = PartitionSpec(rows_axis(hidden_BTD.shape[0], backend), SEQUENCE, None)
+    return backend.on_devices(_Ring(backend.slot_shards).put_in_order, spec, spec)(hidden_BTD)
 
 
 def attend_around_ring(
@@ -54,7 +62,7 @@ def attend_around_ring(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "L B S F"], Float[Array, "L B S F"]]:
     """Attend within prompts that start in slot 0 of a cache with split slots, and write one layer of it anew.
 
-    Of a device's tokens those of the cache's slots that are its own pass by on the ring. Slots past the prompt, which
+    Tokens stand in `ring_order`; those of a device's own slots pass by it on the ring. Slots past the prompt, which
     hold nothing yet, are overwritten too. What stands past a row's length is computed and means nothing.
     """
     num_kv_heads = keys_BTKH.shape[2] // backend.kv_shards
@@ -138,45 +146,38 @@ class _Ring:
         self, query_BTNH: jax.Array, new: tuple[jax.Array, jax.Array], num_slots: int, rule: _Rule
     ) -> tuple[jax.Array, _Held]:
         """Return what this device's tokens attend to, and the keys and values of its ``num_slots`` slots."""
-        query = self._deal(query_BTNH)
-        held = _Parts(*(_Held(*pair) for pair in zip(*(self._deal(each) for each in new))))
-        coming = self._passed_on(held)
-        front, back = rule.attend(query.front, held.front, 0), rule.attend(query.back, held.back, 0)
+        query = _Parts(*jnp.split(query_BTNH, 2, axis=1))
+        held = _Parts(*(_Held(*pair) for pair in zip(*(jnp.split(each, 2, axis=1) for each in new))))
+        front = rule.attend(query.front, held.front, 0)
         slots = _Slots.empty(held.front, num_slots)
-        found = self._take_turn(0, query, held, _Found(front, back, slots.padded), rule)
+        found = _Found(front, front.none(), slots.padded)
 
         def advance(turn: Any, carry: tuple[_Parts, _Found]) -> tuple[_Parts, _Found]:
             held, found = carry
             # Sent ahead, so that it travels while this device computes.
             coming = self._passed_on(held)
-            return coming, self._take_later_turn(turn, query, held, found, rule)
+            return coming, self._take_turn(turn, query, held, found, rule)
 
-        held, found = lax.fori_loop(1, self.num_devices - 1, advance, (coming, found))
-        found = self._take_later_turn(self.num_devices - 1, query, held, found, rule)
-        parts = _Parts(found.front.mean_BTNH(), found.back.mean_BTNH())
-        return self._gather(parts), _Slots(found.padded, slots.margin).held
+        held, found = lax.fori_loop(0, self.num_devices - 1, advance, (held, found))
+        found = self._take_turn(self.num_devices - 1, query, held, found, rule)
+        mixed_BTNH = jnp.concatenate([found.front.mean_BTNH(), found.back.mean_BTNH()], axis=1)
+        return mixed_BTNH, _Slots(found.padded, slots.margin).held
 
     def _take_turn(self, turn: Any, query: _Parts, held: _Parts, found: "_Found", rule: _Rule) -> "_Found":
-        """Write what is held, and attend with the back part to its front part, which is before it in any case."""
+        """Write what is held, and attend to it as far as it stands before a part of this device's own."""
         count, place, origin = self.num_devices, lax.axis_index(SEQUENCE), self._origin(turn)
         size = query.front.shape[1]
-        slots = _Slots(found.padded, held.front.keys_BTF.shape[1])
+        slots = _Slots(found.padded, size)
         for part, number in zip(held, (origin, 2 * count - 1 - origin)):
             slots = slots.with_part(part, number * size - place * slots.num_slots)
-        distance = (2 * count - 1 - place - origin) * size
-        back = found.back.joined_with(rule.attend(query.back, held.front, distance))
-        return found._replace(back=back, padded=slots.padded)
-
-    def _take_later_turn(self, turn: Any, query: _Parts, held: _Parts, found: "_Found", rule: _Rule) -> "_Found":
-        """Do as well what there is between the parts of different devices."""
-        place, origin, size = lax.axis_index(SEQUENCE), self._origin(turn), query.front.shape[1]
-        found = self._take_turn(turn, query, held, found, rule)
-        # Before this device's front part stands the other's, or else before its back part the other's.
+        # In any case the front part that is held stands before this device's back part.
+        back = found.back.joined_with(rule.attend(query.back, held.front, (2 * count - 1 - place - origin) * size))
+        # Besides, it stands before this device's front part, or else the back part that is held is not after its own.
         is_before = origin < place
         mine, theirs = _where(is_before, query.front, query.back), _where(is_before, held.front, held.back)
         more = rule.attend(mine, theirs, jnp.abs(place - origin) * size)
-        joined = _where(is_before, found.front, found.back).joined_with(more)
-        return found._replace(front=_where(is_before, joined, found.front), back=_where(is_before, found.back, joined))
+        joined = _where(is_before, found.front, back).joined_with(more)
+        return _Found(_where(is_before, joined, found.front), _where(is_before, back, joined), slots.padded)
 
     @property
     def _order(self) -> list[int]:
@@ -197,31 +198,19 @@ class _Ring:
         order = self._order
         return self._sent(held, list(zip(order, order[1:] + order[:1])))
 
-    def _deal(self, tokens_BTX: jax.Array) -> _Parts:
-        """Return this device's two parts, where each has two that follow one another.
+    def put_in_order(self, tokens_BTX: jax.Array) -> jax.Array:
+        """Return two parts that follow one another in place of a front and a back part.
 
-        Of these the first, whose number is even, goes to one device and the second to another; each gets one of both.
+        Of those the number of one is even and that of the other odd; each device gets one of both.
         """
-        first, second = jnp.split(tokens_BTX, 2, axis=1)
-        evens, odds = self._routes()
-        first, second = self._sent(first, evens), self._sent(second, odds)
+        front, back = jnp.split(tokens_BTX, 2, axis=1)
         is_even = lax.axis_index(SEQUENCE) % 2 == 0
-        return _Parts(_where(is_even, first, second), _where(is_even, second, first))
-
-    def _gather(self, parts: _Parts) -> jax.Array:
-        """Undo `_deal`."""
-        is_even = lax.axis_index(SEQUENCE) % 2 == 0
-        first, second = _where(is_even, *parts), _where(is_even, *parts[::-1])
-        evens, odds = ([(to, origin) for origin, to in route] for route in self._routes())
-        return jnp.concatenate([self._sent(first, evens), self._sent(second, odds)], axis=1)
-
-    def _routes(self) -> list[list[tuple[int, int]]]:
-        """Return from which device to which the first parts go, and the second."""
         last = 2 * self.num_devices - 1
-        return [
-            [(device, min(2 * device + second, last - 2 * device - second)) for device in range(self.num_devices)]
-            for second in range(2)
-        ]
+        parts = []
+        for parity, mine in enumerate((_where(is_even, front, back), _where(is_even, back, front))):
+            numbers = range(parity, last + 1, 2)
+            parts.append(self._sent(mine, [(min(number, last - number), number // 2) for number in numbers]))
+        return jnp.concatenate(parts, axis=1)
 
     def _sent(self, tree: Any, route: list[tuple[int, int]]) -> Any:
         return jax.tree.map(partial(lax.ppermute, axis_name=SEQUENCE, perm=route), tree)

@@ -104,14 +104,16 @@ def compile_programs(
     dtype: str = "bfloat16",
     prompt_tokens: int | None = 512,
     strategy: Strategy | None = None,
+    split_activations: bool | None = None,
     compiler_options: Mapping[str, str | bool] | None = None,
 ) -> dict[str, CompiledProgram]:
     """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``, allocating nothing.
 
-    Rows are split over the mesh's data axis, weights and cache by heads over its tensor axis. ``max_len`` is
-    the number of cache slots of a row, of which prefill fills ``prompt_tokens``; where that is None, only decode is
-    compiled. Weights lie in memory in the order that decode's compiler chooses, in both programs. Raise InvalidOption
-    where libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
+    Rows are split over the mesh's data axis, weights and cache by heads over its tensor axis, prompts and slots over
+    its sequence axis. ``max_len`` is the number of cache slots of a row, of which prefill fills ``prompt_tokens``;
+    where that is None, only decode is compiled. Weights lie in memory in the order that decode's compiler chooses, in
+    both programs. ``split_activations`` is that of `Backend`. Raise InvalidOption where libtpu is missing, the topology
+    does not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     if prompt_tokens is not None and prompt_tokens > max_len:
@@ -119,6 +121,7 @@ def compile_programs(
     devices = topology_mesh(topology, mesh)
     strategy = strategy or Autoregressive()
     config, backend = split_decoder(config, mesh, dtype)
+    backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices)
     state = placed_state(config, backend, strategy, batch, max_len, devices)

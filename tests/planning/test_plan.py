@@ -155,7 +155,6 @@ def test_what_fits_instead_is_compiled(refused):
         ({"mesh": MeshConfig(data=2, tensor=2)}, "v5e:2x4 has 8 devices, but mesh data=2,tensor=2 is of 4"),
         ({"mesh": MeshConfig(data=8), "batch": 12}, "a batch of 12 does not split over data=8 devices"),
         ({"mesh": MeshConfig(pipeline=2, tensor=4)}, "programs split over pipeline are not planned"),
-        ({"mesh": MeshConfig(sequence=8)}, "programs split over sequence are not planned"),
         ({"max_len": 4097}, "max_len=4097 exceeds the 4096 tokens"),
         ({"prompt_tokens": 2048}, "prompt_tokens=2048 exceeds max_len=2046"),
         ({"prompt_tokens": 768}, "past 512 name a power of two"),
