@@ -27,6 +27,8 @@ from pallas_kernels.flash_prefill.op import attend_block
 
 # Queries whose scores against a part of the prompt are held at a time, where no kernel serves.
 _QUERY_BLOCK = 512
+# A kernel's blocks are of so many tokens; of fewer, XLA holds the scores easily.
+_KERNEL_TILE = 128
 
 
 def goes_around(num_tokens: int, backend: Backend) -> bool:
@@ -66,8 +68,9 @@ def attend_around_ring(
     hold nothing yet, are overwritten too. What stands past a row's length is computed and means nothing.
     """
     num_kv_heads = keys_BTKH.shape[2] // backend.kv_shards
-    means = choose_means(backend, keys_LBSF)
-    rule = _Rule(scale, softcap, window, num_kv_heads, on_one_device(backend), means == "kernel")
+    is_tiled = query_BTNH.shape[1] // (2 * backend.slot_shards) % _KERNEL_TILE == 0
+    by_kernel = is_tiled and choose_means(backend, keys_LBSF) == "kernel"
+    rule = _Rule(scale, softcap, window, num_kv_heads, on_one_device(backend), by_kernel)
 
     def run(query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, layer: Any) -> Any:
         ring = _Ring(backend.slot_shards)

@@ -94,14 +94,19 @@ def attend_block(
     """Attend from a block of a text to one that begins ``distance`` tokens before it, of all that it may see.
 
     Return the values' means ``[B, T, N, H]`` and the scores' log-sum-exp ``[B, T, N]``, by which to join them with
-    those of other blocks; where nothing is seen, that is as low as to count for nothing. See `flash_prefill`.
+    those of other blocks; where nothing is seen, that is as low as to count for nothing. The block that is attended to
+    is of a multiple of 128 tokens. See `flash_prefill`.
     """
     batch, tokens, num_heads, head_dim = _check(
         query_BTNH, keys_BSF[None], values_BSF[None], None, None, num_kv_heads, scale, softcap, window
     )
     num_slots, width = keys_BSF.shape[1:]
+    if num_slots % LANES:
+        raise ValueError(f"{KERNEL}: {num_slots} tokens to attend to are not a multiple of {LANES}")
     from_zero = isinstance(distance, int) and distance == 0
     blocks = tuned_blocks(KERNEL, prefill_shape(query_BTNH, keys_BSF[None], num_kv_heads, from_zero, window))
+    # Queries far behind see to the end of the last block, where there must be nothing else.
+    blocks["block_k"] = math.gcd(blocks["block_k"], num_slots)
     padding = ((0, 0), (0, 0), (0, -width % LANES))
     keys_LBSF, values_LBSF = (jnp.pad(held_BSF, padding)[None] for held_BSF in (keys_BSF, values_BSF))
     prefill = Prefill(
