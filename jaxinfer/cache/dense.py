@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves
+from jaxinfer.cache.slots import move_slots, path_moves, slots_for
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
 from jaxinfer.ops.cache_write import write_to_layer
 from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.ring_attention import attend_around_ring
+from jaxinfer.ops.split_slots import attend_to_split_slots, has_split_slots
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["window"])
@@ -57,6 +59,16 @@ class DenseCache:
     ) -> tuple[Float[Array, "B T N H"], "DenseCache"]:
         """Write the new tokens, then attend to the slots that the placement's mask spans."""
         new = keys_BTKH, values_BTKH
+        if has_split_slots(self.keys, backend):
+            held = self.keys, self.values, *new
+            rule = {"softcap": scores.softcap, "window": self.window}
+            if placement.seen.order_T is not None:
+                attended = attend_around_ring(query_BTNH, *held, layer, scores.scale, backend, **rule)
+            else:
+                places = placement.slots_BT, placement.seen
+                attended = attend_to_split_slots(query_BTNH, *held, layer, *places, scores.scale, backend, **rule)
+            mixed, keys, values = attended
+            return mixed, replace(self, keys=keys, values=values)
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
         options = {"softcap": scores.softcap, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}
         mixed = attend_to_layer(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **options)
@@ -73,6 +85,12 @@ class DenseCache:
 def create_dense_cache(
     num_layers: int, batch: int, num_slots: int, lanes: int, backend: Backend, window: int | None = None
 ) -> DenseCache:
-    """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots of ``lanes`` numbers each, K * H or more."""
+    """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots of ``lanes`` numbers each, K * H or more.
+
+    Where slots are split over devices there are a few more, so that each has as many, in whole tiles.
+    """
+    shards = backend.slot_shards
+    if shards > 1:
+        num_slots = slots_for(-(-num_slots // shards)) * shards
     shape = (num_layers, batch, num_slots, lanes)
     return DenseCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)

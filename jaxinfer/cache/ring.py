@@ -20,6 +20,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_ring
 from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
+from jaxinfer.ops.split_tokens import gather_tokens
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["window"])
@@ -80,6 +81,8 @@ class RingCache:
     ) -> tuple[Float[Array, "B T N H"], "RingCache"]:
         """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
         around = Around(placement.seen.start_B, placement.written_B(self.capacity), 0)
+        keys_BTKH = gather_tokens(keys_BTKH, placement.seen, backend)
+        values_BTKH = gather_tokens(values_BTKH, placement.seen, backend)
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
         rule = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}

@@ -24,6 +24,7 @@ from jaxinfer.ops.cache_attention import Seen, attend_to_ring
 from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
 from jaxinfer.ops.rotation import rotate
+from jaxinfer.ops.split_tokens import gather_tokens
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["sinks", "window", "renumbers"])
@@ -100,6 +101,8 @@ class StreamingCache:
     ) -> tuple[Float[Array, "B T N H"], "StreamingCache"]:
         """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
         around = Around(placement.seen.start_B, placement.written_B(self.keys.shape[2]), self.sinks)
+        keys_BTKH = gather_tokens(keys_BTKH, placement.seen, backend)
+        values_BTKH = gather_tokens(values_BTKH, placement.seen, backend)
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
         sink_query_BTNH = None

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.rejection import reject
 from jaxinfer.decoding.state import DecodeState, is_stop
@@ -15,6 +16,7 @@ from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.ops.ring_attention import goes_around, in_text_order, ring_order
 from jaxinfer.ops.rows import set_in_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
 
@@ -31,11 +33,15 @@ def forward_prompt(
 
     ``context_lengths_B`` are the lengths that rotary positions are for, where those are not the prompts' own.
     Above ``chunk`` tokens, which then divides T, it runs in chunks, so that attention scores never span the square of
-    a long prompt. What stands past a row's length is computed and means nothing.
+    a long prompt; but all at once where it goes around a ring of devices, each of which has parts of it. What stands
+    past a row's length is computed and means nothing.
     """
     batch, num_tokens = tokens_BT.shape
-    size = min(chunk, num_tokens)
+    size, backend = min(chunk, num_tokens), model.decoder.backend
     rotary_lengths_B = lengths_B if context_lengths_B is None else context_lengths_B
+
+    if goes_around(num_tokens, backend) and all(isinstance(part, DenseCache) for part in cache.parts):
+        return _forward_around(model, tokens_BT, lengths_B, cache, rotary_lengths_B)
 
     def run_chunk(index: Any, cache: LayeredCache) -> tuple[Any, LayeredCache]:
         start_B = jnp.full((batch,), index * size, jnp.int32)
@@ -53,9 +59,29 @@ def forward_prompt(
         chunk_BTD, cache = run_chunk(index, cache)
         return jax.lax.dynamic_update_slice_in_dim(hidden_BTD, chunk_BTD, index * size, axis=1), cache
 
-    dtype = jnp.dtype(model.decoder.backend.compute_dtype)
+    dtype = jnp.dtype(backend.compute_dtype)
     hidden_BTD = jnp.zeros((batch, num_tokens, model.config.model_dim), dtype)
     return jax.lax.fori_loop(0, num_tokens // size, advance, (hidden_BTD, cache))
+
+
+def _forward_around(
+    model: Model,
+    tokens_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+    cache: LayeredCache,
+    rotary_lengths_B: Int[Array, " B"],
+) -> tuple[Float[Array, "B T D"], LayeredCache]:
+    """Run whole prompts around a ring of devices, in whose order the tokens stand on the way."""
+    batch, num_tokens = tokens_BT.shape
+    order_T = ring_order(num_tokens, model.decoder.backend)
+    start_B, ancestors_1TT = jnp.zeros((batch,), jnp.int32), causal_ancestors(num_tokens)[None]
+    placements = tuple(
+        placement._replace(seen=placement.seen._replace(order_T=jnp.asarray(order_T)))
+        for placement in cache.place(start_B, ancestors_1TT, lengths_B, num_tokens)
+    )
+    positions_BT = jnp.broadcast_to(order_T, tokens_BT.shape)
+    hidden_BTD, cache = model.forward(tokens_BT[:, order_T], positions_BT, cache, placements, rotary_lengths_B)
+    return in_text_order(hidden_BTD, model.decoder.backend), cache
 
 
 def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) -> tuple[DecodeState, Prompt]:

@@ -13,6 +13,7 @@ from jaxinfer.models.norm import Norm
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rotation import rotate
+from jaxinfer.ops.split_tokens import enter_region, leave_region
 
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -127,18 +128,29 @@ class Block(nn.Module):
         def norm(name: str, inputs_BTD: jax.Array) -> jax.Array:
             return Norm(self.config, self.backend, name=name)(inputs_BTD)
 
+        seen = step.placements[self.kind].seen
+
+        def attend(inputs_BTD: jax.Array) -> tuple[jax.Array, Cache]:
+            inputs_BTD = enter_region(inputs_BTD, seen, self.backend)
+            mixed_BTD, part = attention(inputs_BTD, cache.parts[self.kind], index, step)
+            return leave_region(mixed_BTD, seen, self.backend), part
+
+        def feed_forward(inputs_BTD: jax.Array) -> jax.Array:
+            return leave_region(mlp(enter_region(inputs_BTD, seen, self.backend)), seen, self.backend)
+
+        hidden_BTD = leave_region(hidden_BTD, seen, self.backend)
         inputs_BTD = hidden_BTD if form == "post_norm" else norm("attention_norm", hidden_BTD)
-        mixed_BTD, part = attention(inputs_BTD, cache.parts[self.kind], index, step)
+        mixed_BTD, part = attend(inputs_BTD)
         if form == "parallel":
-            hidden_BTD = hidden_BTD + mixed_BTD + mlp(inputs_BTD)
+            hidden_BTD = hidden_BTD + mixed_BTD + feed_forward(inputs_BTD)
         elif form == "post_norm":
             hidden_BTD = norm("attention_norm", hidden_BTD + mixed_BTD)
-            hidden_BTD = norm("mlp_norm", hidden_BTD + mlp(hidden_BTD))
+            hidden_BTD = norm("mlp_norm", hidden_BTD + feed_forward(hidden_BTD))
         elif form == "sandwich":
             hidden_BTD = hidden_BTD + norm("attention_post_norm", mixed_BTD)
-            hidden_BTD = hidden_BTD + norm("mlp_post_norm", mlp(norm("mlp_norm", hidden_BTD)))
+            hidden_BTD = hidden_BTD + norm("mlp_post_norm", feed_forward(norm("mlp_norm", hidden_BTD)))
         else:
             hidden_BTD = hidden_BTD + mixed_BTD
-            hidden_BTD = hidden_BTD + mlp(norm("mlp_norm", hidden_BTD))
+            hidden_BTD = hidden_BTD + feed_forward(norm("mlp_norm", hidden_BTD))
         hidden_BTD = hidden_BTD.astype(jnp.dtype(self.backend.compute_dtype))
         return (hidden_BTD, cache.with_part(self.kind, part)), None

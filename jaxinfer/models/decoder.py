@@ -27,6 +27,7 @@ from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.matmul import product
+from jaxinfer.ops.split_tokens import enter_region
 
 
 class Decoder(nn.Module):
@@ -71,7 +72,9 @@ class Decoder(nn.Module):
         `rotary_tables`). Token ids outside the vocabulary read its first or last row.
         """
         step = build_step(self.config, self.backend, positions_BT, placements, context_lengths_B)
-        carry = (self.embedded(tokens_BT, positions_BT), cache)
+        # Were its rows split further at once, every device would need the whole embedding table.
+        hidden_BTD = enter_region(self.embedded(tokens_BT, positions_BT), placements[0].seen, self.backend)
+        carry = (hidden_BTD, cache)
         (hidden_BTD, cache), _ = self.blocks(carry, layer_indices(self.config), step)
         return self.normed(hidden_BTD), cache
 

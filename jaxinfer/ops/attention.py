@@ -40,6 +40,77 @@ def attend(
     key/value head: one product over all lanes reads the cache as it lies. A product for each head would have the
     compiler rearrange a layer's keys and values first, at five times the cycles and 4.5 layers' slices of memory.
     """
+    weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
+        query_BTNH, keys_BSKH, values_BSKH, mask_BTS, scale, backend, softcap, sinks, num_kv_heads
+    )
+    return _by_head(weighted_BCRTI / totals_BCRT1, query_BTNH, joined).astype(backend.compute_dtype)
+
+
+class Partial(NamedTuple):
+    """Attention to some of what is seen: values weighted by ``exp(score - largest)``, and the sums of these weights.
+
+    ``weighted_BTNH``, ``largest_BTN`` and ``totals_BTN`` are float32 or wider. Nothing seen counts for nothing beside
+    anything that is.
+    """
+
+    weighted_BTNH: Any
+    largest_BTN: Any
+    totals_BTN: Any
+
+    def scaled_to(self, largest_BTN: Any) -> "Partial":
+        """Return the same as if the greatest score were another."""
+        factor_BTN = jnp.exp(self.largest_BTN - largest_BTN)
+        return Partial(self.weighted_BTNH * factor_BTN[..., None], largest_BTN, self.totals_BTN * factor_BTN)
+
+    def joined_with(self, other: "Partial") -> "Partial":
+        """Return attention to what either attends to."""
+        largest_BTN = jnp.maximum(self.largest_BTN, other.largest_BTN)
+        one, two = self.scaled_to(largest_BTN), other.scaled_to(largest_BTN)
+        return Partial(one.weighted_BTNH + two.weighted_BTNH, largest_BTN, one.totals_BTN + two.totals_BTN)
+
+    def none(self) -> "Partial":
+        """Return attention to nothing, for the same queries."""
+        lowest = jnp.finfo(self.largest_BTN.dtype).min
+        zeros = jnp.zeros_like(self.weighted_BTNH), jnp.zeros_like(self.totals_BTN)
+        return Partial(zeros[0], jnp.full_like(self.largest_BTN, lowest), zeros[1])
+
+    def mean_BTNH(self) -> Any:
+        """Return the values' weighted means."""
+        return self.weighted_BTNH / self.totals_BTN[..., None]
+
+
+def attend_partially(
+    query_BTNH: Float[Array, "B T N H"],
+    keys_BSKH: Float[Array, "B S KH"],
+    values_BSKH: Float[Array, "B S KH"],
+    mask_BTS: Bool[Array, "#B T S"],
+    scale: float,
+    backend: Backend,
+    softcap: float | None = None,
+    num_kv_heads: int | None = None,
+) -> Partial:
+    """Attend as `attend` does, to slots that are not all there are."""
+    weighted_BCRTI, largest_BCRT1, totals_BCRT1, joined = _weigh(
+        query_BTNH, keys_BSKH, values_BSKH, mask_BTS, scale, backend, softcap, None, num_kv_heads
+    )
+    largest_BTN, totals_BTN = (
+        jnp.moveaxis(each[..., 0], 3, 1).reshape(query_BTNH.shape[:3]) for each in (largest_BCRT1, totals_BCRT1)
+    )
+    return Partial(_by_head(weighted_BCRTI, query_BTNH, joined), largest_BTN, totals_BTN)
+
+
+def _weigh(
+    query_BTNH: jax.Array,
+    keys_BSKH: jax.Array,
+    values_BSKH: jax.Array,
+    mask_BTS: jax.Array,
+    scale: float,
+    backend: Backend,
+    softcap: float | None,
+    sinks: Sinks | None,
+    num_kv_heads: int | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, int]:
+    """Return values weighted by their softmax's numerators, the greatest scores, the denominators, and J."""
     batch, new_tokens, num_heads, head_dim = query_BTNH.shape
     slots = keys_BSKH.shape[1]
     num_kv_heads = num_kv_heads or keys_BSKH.shape[2] // head_dim
@@ -56,21 +127,26 @@ def attend(
     if softcap is not None:
         scores_BCRTS = softcap * jnp.tanh(scores_BCRTS / softcap)
     scores_BCRTS = jnp.where(mask_BTS[:, None, None], scores_BCRTS, lowest)
-    weights_BCRTS = jnp.exp(scores_BCRTS - jnp.max(scores_BCRTS, axis=-1, keepdims=True))
+    largest_BCRT1 = jnp.max(scores_BCRTS, axis=-1, keepdims=True)
+    weights_BCRTS = jnp.exp(scores_BCRTS - largest_BCRT1)
     totals_BCRT1 = jnp.sum(weights_BCRTS, axis=-1, keepdims=True)
     # Spelt out as in the scores: XLA's CPU backend keeps to an order of operands that needs no transposed weights.
-    output_BCXI = jax.lax.dot_general(
+    weighted_BCXI = jax.lax.dot_general(
         weights_BCRTS.astype(values_BSKH.dtype).reshape(batch, num_kv_heads // joined, -1, slots),
         values_BSKH.reshape(batch, slots, num_kv_heads // joined, -1),
         (((3,), (1,)), ((0, 1), (0, 2))),
         precision=backend.precision,
         preferred_element_type=accumulator,
     )
-    output_BCRTI = output_BCXI.reshape(*scores_BCRTS.shape[:-1], -1) / totals_BCRT1
+    return weighted_BCXI.reshape(*scores_BCRTS.shape[:-1], -1), largest_BCRT1, totals_BCRT1, joined
+
+
+def _by_head(output_BCRTI: jax.Array, query_BTNH: jax.Array, joined: int) -> jax.Array:
+    """Lay an output out as the queries are."""
     output_BTCRI = jnp.moveaxis(output_BCRTI, 3, 1)
     if joined > 1:
         output_BTCRI = _gather(output_BTCRI, joined)
-    return output_BTCRI.reshape(batch, new_tokens, num_heads, head_dim).astype(backend.compute_dtype)
+    return output_BTCRI.reshape(query_BTNH.shape)
 
 
 def _scores(

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.notation import PIPELINE
+from jaxinfer.notation import PIPELINE, SEQUENCE
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -39,6 +39,8 @@ class Backend:
     cut for them at the most (None: as many as take the least time). A cache's lanes are whole
     multiples of ``lane_tile`` where the heads are not split. ``kernels`` is what works on a cache: Pallas kernels, the
     same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what defines correct.
+    ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
+    `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case.
     ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations.
     """
 
@@ -55,7 +57,13 @@ class Backend:
     mesh: Mesh | AbstractMesh | None = None
     stages: int = 1
     microbatches: int | None = None
+    split_activations: bool | None = None
     remat_layers: bool = False
+
+    @property
+    def slot_shards(self) -> int:
+        """Over how many devices the slots of a dense cache, and the tokens of a prompt, are split."""
+        return 1 if self.mesh is None else self.mesh.shape.get(SEQUENCE, 1)
 
     def cache_lanes(self, numbers: int) -> int:
         """Return how many lanes a cache has for so many numbers a slot; zeros fill up what a device would leave empty.
@@ -86,6 +94,18 @@ class Backend:
         return jax.shard_map(
             function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={PIPELINE}, check_vma=False
         )
+
+    def constrained(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """Return an array that is split over the mesh as ``spec`` says."""
+        # As in `on_devices`: the mesh of a program's context comes first.
+        is_elsewhere = bool(jax.sharding.get_abstract_mesh().axis_names)
+        where = spec if self.mesh is None or is_elsewhere else NamedSharding(self.mesh, spec)
+        return jax.lax.with_sharding_constraint(array, where)
+
+    @property
+    def splits_activations(self) -> bool:
+        """Whether tokens are split between the regions that split heads or features."""
+        return self.slot_shards > 1 if self.split_activations is None else self.split_activations
 
     @property
     def precision(self) -> jax.lax.Precision:

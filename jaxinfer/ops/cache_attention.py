@@ -21,13 +21,15 @@ class Seen(NamedTuple):
     """What each new token sees: all slots before ``start_B``, and of the T new ones, which follow, its ancestors.
 
     ``ancestors_BTT`` bool, one for all rows or one each; ``counts_B`` int32 says how many tokens of a prompt, which are
-    a chain, are real (None: a draft tree, all of it real); ``mask_BTS`` bool says it all slot by slot.
+    a chain, are real (None: a draft tree, all of it real); ``mask_BTS`` bool says it all slot by slot. Where they are
+    all of a prompt and stand in the order of a ring of devices, ``order_T`` int32 says which token stands where.
     """
 
     start_B: Any
     ancestors_BTT: Any
     counts_B: Any
     mask_BTS: Any
+    order_T: Any = None
 
 
 def attend_to_layer(

@@ -179,11 +179,17 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         mesh = mesh.build(jax.devices())
     if mesh is not None and mesh.axis_names != MESH_AXES:
         raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
-    if mesh is not None and mesh.shape[SEQUENCE] > 1:
-        raise InvalidOption(
-            f"mesh: {SEQUENCE}={mesh.shape[SEQUENCE]}: models are split over the axes data, pipeline and tensor alone"
-        )
+    if mesh is not None:
+        check_axes(mesh.shape[PIPELINE], mesh.shape[SEQUENCE])
     return Partitioner(mesh)
+
+
+def check_axes(pipeline: int, sequence: int) -> None:
+    """Raise InvalidOption for axes that do not go together."""
+    if pipeline > 1 and sequence > 1:
+        raise InvalidOption(
+            f"mesh: pipeline={pipeline} and sequence={sequence} do not go together: take one, with data and tensor"
+        )
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:

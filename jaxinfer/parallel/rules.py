@@ -1,19 +1,21 @@
 """Which mesh axis each logical axis of a parameter, a cache or a batch is split over."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Cache
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.parallel.mesh import DATA, PIPELINE, TENSOR
+from jaxinfer.parallel.mesh import DATA, PIPELINE, SEQUENCE, TENSOR
 
 # Megatron's split (Shoeybi et al., 1909.08053): heads and hidden features apart, one sum after each half of a block.
 MESH_AXES: Mapping[str, str | None] = MappingProxyType(
@@ -26,13 +28,15 @@ MESH_AXES: Mapping[str, str | None] = MappingProxyType(
         "head_dim": None,
         "layers": PIPELINE,
         "batch": DATA,
-        "slots": None,
+        "slots": SEQUENCE,
     }
 )
 
-# [L, B, S, K*H]: a device holds the lanes of its own heads, in its own layers and rows.
+# [L, B, S, K*H]: a device holds the lanes of its own heads, in its own layers and rows, and of a dense cache its own
+# slots. A ring, whose size is that of a window, is small, and the new tokens of a step would go around it over all
+# devices.
 CACHE_AXES = PartitionSpec("layers", "batch", "slots", "kv_heads")
-CACHE_SPEC = PartitionSpec(None, None, None, TENSOR)
+WINDOW_AXES = PartitionSpec("layers", "batch", None, "kv_heads")
 
 
 def mesh_spec(axes: PartitionSpec) -> PartitionSpec:
@@ -63,14 +67,15 @@ def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
         is_split = leaf.ndim > 0 and rows is not None and leaf.shape[0] % mesh.shape[rows] == 0
         return NamedSharding(mesh, PartitionSpec(rows) if is_split else PartitionSpec())
 
-    def of_cache(leaf: Any) -> NamedSharding:
+    def of_cache(cache: Cache, leaf: Any) -> NamedSharding:
         if leaf.ndim != len(CACHE_AXES):
             return of_array(leaf)
-        layers, *others = mesh_spec(CACHE_AXES)
+        is_split = isinstance(cache, DenseCache) and leaf.shape[2] % mesh.shape[SEQUENCE] == 0
+        layers, *others = mesh_spec(CACHE_AXES if is_split else WINDOW_AXES)
         return NamedSharding(mesh, PartitionSpec(_if_even(leaf.shape[0], layers, mesh), *others))
 
     def of_node(node: Any) -> Any:
-        return jax.tree.map(of_cache, node) if isinstance(node, Cache) else of_array(node)
+        return jax.tree.map(partial(of_cache, node), node) if isinstance(node, Cache) else of_array(node)
 
     return jax.tree.map(of_node, tree, is_leaf=lambda node: isinstance(node, Cache))
 

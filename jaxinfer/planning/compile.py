@@ -24,8 +24,8 @@ from jaxinfer.models.model import Model
 from jaxinfer.models.stages import check_stages
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.parallel.mesh import SEQUENCE, MeshConfig
-from jaxinfer.parallel.partitioner import Partitioned, partition
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.parallel.partitioner import Partitioned, check_axes, partition
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from jaxinfer.planning.placement import (
     device_bytes,
@@ -105,14 +105,16 @@ def compile_programs(
     dtype: str = "bfloat16",
     prompt_tokens: int | None = 512,
     strategy: Strategy | None = None,
+    split_activations: bool | None = None,
     compiler_options: Mapping[str, str | bool] | None = None,
 ) -> dict[str, CompiledProgram]:
     """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``, allocating nothing.
 
-    Rows are split over the mesh's data axis, weights and cache by heads over its tensor axis. ``max_len`` is
-    the number of cache slots of a row, of which prefill fills ``prompt_tokens``; where that is None, only decode is
-    compiled. Weights lie in memory in the order that decode's compiler chooses, in both programs. Raise InvalidOption
-    where libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
+    Rows are split over the mesh's data axis, weights and cache by heads over its tensor axis, prompts and slots over
+    its sequence axis. ``max_len`` is the number of cache slots of a row, of which prefill fills ``prompt_tokens``;
+    where that is None, only decode is compiled. Weights lie in memory in the order that decode's compiler chooses, in
+    both programs. ``split_activations`` is that of `Backend`. Raise InvalidOption where libtpu is missing, the topology
+    does not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -121,6 +123,7 @@ def compile_programs(
     devices = topology_mesh(topology, mesh)
     strategy = strategy or Autoregressive()
     config, backend = split_decoder(config, mesh, dtype)
+    backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices)
     state = placed_state(config, backend, strategy, batch, max_len, devices)
@@ -162,8 +165,7 @@ def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Partit
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:
     """Raise InvalidOption for a mesh that programs cannot be compiled for, or that does not divide the batch."""
-    if mesh.sequence > 1:
-        raise InvalidOption(f"mesh {mesh}: programs split over {SEQUENCE} are not planned yet; use the other axes")
+    check_axes(mesh.pipeline, mesh.sequence)
     if batch % mesh.data:
         raise InvalidOption(
             f"a batch of {batch} does not split over data={mesh.data} devices: choose a multiple of {mesh.data}"

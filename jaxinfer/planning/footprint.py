@@ -83,7 +83,7 @@ def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
 def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) -> Work:
     """Return the least work of one step that verifies so many nodes a row, a full cache before them."""
     rows = deployment.batch // deployment.mesh.data
-    attended = _seen(deployment.split.config, deployment.num_slots)
+    attended = _seen(deployment.split.config, deployment.num_slots) // deployment.mesh.sequence
     return _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
 
 
@@ -91,7 +91,9 @@ def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
     """Return the least work of prefill: causal attention, and the logits of the last tokens only."""
     tokens, rows = deployment.prompt_tokens, deployment.batch // deployment.mesh.data
     written = prefill_floor(deployment, footprint) - footprint.read_bytes
-    return _pass(deployment, footprint, written, rows, tokens, _seen(deployment.split.config, tokens) // 2, rows)
+    attended = _seen(deployment.split.config, tokens) // 2
+    # Along a mesh's sequence each device has tokens of its own.
+    return _pass(deployment, footprint, written, rows, -(-tokens // deployment.mesh.sequence), attended, rows)
 
 
 def _seen(config: DecoderConfig, slots: int) -> int:

@@ -2,8 +2,9 @@
 
 import math
 import re
+from dataclasses import replace
 
-from jaxinfer.planning.hlo_text import Line
+from jaxinfer.planning.hlo_text import Computation, Line
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
 
@@ -18,6 +19,16 @@ def collective_kind(opcode: str) -> str | None:
     """Return the kind of communication that an instruction starts, if any."""
     kind = opcode.removesuffix("-start")
     return kind if kind in COLLECTIVES else None
+
+
+def as_run(computation: Computation, line: Line) -> Line:
+    """Return an instruction as the device runs it: a sum in a fusion of which each keeps a part is a reduce-scatter.
+
+    A TPU's compiler writes such as a sum and a slice of it.
+    """
+    if line.opcode != "all-reduce" or not computation.name.startswith("all-reduce-scatter"):
+        return line
+    return replace(line, opcode="reduce-scatter", results=computation.root.results)
 
 
 def num_partitions(hlo: str) -> int:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxinfer.planning.hlo_collectives import collective_kind, num_partitions, sent_bytes
+from jaxinfer.planning.hlo_collectives import as_run, collective_kind, num_partitions, sent_bytes
 from jaxinfer.planning.hlo_text import Array, Computation, Line, Program, read_program
 from jaxinfer.planning.hlo_traffic import hbm_traffic, multiplied_flops
 
@@ -91,7 +91,7 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
         computation = program.computations.get(name)
         if computation is None:
             continue
-        for line in computation.lines.values():
+        for line in (as_run(computation, line) for line in computation.lines.values()):
             largest = max(line.results, key=lambda array: array.elements, default=Array("", (0,), ""))
             read, written = (0, 0) if fused else hbm_traffic(program, computation, line)
             flops = multiplied_flops(computation, line)

@@ -1,5 +1,6 @@
 """Causal attention of a prompt, or of a chunk of one against a cache, forwards and backwards."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,54 @@ def flash_prefill(
         from_zero=from_zero,
     )
     return _attend(prefill, interpret, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B)
+
+
+def attend_block(
+    query_BTNH: jax.Array,
+    keys_BSF: jax.Array,
+    values_BSF: jax.Array,
+    distance: jax.Array | int,
+    *,
+    num_kv_heads: int,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Attend from a block of a text to one that begins ``distance`` tokens before it, of all that it may see.
+
+    Return the values' means ``[B, T, N, H]`` and the scores' log-sum-exp ``[B, T, N]``, by which to join them with
+    those of other blocks; where nothing is seen, that is as low as to count for nothing. The block that is attended to
+    is of a multiple of 128 tokens. See `flash_prefill`.
+    """
+    batch, tokens, num_heads, head_dim = _check(
+        query_BTNH, keys_BSF[None], values_BSF[None], None, None, num_kv_heads, scale, softcap, window
+    )
+    num_slots, width = keys_BSF.shape[1:]
+    if num_slots % LANES:
+        raise ValueError(f"{KERNEL}: {num_slots} tokens to attend to are not a multiple of {LANES}")
+    from_zero = isinstance(distance, int) and distance == 0
+    blocks = tuned_blocks(KERNEL, prefill_shape(query_BTNH, keys_BSF[None], num_kv_heads, from_zero, window))
+    # Queries far behind see to the end of the last block, where there must be nothing else.
+    blocks["block_k"] = math.gcd(blocks["block_k"], num_slots)
+    padding = ((0, 0), (0, 0), (0, -width % LANES))
+    keys_LBSF, values_LBSF = (jnp.pad(held_BSF, padding)[None] for held_BSF in (keys_BSF, values_BSF))
+    prefill = Prefill(
+        tokens=tokens,
+        slots=num_slots,
+        heads_per_kv=num_heads // num_kv_heads,
+        windows=LaneWindows(head_dim, keys_LBSF.shape[3]),
+        tiling=_fit_tiling(blocks, tokens, num_slots, from_zero),
+        rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
+        window=window,
+        from_zero=from_zero,
+    )
+    # Queries may stand behind all of the slots: then they see them all.
+    start_B = jnp.full(batch, distance, jnp.int32)
+    length_B = jnp.full(batch, tokens, jnp.int32)
+    arguments = (query_BTNH, keys_LBSF, values_LBSF, jnp.int32(0), start_B, length_B)
+    mixed_BTNH, logsumexp_BNT = _run(prefill, interpret, True, *arguments)
+    return mixed_BTNH, jnp.moveaxis(logsumexp_BNT, 1, 2) * math.log(2)
 
 
 def prefill_shape(

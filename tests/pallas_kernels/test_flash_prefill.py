@@ -23,7 +23,7 @@ from pallas_kernels.flash_prefill.cases import (
     prefill_case,
 )
 from pallas_kernels.flash_prefill.lane_windows import LaneWindows
-from pallas_kernels.flash_prefill.op import flash_prefill
+from pallas_kernels.flash_prefill.op import attend_block, flash_prefill
 from pallas_kernels.flash_prefill.reference import reference_prefill
 from tests.pallas_kernels.cached_attention import (
     TOLERANCE,
@@ -167,6 +167,29 @@ DIFFERENTIATED = (
     Layout((4, 2, 64), 130, 300, window=100, softcap=4.0, scale=0.3, blocks=(128, 128, 256), padding=128),
     Layout((8, 8, 80), 140, 200, from_zero=True, window=90, dtype="bfloat16", blocks=(128, 128, 128)),
 )
+
+
+@pytest.mark.parametrize(("distance", "window"), [(0, None), (128, 200), (384, None), (384, 200), (768, 200)])
+def test_a_block_far_behind_sees_all_that_a_window_leaves(distance, window):
+    """Blocks of 128 and 384 tokens; means and log-sum-exp, or so low a sum that it counts for nothing."""
+    rng = np.random.default_rng(5)
+    query, keys, values = (
+        jnp.asarray(rng.normal(size=(2, tokens, heads, 64)), jnp.float32)
+        for tokens, heads in ((128, 4), (384, 2), (384, 2))
+    )
+    flat = (held.reshape(2, 384, -1) for held in (keys, values))
+    found, sums = attend_block(query, *flat, jnp.int32(distance), num_kv_heads=2, window=window, interpret=True)
+    scores = jnp.einsum("btkgh,bskh->bkgts", query.reshape(2, 128, 2, 2, 64), keys, precision="highest") / 8
+    ahead = distance + np.arange(128)[:, None] - np.arange(384)
+    sees = (ahead >= 0) & (ahead < (window or 10**6))
+    scores = jnp.where(sees, scores, -jnp.inf).reshape(2, 4, 128, 384)
+    expected_sums = jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 1, 2)
+    is_seen = sees.any(axis=1)
+    np.testing.assert_allclose(sums[:, is_seen], expected_sums[:, is_seen], atol=1e-5)
+    assert (sums[:, ~is_seen] < -1e6).all()
+    weights = jax.nn.softmax(scores, axis=-1).reshape(2, 2, 2, 128, 384)
+    expected = jnp.einsum("bkgts,bskh->btkgh", weights, values, precision="highest").reshape(2, 128, 4, 64)
+    np.testing.assert_allclose(found[:, is_seen], expected[:, is_seen], atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", DIFFERENTIATED, ids=str)

@@ -4,6 +4,7 @@ import pytest
 
 from jaxinfer.planning.hlo_collectives import group_size, num_partitions, sent_bytes
 from jaxinfer.planning.hlo_text import read_line
+from jaxinfer.planning.hlo_walk import walk
 
 ALL = 8
 
@@ -53,3 +54,21 @@ def test_several_arrays_in_one_sum_are_all_sent_and_those_of_a_start_once():
 def test_a_program_says_on_how_many_devices_it_runs():
     assert num_partitions("HloModule jit_f, is_scheduled=true, num_partitions=32, replica_count=1\n...") == 32
     assert num_partitions("HloModule jit_f\nnum_partitions=2") == 1
+
+
+def test_a_sum_of_which_each_device_keeps_a_part_is_a_reduce_scatter():
+    hlo = """HloModule jit_f, is_scheduled=true, num_partitions=4
+
+%all-reduce-scatter.1 (input: f32[64,128]) -> f32[16,128] {
+  %input = f32[64,128]{1,0} parameter(0)
+  %sum = f32[64,128]{1,0} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %part = f32[16,128]{1,0} slice(%sum), slice={[0:16], [0:128]}
+}
+
+ENTRY %main (x: f32[64,128]) -> f32[16,128] {
+  %x = f32[64,128]{1,0} parameter(0)
+  ROOT %fusion = f32[16,128]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+    (found,) = (found for found in walk(hlo) if found.collective)
+    assert (found.collective, found.bytes, found.sent_bytes) == ("reduce-scatter", 16 * 128 * 4, 3 * 16 * 128 * 4)

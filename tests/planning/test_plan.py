@@ -158,7 +158,7 @@ def test_what_fits_instead_is_compiled(refused):
             {"mesh": MeshConfig(pipeline=8), "config": dataclasses.replace(LLAMA_2_7B, num_layers=30)},
             "30 layers do not split evenly over pipeline=8 devices",
         ),
-        ({"mesh": MeshConfig(sequence=8)}, "programs split over sequence are not planned"),
+        ({"mesh": MeshConfig(pipeline=2, sequence=4)}, "pipeline=2 and sequence=4 do not go together"),
         ({"max_len": 4097}, "max_len=4097 exceeds the 4096 tokens"),
         ({"prompt_tokens": 2048}, "prompt_tokens=2048 exceeds max_len=2046"),
         ({"prompt_tokens": 768}, "past 512 name a power of two"),

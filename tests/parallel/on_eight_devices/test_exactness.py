@@ -3,8 +3,6 @@
 Meshes, strategies and families are covered in pairs; the full product is marked exhaustive.
 """
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from jaxinfer.planning.hlo_walk import walk
 from tests.decoding.covered_models import quick_compilation
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
-from tests.parallel.on_eight_devices.meshes import MESHES, MODELS, Single, is_search, make_single
+from tests.parallel.on_eight_devices.meshes import MESHES, MODELS, Single, is_search
 
 # Each strategy meets each of these meshes once and each family once, and each mesh every family.
 COVER = [
@@ -29,19 +27,6 @@ REST = [
     for model in MODELS
     if (strategy, mesh, model) not in COVER
 ]
-
-
-@pytest.fixture(scope="module")
-def single() -> Callable[[str], Single]:
-    """Return a function that makes each model, with its texts, once."""
-    made: dict[str, Single] = {}
-
-    def get(name: str) -> Single:
-        if name not in made:
-            made[name] = make_single(name)
-        return made[name]
-
-    return get
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -82,9 +67,13 @@ def check_tokens(one: Single, strategy: str, mesh: str, model: str) -> None:
 def check_communication(lm: LanguageModel) -> None:
     """Devices add up what they have, and gather nothing but the best of each part of a vocabulary."""
     for compiled in lm.programs._compiled.values():
-        sent = [found for found in walk(compiled.as_text()) if found.collective]
-        gathered = [found.name for found in sent if found.collective != "all-reduce"]
-        assert all(is_search(compiled.as_text(), name) for name in gathered), gathered
+        check_reductions(compiled)
+
+
+def check_reductions(compiled: jax.stages.Compiled) -> None:
+    sent = [found for found in walk(compiled.as_text()) if found.collective]
+    gathered = [found.name for found in sent if found.collective != "all-reduce"]
+    assert all(is_search(compiled.as_text(), name) for name in gathered), gathered
 
 
 def test_beam_search_keeps_the_texts_of_one_device(single):

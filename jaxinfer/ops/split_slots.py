@@ -1,0 +1,92 @@
+"""Attention to a cache whose slots are split over the devices of the mesh's axis ``sequence``.
+
+Each device holds a block of slots that follow one another. It writes those of the new tokens that stand among them,
+attends to its own, and the devices join what they found by its log-sum-exp, as flash-decoding does on one device.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxinfer.notation import DATA, SEQUENCE, TENSOR, Array, Float, Int
+from jaxinfer.ops.attention import Partial, attend_partially
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cache_attention import Seen
+from jaxinfer.ops.cache_write import as_rows
+from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.rows import write_in_rows
+
+
+def has_split_slots(keys_LBSF: Float[Array, "L B S F"], backend: Backend) -> bool:
+    """Tell whether a dense cache's slots are split: where there are several devices for them, and they split evenly."""
+    return backend.slot_shards > 1 and keys_LBSF.shape[2] % backend.slot_shards == 0
+
+
+def attend_to_split_slots(
+    query_BTNH: Float[Array, "B T N H"],
+    keys_LBSF: Float[Array, "L B S F"],
+    values_LBSF: Float[Array, "L B S F"],
+    keys_BTKH: Float[Array, "B T K H"],
+    values_BTKH: Float[Array, "B T K H"],
+    layer: Int[Array, ""] | int,
+    slots_BT: Int[Array, "B T"],
+    seen: Seen,
+    scale: float,
+    backend: Backend,
+    *,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "L B S F"], Float[Array, "L B S F"]]:
+    """Write one layer's new tokens, and attend from them to all slots; both by XLA.
+
+    Slots past the end are dropped. What is sent is of the size of the queries.
+    """
+    own = on_one_device(backend)
+    rule = {"softcap": softcap, "num_kv_heads": keys_BTKH.shape[2] // backend.kv_shards}
+    extent = seen.mask_BTS.shape[-1]
+
+    def run(query: Any, *arguments: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        keys, values, new_keys_BTF, new_values_BTF, layer, slots_BT, start_B, ancestors_BTT = arguments
+        num_slots = keys.shape[2]
+        first = lax.axis_index(SEQUENCE).astype(slots_BT.dtype) * num_slots
+        here_BT = slots_BT - first
+        here_BT = jnp.where(here_BT < 0, num_slots, here_BT)
+        keys = write_in_rows(keys, layer, here_BT, new_keys_BTF)
+        values = write_in_rows(values, layer, here_BT, new_values_BTF)
+        used = min(num_slots, extent)
+        mask_BTS = visible_slots(start_B - first, ancestors_BTT, used, window)
+        held = keys[layer, :, :used], values[layer, :, :used]
+        partial = attend_partially(query, *held, mask_BTS, scale, own, **rule)
+        return join_over(SEQUENCE, partial).astype(backend.compute_dtype), keys, values
+
+    batch = query_BTNH.shape[0]
+    rows = rows_axis(batch, backend)
+    heads, lanes = PartitionSpec(rows, None, TENSOR, None), PartitionSpec(rows, None, TENSOR)
+    cache, of_rows = PartitionSpec(None, rows, SEQUENCE, TENSOR), PartitionSpec(rows)
+    ancestors = of_rows if seen.ancestors_BTT.shape[0] == batch > 1 else PartitionSpec()
+    specs = (heads, cache, cache, lanes, lanes, PartitionSpec(), of_rows, of_rows, ancestors)
+    new = as_rows(keys_BTKH, keys_LBSF), as_rows(values_BTKH, values_LBSF)
+    layer = jnp.asarray(layer, slots_BT.dtype)
+    return backend.on_devices(run, specs, (heads, cache, cache))(
+        query_BTNH, keys_LBSF, values_LBSF, *new, layer, slots_BT, seen.start_B, seen.ancestors_BTT
+    )
+
+
+def join_over(axis: str, partial: Partial) -> jax.Array:
+    """Return the means of values that the devices of an axis attend to parts of."""
+    largest_BTN = lax.pmax(partial.largest_BTN, axis)
+    return Partial(*lax.psum(tuple(partial.scaled_to(largest_BTN)), axis)).mean_BTNH()
+
+
+def on_one_device(backend: Backend) -> Backend:
+    """Return what each device of a mesh computes by, on its parts of the arguments."""
+    return replace(backend, kv_shards=1, mesh=None)
+
+
+def rows_axis(batch: int, backend: Backend) -> str | None:
+    """Return the axis that rows are split over, if they split evenly."""
+    return DATA if backend.mesh is not None and batch % backend.mesh.shape[DATA] == 0 else None
