@@ -6,12 +6,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
 
 AXES = MESH_AXES
+
+# How arrays are split is left to the compiler, where no rule says it; newer JAX would have each operation say it.
+_BY_COMPILER = (AxisType.Auto,) * len(AXES)
 
 __all__ = ["AXES", "DATA", "PIPELINE", "SEQUENCE", "TENSOR", "MeshConfig", "parse_mesh"]
 
@@ -47,7 +50,7 @@ class MeshConfig:
     @property
     def abstract(self) -> AbstractMesh:
         """The mesh without devices."""
-        return AbstractMesh(tuple(self.sizes.values()), AXES)
+        return AbstractMesh(tuple(self.sizes.values()), AXES, axis_types=_BY_COMPILER)
 
     def __str__(self) -> str:
         return ",".join(f"{axis}={size}" for axis, size in self.sizes.items() if size > 1) or "tensor=1"
@@ -60,7 +63,9 @@ class MeshConfig:
                 "choose axes that multiply to the number of devices, or give a CPU virtual ones by "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={self.num_devices} in the environment"
             )
-        return Mesh(np.asarray(devices, dtype=object).reshape(tuple(self.sizes.values())), AXES)
+        return Mesh(
+            np.asarray(devices, dtype=object).reshape(tuple(self.sizes.values())), AXES, axis_types=_BY_COMPILER
+        )
 
 
 def parse_mesh(text: str) -> MeshConfig:
