@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jaxinfer
@@ -70,6 +70,8 @@ def test_the_union_holds_every_path_once(drawn):
 
 @few
 @given(trees, st.lists(st.floats(0, 1, width=32), min_size=10, max_size=10), st.integers(2, 10))
+@example((((0, 1, False), (0, 1, True), (0, 1, True), (0, 1, False)), ((0, 1, False),) * 5, ((0, 1, False),) * 3),
+         [0.0, 0.0, 1.0, *[0.0] * 7], 2)  # fmt: skip
 def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, gains, count):
     tree, _ = joined([build(nodes) for nodes in drawn])
     gains_BM = jnp.asarray([gains])

@@ -76,7 +76,7 @@ def test_what_is_counted_agrees_with_what_is_compiled(seven_billion):
         assert work.hbm_bytes == compiled.floor_bytes
         assert work.sent_bytes == pytest.approx(compiled.sent_bytes, rel=0.01)
         # The compiled products meet zeros where heads share a product.
-        assert 1 <= compiled.flops / work.flops < 1.4
+        assert 1 <= compiled.flops / work.flops < 2.2
 
 
 @CHECKED_BY_COMPILING
