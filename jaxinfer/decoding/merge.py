@@ -71,7 +71,7 @@ def select(
     """
     gains_BM = gains_BM.at[:, 0].set(jnp.inf)
     reach_BM = jnp.min(jnp.where(ancestors_BMM, gains_BM[:, None, :], jnp.inf), axis=-1)
-    reach_BM = jnp.where(tree.valid_BM, reach_BM, -1.0)
+    reach_BM = jnp.where(tree.valid_BM, reach_BM, -1.0).at[:, 0].set(jnp.inf)
     _, chosen_BC = top_k(reach_BM, count, backend)
     chosen_BC = jnp.sort(chosen_BC, axis=1)
     is_chosen_BM = set_in_rows(jnp.zeros(tree.valid_BM.shape, bool), chosen_BC, jnp.ones(chosen_BC.shape, bool))
