@@ -154,10 +154,10 @@ def check_ring(split: Backend, whole: Backend, num_tokens: int, head_dim: int, w
 
 
 def test_every_device_holds_its_own_slots_and_a_window_has_none(single):
-    """Of 100 slots each of three devices has as many, in whole tiles."""
+    """Of 100 slots each of three devices has as many, in whole tiles; one stage has all layers."""
     gemma2 = single("gemma2").on(MeshConfig(sequence=3))
     ring, dense = sorted(gemma2.programs.create_cache(2, 100, 4).parts, key=lambda part: part.keys.shape[2])
-    assert dense.keys.sharding.spec == PartitionSpec(None, "data", "sequence", "tensor")
+    assert dense.keys.sharding.spec == PartitionSpec("pipeline", "data", "sequence", "tensor")
     assert dense.keys.shape[2] == 3 * 48
     assert dense.keys.addressable_shards[0].data.shape[2] == 48
     assert ring.keys.addressable_shards[0].data.shape == ring.keys.shape
