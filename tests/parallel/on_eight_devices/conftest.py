@@ -1,4 +1,4 @@
-"""These tests need eight devices from the start of their process; `tests.parallel.test_on_eight_devices` runs them."""
+"""These tests need eight devices from the start of their process; `tests.parallel.eight_devices` runs them."""
 
 import os
 from collections.abc import Callable

@@ -1,25 +1,15 @@
-"""What runs on meshes of eight virtual devices, which a process has from its start or not at all."""
+"""Runs tests on eight virtual devices, which a process has from its start or not at all."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 FOLDER = Path(__file__).parent / "on_eight_devices"
 
 
-# In processes of their own, one after the other, since a test may take 15 minutes and no more on any machine.
-PARTS = [
-    (file.name, part)
-    for file in sorted(FOLDER.glob("test_*.py"))
-    for part in (("llama or gemma2", "not llama and not gemma2") if file.name == "test_exactness.py" else ("",))
-]
-
-
-@pytest.mark.parametrize(("file", "part"), PARTS)
-def test_everything_holds_on_eight_devices(file, part):
+def run_on_eight_devices(file: str, part: str = "") -> None:
+    """Run a file of `tests.parallel.on_eight_devices`, or the part of it that pytest's ``-k`` selects."""
     # Kernels that are interpreted on several devices wait for each other in a pool of this many threads.
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "NPROC": "16"}
     options = ["-k", part, "-n0", "-q", "-p", "no:cacheprovider", "--durations=10"]
