@@ -1,27 +1,17 @@
-"""What every ``python -m train.NAME`` shares: a parser that complains in one line, and failures as one line."""
+"""What every ``python -m train.NAME`` shares: failures as one line, and the types of options."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jaxinfer.errors import InvalidOption, JaxinferError
+from jaxinfer.command_line import Parser, describe
+from jaxinfer.errors import JaxinferError
 from jaxinfer.jax_setup import prepare_jax
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its complaints, each with where help is."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        """Raise InvalidOption."""
-        raise InvalidOption(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
 
 
 def run_command(
@@ -44,8 +34,7 @@ def run_command(
     except JaxinferError as error:
         return _report(str(error))
     except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        return _report(f"{error.filename}: {reason}" if error.filename else f"{reason}, while reading or writing")
+        return _report(describe(error))
     except MemoryError:
         return _report("this machine's memory is full; use smaller batches or --dtype bfloat16")
     except Exception as error:

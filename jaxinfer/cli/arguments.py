@@ -1,25 +1,9 @@
-"""The parser, its types and the options that several subcommands share."""
+"""The types of options, and the options that several subcommands share."""
 
 import argparse
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn
-
-from jaxinfer.errors import InvalidOption
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its complaints, in one line that says where help is, and knows no abbreviations.
-
-    An abbreviation that works today would be ambiguous with an option of tomorrow.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        """Raise InvalidOption."""
-        raise InvalidOption(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+from typing import Any
 
 
 def whole_number(least: int) -> Callable[[str], int]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 from jaxinfer import __version__
-from jaxinfer.cli.arguments import Parser
 from jaxinfer.cli.interrupts import delivered_interrupts
 from jaxinfer.cli.processes import error_stream
+from jaxinfer.command_line import Parser, describe
 from jaxinfer.errors import JaxinferError
 
 # Where each subcommand's ``add_arguments`` and ``run`` stand; only the one that is asked for is imported.
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None, leave: Callable[[int], int] = i
     except JaxinferError as error:
         return _report(str(error))
     except OSError as error:
-        return _report(_describe(error))
+        return _report(describe(error))
     except MemoryError:
         return _report("this machine's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts")
     except Exception as error:
@@ -115,11 +115,6 @@ def _lost_peer(error: Exception) -> bool:
     from jaxinfer.distributed import is_lost_peer
 
     return is_lost_peer(error)
-
-
-def _describe(error: OSError) -> str:
-    reason = error.strerror or str(error) or type(error).__name__
-    return f"{error.filename}: {reason}" if error.filename else f"{reason}, while reading or writing"
 
 
 def _drain_output() -> None:

@@ -23,6 +23,8 @@ _LIBTPU_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Of no effect on a topology that is named, but without any it warns.
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
 }
 
 _SHAPE = re.compile(r"[1-9]\d*(x[1-9]\d*)+")
