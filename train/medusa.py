@@ -17,15 +17,23 @@ import numpy as np
 
 from jaxinfer.checkpoint.medusa_heads import TREE, write_heads
 from jaxinfer.decoding.draft_trees import expected_tokens
-from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+from jaxinfer.language_model import LanguageModel, load
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
-from jaxinfer.parallel.mesh import parse_mesh
-from train.command import existing_file, number, run_command
+from train.arguments import (
+    add_data_arguments,
+    add_run_arguments,
+    add_step_arguments,
+    build_schedule,
+    check_batch,
+    fit_settings,
+    identity,
+    read_data,
+    split_texts,
+)
+from train.command import EXIT_INTERRUPTED, number, run_command
 from train.curves import draw_curves
 from train.estimate import estimate
-from train.examples import read_examples
 from train.fit import CURVES, METRICS, FitResult, FitSettings, claim_folder, fit, read_metrics
 from train.head_card import describe_heads
 from train.head_evaluation import HeadEvaluation, best_tree
@@ -37,22 +45,15 @@ from train.packing import Example, Order
 from train.placement import build_mesh, place_base, place_batch, replicate
 from train.progress import step_progress
 
-EXIT_INTERRUPTED = 130
 HEADS, CACHE = "heads", "hidden_states"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.medusa``."""
     whole, share = number(int, 1), number(float, 0, 1)
-    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="the base (default: %(default)s)")
-    parser.add_argument("--dtype", metavar="D", help="the base's (default: by device)")
-    parser.add_argument("--mesh", metavar="AXES", type=parse_mesh, default="data=1", help="such as data=4")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the run: begun, or gone on with")
-    parser.add_argument("--dry-run", action="store_true", help="print what a run takes, and do nothing")
-    data = parser.add_argument_group("data")
-    data.add_argument("--data", metavar="FILE", type=existing_file, nargs="+", required=True, help="JSONL or text")
+    add_run_arguments(parser)
+    data = add_data_arguments(parser)
     data.add_argument("--cache", metavar="FOLDER", type=Path, help="hidden states (default: OUT/hidden_states)")
-    data.add_argument("--held-out", metavar="P", type=share, default=0.05, help="share of the texts (%(default)s)")
     heads = parser.add_argument_group("heads")
     heads.add_argument("--heads", metavar="K", type=whole, default=4, help="default: %(default)s")
     heads.add_argument("--blocks", metavar="N", type=whole, default=1, help="in each head (%(default)s)")
@@ -64,22 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loss.add_argument("--decay", metavar="X", type=share, default=0.8, help="head k weighs X^k (%(default)s)")
     loss.add_argument("--soft-targets", metavar="S", type=share, default=0.0, help="the teacher's share (0)")
     loss.add_argument("--dropout", metavar="P", type=number(float, 0, 0.9), default=0.0, help="of inputs (0)")
-    steps = parser.add_argument_group("steps")
-    steps.add_argument("--epochs", metavar="N", type=number(float, 0.001), default=2.0, help="default: %(default)s")
-    steps.add_argument("--batch-size", metavar="N", type=whole, default=16, help="windows a step (%(default)s)")
+    steps = add_step_arguments(parser, items="windows")
     steps.add_argument("--window", metavar="T", type=whole, default=32, help="tokens of a window (%(default)s)")
-    steps.add_argument("--microbatches", metavar="N", type=whole, default=1, help="a step's parts (%(default)s)")
-    steps.add_argument("--learning-rate", metavar="X", type=number(float, 1e-9), default=1e-3, help="%(default)s")
-    steps.add_argument("--schedule", choices=("cosine", "linear", "constant"), default="cosine")
-    steps.add_argument("--warmup", metavar="P", type=share, default=0.1, help="share of the steps (%(default)s)")
-    steps.add_argument("--weight-decay", metavar="X", type=number(float, 0), default=0.0, help="%(default)s")
-    steps.add_argument("--clip", metavar="X", type=number(float, 1e-9), default=1.0, help="gradient norm (%(default)s)")
-    steps.add_argument("--compute-dtype", metavar="D", choices=("bfloat16", "float32"), help="of the heads' passes")
-    steps.add_argument("--eval-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
-    steps.add_argument("--patience", metavar="N", type=number(int, 0), default=0, help="evaluations without a gain (0)")
-    steps.add_argument("--save-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
-    steps.add_argument("--keep", metavar="N", type=whole, default=2, help="checkpoints (%(default)s)")
-    steps.add_argument("--seed", metavar="N", type=number(int, 0), default=0)
 
 
 class Task(NamedTuple):
@@ -97,14 +84,10 @@ class Task(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the heads."""
-    if options.batch_size % options.microbatches:
-        raise InvalidOption(f"--batch-size {options.batch_size} does not split into {options.microbatches} parts")
+    rows = check_batch(options)
     lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
-    examples = [
-        example for path in options.data for example in read_examples(path, lm.tokenizer, lm.config.max_position)
-    ]
-    check_ids(examples, lm, options.data)
-    mesh = build_mesh(options.mesh, lm.config, options.batch_size // options.microbatches)
+    examples = read_data(options, lm)
+    mesh = build_mesh(options.mesh, lm.config, rows)
     base = fingerprint(lm.params)
     lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
     if not options.dry_run:
@@ -139,30 +122,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def identity(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that a run's result depends on."""
-    left_out = {"out", "dry_run", "cache", "keep", "save_every"}
-    kept = {name: value for name, value in vars(options).items() if name not in left_out}
-    return {**kept, "mesh": str(options.mesh), "data": [path.name for path in options.data]}
-
-
-def check_ids(examples: list[Example], lm: LanguageModel, paths: list[Path]) -> None:
-    """Refuse token ids that the base does not have: its answers are another model's."""
-    largest = max(max(example.tokens) for example in examples)
-    if largest >= lm.config.vocab_size:
-        raise InvalidOption(
-            f"{paths[0]}: holds token id {largest}, but the base has {lm.config.vocab_size}: it is of another model"
-        )
-
-
 def plan(options: argparse.Namespace, lm: LanguageModel, states: HiddenStates, base: str) -> Task:
     """Split the texts, choose the draft vocabulary, and count the steps."""
-    shuffled = np.random.default_rng(options.seed).permutation(states.num_texts)
-    num_held_out = max(1, round(options.held_out * states.num_texts))
-    if num_held_out >= states.num_texts:
-        raise InvalidOption(f"{states.num_texts} texts leave none to train on: give more, or a smaller --held-out")
-    held_out = states.select(shuffled[:num_held_out])
-    trained = states.without(shuffled[:num_held_out])
+    _, held_out_texts = split_texts(states.num_texts, options.held_out, options.seed)
+    trained, held_out = states.without(held_out_texts), states.select(held_out_texts)
     ids = None
     if options.draft_vocab is not None and options.draft_vocab < lm.config.vocab_size:
         always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
@@ -171,19 +134,8 @@ def plan(options: argparse.Namespace, lm: LanguageModel, states: HiddenStates, b
         )
     shape = HeadShape(options.heads, options.blocks, options.hydra, options.inner, options.share_lm_head, ids)
     source = WindowSource(trained, options.window, options.heads, target_rows_of(shape, lm))
-    num_steps = max(1, round(options.epochs * Order(source.count, options.batch_size, 0).steps_per_epoch))
-    settings = FitSettings(
-        folder=options.out,
-        num_steps=num_steps,
-        save_every=options.save_every,
-        keep=options.keep,
-        eval_every=options.eval_every,
-        patience=options.patience,
-        identity={"base": base, **identity(options)},
-    )
-    schedule = Schedule(
-        num_steps, options.learning_rate, options.warmup, options.weight_decay, options.clip, options.schedule
-    )
+    schedule = build_schedule(options, Order(source.count, options.batch_size, 0).steps_per_epoch)
+    settings = fit_settings(options, schedule.num_steps, {"base": base, **identity(options)})
     loss = HeadLoss(lm.programs.decoder, options.decay, options.soft_targets, options.dropout)
     return Task(
         shape, {"extra": frozen_extra(shape, lm.config, lm.params)}, source, held_out, settings, schedule, loss, base

@@ -12,11 +12,16 @@ from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.matmul import linear
 
+ADAPTER = "adapter"
+
 
 class Linear(nn.Module):
     """A kernel ``[out, in]`` and an optional bias ``[out]``; ``axes`` are their logical names.
 
-    Where the backend has kernels transposed, it is ``[in, out]`` and has a name that says so.
+    Where the backend has kernels transposed, it is ``[in, out]`` and has a name that says so. Parameters may hold an
+    ``"adapter"`` of low rank too, ``{"down": [R, in], "up": [out, R]}`` (LoRA, Hu et al., 2106.09685), which adds
+    ``up down x`` for the tokens from `Backend.adapted_from` on. A kernel may be anything that is an array once JAX asks
+    (``__jax_array__``).
     """
 
     features: int
@@ -38,7 +43,22 @@ class Linear(nn.Module):
         bias = None
         if self.use_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, self.axes[:1], (self.features,), dtype)
-        return linear(inputs, kernel, bias, self.backend, transposed)
+        output = linear(inputs, jnp.asarray(kernel), bias, self.backend, transposed)
+        if not self.has_variable("params", ADAPTER):
+            return output
+        return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend)
+
+
+def _adapted(
+    output: Float[Array, "*rows d_out"], inputs: Float[Array, "*rows d_in"], adapter: Any, backend: Backend
+) -> Float[Array, "*rows d_out"]:
+    first = backend.adapted_from
+    inner = linear(inputs[..., first:, :], adapter["down"], None, backend)
+    added = linear(inner, adapter["up"], None, backend)
+    if first:
+        # The others are left as they are, not given zeros: what they come to must not depend on there being adapters.
+        return jnp.concatenate([output[..., :first, :], output[..., first:, :] + added], axis=-2)
+    return output + added
 
 
 def stored_kernel(linear: Mapping[str, Any]) -> Any:

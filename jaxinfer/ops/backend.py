@@ -41,7 +41,8 @@ class Backend:
     same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what defines correct.
     ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
     `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case.
-    ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations.
+    ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is
+    the first token of a pass that adapters beside kernels act on (`jaxinfer.models.linear`).
     """
 
     platform: Platform
@@ -59,6 +60,7 @@ class Backend:
     microbatches: int | None = None
     split_activations: bool | None = None
     remat_layers: bool = False
+    adapted_from: int = 0
 
     @property
     def slot_shards(self) -> int:

@@ -1,0 +1,134 @@
+"""The arguments that all trainers have, and what they turn into: texts, their split, a schedule, a run's settings."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel
+from jaxinfer.parallel.mesh import parse_mesh
+from train.command import existing_file, number
+from train.examples import read_examples
+from train.fit import FitSettings
+from train.loop import Schedule
+from train.packing import Example
+
+# What a run's result does not depend on.
+_FREE = ("out", "dry_run", "cache", "keep", "save_every")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, model: str = "the base") -> None:
+    """Add ``--model``, ``--dtype``, ``--mesh``, ``--out`` and ``--dry-run``."""
+    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help=f"{model} (default: %(default)s)")
+    parser.add_argument("--dtype", metavar="D", help="the base's (default: by device)")
+    parser.add_argument("--mesh", metavar="AXES", type=parse_mesh, default="data=1", help="such as data=4")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the run: begun, or gone on with")
+    parser.add_argument("--dry-run", action="store_true", help="print what a run takes, and do nothing")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add ``--data`` and ``--held-out``; return their group, for more."""
+    data = parser.add_argument_group("data")
+    data.add_argument("--data", metavar="FILE", type=existing_file, nargs="+", required=True, help="JSONL or text")
+    share = number(float, 0, 1)
+    data.add_argument("--held-out", metavar="P", type=share, default=0.05, help="share of the texts (%(default)s)")
+    return data
+
+
+def add_step_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    items: str,
+    epochs: float = 2.0,
+    batch_size: int = 16,
+    learning_rate: float = 1e-3,
+) -> argparse._ArgumentGroup:
+    """Add the arguments of optimization, evaluation and checkpoints; ``items`` are what a batch is made of."""
+    whole, share = number(int, 1), number(float, 0, 1)
+    rate = number(float, 1e-9)
+    steps = parser.add_argument_group("steps")
+    steps.add_argument("--epochs", metavar="N", type=number(float, 0.001), default=epochs, help="default: %(default)s")
+    steps.add_argument(
+        "--batch-size", metavar="N", type=whole, default=batch_size, help=f"{items} a step (%(default)s)"
+    )
+    steps.add_argument("--microbatches", metavar="N", type=whole, default=1, help="a step's parts (%(default)s)")
+    steps.add_argument("--learning-rate", metavar="X", type=rate, default=learning_rate, help="%(default)s")
+    steps.add_argument("--schedule", choices=("cosine", "linear", "constant"), default="cosine")
+    steps.add_argument("--warmup", metavar="P", type=share, default=0.1, help="share of the steps (%(default)s)")
+    steps.add_argument("--weight-decay", metavar="X", type=number(float, 0), default=0.0, help="%(default)s")
+    steps.add_argument("--clip", metavar="X", type=rate, default=1.0, help="gradient norm (%(default)s)")
+    steps.add_argument("--compute-dtype", metavar="D", choices=("bfloat16", "float32"), help="of what is trained")
+    steps.add_argument("--eval-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
+    steps.add_argument("--patience", metavar="N", type=number(int, 0), default=0, help="evaluations without a gain (0)")
+    steps.add_argument("--save-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
+    steps.add_argument("--keep", metavar="N", type=whole, default=2, help="checkpoints (%(default)s)")
+    steps.add_argument("--seed", metavar="N", type=number(int, 0), default=0)
+    return steps
+
+
+def identity(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a run's result depends on, as JSON has them."""
+    kept = {name: value for name, value in vars(options).items() if name not in _FREE}
+    return {**kept, "mesh": str(options.mesh), "data": [path.name for path in options.data]}
+
+
+def read_data(options: argparse.Namespace, lm: LanguageModel, longest: int | None = None) -> list[Example]:
+    """Read the texts of ``--data``, none longer than ``longest`` tokens or than the model can read.
+
+    Refuses token ids that the model does not have: then the answers are another model's.
+    """
+    most = min(longest or lm.config.max_position, lm.config.max_position)
+    examples = []
+    for path in options.data:
+        found = read_examples(path, lm.tokenizer, most)
+        largest = max(max(example.tokens) for example in found)
+        if largest >= lm.config.vocab_size:
+            raise InvalidOption(
+                f"{path}: holds token id {largest}, but the base has {lm.config.vocab_size}: it is of another model"
+            )
+        examples += found
+    return examples
+
+
+def check_batch(options: argparse.Namespace) -> int:
+    """Return how many items a microbatch has."""
+    if options.batch_size % options.microbatches:
+        raise InvalidOption(f"--batch-size {options.batch_size} does not split into {options.microbatches} parts")
+    return options.batch_size // options.microbatches
+
+
+def split_texts(num_texts: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the texts to train on and of those held out, at least one of each."""
+    shuffled = np.random.default_rng(seed).permutation(num_texts)
+    num_held_out = max(1, round(held_out * num_texts))
+    if num_held_out >= num_texts:
+        raise InvalidOption(f"{num_texts} texts leave none to train on: give more, or a smaller --held-out")
+    return shuffled[num_held_out:], shuffled[:num_held_out]
+
+
+def build_schedule(options: argparse.Namespace, steps_per_epoch: float) -> Schedule:
+    """Return the schedule of the run's steps."""
+    return Schedule(
+        max(1, round(options.epochs * steps_per_epoch)),
+        options.learning_rate,
+        options.warmup,
+        options.weight_decay,
+        options.clip,
+        options.schedule,
+    )
+
+
+def fit_settings(options: argparse.Namespace, num_steps: int, told: Mapping[str, Any]) -> FitSettings:
+    """Return how the run goes; ``told`` is all that its result depends on."""
+    return FitSettings(
+        folder=options.out,
+        num_steps=num_steps,
+        save_every=options.save_every,
+        keep=options.keep,
+        eval_every=options.eval_every,
+        patience=options.patience,
+        identity=told,
+    )

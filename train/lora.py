@@ -1,0 +1,81 @@
+"""Adapters of low rank beside a decoder's kernels (LoRA, Hu et al., 2106.09685): drawn, applied, merged.
+
+Adapters are a tree of their own, shaped as the blocks' parameters, ``{"down": [R, in], "up": [out, R]}`` for each
+linear layer, stacked where its kernel is. ``down`` begins random and ``up`` at zero, so that training begins at the
+base.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL
+from jaxinfer.models.linear import ADAPTER
+from jaxinfer.notation import Params
+
+
+def init_lora(params: Params, rank: int, key: jax.Array) -> Params:
+    """Draw adapters in float32 for every linear layer of the blocks."""
+    counter = iter(range(1 << 30))
+
+    def draw(layer: Params, _: Any) -> Params:
+        *stack, count_out, count_in = _shape(layer)
+        deviation = 1 / math.sqrt(count_in)
+        down = deviation * jax.random.normal(jax.random.fold_in(key, next(counter)), (*stack, rank, count_in))
+        return {"down": down, "up": jnp.zeros((*stack, count_out, rank))}
+
+    return _map_layers(params[BLOCKS], None, draw)
+
+
+def with_lora(params: Params, lora: Params, scale: float) -> Params:
+    """Return parameters whose linear layers add what their adapters give, times ``scale`` (LoRA's alpha / rank)."""
+
+    def add(layer: Params, adapter: Params) -> Params:
+        return {**layer, ADAPTER: {"down": adapter["down"], "up": adapter["up"] * scale}}
+
+    return {**params, BLOCKS: _map_layers(params[BLOCKS], lora, add, keep=True)}
+
+
+def merge_lora(params: Params, lora: Params, scale: float) -> Params:
+    """Return plain parameters that compute the same: ``kernel + scale * up down``, rounded once."""
+
+    def merge(layer: Params, adapter: Params) -> Params:
+        name = _kernel_name(layer)
+        kernel = jnp.asarray(layer[name])
+        added = jnp.matmul(adapter["up"] * scale, adapter["down"], precision=jax.lax.Precision.HIGHEST)
+        added = added.swapaxes(-1, -2) if name == TRANSPOSED_KERNEL else added
+        return {**layer, name: (kernel.astype(jnp.float32) + added).astype(kernel.dtype)}
+
+    return {**params, BLOCKS: _map_layers(params[BLOCKS], lora, merge, keep=True)}
+
+
+def _map_layers(
+    node: Mapping[str, Any], adapters: Any, function: Callable[[Any, Any], Params], keep: bool = False
+) -> dict[str, Any]:
+    """Apply a function to every linear layer and its adapter; what is neither is kept as it is, or left out."""
+    mapped: dict[str, Any] = {}
+    for name, value in node.items():
+        if not isinstance(value, Mapping):
+            if keep:
+                mapped[name] = value
+            continue
+        own = None if adapters is None else adapters.get(name)
+        if KERNEL in value or TRANSPOSED_KERNEL in value:
+            mapped[name] = function(value, own) if own is not None or adapters is None else value
+        elif below := _map_layers(value, own if adapters is None else own or {}, function, keep):
+            mapped[name] = below
+    return mapped
+
+
+def _kernel_name(layer: Params) -> str:
+    return KERNEL if KERNEL in layer else TRANSPOSED_KERNEL
+
+
+def _shape(layer: Params) -> tuple[int, ...]:
+    """Return the shape of a layer's kernel as ``[..., out, in]``."""
+    name = _kernel_name(layer)
+    *stack, first, second = layer[name].shape
+    return (*stack, first, second) if name == KERNEL else (*stack, second, first)
