@@ -24,6 +24,7 @@ from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.models.streaming import check_layout, is_endless
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend, choose_backend
@@ -311,12 +312,21 @@ class LanguageModel:
         parsed = parse_strategy(strategy)
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
-        target = Target(self.config, self.backend, self.params, self._speaks_like, self.programs.partitioner)
+        partitioner = self.programs.partitioner
+        target = Target(
+            self.config, self.backend, self.params, self._speaks_like, partitioner, lambda: self.fingerprint
+        )
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:
             self._resolved[parsed] = parsed.resolve(target)
         return self._resolved[parsed]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A few letters that stand for the weights: drafters that were trained for them name these."""
+        partitioner = self.programs.partitioner
+        return fingerprint(self.params, partitioner.padding(self.config, self.backend), partitioner.fetch)
 
     def _speaks_like(self, checkpoint: Checkpoint) -> bool:
         """Tell whether a checkpoint's tokenizer gives this model's ids; without two tokenizers there is no telling."""

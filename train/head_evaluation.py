@@ -42,7 +42,7 @@ class HeadEvaluation:
         """Return ``accuracies[k][r]`` as `jaxinfer.decoding.head_accuracy.measure_accuracies` does."""
         hits_HR = tries_H = np.zeros(())
         for batch in self._batches():
-            found_HR, tried_H = _count(self.decoder, self.num_ranks, heads, self.frozen, batch)
+            found_HR, tried_H = count_hits(self.decoder, self.num_ranks, heads, self.frozen, batch)
             hits_HR, tries_H = hits_HR + np.asarray(found_HR, np.float64), tries_H + np.asarray(tried_H, np.float64)
         return (hits_HR / np.maximum(tries_H, 1)[:, None]).tolist()
 
@@ -58,7 +58,7 @@ def best_tree(accuracies: list[list[float]], nodes: int) -> Paths:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _count(
+def count_hits(
     decoder: Decoder, num_ranks: int, heads: Params, frozen: Params, batch: Windows
 ) -> tuple[Float[Array, "heads ranks"], Float[Array, " heads"]]:
     model, extra = Model(decoder, frozen["params"]), {**heads, **frozen.get("extra", {})}

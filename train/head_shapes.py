@@ -1,16 +1,20 @@
 """Heads before their training: they start as copies of the model's own prediction, and learn what to change."""
 
+import argparse
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.extra_heads import vocabulary_rows
+from jaxinfer.models.extra_heads import is_conditioned, vocabulary_rows
 from jaxinfer.notation import Params
+from train.head_loss import frequent_tokens, target_rows
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,28 @@ class HeadShape:
     inner: int = 0
     shared: bool = True
     draft_ids: tuple[int, ...] | None = None
+
+    def target_rows(self, vocab_size: int) -> np.ndarray:
+        """Return the row of each token in the heads' outputs, -1 where it has none."""
+        return target_rows(vocab_size, self.draft_ids)
+
+
+def read_shape(options: argparse.Namespace, lm: LanguageModel, tokens_P: np.ndarray) -> HeadShape:
+    """Return what the options ask for; a draft vocabulary is what ends texts and the most frequent of ``tokens_P``."""
+    ids, size = None, options.draft_vocab
+    if size is not None and size < lm.config.vocab_size:
+        always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][:size]
+        ids = tuple(frequent_tokens(tokens_P, lm.config.vocab_size, size, always))
+    return HeadShape(options.heads, options.blocks, options.hydra, options.inner, options.share_lm_head, ids)
+
+
+def shape_of(extra: Params) -> HeadShape:
+    """Return the shape of heads that were read from a folder."""
+    head = extra["heads"][0]
+    blocks = head["blocks"]
+    inner = blocks[0]["kernel"].shape[0] if blocks and "out" in blocks[0] else 0
+    ids = tuple(np.asarray(extra["ids"]).tolist()) if "ids" in extra else None
+    return HeadShape(len(extra["heads"]), len(blocks), is_conditioned(extra), inner, "output" not in head, ids)
 
 
 def init_heads(shape: HeadShape, config: DecoderConfig, params: Params, key: jax.Array) -> Params:

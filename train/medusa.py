@@ -1,12 +1,11 @@
 """``python -m train.medusa``: heads on a frozen model that draft for it (Medusa-1, 2401.10774; Hydra, 2402.05109).
 
 The model's hidden states are computed once and kept on the disk; heads then train on them alone, so that a CPU
-suffices. The folder ``OUT/heads`` that it writes is what ``--strategy medusa:heads=OUT/heads`` loads.
+suffices. The folder ``OUT/heads`` that it writes is what ``--strategy medusa:heads=OUT/heads`` loads. ``--joint``
+trains the model with its heads (Medusa-2), which makes it another model; see `train.joint_medusa`.
 """
 
 import argparse
-import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.checkpoint.medusa_heads import TREE, write_heads
-from jaxinfer.decoding.draft_trees import expected_tokens
 from jaxinfer.language_model import LanguageModel, load
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
@@ -34,18 +31,19 @@ from train.arguments import (
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.curves import draw_curves
 from train.estimate import estimate
-from train.fit import CURVES, METRICS, FitResult, FitSettings, claim_folder, fit, read_metrics
-from train.head_card import describe_heads
-from train.head_evaluation import HeadEvaluation, best_tree
-from train.head_loss import HeadLoss, Windows, WindowSource, frequent_tokens, target_rows
-from train.head_shapes import HeadShape, frozen_extra, init_heads
+from train.fit import CURVES, METRICS, FitSettings, claim_folder, fit, read_metrics
+from train.head_evaluation import HeadEvaluation
+from train.head_export import export_heads
+from train.head_loss import HeadLoss, Windows, WindowSource
+from train.head_shapes import HeadShape, frozen_extra, init_heads, read_shape
 from train.hidden_states import HiddenStates, cache_hidden_states
+from train.joint_medusa import add_joint_arguments, run_joint
 from train.loop import Schedule, StepSettings, TrainState, compile_step
-from train.packing import Example, Order
-from train.placement import build_mesh, place_base, place_batch, replicate
+from train.packing import Example, Order, split_batch
+from train.placement import build_mesh, place_base, place_batch, place_learned
 from train.progress import step_progress
 
-HEADS, CACHE = "heads", "hidden_states"
+CACHE = "hidden_states"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heads.add_argument("--inner", metavar="N", type=number(int, 0), default=0, help="blocks are MLPs of this width")
     heads.add_argument("--share-lm-head", action="store_true", help="heads read the base's output matrix")
     heads.add_argument("--draft-vocab", metavar="N", type=whole, help="the N most frequent tokens only")
+    heads.add_argument("--int8", action="store_true", help="write their matrices in eight bits")
     loss = parser.add_argument_group("loss")
     loss.add_argument("--decay", metavar="X", type=share, default=0.8, help="head k weighs X^k (%(default)s)")
     loss.add_argument("--soft-targets", metavar="S", type=share, default=0.0, help="the teacher's share (0)")
     loss.add_argument("--dropout", metavar="P", type=number(float, 0, 0.9), default=0.0, help="of inputs (0)")
-    steps = add_step_arguments(parser, items="windows")
+    add_joint_arguments(parser)
+    steps = add_step_arguments(parser, items="windows or rows")
     steps.add_argument("--window", metavar="T", type=whole, default=32, help="tokens of a window (%(default)s)")
 
 
@@ -84,6 +84,8 @@ class Task(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the heads."""
+    if options.joint:
+        return run_joint(options)
     rows = check_batch(options)
     lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
     examples = read_data(options, lm)
@@ -100,25 +102,26 @@ def run(options: argparse.Namespace) -> int:
     task = plan(options, lm, states, base)
     optimizer = task.schedule.build_optimizer()
     state = start(task, lm, optimizer, options.seed)
-    state, frozen = replicate(state, mesh), {**task.frozen, "params": lm.params}
+    state, frozen = place_learned(state, mesh), {**task.frozen, "params": lm.params}
     step_settings = StepSettings(options.microbatches, options.compute_dtype, options.seed)
     step = compile_step(task.loss, optimizer, step_settings)
     order = Order(task.source.count, options.batch_size, options.seed)
 
     def batch_at(at: int) -> Windows:
-        return place_batch(cut(task.source.take(order.at(at)), options.microbatches), mesh)
+        return place_batch(split_batch(task.source.take(order.at(at)), options.microbatches), mesh)
 
     if options.dry_run:
         print(*estimate(step, state, frozen, batch_at(0), task.settings.num_steps), sep="\n")
         return 0
-    held_out = WindowSource(task.held_out, options.window, options.heads, target_rows_of(task.shape, lm))
+    held_out = WindowSource(task.held_out, options.window, options.heads, task.shape.target_rows(lm.config.vocab_size))
     evaluation = HeadEvaluation(lm.programs.decoder, frozen, held_out)
     result = fit(step, state, frozen, batch_at, task.settings, evaluation)
     draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"heads for {options.model}")
     if result.interrupted:
         print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
-    export(options, lm, task, result, evaluation)
+    accuracies, num_tokens = evaluation.accuracies(result.params), task.source.count * options.window
+    export_heads(options, lm, task.base, task.shape, result.params, result, accuracies, num_tokens)
     return 0
 
 
@@ -126,14 +129,8 @@ def plan(options: argparse.Namespace, lm: LanguageModel, states: HiddenStates, b
     """Split the texts, choose the draft vocabulary, and count the steps."""
     _, held_out_texts = split_texts(states.num_texts, options.held_out, options.seed)
     trained, held_out = states.without(held_out_texts), states.select(held_out_texts)
-    ids = None
-    if options.draft_vocab is not None and options.draft_vocab < lm.config.vocab_size:
-        always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
-        ids = tuple(
-            frequent_tokens(trained.tokens_P[trained.texts_P >= 0], lm.config.vocab_size, options.draft_vocab, always)
-        )
-    shape = HeadShape(options.heads, options.blocks, options.hydra, options.inner, options.share_lm_head, ids)
-    source = WindowSource(trained, options.window, options.heads, target_rows_of(shape, lm))
+    shape = read_shape(options, lm, trained.tokens_P[trained.texts_P >= 0])
+    source = WindowSource(trained, options.window, options.heads, shape.target_rows(lm.config.vocab_size))
     schedule = build_schedule(options, Order(source.count, options.batch_size, 0).steps_per_epoch)
     settings = fit_settings(options, schedule.num_steps, {"base": base, **identity(options)})
     loss = HeadLoss(lm.programs.decoder, options.decay, options.soft_targets, options.dropout)
@@ -148,16 +145,6 @@ def start(task: Task, lm: LanguageModel, optimizer: Any, seed: int) -> TrainStat
     return TrainState(jnp.int32(0), heads, optimizer.init(heads))
 
 
-def target_rows_of(shape: HeadShape, lm: LanguageModel) -> np.ndarray:
-    """Return the row of each token in the heads' outputs."""
-    return target_rows(lm.config.vocab_size, shape.draft_ids)
-
-
-def cut(windows: Windows, parts: int) -> Windows:
-    """Put a batch's microbatches on an axis of their own."""
-    return Windows(*(array.reshape(parts, -1, *array.shape[1:]) for array in windows))
-
-
 def sample_states(lm: LanguageModel, examples: list[Example]) -> HiddenStates:
     """Return states of the right shapes, all zero."""
     lengths = [len(example.tokens) for example in examples]
@@ -165,37 +152,6 @@ def sample_states(lm: LanguageModel, examples: list[Example]) -> HiddenStates:
     tokens_P = np.concatenate([example.tokens for example in examples]).astype(np.int32)
     hidden_PD = np.zeros((len(tokens_P), lm.config.model_dim), np.float16)
     return HiddenStates(hidden_PD, tokens_P, np.zeros_like(tokens_P), texts_P)
-
-
-def export(
-    options: argparse.Namespace, lm: LanguageModel, task: Task, result: FitResult, evaluation: HeadEvaluation
-) -> None:
-    """Write the best heads with their trees, accuracies and card; what stood there before is replaced whole."""
-    accuracies = evaluation.accuracies(result.params)
-    trees = {nodes: best_tree(accuracies, nodes) for nodes in (8, 16, 32, 64)}
-    expected = {nodes: expected_tokens(tree, accuracies) for nodes, tree in trees.items()}
-    extra = {**result.params, **{name: value for name, value in task.frozen["extra"].items() if name == "ids"}}
-    dtype = lm.backend.param_dtype if np.dtype(lm.backend.param_dtype).itemsize == 2 else "bfloat16"
-    stored = jax.tree.map(lambda leaf: leaf if leaf.dtype == jnp.int32 else leaf.astype(dtype), extra)
-    facts = {**dataclasses.asdict(task.shape), "draft_ids": None, **identity(options), "base": task.base}
-    card = describe_heads(options.model, facts, result, accuracies, expected, task.source.count * options.window)
-    beside = {f"tree_{nodes}.json": json.dumps(tree) + "\n" for nodes, tree in trees.items()}
-    beside |= {TREE: json.dumps(trees[16]) + "\n", "accuracies.json": json.dumps(accuracies) + "\n", "README.md": card}
-    folder = options.out / HEADS
-    write_heads(
-        folder,
-        stored,
-        lm.config.vocab_size,
-        base=options.model,
-        base_fingerprint=task.base,
-        beside=beside,
-        overwrite=True,
-    )
-    print(
-        f"{folder}: {result.best_step} steps, {expected[16]:.2f} tokens a step expected of 16 nodes, "
-        f"{expected[64]:.2f} of 64; draft with --strategy medusa:heads={folder}",
-        file=sys.stderr,
-    )
 
 
 if __name__ == "__main__":

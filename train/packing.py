@@ -1,8 +1,9 @@
 """Rows of a fixed length out of texts of any, and batches of them that are a function of the seed and the step."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from train.data import Batch
@@ -43,6 +44,11 @@ def pack(examples: Sequence[Example], length: int, seed: int, *, open_rows: int 
             tokens_BT[place], mask_BT[place], segments_BT[place] = text.tokens, text.mask, segment
             start += len(text.tokens)
     return Batch(tokens_BT, mask_BT, segments_BT)
+
+
+def split_batch(batch: Any, parts: int) -> Any:
+    """Put a batch's microbatches on an axis of their own, the first."""
+    return jax.tree.map(lambda array: array.reshape(parts, -1, *array.shape[1:]), batch)
 
 
 class Order:

@@ -9,7 +9,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.parallel.mesh import DATA, MeshConfig
+from jaxinfer.parallel.mesh import DATA, TENSOR, MeshConfig
 from jaxinfer.parallel.rules import check_split, parameter_shardings
 
 
@@ -34,6 +34,26 @@ def place_base(params: Params, config: DecoderConfig, backend: Backend, mesh: Me
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Put arrays whole on every device."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def place_learned(tree: Any, mesh: Mesh) -> Any:
+    """Put what is trained beside a model, and its moments, on every device, but split output matrices by their rows."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: jax.device_put(leaf, _sharding(path, leaf, mesh)), tree)
+
+
+def _sharding(path: Any, leaf: Any, mesh: Mesh) -> NamedSharding:
+    is_output = any(getattr(part, "key", None) == "output" for part in path)
+    is_split = is_output and leaf.ndim > 0 and leaf.shape[0] % mesh.shape[TENSOR] == 0
+    return NamedSharding(mesh, PartitionSpec(TENSOR) if is_split else PartitionSpec())
+
+
+def describe_learned(tree: Any, mesh: Mesh) -> Any:
+    """Return what `place_learned` gives as a tree of ``jax.ShapeDtypeStruct``; ``mesh`` need not be here."""
+
+    def describe(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(path, leaf, mesh))
+
+    return jax.tree_util.tree_map_with_path(describe, tree)
 
 
 def place_batch(batch: Any, mesh: Mesh) -> Any:

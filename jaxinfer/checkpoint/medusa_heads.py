@@ -3,12 +3,13 @@
 Medusa: ``config.json`` and ``medusa_lm_head.safetensors``. Own: ``heads.json``, with the fields of `HeadsDescription`,
 ``heads.safetensors`` and, with a draft tree that suits the heads, ``tree.json``. Tensors have the same names in both:
 ``{head}.{block}.linear.weight`` and ``.bias``, ``{head}.{block}.out.weight`` where a block is an MLP, and
-``{head}.{blocks}.weight`` for a head's own output matrix.
+``{head}.{blocks}.weight`` for a head's own output matrix. Where the own form stores a matrix in eight bits, each of its
+rows is to be multiplied by its number in the tensor of the same name that ends in ``_scale``.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from safetensors.numpy import save_file
 from jaxinfer.checkpoint.hf_folder import read_json_object, refuse_pickle
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
+from jaxinfer.checkpoint.shipped import check_fingerprint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.extra_heads import heads_width, is_conditioned
@@ -31,6 +33,7 @@ from jaxinfer.ops.backend import Backend
 TREE = "tree.json"
 _OWN, _OWN_WEIGHTS = "heads.json", "heads.safetensors"
 _MEDUSA, _MEDUSA_WEIGHTS, _MEDUSA_PICKLE = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+_SCALE = "_scale"
 _PREFIX = re.compile(r"medusa_heads?\.")
 
 
@@ -54,17 +57,24 @@ class HeadsDescription:
     base_fingerprint: str | None = None
 
 
-def read_heads(folder: Path, config: DecoderConfig, backend: Backend, most: int | None = None) -> Params:
+def read_heads(
+    folder: Path,
+    config: DecoderConfig,
+    backend: Backend,
+    most: int | None = None,
+    fingerprint: Callable[[], str | None] = lambda: None,
+) -> Params:
     """Read heads for a model of this configuration, the first ``most`` of them, as `jaxinfer.models.extra_heads` does.
 
     Raises :class:`CheckpointNotFound` or :class:`InvalidCheckpoint` for files that are missing, damaged, pickled or
-    made for a model of another width or vocabulary.
+    made for a model of another width or vocabulary, or for other weights than those of ``fingerprint``.
     """
     description, path = _describe(folder, config)
-    tensors = SafetensorsFile(path)
+    tensors = SafetensorsFile(path, int8=True)
     names = {_PREFIX.sub("", name, count=1): name for name in tensors.shapes()}
-    shapes = {name: tensors.shapes()[stored] for name, stored in names.items()}
+    shapes = {name: tensors.shapes()[stored] for name, stored in names.items() if not name.endswith(_SCALE)}
     _check_model(folder, description, config)
+    check_fingerprint(folder, description.base_fingerprint, fingerprint)
     _check_names(path, description, shapes)
     dtype = np.dtype(backend.param_dtype)
 
@@ -73,6 +83,12 @@ def read_heads(folder: Path, config: DecoderConfig, backend: Backend, most: int 
             raise InvalidCheckpoint(
                 f"{path}: tensor {name} has shape {list(shapes[name])}, but the model needs {list(shape)}"
             )
+        scale = names.get(name + _SCALE)
+        if scale is not None:
+            scales = tensors.read(scale, np.dtype(np.float32))
+            if scales.shape != shape[:1]:
+                raise InvalidCheckpoint(f"{path}: tensor {scale} has shape {list(scales.shape)}, not {list(shape[:1])}")
+            return jnp.array((tensors.read(names[name], np.dtype(np.float32)) * scales[:, None]).astype(dtype))
         # A copy: the file may change while the model is in use.
         return jnp.array(tensors.read(names[name], dtype))
 
@@ -90,12 +106,14 @@ def write_heads(
     *,
     base: str | None = None,
     base_fingerprint: str | None = None,
+    in_int8: bool = False,
     beside: Mapping[str, str] = MappingProxyType({}),
     overwrite: bool = False,
 ) -> HeadsDescription:
     """Write heads to a new folder in this library's own form; an ``"output"`` that all share is the model's own.
 
-    ``beside`` are further files, texts by their names; ``overwrite`` replaces a folder of heads.
+    ``in_int8`` stores each row of a matrix as whole numbers times a scale of its own. ``beside`` are further files,
+    texts by their names; ``overwrite`` replaces a folder of heads.
     """
     heads = extra["heads"]
     tensors: dict[str, Any] = {}
@@ -120,10 +138,22 @@ def write_heads(
     )
     with new_folder(folder, _OWN if overwrite else None) as new:
         (new / _OWN).write_text(json.dumps(asdict(description)) + "\n")
+        if in_int8:
+            tensors = dict(stored for name, array in tensors.items() for stored in _in_int8(name, array))
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, new / _OWN_WEIGHTS)
         for name, text in beside.items():
             (new / name).write_text(text, encoding="utf-8")
     return description
+
+
+def _in_int8(name: str, array: Any) -> Iterator[tuple[str, np.ndarray]]:
+    numbers = np.asarray(array, np.float32)
+    if numbers.ndim < 2:
+        yield name, np.asarray(array)
+        return
+    scales = np.maximum(np.abs(numbers).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny)
+    yield name, np.rint(numbers / scales).astype(np.int8)
+    yield name + _SCALE, scales[:, 0]
 
 
 def own_tree(folder: Path) -> Path | None:

@@ -30,10 +30,14 @@ class _Entry:
 
 
 class SafetensorsFile:
-    """Tensors of one ``.safetensors`` file; raises :class:`InvalidCheckpoint` where its header or length is wrong."""
+    """Tensors of one ``.safetensors`` file; raises :class:`InvalidCheckpoint` where its header or length is wrong.
 
-    def __init__(self, path: Path):
+    ``int8`` lets a file hold whole numbers too, for those who know what these stand for.
+    """
+
+    def __init__(self, path: Path, int8: bool = False):
         self._path = path
+        self._dtypes = _DTYPES | ({"I8": np.dtype(np.int8)} if int8 else {})
         _validate(path)
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -49,10 +53,10 @@ class SafetensorsFile:
     def stored_dtype(self, name: str) -> np.dtype:
         """Return the dtype in which a tensor is stored."""
         kind = self._entries[name].dtype
-        if kind not in _DTYPES:
-            known = ", ".join(_DTYPES)
+        if kind not in self._dtypes:
+            known = ", ".join(self._dtypes)
             raise InvalidCheckpoint(f"{self._path}: tensor {name} has type {kind}; convert it to one of {known}")
-        return _DTYPES[kind]
+        return self._dtypes[kind]
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``; a read-only view of the file where that is what it holds."""
@@ -63,7 +67,7 @@ class SafetensorsFile:
     def _entry(self, name: str, fields: Mapping[str, Any], start: int) -> _Entry:
         begin, end = fields["data_offsets"]
         entry = _Entry(fields["dtype"], tuple(fields["shape"]), start + begin, start + end)
-        stored = _DTYPES.get(entry.dtype)
+        stored = self._dtypes.get(entry.dtype)
         if entry.end > len(self._map) or (
             stored is not None and math.prod(entry.shape) * stored.itemsize != entry.end - entry.begin
         ):

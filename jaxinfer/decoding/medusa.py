@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.medusa_heads import own_tree, read_heads
+from jaxinfer.checkpoint.shipped import shipped_folder
 from jaxinfer.decoding.draft_trees import Paths, check_tree, lay_out, read_tree, tree_depth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
@@ -32,7 +33,8 @@ from jaxinfer.notation import Array, Float, Int, Params
 class Medusa(Strategy):
     """Draft what heads rank best at each depth, along a tree of ranks.
 
-    ``heads`` is a folder of heads (`jaxinfer.checkpoint.medusa_heads`) and ``tree`` a published tree, ``chain:K`` or a
+    ``heads`` is a folder of heads (`jaxinfer.checkpoint.medusa_heads`), by default those that come with the package for
+    the target's weights, and ``tree`` a published tree, ``chain:K`` or a
     JSON file of paths (`jaxinfer.decoding.draft_trees`), or ``own``: the one that comes with the heads or, where none
     does, mc_sim_7b_63. ``epsilon`` and ``delta`` are those of typical acceptance.
     ``paths`` and ``extra`` are tree and heads themselves, for those who have them at hand.
@@ -79,12 +81,15 @@ class Medusa(Strategy):
         return tree_depth(self.paths)
 
     def resolve(self, target: Target) -> "Medusa":
-        paths = check_tree(self.paths, "of paths") if self.paths else self._read_tree()
-        depth, extra = tree_depth(paths), self.extra
+        folder, extra = None, self.extra
         if extra is None:
-            if not self.heads:
-                raise InvalidOption("medusa: no heads to draft with: name their folder, as in medusa:heads=FOLDER")
-            extra = read_heads(Path(self.heads).expanduser(), target.config, target.backend, depth)
+            given = Path(self.heads).expanduser() if self.heads else None
+            folder = given or shipped_folder("heads", target.fingerprint, "python -m train.medusa")
+        paths = check_tree(self.paths, "of paths") if self.paths else self._read_tree(folder)
+        depth = tree_depth(paths)
+        if extra is None:
+            assert folder is not None
+            extra = read_heads(folder, target.config, target.backend, depth, target.fingerprint)
         self._check_fit(extra, paths, target)
         if "ids" in extra and "output" not in extra and "output" not in extra["heads"][0]:
             extra = {**extra, "output": vocabulary_rows(target.config, target.params, extra["ids"])}
@@ -114,10 +119,10 @@ class Medusa(Strategy):
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         return jnp.take_along_axis(verified.hidden_BMD, last_B1[..., None], axis=1)[:, 0]
 
-    def _read_tree(self) -> Paths:
+    def _read_tree(self, folder: Path | None) -> Paths:
         if self.tree != "own":
             return read_tree(self.tree)
-        path = own_tree(Path(self.heads).expanduser()) if self.heads else None
+        path = None if folder is None else own_tree(folder)
         return read_tree("mc_sim_7b_63" if path is None else str(path))
 
     def _check_fit(self, extra: Params, paths: Paths, target: Target) -> None:

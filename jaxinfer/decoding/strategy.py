@@ -46,7 +46,7 @@ class Target(NamedTuple):
     """The model that a strategy is to serve, as far as loading what belongs to the strategy needs to know it.
 
     ``speaks_like`` tells whether a checkpoint's token ids mean the same text as the model's own; ``partitioner`` places
-    what is loaded beside the model.
+    what is loaded beside the model; ``fingerprint`` gives the model's (`jaxinfer.models.fingerprint`).
     """
 
     config: DecoderConfig
@@ -54,6 +54,7 @@ class Target(NamedTuple):
     params: Params
     speaks_like: Callable[[Checkpoint], bool] = lambda checkpoint: True
     partitioner: Partitioner = ONE_DEVICE
+    fingerprint: Callable[[], str | None] = lambda: None
 
 
 class Nodes(NamedTuple):

@@ -1,9 +1,10 @@
 """A few letters that stand for a model's weights, so that what was made for them is known to fit no others."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -12,13 +13,19 @@ from jaxinfer.models.layers import locate
 _EVERY_ROW = 31
 
 
-def fingerprint(params: Mapping[str, Any]) -> str:
+def fingerprint(
+    params: Mapping[str, Any],
+    padding: Mapping[str, Any] | None = None,
+    fetch: Callable[[Any], Any] = jax.device_get,
+) -> str:
     """Return 16 hexadecimal digits of a model's parameters.
 
     They are of every 31st row of every matrix and all of every vector, rounded to bfloat16: the same for parameters
-    loaded in float32 and in bfloat16, stacked or not, and others after any training that touches these.
+    loaded in float32 and in bfloat16, stacked or not, split over devices or not, and others after any training that
+    touches these. ``padding`` tells where elements of padded parameters come from
+    (`jaxinfer.models.padding.parameter_sources`); ``fetch`` brings arrays to the host.
     """
-    pieces = sorted((name, np.ascontiguousarray(array)) for name, array in _named(params, ()))
+    pieces = sorted((name, np.ascontiguousarray(array)) for name, array in _named(params, padding, fetch, ()))
     digest = hashlib.sha256()
     for name, array in pieces:
         digest.update(f"{name}{array.shape}".encode())
@@ -26,14 +33,33 @@ def fingerprint(params: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _named(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
+def _named(
+    node: Mapping[str, Any], padding: Any, fetch: Callable[[Any], Any], path: tuple[str, ...]
+) -> Iterator[tuple[str, np.ndarray]]:
     for key, value in node.items():
+        sources = None if padding is None else padding[key]
         if isinstance(value, Mapping):
-            yield from _named(value, (*path, key))
+            yield from _named(value, sources, fetch, (*path, key))
             continue
         layers, stacked, name, transposed = locate((*path, key), value.shape)
+        # Rows are chosen where the array lies, so that little of a large model comes to the host.
+        chosen = np.asarray(fetch(_some_rows(value, sources, stacked, transposed))).astype(ml_dtypes.bfloat16)
         for index, layer in enumerate(layers or ("",)):
-            array = np.asarray(value[index] if stacked else value)
-            rows = array.T if transposed else array
-            rows = rows[::_EVERY_ROW] if rows.ndim > 1 else rows
-            yield f"{layer}.{name}", rows.astype(ml_dtypes.bfloat16)
+            rows = chosen[index] if stacked else chosen
+            yield f"{layer}.{name}", rows.T if transposed else rows
+
+
+def _some_rows(array: Any, sources: Any, stacked: bool, transposed: bool) -> Any:
+    first = int(stacked)
+    row_axis = first + int(transposed)
+    is_matrix = array.ndim - first > 1
+    for axis in range(first, array.ndim):
+        every = _EVERY_ROW if is_matrix and axis == row_axis else 1
+        source = None if sources is None else sources[axis]
+        if source is not None and len(source) == array.shape[axis]:
+            kept = np.flatnonzero(source >= 0)
+            # Of an element that was copied, the first copy.
+            array = array.take(kept[np.unique(source[kept], return_index=True)[1]][::every], axis=axis)
+        elif every > 1:
+            array = array[(slice(None),) * axis + (slice(None, None, every),)]
+    return array

@@ -1,7 +1,7 @@
 """Linear layers and tables as Linen modules; parameters carry logical axis names for sharding."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -43,7 +43,7 @@ class Linear(nn.Module):
         bias = None
         if self.use_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, self.axes[:1], (self.features,), dtype)
-        output = linear(inputs, jnp.asarray(kernel), bias, self.backend, transposed)
+        output = linear(inputs, kernel, bias, self.backend, transposed)
         if not self.has_variable("params", ADAPTER):
             return output
         return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend)
@@ -85,4 +85,4 @@ def parameter(
     module: nn.Module, name: str, init: Any, axes: tuple[str | None, ...], shape: tuple[int, ...], dtype: Any
 ) -> jax.Array:
     """Declare a parameter under logical axis names; Linen hands back the bare array."""
-    return cast(jax.Array, module.param(name, nn.with_logical_partitioning(init, axes), shape, dtype))
+    return jnp.asarray(module.param(name, nn.with_logical_partitioning(init, axes), shape, dtype))

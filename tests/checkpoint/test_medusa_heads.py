@@ -171,3 +171,17 @@ def test_what_was_read_does_not_change_with_its_file(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, extra)
     changed = jax.tree.leaves(read_heads(tmp_path / "heads", TINY_LLAMA, BACKEND))
     assert any((one != other).any() for one, other in zip(changed, jax.tree.leaves(extra)))
+
+
+def test_heads_in_eight_bits_are_read_as_what_they_stand_for(tmp_path):
+    """Each row within half a step of its scale; vectors as they were."""
+    heads = read_heads(write_medusa(tmp_path / "heads", medusa_tensors()), TINY_LLAMA, BACKEND)
+    write_heads(tmp_path / "small", heads, VOCAB, in_int8=True)
+    write_heads(tmp_path / "plain", heads, VOCAB)
+    found = read_heads(tmp_path / "small", TINY_LLAMA, BACKEND)
+    sizes = [(tmp_path / name / "heads.safetensors").stat().st_size for name in ("small", "plain")]
+    assert sizes[0] < 0.4 * sizes[1]
+    for was, now in zip(jax.tree.leaves(heads), jax.tree.leaves(found), strict=True):
+        steps = np.abs(was).max(axis=-1, keepdims=True) / 127 if was.ndim > 1 else 0
+        assert now.dtype == was.dtype
+        assert np.all(np.abs(was - now) <= 0.501 * steps)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.checkpoint import shipped
 from jaxinfer.checkpoint.medusa_heads import write_heads
 from jaxinfer.decoding.draft_trees import PUBLISHED_TREES
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.tree import DraftTree, ancestors
 from jaxinfer.decoding.typical import accept_typical
-from jaxinfer.errors import CheckpointNotFound, InvalidOption
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from tests.decoding.fitted_heads import expected_acceptance, fit_conditioned, fit_plain
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
 from tests.toys import encode_bytes, fable_tokens
@@ -155,8 +156,28 @@ def test_a_published_tree_drafts_63_tokens_a_step(lm, fitted):
     assert strategy.paths == PUBLISHED_TREES["zephyr_stage2"]
 
 
+def test_heads_that_come_with_the_package_are_found_by_the_weights_they_are_for(lm, fitted, tmp_path, monkeypatch):
+    """And no other weights get them, nor heads of a folder that names other weights."""
+    monkeypatch.setattr(shipped, "DRAFTERS", tmp_path)
+    vocab_size = lm.config.vocab_size
+    for name, weights in (("another", "0123456789abcdef"), ("this", lm.fingerprint)):
+        folder = tmp_path / name / "heads"
+        folder.parent.mkdir()
+        write_heads(folder, fitted["plain"], vocab_size, base_fingerprint=weights, beside={"tree.json": "[[0], [1]]"})
+    strategy = lm.resolve(Medusa())
+    assert strategy.paths == ((0,), (1,))
+    plain, drafted = (lm.generate("The", max_new_tokens=12, strategy=one) for one in ("autoregressive", strategy))
+    assert plain[0].tokens == drafted[0].tokens
+    with pytest.raises(InvalidCheckpoint, match=f"is for the weights 0123456789abcdef.*are {lm.fingerprint}"):
+        lm.resolve(f"medusa:heads={tmp_path / 'another' / 'heads'}")
+
+
 MISTAKES = {
-    "no heads": ("medusa", InvalidOption, "name their folder"),
+    "no heads": (
+        "medusa",
+        InvalidOption,
+        "no heads come with the package for these weights .[0-9a-f]{16}.: name a folder",
+    ),
     "no folder": ("medusa:heads=/nowhere/heads", CheckpointNotFound, "/nowhere/heads: no such folder"),
     "no such tree": ("medusa:heads=x,tree=oak", InvalidOption, "tree 'oak' is none of mc_sim_7b_63"),
     "another way to verify": ("medusa:verify=rejection", InvalidOption, "verify.*match, typical"),

@@ -1,0 +1,192 @@
+"""Medusa-2: a model and its heads trained together (Cai et al., 2401.10774), by ``python -m train.medusa --joint``.
+
+``two-stage`` goes on with heads that were trained on the frozen model (``--heads-from``), on any texts.
+``self-distillation`` holds the model to what it was, on texts that it wrote itself. Either way the model becomes
+another one: ``OUT/model`` is written beside ``OUT/heads``, which draft for it alone.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxinfer.checkpoint.medusa_heads import read_heads
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.notation import Params
+from train.arguments import build_schedule, check_batch, fit_settings, identity, read_data, split_texts
+from train.command import EXIT_INTERRUPTED, number
+from train.curves import draw_curves
+from train.data import Batch
+from train.estimate import estimate
+from train.fit import CURVES, METRICS, FitResult, claim_folder, fit, read_metrics
+from train.head_export import export_heads
+from train.head_loss import HeadLoss
+from train.head_shapes import HeadShape, frozen_extra, init_heads, read_shape, shape_of
+from train.joint_heads import JointBatch, JointEvaluation, JointLoss, as_joint_batch, ramp_at
+from train.loop import StepSettings, TrainState, cast_floats, compile_step
+from train.lora import init_lora, merge_lora
+from train.packing import Order, pack, split_batch
+from train.placement import build_mesh, place_base, place_batch, place_learned, replicate
+from train.quantized import BITS, dequantized, quantize_base
+
+MODEL = "model"
+
+
+def add_joint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of joint training."""
+    joint = parser.add_argument_group("joint training (Medusa-2)")
+    positive = number(float, 1e-9)
+    joint.add_argument("--joint", choices=("two-stage", "self-distillation"), help="train the model too")
+    joint.add_argument("--heads-from", metavar="FOLDER", help="heads to go on with, by an earlier run")
+    joint.add_argument("--lora-rank", metavar="R", type=number(int, 0), default=32, help="0: all weights (%(default)s)")
+    joint.add_argument("--lora-alpha", metavar="X", type=positive, default=16.0, help="default: %(default)s")
+    joint.add_argument("--quantize", choices=BITS, help="the frozen base under the adapters (QLoRA)")
+    help_weight = "the heads' coefficient (two-stage 0.2, self-distillation 0.01)"
+    joint.add_argument("--heads-weight", metavar="C", type=positive, help=help_weight)
+    joint.add_argument("--ramp", choices=("constant", "linear", "sine"), help="of it (constant, sine)")
+    joint.add_argument("--heads-rate", metavar="X", type=positive, default=4.0, help="times the rate (%(default)s)")
+    joint.add_argument("--row-length", metavar="T", type=number(int, 8), default=512, help="packed (%(default)s)")
+    joint.add_argument("--remat", action="store_true", help="compute each block anew on the way back")
+
+
+def run_joint(options: argparse.Namespace) -> int:
+    """Train, draw the curves, write the model and its heads."""
+    rows = check_batch(options)
+    if options.quantize and not options.lora_rank:
+        raise InvalidOption("--quantize freezes the base: give a --lora-rank of 1 or more")
+    # Scanned: a step through unrolled layers and back takes minutes to compile.
+    lm = load(options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr))
+    examples = read_data(options, lm, options.row_length)
+    mesh = build_mesh(options.mesh, lm.config, rows)
+    base = fingerprint(lm.params)
+    told = {"base": base, **identity(options)}
+    if not options.dry_run:
+        claim_folder(options.out, told)
+    train_texts, held_out_texts = split_texts(len(examples), options.held_out, options.seed)
+    trained = pack([examples[at] for at in train_texts], options.row_length, options.seed)
+    held_out = pack([examples[at] for at in held_out_texts], options.row_length, options.seed)
+    params = place_base(lm.params, lm.config, lm.backend, mesh)
+    shape, heads = start_heads(options, lm, trained)
+    frozen = {"params": params, "extra": frozen_extra(shape, lm.config, lm.params)}
+    if options.quantize:
+        frozen = {**frozen, "params": quantize_base(params, options.quantize)}
+    learned = place_learned({"heads": heads}, mesh) | start_base(options, params, mesh)
+    order = Order(len(trained.tokens_BT), options.batch_size, options.seed)
+    schedule = build_schedule(options, order.steps_per_epoch)
+    optimizer = optax.chain(schedule.build_optimizer(), raise_rate(learned, options.heads_rate))
+    decoder = Decoder(lm.config, replace(lm.backend, remat_layers=options.remat))
+    loss = JointLoss(
+        HeadLoss(decoder, options.decay, options.soft_targets, options.dropout), options.joint, lora_scale(options)
+    )
+    step = compile_step(loss, optimizer, StepSettings(options.microbatches, options.compute_dtype, options.seed))
+    state = TrainState(replicate(jnp.int32(0), mesh), learned, optimizer.init(learned))
+    rows_of_V = shape.target_rows(lm.config.vocab_size)
+
+    def batch_at(at: int) -> JointBatch:
+        weight = heads_weight(options, at, schedule.num_steps)
+        batch = as_joint_batch(_take(trained, order.at(at)), rows_of_V, weight)
+        return place_batch(split_batch(batch, options.microbatches), mesh)
+
+    if options.dry_run:
+        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps), sep="\n")
+        return 0
+    batches = [
+        jax.tree.map(lambda leaf: leaf[0], place_batch(split_batch(as_joint_batch(part, rows_of_V, 1.0), 1), mesh))
+        for part in _parts(held_out, rows)
+    ]
+    evaluation = JointEvaluation(decoder, frozen, batches, lora_scale(options))
+    result = fit(step, state, frozen, batch_at, fit_settings(options, schedule.num_steps, told), evaluation)
+    draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"{options.model} and its heads")
+    if result.interrupted:
+        print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    export(options, lm, shape, frozen, result, evaluation, int(np.sum(trained.mask_BT)))
+    return 0
+
+
+def start_heads(options: argparse.Namespace, lm: LanguageModel, rows: Batch) -> tuple[HeadShape, Params]:
+    """Return heads in float32: those of ``--heads-from``, or new ones."""
+    if options.heads_from is None:
+        shape = read_shape(options, lm, np.asarray(rows.tokens_BT)[np.asarray(rows.mask_BT)])
+        return shape, init_heads(shape, lm.config, lm.params, jax.random.key(options.seed))
+    found = read_heads(Path(options.heads_from), lm.config, replace(lm.backend, param_dtype="float32"))
+    return shape_of(found), {"heads": found["heads"]}
+
+
+def start_base(options: argparse.Namespace, params: Params, mesh: Any) -> Params:
+    """Return what of the model is trained: adapters, or all of it in float32."""
+    if not options.lora_rank:
+        return {"base": cast_floats(params, "float32")}
+    return {"lora": replicate(init_lora(params, options.lora_rank, jax.random.key(options.seed + 1)), mesh)}
+
+
+def lora_scale(options: argparse.Namespace) -> float:
+    """Return what adapters are multiplied by."""
+    return options.lora_alpha / max(options.lora_rank, 1)
+
+
+def heads_weight(options: argparse.Namespace, step: int, num_steps: int) -> float:
+    """Return c s(t) of the loss."""
+    alone = options.joint == "self-distillation"
+    coefficient = options.heads_weight or (0.01 if alone else 0.2)
+    return coefficient * ramp_at(options.ramp or ("sine" if alone else "constant"), step, num_steps)
+
+
+def export(
+    options: argparse.Namespace,
+    lm: LanguageModel,
+    shape: HeadShape,
+    frozen: Params,
+    result: FitResult,
+    evaluation: JointEvaluation,
+    num_tokens: int,
+) -> None:
+    """Write the model with its adapters merged, and the heads for it."""
+    accuracies, loss = evaluation.measure(result.params)
+    base = dequantized(frozen["params"])
+    if "lora" in result.params:
+        merged = merge_lora(base, result.params["lora"], lora_scale(options))
+    else:
+        merged = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), result.params["base"], base)
+    lm.params = merged
+    folder = lm.save(options.out / MODEL, overwrite=True)
+    print(f"{folder}: the model, {loss:.3f} nats a token on the held-out texts", file=sys.stderr)
+    facts = {"next_token_loss": round(loss, 4), "trained_from": options.model}
+    export_heads(
+        options,
+        lm,
+        fingerprint(lm.params),
+        shape,
+        result.params["heads"],
+        result,
+        accuracies,
+        num_tokens,
+        str(folder),
+        facts,
+    )
+
+
+def raise_rate(learned: Params, multiple: float) -> optax.GradientTransformation:
+    """Multiply the heads' learning rate, by which an update of AdamW is proportional to."""
+    labels = {name: "heads" if name == "heads" else "base" for name in learned}
+    return optax.multi_transform({"heads": optax.scale(multiple), "base": optax.identity()}, labels)
+
+
+def _take(rows: Batch, places: np.ndarray) -> Batch:
+    return Batch(*(np.asarray(array)[places] for array in rows))
+
+
+def _parts(rows: Batch, size: int) -> list[Batch]:
+    """Cut rows into batches, the last filled up with rows that count nothing."""
+    count = len(rows.tokens_BT)
+    filled = Batch(*(np.pad(np.asarray(array), ((0, -count % size), (0, 0))) for array in rows))
+    return [_take(filled, np.arange(at, at + size)) for at in range(0, count, size)]

@@ -1,0 +1,64 @@
+"""A frozen base in few bits, for training adapters on it (QLoRA, Dettmers et al., 2305.14314), with qwix's numbers.
+
+Each kernel of the blocks is stored in blocks of 64 numbers along the axis it is contracted over, with a scale each, and
+becomes an array only inside the layer that multiplies by it.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import qwix
+
+from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL
+from jaxinfer.notation import Params
+
+Bits = Literal["nf4", "int4", "int8"]
+BITS: tuple[Bits, ...] = get_args(Bits)
+_BLOCK = 64
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["stored"], meta_fields=[])
+@dataclass(frozen=True)
+class QuantizedKernel:
+    """A kernel, or a stack of them, in few bits; an array once JAX asks for one."""
+
+    stored: qwix.QArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the kernel."""
+        return self.stored.qvalue.shape
+
+    @property
+    def dtype(self) -> Any:
+        """What the kernel is as an array."""
+        return self.stored.scale.dtype
+
+    def __jax_array__(self) -> jax.Array:
+        """Return the kernel as it is computed with."""
+        return qwix.dequantize(self.stored)
+
+
+def quantize_base(params: Params, bits: Bits) -> Params:
+    """Return parameters whose blocks' kernels are stored in few bits; all else stays."""
+
+    def quantize(path: Any, leaf: Any) -> Any:
+        name = path[-1].key
+        if name not in (KERNEL, TRANSPOSED_KERNEL):
+            return leaf
+        contracted = leaf.ndim - (1 if name == KERNEL else 2)
+        size = leaf.shape[contracted]
+        others = [axis for axis in range(leaf.ndim) if axis != contracted]
+        tiles = {contracted: _BLOCK if size % _BLOCK == 0 else size}
+        return QuantizedKernel(qwix.quantize(jnp.asarray(leaf), bits, channelwise_axes=others, tiled_axes=tiles))
+
+    return {**params, BLOCKS: jax.tree_util.tree_map_with_path(quantize, params[BLOCKS])}
+
+
+def dequantized(params: Params) -> Params:
+    """Return plain parameters: the numbers that a quantized base computes with."""
+    is_quantized = lambda leaf: isinstance(leaf, QuantizedKernel)  # noqa: E731
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if is_quantized(leaf) else leaf, params, is_leaf=is_quantized)
