@@ -37,7 +37,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path, int8: bool = False):
         self._path = path
-        self._dtypes = _DTYPES | ({"I8": np.dtype(np.int8)} if int8 else {})
+        self._dtypes = {**_DTYPES, **({"I8": np.dtype(np.int8)} if int8 else {})}
         _validate(path)
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
