@@ -90,9 +90,7 @@ def text_hidden(
 ) -> Float[Array, "B T D"]:
     """Return the final normed hidden states of texts placed by `place_text`."""
     text = place_text(decoder.config, tokens_BT, segments_BT)
-    hidden_BTD, _ = forward(
-        decoder, params, tokens_BT, text.positions_BT, text.cache, text.placements, text.lengths_B
-    )
+    hidden_BTD, _ = forward(decoder, params, tokens_BT, text.positions_BT, text.cache, text.placements, text.lengths_B)
     return hidden_BTD
 
 
