@@ -34,7 +34,7 @@ from train.distill_loss import DistillLoss
 from train.divergences import DIVERGENCES, Divergence, jensen_shannon
 from train.draft_evaluation import DraftEvaluation, DraftFigures
 from train.estimate import estimate
-from train.fit import CURVES, METRICS, FitResult, fit, read_metrics
+from train.fit import CURVES, METRICS, FitResult, claim_folder, fit, read_metrics
 from train.loop import StepSettings, TrainState, compile_step
 from train.model_card import describe_model
 from train.model_folder import check_writable, write_model
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
             passes * forward_operations(config, num_tokens, length)
             for passes, config in ((1, teacher.config), (3, student.config))
         )
-        print(*estimate(step, state, frozen, place(0, None), schedule.num_steps, operations), sep="\n")
+        print(*estimate(step, state, frozen, place(0, state.params), schedule.num_steps, operations), sep="\n")
         return 0
     evaluation = DraftEvaluation(
         teacher.programs.decoder,
@@ -125,6 +125,7 @@ def run(options: argparse.Namespace) -> int:
         rows.held_out,
         options.temperature,
     )
+    claim_folder(options.out, told)  # before anything is computed
     before = evaluation.measure(state.params)
     settings = fit_settings(options, schedule.num_steps, told)
     result = fit(sampled_step, state, frozen, lambda at: at, settings, evaluation)
