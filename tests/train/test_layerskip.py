@@ -106,7 +106,7 @@ def test_adapters_alone_raise_the_exits_of_a_model_that_had_none(trained_folder,
 
 
 def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(scratch, tmp_path, capsys):
-    arguments = ("--init", scratch / "config.json", "--data", scratch / "texts.jsonl", *SCRATCH, "--remat")
+    arguments = ("--init", scratch / "config.json", "--data", scratch / "texts.jsonl", *SCRATCH)
     assert train(*arguments, "--out", tmp_path / "run", "--dry-run") == 0
     lines = capsys.readouterr().out
     assert "parameters: 34,144 trained, 0 frozen" in lines or " trained, 0 frozen" in lines
@@ -151,7 +151,8 @@ for mesh, parts in (("data=1", "1"), ("data=2,tensor=2", "2")):
 """
 
 
-@pytest.mark.parametrize("trainer", ["layerskip", pytest.param("distill", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("trainer", ["layerskip", "distill"])
 def test_a_mesh_changes_nothing_but_rounding(trainer, scratch, trained_folder, tmp_path):
     """Rows over two devices and in two parts, every matrix over two, against one of each; no layer is dropped."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -160,13 +161,7 @@ def test_a_mesh_changes_nothing_but_rounding(trainer, scratch, trained_folder, t
     options = ("--model", trained_folder, "--data", scratch / "texts.jsonl", "--length", 64, "--batch-size", 8, *own)
     command = [sys.executable, "-c", MESH, trainer, str(tmp_path), *map(str, options), "--epochs", "0.3"]
     subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], check=True, stderr=subprocess.DEVNULL)
-    one, split = (
-        [
-            (line["loss"], line["gradient_norm"])
-            for line in read_metrics(tmp_path / mesh / "metrics.jsonl")
-            if "loss" in line
-        ]
-        for mesh in ("data=1", "data=2,tensor=2")
-    )
+    metrics = (read_metrics(tmp_path / mesh / "metrics.jsonl") for mesh in ("data=1", "data=2,tensor=2"))
+    one, split = ([(line["loss"], line["gradient_norm"]) for line in lines if "loss" in line] for lines in metrics)
     assert len(one) >= 1
     np.testing.assert_allclose(split, one, rtol=2e-3)
