@@ -322,9 +322,7 @@ class LanguageModel:
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
         partitioner = self.programs.partitioner
-        target = Target(
-            self.config, self.backend, self.params, self.speaks_like, partitioner, lambda: self.fingerprint
-        )
+        target = Target(self.config, self.backend, self.params, self.speaks_like, partitioner, lambda: self.fingerprint)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:

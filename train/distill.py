@@ -39,11 +39,11 @@ from train.loop import StepSettings, TrainState, compile_step
 from train.model_card import describe_model
 from train.model_folder import check_writable, write_model
 from train.operations import forward_operations
-from train.packing import Order
+from train.packing import Order, split_batch
 from train.placement import build_mesh, place_base, place_batch, start_state
 from train.student import Student, choose_layers, open_student, prune_layers
 from train.student_samples import DistillSource, SampleSettings, StudentSamples
-from train.text_rows import TextRows, cut_batch, pack_texts, row_length
+from train.text_rows import TextRows, pack_texts, row_length
 
 DRAFT, SAMPLES = "draft", "samples"
 _DRAFTS = 4  # the length that the card's tokens a step are of
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     source = build_source(options, student, teacher, rows, order, length)
 
     def place(at: int, params: Params) -> Any:
-        return place_batch(cut_batch(source.batch_at(at, params), options.microbatches), mesh)
+        return place_batch(split_batch(source.batch_at(at, params), options.microbatches), mesh)
 
     def sampled_step(state: TrainState, frozen: Any, at: int) -> Any:
         return step(state, frozen, place(at, state.params))

@@ -50,9 +50,9 @@ from train.lora import init_lora, merge_lora, with_lora
 from train.model_card import describe_model
 from train.model_folder import check_writable, write_model
 from train.operations import forward_operations
-from train.packing import Order
+from train.packing import Order, split_batch
 from train.placement import build_mesh, place_base, place_batch, replicate, start_state
-from train.text_rows import TextRows, cut_batch, pack_texts, row_length, take_rows
+from train.text_rows import TextRows, pack_texts, row_length, take_rows
 
 MODEL = "model"
 
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
             for figures in (exits.drop_rates(at), exits.exit_weights(at))
         )
         batch = ExitBatch(take_rows(rows.trained, order.at(at)), rates_BL, weights_BL)
-        return cast(ExitBatch, place_batch(cut_batch(batch, options.microbatches), mesh))
+        return cast(ExitBatch, place_batch(split_batch(batch, options.microbatches), mesh))
 
     if options.dry_run:
         num_exits = np.mean([np.count_nonzero(exits.exit_weights(at)) for at in range(schedule.num_steps)])

@@ -53,11 +53,6 @@ def take_rows(rows: Any, places: np.ndarray) -> Any:
     return jax.tree.map(lambda leaf: leaf[places], rows)
 
 
-def cut_batch(batch: Any, parts: int) -> Any:
-    """Put a batch's microbatches on an axis of their own."""
-    return jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)
-
-
 def batches_of(rows: Batch, size: int = 8) -> Iterator[Batch]:
     """Yield all rows in batches of one shape; what fills up the last is predicted nowhere."""
     count = len(rows.tokens_BT)
