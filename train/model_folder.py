@@ -62,12 +62,12 @@ def _write_tokenizer(folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer)
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     template = tokenizer.chat_template
     settings: dict[str, Any] = {} if template is None else dict(template.special_tokens)
-    if tokenizer.bos_token_id is not None:
-        settings["bos_token"] = tokenizer.token(tokenizer.bos_token_id)
+    begin = tokenizer.bos_token_id
+    settings["bos_token"] = None if begin is None else tokenizer.token(begin)  # null too is said: there is none
     if tokenizer.eos_token_ids:
         settings["eos_token"] = tokenizer.token(tokenizer.eos_token_ids[0])
     if template is not None:
         settings["chat_template"] = [{"name": name, "template": text} for name, text in template.templates.items()]
-    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids)}
+    ends = {"bos_token_id": begin, "eos_token_id": list(tokenizer.eos_token_ids)}
     for name, content in (("tokenizer_config.json", settings), ("generation_config.json", ends)):
         (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
