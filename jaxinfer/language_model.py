@@ -279,6 +279,15 @@ class LanguageModel:
 
         return save(replace(self._checkpoint, tensors=tensors), folder, overwrite=overwrite, progress=progress)
 
+    def speaks_like(self, checkpoint: Checkpoint) -> bool:
+        """Tell whether a checkpoint's tokenizer gives this model's ids; without two tokenizers there is no telling."""
+        own = self._tokenizer_or_none()
+        try:
+            other = load_tokenizer(checkpoint)
+        except InvalidTokenizer:
+            return True
+        return own is None or all(own.encode(text) == other.encode(text) for text in _PROBES)
+
     def _requests(
         self,
         prompts: list[Prompt],
@@ -313,9 +322,7 @@ class LanguageModel:
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
         partitioner = self.programs.partitioner
-        target = Target(
-            self.config, self.backend, self.params, self._speaks_like, partitioner, lambda: self.fingerprint
-        )
+        target = Target(self.config, self.backend, self.params, self.speaks_like, partitioner, lambda: self.fingerprint)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:
@@ -327,15 +334,6 @@ class LanguageModel:
         """A few letters that stand for the weights: drafters that were trained for them name these."""
         partitioner = self.programs.partitioner
         return fingerprint(self.params, partitioner.padding(self.config, self.backend), partitioner.fetch)
-
-    def _speaks_like(self, checkpoint: Checkpoint) -> bool:
-        """Tell whether a checkpoint's tokenizer gives this model's ids; without two tokenizers there is no telling."""
-        own = self._tokenizer_or_none()
-        try:
-            other = load_tokenizer(checkpoint)
-        except InvalidTokenizer:
-            return True
-        return own is None or all(own.encode(text) == other.encode(text) for text in _PROBES)
 
     def _run(self, requests: list[TextRequest], strategy: Strategy, num_prompts: int, *, is_watched: bool) -> Run:
         needs_text = any(request.text is not None or request.request.sampling.stop for request in requests)

@@ -7,15 +7,18 @@ import jax
 import numpy as np
 
 
-def estimate(step: Callable[..., Any], state: Any, frozen: Any, batch: Any, num_steps: int) -> list[str]:
+def estimate(
+    step: Callable[..., Any], state: Any, frozen: Any, batch: Any, num_steps: int, operations: float | None = None
+) -> list[str]:
     """Return lines that say what a step takes, by the compiler's own count; nothing is run.
 
-    A loop's body is counted once by compilers, so ``batch`` should be of one microbatch for the operations to be true.
+    A loop's body is counted once by compilers, so ``batch`` should be of one microbatch for the operations to be true;
+    where layers are scanned, ``operations`` are to be given.
     """
     abstract = jax.tree.map(_describe, (state, frozen, batch))
     compiled = jax.jit(step, donate_argnums=0).lower(*abstract).compile()
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
-    flops = float(costs.get("flops", 0.0))
+    flops = float(costs.get("flops", 0.0)) if operations is None else operations
     trained, held = _count(state.params), _count(frozen)
     lines = [
         f"parameters: {trained:,} trained, {held:,} frozen",

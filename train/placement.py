@@ -3,6 +3,8 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.errors import InvalidOption
@@ -11,6 +13,7 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.mesh import DATA, TENSOR, MeshConfig
 from jaxinfer.parallel.rules import check_split, parameter_shardings
+from train.loop import TrainState
 
 
 def build_mesh(config: MeshConfig, decoder: DecoderConfig, rows: int) -> Mesh:
@@ -59,3 +62,12 @@ def describe_learned(tree: Any, mesh: Mesh) -> Any:
 def place_batch(batch: Any, mesh: Mesh) -> Any:
     """Split a batch's rows, the axis after that of microbatches, over the data axis."""
     return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, DATA)))
+
+
+def start_state(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Start a run from parameters that stand on a mesh; what is updated with each of them stands where it does."""
+
+    def place(leaf: Any) -> Any:
+        return leaf if isinstance(leaf.sharding, NamedSharding) else replicate(leaf, mesh)
+
+    return TrainState(replicate(jnp.int32(0), mesh), params, jax.tree.map(place, optimizer.init(params)))

@@ -7,17 +7,19 @@ only what passes between the blocks.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache, Placement, Scores
+from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, forward
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import causal_ancestors, node_depths, visible_slots
+from train.data import Batch
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["window"])
@@ -59,10 +61,17 @@ class WholeText:
         return self
 
 
-def text_hidden(
-    decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], segments_BT: Any = None
-) -> Float[Array, "B T D"]:
-    """Return the final normed hidden states of texts, one a row, or several side by side.
+class PlacedText(NamedTuple):
+    """What a forward pass over whole texts is told beside their tokens; see `Decoder.__call__`."""
+
+    positions_BT: Any
+    cache: LayeredCache
+    placements: tuple[Placement, ...]
+    lengths_B: Any
+
+
+def place_text(config: DecoderConfig, tokens_BT: Int[Array, "B T"], segments_BT: Any = None) -> PlacedText:
+    """Place texts, one a row, or several side by side.
 
     Where ``segments_BT`` int32 is given, tokens of one number are one text, whose positions count from its own start.
     """
@@ -71,8 +80,32 @@ def text_hidden(
     if segments_BT is not None:
         ancestors_BTT = ancestors_BTT & (segments_BT[:, :, None] == segments_BT[:, None, :])
     positions_BT = jnp.broadcast_to(node_depths(ancestors_BTT), tokens_BT.shape)
-    cache = LayeredCache(tuple(WholeText(kind.window) for kind in decoder.config.kinds))
+    cache = LayeredCache(tuple(WholeText(kind.window) for kind in config.kinds))
     placements = cache.place(jnp.zeros((batch,), jnp.int32), ancestors_BTT)
-    lengths_B = jnp.full((batch,), num_tokens, jnp.int32)
-    hidden_BTD, _ = forward(decoder, params, tokens_BT, positions_BT, cache, placements, lengths_B)
+    return PlacedText(positions_BT, cache, placements, jnp.full((batch,), num_tokens, jnp.int32))
+
+
+def text_hidden(
+    decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], segments_BT: Any = None
+) -> Float[Array, "B T D"]:
+    """Return the final normed hidden states of texts placed by `place_text`."""
+    text = place_text(decoder.config, tokens_BT, segments_BT)
+    hidden_BTD, _ = forward(decoder, params, tokens_BT, text.positions_BT, text.cache, text.placements, text.lengths_B)
     return hidden_BTD
+
+
+class Predicted(NamedTuple):
+    """For every token the one after it, and whether that is predicted."""
+
+    targets_BT: Any
+    counts_BT: Any
+
+
+def predicted(texts: Batch) -> Predicted:
+    """Return what each token of a batch is followed by; the mask's first token of a text never counts."""
+    tokens_BT, counts_BT = jnp.asarray(texts.tokens_BT), jnp.asarray(texts.mask_BT)
+    targets_BT, counts_BT = jnp.roll(tokens_BT, -1, axis=1), jnp.roll(counts_BT, -1, axis=1).at[:, -1].set(False)
+    if texts.segments_BT is not None:
+        segments_BT = jnp.asarray(texts.segments_BT)
+        counts_BT = counts_BT & (segments_BT == jnp.roll(segments_BT, -1, axis=1))
+    return Predicted(targets_BT, counts_BT)

@@ -21,7 +21,7 @@ from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.ops.backend import DTYPES, choose_backend
 
-_FOLDER_FILES = (
+FOLDER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -147,14 +147,15 @@ def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> str:
         return "gguf"
     if checkpoint.llama2c_file is not None:
         names = (f"tok{checkpoint.config['vocab_size']}.bin", "tokenizer.bin", "tokenizer.model")
-        _copy(checkpoint.llama2c_file.parent, folder, names)
+        copy_files(checkpoint.llama2c_file.parent, folder, names)
         return "llama2c"
     if checkpoint.folder is not None:
-        _copy(checkpoint.folder, folder, _FOLDER_FILES)
+        copy_files(checkpoint.folder, folder)
     return "hugging_face"
 
 
-def _copy(source: Path, folder: Path, patterns: tuple[str, ...]) -> None:
+def copy_files(source: Path, folder: Path, patterns: tuple[str, ...] = FOLDER_FILES) -> None:
+    """Copy the files of a folder that match, by default what a Hugging Face folder has beside its weights."""
     for path in (path for pattern in patterns for path in sorted(source.glob(pattern)) if path.is_file()):
         place = folder / path.relative_to(source)
         place.parent.mkdir(exist_ok=True)

@@ -47,6 +47,14 @@ class HuggingFaceTokenizer:
         known = [int(token) for token in ids if 0 <= token < self.vocab_size]
         return self._pipeline.decode(known, skip_special_tokens=skip_special_tokens)
 
+    def token(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it."""
+        return self._pipeline.id_to_token(token_id)
+
+    def to_json(self) -> str:
+        """Return what a ``tokenizer.json`` of it holds."""
+        return self._pipeline.to_str()
+
 
 def read_tokenizer_json(path: Path, settings: FolderSettings) -> HuggingFaceTokenizer:
     """Build the tokenizer of a folder from its ``tokenizer.json`` and the settings beside it."""
