@@ -59,11 +59,6 @@ def split_batch(batch: Any, parts: int) -> Any:
     return jax.tree.map(lambda array: array.reshape(parts, -1, *array.shape[1:]), batch)
 
 
-def split_batch(batch: Any, parts: int) -> Any:
-    """Put a batch's microbatches on an axis of their own, the first."""
-    return jax.tree.map(lambda array: array.reshape(parts, -1, *array.shape[1:]), batch)
-
-
 class Order:
     """Which of ``count`` items make each step's batch: shuffled anew every epoch, none left out, none twice in one.
 
