@@ -85,7 +85,7 @@ def pad_adapters(adapters: Params, config: DecoderConfig, shards: int) -> Params
         *module, _, part = (key.key for key in path)
         out_axis, in_axis = ADAPTED[".".join(module)]
         sources = (None, None, by_axis.get(in_axis)) if part == "down" else (None, by_axis.get(out_axis), None)
-        return pad_parameter(leaf, sources)
+        return pad_parameter(jnp.asarray(leaf), sources)
 
     return jax.tree_util.tree_map_with_path(padded, adapters)
 

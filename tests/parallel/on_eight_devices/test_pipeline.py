@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -88,13 +89,16 @@ def test_adapters_of_streams_act_in_stages_and_on_padded_heads_as_on_one_device(
     one = single("llama")
     streams = StreamsConfig(num_streams=3, num_layers=2)
     own = init_streams(streams, one.lm.config, one.lm.backend, jax.random.key(0))
-    plain = Streams(extra=own, num_layers=2, paths=read_product("3.2.1"))
-    adapted = Streams(extra={**own, "blocks": random_adapters(one.lm.config, 2)}, num_layers=2, paths=plain.paths)
+    blocks = jax.tree.map(jnp.asarray, random_adapters(one.lm.config, 2))
+    adapted, idle = (
+        Streams(extra={**own, "blocks": each}, num_layers=2, paths=read_product("3.2.1"))
+        for each in (blocks, jax.tree.map(jnp.zeros_like, blocks))
+    )
     lm = one.on(ALL)
     with quick_compilation():
         expected = check_identical(one.lm, one.asked, one.lm.resolve(adapted))
         assert check_identical(lm, one.asked, lm.resolve(adapted)) == expected
-        assert check_identical(one.lm, one.asked, one.lm.resolve(plain)) != expected
+        assert check_identical(one.lm, one.asked, one.lm.resolve(idle)) != expected
 
 
 def check_communication(lm: LanguageModel) -> None:
