@@ -45,7 +45,7 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     if isinstance(strategy, DraftModel):
         return _draft_model(strategy, config, mesh, dtype)
     if isinstance(strategy, Medusa) and not strategy.heads:
-        paths = read_tree(strategy.tree)
+        paths = read_tree("mc_sim_7b_63" if strategy.tree == "own" else strategy.tree)
         return replace(strategy, paths=paths, extra=_heads(target, tree_depth(paths)))
     if isinstance(strategy, Streams) and not strategy.heads:
         return _streams(strategy, target)
