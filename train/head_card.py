@@ -1,6 +1,6 @@
-"""The card that trained heads come with: what they are, of what, and how good."""
+"""The card that trained heads come with: what they are, of what, and how good; and what other cards share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from train.fit import FitResult
@@ -16,10 +16,6 @@ def describe_heads(
 ) -> str:
     """Return a card in Markdown; ``expected`` are tokens a step by the nodes of the tree."""
     kind = "Hydra heads, conditioned on the tokens drafted before" if facts["conditioned"] else "Medusa heads"
-    rows = [
-        f"| {head + 1} | " + " | ".join(f"{100 * sum(ranks[:count]):.1f}%" for count in (1, 2, 5, 10)) + " |"
-        for head, ranks in enumerate(accuracies)
-    ]
     return "\n".join(
         [
             f"# {facts['num_heads']} {kind} for {model}",
@@ -32,21 +28,38 @@ def describe_heads(
             f"Trained for {result.best_step} steps on {num_tokens:,} tokens of {', '.join(facts['data'])}; of "
             f"{result.steps} steps run, those were the best on the held-out texts.",
             "",
-            "## Held-out figures",
+            *describe_accuracies("head", accuracies, expected),
             "",
-            "How often the right token is among a head's best 1, 2, 5 and 10, given that those before it are right:",
-            "",
-            "| head | top 1 | top 2 | top 5 | top 10 |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-            "Tokens a step that follow from them, by the nodes of the best tree, the root included: "
-            + ", ".join(f"{nodes}: {tokens:.2f}" for nodes, tokens in expected.items())
-            + ". `tree.json` is the tree of 16.",
-            "",
-            "## Recipe",
-            "",
-            *(f"* {name}: {value}" for name, value in sorted(facts.items()) if value is not None),
+            *describe_recipe(facts),
             "",
         ]
     )
+
+
+def describe_accuracies(
+    what: str, accuracies: Sequence[Sequence[float]], expected: Mapping[int, float]
+) -> Iterable[str]:
+    """Return lines on how often each of what drafts (``what``) is right, and what follows from that."""
+    rows = [
+        f"| {number} | " + " | ".join(f"{100 * sum(ranks[:count]):.1f}%" for count in (1, 2, 5, 10)) + " |"
+        for number, ranks in enumerate(accuracies, 1)
+    ]
+    return [
+        "## Held-out figures",
+        "",
+        f"How often the right token is among a {what}'s best 1, 2, 5 and 10, given that those before it are right:",
+        "",
+        f"| {what} | top 1 | top 2 | top 5 | top 10 |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        "Tokens a step that follow from them, by the nodes of the best tree, the root included: "
+        + ", ".join(f"{nodes}: {tokens:.2f}" for nodes, tokens in expected.items())
+        + ". `tree.json` is the tree of 16.",
+    ]
+
+
+def describe_recipe(facts: Mapping[str, Any]) -> Iterable[str]:
+    """Return lines on how something was made."""
+    told = (f"* {name}: {value}" for name, value in sorted(facts.items()) if value is not None)
+    return ["## Recipe", "", *told]

@@ -1,9 +1,10 @@
-"""The final hidden states of a model over texts, computed once and kept in memory-mapped files.
+"""Hidden states of a model over texts, computed once and kept in memory-mapped files.
 
 Heads on a frozen model need nothing else of it but its embeddings and its output matrix, so that they train on a CPU at
-the speed of the heads. Kept are the states from the last token before an answer on, in float16, one after the other
-for all texts: ``hidden.npy``, with each one's token, position and text in ``tokens.npy``, ``positions.npy`` and
-``texts.npy``, and in ``cache.json`` what they are of.
+the speed of the heads. Kept for them are the final states from the last token before an answer on; for streams, the
+states before the layers that these run through, of all tokens, which those layers look back at. They are in float16,
+one after the other for all texts: ``hidden.npy``, with each one's token, position and text in ``tokens.npy``,
+``positions.npy`` and ``texts.npy``, and in ``cache.json`` what they are of.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.new_folder import new_folder
@@ -21,8 +23,10 @@ from jaxinfer.errors import InvalidCheckpoint, WriteFailed
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int, Params
 from train.packing import Example
+from train.stream_pass import Texts, run_first
 from train.whole_text import text_hidden
 
 _FACTS = "cache.json"
@@ -58,25 +62,28 @@ def cache_hidden_states(
     examples: Sequence[Example],
     folder: Path,
     report: Callable[[int, str], None] = lambda done, said: None,
+    num_top: int = 0,
 ) -> HiddenStates:
     """Return the states of texts from ``folder``, computed first where it has none; it appears whole or not at all.
 
-    ``report`` is told how many texts are done. Raises InvalidCheckpoint where the folder is of another model or texts.
+    With ``num_top`` they are those before so many last layers, of whole texts. ``report`` is told how many texts are
+    done. Raises InvalidCheckpoint where the folder is of another model or texts.
     """
-    facts = describe(lm, examples)
+    facts = describe(lm, examples, num_top)
     if not folder.is_dir():
         try:
             with new_folder(folder) as new:
-                _compute(lm, examples, new, report)
+                _compute(lm, examples, new, report, num_top)
                 (new / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
         except OSError as error:
             raise WriteFailed(f"{folder}: {error.strerror or error}; free some space or give another --cache") from None
     path = folder / _FACTS
     found = json.loads(path.read_bytes()) if path.is_file() else {}
-    for name, value in facts.items():
-        if found.get(name) != value:
+    for name in facts | found:
+        if found.get(name) != facts.get(name):
             raise InvalidCheckpoint(
-                f"{folder}: holds hidden states with {name} {found.get(name)!r}, not {value!r}; give another --cache"
+                f"{folder}: holds hidden states with {name} {found.get(name)!r}, not {facts.get(name)!r}; "
+                "give another --cache"
             )
     return HiddenStates(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _NAMES))
 
@@ -84,7 +91,7 @@ def cache_hidden_states(
 _NAMES = ("hidden", "tokens", "positions", "texts")
 
 
-def describe(lm: LanguageModel, examples: Sequence[Example]) -> dict[str, Any]:
+def describe(lm: LanguageModel, examples: Sequence[Example], num_top: int = 0) -> dict[str, Any]:
     """Return what hidden states depend on."""
     digest = hashlib.sha256()
     for example in examples:
@@ -95,6 +102,7 @@ def describe(lm: LanguageModel, examples: Sequence[Example]) -> dict[str, Any]:
         "dtype": lm.backend.param_dtype,
         "num_texts": len(examples),
         "texts": digest.hexdigest()[:16],
+        **({"before_last": num_top} if num_top else {}),
     }
 
 
@@ -103,13 +111,23 @@ def first_state(example: Example) -> int:
     return max(example.mask.index(True) - 1, 0)
 
 
-@partial(jax.jit, static_argnums=0)
-def _forward(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    return text_hidden(decoder, params, tokens_BT)
+@partial(jax.jit, static_argnums=(0, 1))
+def _forward(decoder: Decoder, num_top: int, params: Params, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    if not num_top:
+        return text_hidden(decoder, params, tokens_BT)
+    positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1], dtype=jnp.int32), tokens_BT.shape)
+    return run_first(Model(decoder, params), Texts(tokens_BT, positions_BT, jnp.ones_like(tokens_BT)), num_top)
 
 
-def _compute(lm: LanguageModel, examples: Sequence[Example], folder: Path, report: Callable[[int, str], None]) -> None:
-    counts = np.array([len(example.tokens) - first_state(example) for example in examples])
+def _compute(
+    lm: LanguageModel,
+    examples: Sequence[Example],
+    folder: Path,
+    report: Callable[[int, str], None],
+    num_top: int,
+) -> None:
+    firsts = [0 if num_top else first_state(example) for example in examples]
+    counts = np.array([len(example.tokens) - first for example, first in zip(examples, firsts)])
     starts = np.concatenate([[0], np.cumsum(counts)])
     total, width = int(starts[-1]), lm.config.model_dim
     shapes = {"hidden": ((total, width), np.float16), "tokens": ((total,), np.int32)}
@@ -128,10 +146,10 @@ def _compute(lm: LanguageModel, examples: Sequence[Example], folder: Path, repor
         tokens_BT = np.zeros((most, length), np.int32)
         for row, at in enumerate(rows):
             tokens_BT[row, : len(examples[at].tokens)] = examples[at].tokens
-        hidden_BTD = np.asarray(_forward(lm.programs.decoder, lm.params, tokens_BT))
+        hidden_BTD = np.asarray(_forward(lm.programs.decoder, num_top, lm.params, tokens_BT))
         limit = np.finfo(np.float16).max
         for row, at in enumerate(rows):
-            first, size = first_state(examples[at]), len(examples[at].tokens)
+            first, size = firsts[at], len(examples[at].tokens)
             place = np.s_[starts[at] : starts[at + 1]]
             arrays["hidden"][place] = np.clip(hidden_BTD[row, first:size].astype(np.float32), -limit, limit)
             arrays["tokens"][place] = examples[at].tokens[first:]

@@ -19,13 +19,29 @@ class Example(NamedTuple):
 def pack(examples: Sequence[Example], length: int, seed: int, *, open_rows: int = 32) -> Batch:
     """Put whole texts side by side into rows of ``length``, shuffled by the seed; no text is cut.
 
-    Each goes into the first row with room among the last ``open_rows``. What is left of a row is padding: it belongs to
-    segment 0, and is predicted nowhere.
+    What is left of a row is padding: it belongs to segment 0, and is predicted nowhere.
     """
-    rows: list[list[Example]] = []
+    rows = fill_rows([len(example.tokens) for example in examples], length, seed, open_rows=open_rows)
+    tokens_BT = np.zeros((len(rows), length), np.int32)
+    mask_BT, segments_BT = np.zeros_like(tokens_BT, bool), np.zeros_like(tokens_BT)
+    for row, texts in enumerate(rows):
+        start = 0
+        for segment, text in enumerate((examples[at] for at in texts), 1):
+            place = np.s_[row, start : start + len(text.tokens)]
+            tokens_BT[place], mask_BT[place], segments_BT[place] = text.tokens, text.mask, segment
+            start += len(text.tokens)
+    return Batch(tokens_BT, mask_BT, segments_BT)
+
+
+def fill_rows(sizes: Sequence[int], length: int, seed: int, *, open_rows: int = 32) -> list[list[int]]:
+    """Return which texts of these sizes stand in each row of ``length``, shuffled by the seed.
+
+    Each goes into the first row with room among the last ``open_rows``.
+    """
+    rows: list[list[int]] = []
     rooms: list[int] = []
-    for at in np.random.default_rng(seed).permutation(len(examples)):
-        size = len(examples[at].tokens)
+    for at in np.random.default_rng(seed).permutation(len(sizes)):
+        size = sizes[at]
         if size > length:
             raise ValueError(f"a text of {size} tokens does not fit into rows of {length}")
         first = max(0, len(rows) - open_rows)
@@ -33,17 +49,9 @@ def pack(examples: Sequence[Example], length: int, seed: int, *, open_rows: int 
         if place == len(rows):
             rows.append([])
             rooms.append(length)
-        rows[place].append(examples[at])
+        rows[place].append(int(at))
         rooms[place] -= size
-    tokens_BT = np.zeros((len(rows), length), np.int32)
-    mask_BT, segments_BT = np.zeros_like(tokens_BT, bool), np.zeros_like(tokens_BT)
-    for row, texts in enumerate(rows):
-        start = 0
-        for segment, text in enumerate(texts, 1):
-            place = np.s_[row, start : start + len(text.tokens)]
-            tokens_BT[place], mask_BT[place], segments_BT[place] = text.tokens, text.mask, segment
-            start += len(text.tokens)
-    return Batch(tokens_BT, mask_BT, segments_BT)
+    return rows
 
 
 def split_batch(batch: Any, parts: int) -> Any:

@@ -1,13 +1,15 @@
 """Parameters of speculative streams on disk: ``streams.json``, a `StreamsDescription`, and ``streams.safetensors``.
 
-Tensors are named by their path in `jaxinfer.models.stream_heads`: ``init.down``, ``identifiers`` and so on.
+Tensors are named by their path in `jaxinfer.models.stream_heads`: ``init.down``, ``identifiers`` and so on. A draft
+tree that suits the streams may stand beside them as ``tree.json``.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,12 +19,14 @@ from safetensors.numpy import save_file
 from jaxinfer.checkpoint.hf_folder import read_json_object
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
+from jaxinfer.checkpoint.shipped import check_fingerprint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.stream_heads import StreamsConfig
+from jaxinfer.models.stream_heads import StreamsConfig, put
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
+TREE = "tree.json"
 _DESCRIPTION, _WEIGHTS = "streams.json", "streams.safetensors"
 # What a file format may tell otherwise, or not at all, without the network being another.
 _NOT_THE_NETWORK = ("family", "max_position", "bos_token_id", "eos_token_ids")
@@ -32,7 +36,8 @@ _NOT_THE_NETWORK = ("family", "max_position", "bos_token_id", "eos_token_ids")
 class StreamsDescription:
     """What streams are and what they were trained on; ``base`` names that model for the reader.
 
-    ``base_layers`` is how many layers the model has, ``base_digest`` its `network_digest`.
+    ``base_layers`` is how many layers the model has, ``base_digest`` its `network_digest` and ``base_fingerprint`` its
+    weights (`jaxinfer.models.fingerprint`), None where these are not known. ``adapter_rank`` is 0 without adapters.
     """
 
     num_streams: int
@@ -44,13 +49,20 @@ class StreamsDescription:
     base_layers: int
     base_digest: str
     base: str | None = None
+    adapter_rank: int = 0
+    base_fingerprint: str | None = None
 
 
-def read_streams(folder: Path, config: DecoderConfig, backend: Backend) -> tuple[StreamsConfig, Params]:
+def read_streams(
+    folder: Path,
+    config: DecoderConfig,
+    backend: Backend,
+    fingerprint: Callable[[], str | None] = lambda: None,
+) -> tuple[StreamsConfig, Params]:
     """Read the streams of a model of this configuration.
 
     Raises :class:`CheckpointNotFound` or :class:`InvalidCheckpoint` for files that are missing or damaged, and for
-    streams that were trained on another network.
+    streams that were trained on another network or on other weights than those of ``fingerprint``.
     """
     if not folder.is_dir():
         raise CheckpointNotFound(f"{folder}: no such folder of streams")
@@ -59,14 +71,26 @@ def read_streams(folder: Path, config: DecoderConfig, backend: Backend) -> tuple
             raise CheckpointNotFound(f"{folder / name}: no such file; streams are {_DESCRIPTION} and {_WEIGHTS}")
     description = _read_description(folder / _DESCRIPTION)
     _check_base(folder, description, config)
-    streams = StreamsConfig(description.num_streams, description.num_layers, description.rank, description.exit_rank)
+    check_fingerprint(folder, description.base_fingerprint, fingerprint)
+    streams = StreamsConfig(*(getattr(description, field.name) for field in fields(StreamsConfig)))
     return streams, _read_weights(folder / _WEIGHTS, streams, config, backend)
 
 
 def write_streams(
-    folder: Path, streams: StreamsConfig, own: Params, config: DecoderConfig, *, base: str | None = None
+    folder: Path,
+    streams: StreamsConfig,
+    own: Params,
+    config: DecoderConfig,
+    *,
+    base: str | None = None,
+    base_fingerprint: str | None = None,
+    beside: Mapping[str, str] = MappingProxyType({}),
+    overwrite: bool = False,
 ) -> StreamsDescription:
-    """Write the streams of a model of this configuration to a new folder."""
+    """Write the streams of a model of this configuration to a new folder.
+
+    ``beside`` are further files, texts by their names; ``overwrite`` replaces a folder of streams.
+    """
     description = StreamsDescription(
         **asdict(streams),
         model_dim=config.model_dim,
@@ -74,11 +98,14 @@ def write_streams(
         base_layers=config.num_layers,
         base_digest=network_digest(config),
         base=base,
+        base_fingerprint=base_fingerprint,
     )
     tensors = {path: np.ascontiguousarray(_at(own, path)) for path in streams.shapes(config)}
-    with new_folder(folder) as new:
+    with new_folder(folder, _DESCRIPTION if overwrite else None) as new:
         (new / _DESCRIPTION).write_text(json.dumps(asdict(description)) + "\n")
         save_file(tensors, new / _WEIGHTS)
+        for name, text in beside.items():
+            (new / name).write_text(text, encoding="utf-8")
     return description
 
 
@@ -107,13 +134,15 @@ def _read_description(path: Path) -> StreamsDescription:
     if unknown := sorted(settings.keys() - set(known)):
         raise InvalidCheckpoint(f"{path}: unknown field {unknown[0]}; the fields are {', '.join(known)}")
     for field in fields(StreamsDescription):
-        value = settings.get(field.name)
-        if field.type is int and (type(value) is not int or not 1 <= value <= 1 << 24):
-            raise InvalidCheckpoint(f"{path}: {field.name} must be a whole number of 1 or more, not {value!r}")
+        is_optional = field.default is not MISSING
+        value, least = settings.get(field.name, field.default if is_optional else None), 0 if is_optional else 1
+        if field.type is int and (type(value) is not int or not least <= value <= 1 << 24):
+            raise InvalidCheckpoint(f"{path}: {field.name} must be a whole number of {least} or more, not {value!r}")
     if not isinstance(settings.get("base_digest"), str):
         raise InvalidCheckpoint(f"{path}: base_digest must be text, not {settings.get('base_digest')!r}")
-    if not isinstance(settings.get("base"), str | None):
-        raise InvalidCheckpoint(f"{path}: base must be text or null, not {settings['base']!r}")
+    for name in ("base", "base_fingerprint"):
+        if not isinstance(settings.get(name), str | None):
+            raise InvalidCheckpoint(f"{path}: {name} must be text or null, not {settings[name]!r}")
     return StreamsDescription(**settings)
 
 
@@ -157,12 +186,8 @@ def _read_weights(path: Path, streams: StreamsConfig, config: DecoderConfig, bac
         # Streams share the cache with the text, where not even a mask hides what is no number.
         if not np.isfinite(array.astype(np.float32)).all():
             raise InvalidCheckpoint(f"{path}: tensor {name} holds numbers that are not finite; train the streams again")
-        *parents, last = name.split(".")
-        node = own
-        for parent in parents:
-            node = node.setdefault(parent, {})
         # A copy: the file may change while the model is in use.
-        node[last] = jnp.array(array)
+        put(own, name, jnp.array(array))
     return own
 
 

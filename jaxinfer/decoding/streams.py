@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.checkpoint.stream_heads import read_streams
+from jaxinfer.checkpoint.shipped import shipped_folder
+from jaxinfer.checkpoint.stream_heads import TREE, read_streams
 from jaxinfer.decoding.draft_trees import MAX_NODES, Paths, TreeLayout, check_tree, lay_out, read_tree, tree_depth
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
@@ -21,6 +22,7 @@ from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
+from jaxinfer.models.padding import pad_adapters
 from jaxinfer.models.stream_heads import exit_logits, run_streams
 from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.top_k import top_k
@@ -32,8 +34,10 @@ _PRODUCT = re.compile(r"[1-9]\d*(\.[1-9]\d*)*")
 class Streams(Strategy):
     """Draft what the streams of the last accepted token rank best: the j-th stream at depth j of a tree.
 
-    ``heads`` is a folder of streams (`jaxinfer.checkpoint.stream_heads`). ``tree`` is how many tokens of each stream
-    are combined, as in ``4.2.1``, or a tree as `jaxinfer.decoding.draft_trees` reads it. Before the layers that have
+    ``heads`` is a folder of streams (`jaxinfer.checkpoint.stream_heads`), by default those that come with the package
+    for the target's weights. ``tree`` is how many tokens of each stream are combined, as in ``4.2.1``, or a tree as
+    `jaxinfer.decoding.draft_trees` reads it, or ``own``: the one that comes with the streams or, where none does,
+    4.2.1. Before the layers that have
     streams, drafts are pruned by what an early exit makes of them: those that it gives less than ``prune_below`` after
     their parents go with all that follows them, and of the rest the likeliest ``keep_nodes`` stay (0: all). ``paths``,
     ``num_layers`` and ``extra`` are the tree, the number of layers with streams and the streams' parameters themselves,
@@ -44,7 +48,7 @@ class Streams(Strategy):
     description: ClassVar[str] = "draft with streams beside each token in the target's top layers"
 
     heads: str = ""
-    tree: str = "4.2.1"
+    tree: str = "own"
     prune_below: float = 0.0
     keep_nodes: int = 0
     paths: Paths = field(default=(), repr=False)
@@ -87,17 +91,20 @@ class Streams(Strategy):
 
     def resolve(self, target: Target) -> "Streams":
         """Read the streams and the tree; raises InvalidOption where they do not fit each other or the target."""
-        paths = check_tree(self.paths, "of paths") if self.paths else read_product(self.tree)
-        extra, num_layers = self.extra, self.num_layers
+        folder, extra, num_layers = None, self.extra, self.num_layers
         if extra is None:
-            if not self.heads:
-                raise InvalidOption("streams: no streams to draft with: name their folder, as in streams:heads=FOLDER")
-            streams, extra = read_streams(Path(self.heads).expanduser(), target.config, target.backend)
+            given = Path(self.heads).expanduser() if self.heads else None
+            folder = given or shipped_folder("streams", target.fingerprint, "python -m train.streams")
+            streams, extra = read_streams(folder, target.config, target.backend, target.fingerprint)
             num_layers = streams.num_layers
+        paths = check_tree(self.paths, "of paths") if self.paths else self.read_paths(folder)
         self._check_fit(extra, num_layers, paths, target.config)
         # Streams that no node of the tree is drafted from need not run.
         identifiers = extra["identifiers"][: tree_depth(paths)]
-        extra = target.partitioner.place({**extra, "identifiers": identifiers})
+        extra = {**extra, "identifiers": identifiers}
+        if "blocks" in extra:
+            extra["blocks"] = pad_adapters(extra["blocks"], target.config, target.partitioner.tensor)
+        extra = target.partitioner.place(extra)
         return replace(self, paths=paths, num_layers=num_layers, extra=extra)
 
     def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Int[Array, "B J K"]:
@@ -140,6 +147,13 @@ class Streams(Strategy):
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         streams_BJD = jnp.take_along_axis(verified.extra, last_B1[..., None, None], axis=1)[:, 0]
         return self._best_tokens(model, streams_BJD)
+
+    def read_paths(self, folder: Path | None = None) -> Paths:
+        """Return the tree that the options name, for streams of a folder."""
+        if self.tree != "own":
+            return read_product(self.tree)
+        path = None if folder is None else folder / TREE
+        return read_product("4.2.1") if path is None or not path.is_file() else read_tree(str(path))
 
     def _run_first(
         self, model: Model, state: DecodeState, tokens_BM: Int[Array, "B M"], nodes: Nodes

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.adapters import adapted
 from jaxinfer.models.block import Block, Step
 from jaxinfer.models.blocks import Carry
 from jaxinfer.models.config import DecoderConfig
@@ -14,18 +15,29 @@ from jaxinfer.ops.backend import Backend
 
 
 def run_layers(
-    config: DecoderConfig, backend: Backend, blocks: Params, carry: Carry, start: int, stop: int, step: Step
+    config: DecoderConfig,
+    backend: Backend,
+    blocks: Params,
+    carry: Carry,
+    start: int,
+    stop: int,
+    step: Step,
+    adapters: Params | None = None,
 ) -> Carry:
-    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, as the decoder has them."""
+    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, as the decoder has them.
+
+    ``adapters`` (`jaxinfer.models.adapters`) are of the layers that are run.
+    """
     layer = start
     while layer < stop:
         cycle = _cycle_of(config, backend, layer)
         whole = (min(stop, cycle.stop) - layer) // cycle.period
         if cycle.stop - cycle.start > 1 and (layer - cycle.start) % cycle.period == 0 and whole > 0:
-            carry = _run_periods(config, backend, blocks, carry, cycle, layer, whole, step)
+            carry = _run_periods(config, backend, blocks, carry, cycle, layer, whole, step, adapters, layer - start)
             layer += whole * cycle.period
         else:
-            carry = _run_one(config, backend, _parameters(blocks, cycle, layer), carry, layer, step)
+            params = adapted(_parameters(blocks, cycle, layer), adapters, layer - start)
+            carry = _run_one(config, backend, params, carry, layer, step)
             layer += 1
     return carry
 
@@ -45,19 +57,25 @@ def _run_periods(
     layer: int,
     whole: int,
     step: Step,
+    adapters: Params | None,
+    first_adapter: int,
 ) -> Carry:
-    """Scan over indices: a weight is read where it lies, which slicing the stack beforehand would not do."""
+    """Scan over indices: a weight is read where it lies, which slicing the stack beforehand would not do.
+
+    The adapters of ``layer`` stand at ``first_adapter``.
+    """
     places = [index_in_kind(config, cycle.start + offset) for offset in range(cycle.period)]
     kinds = [kind for kind, _ in places]
+    first_repeat = (layer - cycle.start) // cycle.period
 
     def advance(carry: Carry, repeat: Any) -> tuple[Carry, None]:
         for offset, (kind, first) in enumerate(places):
             params = jax.tree.map(lambda leaf: leaf[repeat], stack_of(blocks, cycle, offset))
+            params = adapted(params, adapters, first_adapter + (repeat - first_repeat) * cycle.period + offset)
             index = first + repeat * kinds.count(kind)
             carry = apply_block(config, backend, kind, params, carry, index, step)
         return carry, None
 
-    first_repeat = (layer - cycle.start) // cycle.period
     repeats = jnp.arange(first_repeat, first_repeat + whole, dtype=jnp.int32)
     carry, _ = jax.lax.scan(advance, carry, repeats)
     return carry

@@ -57,12 +57,16 @@ class Model:
         cache: LayeredCache,
         placements: tuple[Placement, ...],
         context_lengths_B: Int[Array, " B"],
+        adapters: Params | None = None,
     ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-        """Run layers ``start .. stop - 1`` on hidden states, without the final norm."""
+        """Run layers ``start .. stop - 1`` on hidden states, without the final norm.
+
+        ``adapters`` (`jaxinfer.models.adapters`) are of these layers, and act where the backend says.
+        """
         config, backend = self.config, self.decoder.backend
         step = build_step(config, backend, positions_BT, placements, context_lengths_B)
         run = run_layers if backend.stages == 1 else run_stages
-        return run(config, backend, self.params["blocks"], (hidden_BTD, cache), start, stop, step)
+        return run(config, backend, self.params["blocks"], (hidden_BTD, cache), start, stop, step, adapters)
 
     def _apply(self, method: str, *inputs: Any) -> jax.Array:
         return cast(jax.Array, self.decoder.apply({"params": self.params}, *inputs, method=method))

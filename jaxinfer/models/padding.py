@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxinfer.models.adapters import ADAPTED
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Array, Params
@@ -72,6 +73,21 @@ def pad_parameter(parameter: Any, sources: Sources) -> Array:
             places = np.where(source < 0, size, source)
             parameter = jnp.take(parameter, places, axis=axis, mode="fill", fill_value=0)
     return parameter
+
+
+def pad_adapters(adapters: Params, config: DecoderConfig, shards: int) -> Params:
+    """Return adapters of a decoder for the one that is padded to split over so many devices."""
+    if shards == 1:
+        return adapters
+    by_axis = _axis_sources(config, shards)
+
+    def padded(path: Any, leaf: Any) -> Array:
+        *module, _, part = (key.key for key in path)
+        out_axis, in_axis = ADAPTED[".".join(module)]
+        sources = (None, None, by_axis.get(in_axis)) if part == "down" else (None, by_axis.get(out_axis), None)
+        return pad_parameter(jnp.asarray(leaf), sources)
+
+    return jax.tree_util.tree_map_with_path(padded, adapters)
 
 
 def _axis_sources(config: DecoderConfig, shards: int) -> Mapping[str, np.ndarray]:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.cache.interface import LayeredCache, Placement
+from jaxinfer.models.adapters import adapted
 from jaxinfer.models.block import Held, Step
 from jaxinfer.models.blocks import Carry
 from jaxinfer.models.config import DecoderConfig
@@ -43,9 +44,19 @@ class _Span(NamedTuple):
 
 
 def run_stages(
-    config: DecoderConfig, backend: Backend, blocks: Params, carry: Carry, start: int, stop: int, step: Step
+    config: DecoderConfig,
+    backend: Backend,
+    blocks: Params,
+    carry: Carry,
+    start: int,
+    stop: int,
+    step: Step,
+    adapters: Params | None = None,
 ) -> Carry:
-    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, stacked and split by stages."""
+    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, stacked and split by stages.
+
+    ``adapters`` (`jaxinfer.models.adapters`) are of the layers that are run, and whole on every stage.
+    """
     if start >= stop:
         return carry
     hidden_BTD, cache = carry
@@ -56,8 +67,8 @@ def run_stages(
     schedule = pass_schedule(backend, blocks, cache, rows, tokens, span.last - span.first + 1)
     body = partial(_run_ticks, config, backend, cycle, range(start, stop), span, schedule)
     split, whole = jax.tree.map(_layers_first, cache), PartitionSpec()
-    run = backend.on_stages(body, (PartitionSpec(PIPELINE), split, whole, whole), (whole, split))
-    return run(blocks, cache, hidden_BTD, step)
+    run = backend.on_stages(body, (PartitionSpec(PIPELINE), whole, split, whole, whole), (whole, split))
+    return run(blocks, adapters, cache, hidden_BTD, step)
 
 
 def pass_schedule(
@@ -78,6 +89,7 @@ def _run_ticks(
     span: _Span,
     schedule: Schedule,
     blocks: Params,
+    adapters: Params | None,
     cache: LayeredCache,
     hidden_BTD: jax.Array,
     step: Step,
@@ -105,7 +117,7 @@ def _run_ticks(
         is_busy = (turn >= 0) & (turn < count)
         given_BTD = jnp.where(stage == span.first, inputs[part], arrived_BTD)
         own = jax.tree.map(lambda cut, given: part_of(cut, given, part), steps, step)
-        run = partial(_run_own, config, backend, cycle, layers, span, blocks, stage, Held(0, count, part))
+        run = partial(_run_own, config, backend, cycle, layers, span, blocks, adapters, stage, Held(0, count, part))
         hidden_BTD, parts = run((given_BTD, parts), own, is_busy)
         is_result = is_busy & (stage == span.last)
         results = results.at[part].set(jnp.where(is_result, hidden_BTD, results[part]))
@@ -131,6 +143,7 @@ def _run_own(
     layers: range,
     span: _Span,
     blocks: Params,
+    adapters: Params | None,
     stage: jax.Array,
     held: Held,
     carry: Carry,
@@ -152,6 +165,7 @@ def _run_own(
             layer = cycle.start + (before + repeat) * cycle.period + offset
             is_run = is_inside & (layer >= layers.start) & (layer < layers.stop)
             params = jax.tree.map(lambda leaf: leaf[repeat], stack_of(blocks, cycle, offset))
+            params = adapted(params, adapters, jnp.clip(layer - layers.start, 0, len(layers) - 1))
             index = first + (before + repeat) * kinds.count(kind)
             placements = tuple(_kept_if(is_run, placement) for placement in step.placements)
             hidden_BTD, _ = carry

@@ -12,10 +12,12 @@ j + 1 places after its own.
 Parameters are ``{"init": {"down": V [R, D], "up": U [D, R]}, "identifiers": P [J, D], "exit": {"down", "up"}}``. The
 last is a map of the same form, of a rank of its own, from the hidden state before the top layers to one that the final
 norm and the output matrix turn into a guess of the very next token, by which drafts are pruned before they get streams.
+With ``"blocks"``, low-rank adapters of the top layers (`jaxinfer.models.adapters`), streams pass through other weights
+than tokens do, whose states stay what they are, bit by bit.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,7 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.models.adapters import adapter_shapes
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.backend import Backend
@@ -33,16 +37,21 @@ from jaxinfer.ops.matmul import linear
 
 @dataclass(frozen=True)
 class StreamsConfig:
-    """How many streams a token has, through how many of the last layers they run, and the ranks of their two maps."""
+    """How many streams a token has, through how many of the last layers they run, and the ranks of their two maps.
+
+    ``adapter_rank`` is that of the adapters of these layers; 0 is none.
+    """
 
     num_streams: int = 3
     num_layers: int = 4
     rank: int = 8
     exit_rank: int = 8
+    adapter_rank: int = 0
 
     def shapes(self, config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every parameter for a base model, by its path."""
         width = config.model_dim
+        adapters = adapter_shapes(config, self.num_layers, self.adapter_rank) if self.adapter_rank else {}
         return MappingProxyType(
             {
                 "init.down": (self.rank, width),
@@ -50,6 +59,7 @@ class StreamsConfig:
                 "identifiers": (self.num_streams, width),
                 "exit.down": (self.exit_rank, width),
                 "exit.up": (width, self.exit_rank),
+                **{f"blocks.{path}": shape for path, shape in adapters.items()},
             }
         )
 
@@ -63,30 +73,34 @@ class StreamsRun(NamedTuple):
 
 
 def init_streams(streams: StreamsConfig, config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
-    """Draw parameters to train from: both maps begin as the identity, and the identifiers differ a little."""
-    shapes = streams.shapes(config)
-    init_key, exit_key, identifiers_key = jax.random.split(key, 3)
+    """Draw parameters to train from: maps and adapters begin without effect, and the identifiers differ a little."""
+    own: Params = {}
+    for number, (path, shape) in enumerate(streams.shapes(config).items()):
+        deviation = 0.0 if path.endswith(".up") else 0.02 if path == "identifiers" else shape[-1] ** -0.5
+        drawn = deviation * jax.random.normal(jax.random.fold_in(key, number), shape)
+        put(own, path, drawn.astype(backend.param_dtype))
+    return own
 
-    def draw(path: str, key: jax.Array, deviation: float) -> jax.Array:
-        return (deviation * jax.random.normal(key, shapes[path])).astype(backend.param_dtype)
 
-    def low_rank(name: str, key: jax.Array) -> Params:
-        up = jnp.zeros(shapes[f"{name}.up"], backend.param_dtype)
-        return {"down": draw(f"{name}.down", key, config.model_dim**-0.5), "up": up}
-
-    return {
-        "init": low_rank("init", init_key),
-        "identifiers": draw("identifiers", identifiers_key, 0.02),
-        "exit": low_rank("exit", exit_key),
-    }
+def put(own: Params, path: str, array: Any) -> None:
+    """Put a parameter of streams where its path, as in `StreamsConfig.shapes`, says."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        own = own.setdefault(parent, {})
+    own[last] = array
 
 
 def insert_streams(own: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B T D"]:
     """Return nodes and then, node by node, their J streams as they begin: T = M * (1 + J) rows."""
     batch, _, width = hidden_BMD.shape
-    first_BMD = _apply(own["init"], hidden_BMD, backend)
-    streams_BMJD = first_BMD[:, :, None] + own["identifiers"].astype(first_BMD.dtype)
+    streams_BMJD = begin_streams(own, hidden_BMD, backend)
     return jnp.concatenate([hidden_BMD, streams_BMJD.reshape(batch, -1, width)], axis=1)
+
+
+def begin_streams(own: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B M J D"]:
+    """Return the streams of tokens as they are before the top layers."""
+    first_BMD = _apply(own["init"], hidden_BMD, backend)
+    return first_BMD[:, :, None] + own["identifiers"].astype(first_BMD.dtype)
 
 
 def stream_relation(ancestors_BMM: Bool[Array, "#B M M"], num_streams: int) -> Bool[Array, "#B T T"]:
@@ -129,11 +143,13 @@ def run_streams(
     """
     num_streams, last = own["identifiers"].shape[0], model.config.num_layers
     batch, num_nodes, width = hidden_BMD.shape
+    # Among the rows, streams follow the nodes.
+    adapted = Model(Decoder(model.config, replace(model.decoder.backend, adapted_from=num_nodes)), model.params)
     rows_BTD = insert_streams(own, hidden_BMD, model.decoder.backend).astype(hidden_BMD.dtype)
     positions_BT = stream_positions(positions_BM, num_streams)
     placements = cache.place(start_B, stream_relation(ancestors_BMM, num_streams))
-    rows_BTD, cache = model.run_layers(
-        last - num_layers, last, rows_BTD, positions_BT, cache, placements, context_lengths_B
+    rows_BTD, cache = adapted.run_layers(
+        last - num_layers, last, rows_BTD, positions_BT, cache, placements, context_lengths_B, own.get("blocks")
     )
     rows_BTD = model.normed(rows_BTD)
     streams_BMJD = rows_BTD[:, num_nodes:].reshape(batch, num_nodes, num_streams, width)
@@ -142,7 +158,12 @@ def run_streams(
 
 def exit_logits(model: Model, own: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
     """Guess the token after each node from its state before the top layers."""
-    return model.logits(model.normed(_apply(own["exit"], hidden_BMD, model.decoder.backend)))
+    return model.logits(exit_states(model, own, hidden_BMD))
+
+
+def exit_states(model: Model, own: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M D"]:
+    """Return what the output matrix reads for `exit_logits`."""
+    return model.normed(_apply(own["exit"], hidden_BMD, model.decoder.backend))
 
 
 def _apply(low_rank: Params, hidden: Float[Array, "*rows D"], backend: Backend) -> Float[Array, "*rows D"]:

@@ -11,7 +11,7 @@ from jaxinfer.decoding.draft_trees import read_tree, tree_depth
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategy import Strategy, Target
-from jaxinfer.decoding.streams import Streams, read_product
+from jaxinfer.decoding.streams import Streams
 from jaxinfer.decoding.union import Union
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
@@ -45,7 +45,7 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     if isinstance(strategy, DraftModel):
         return _draft_model(strategy, config, mesh, dtype)
     if isinstance(strategy, Medusa) and not strategy.heads:
-        paths = read_tree(strategy.tree)
+        paths = read_tree("mc_sim_7b_63" if strategy.tree == "own" else strategy.tree)
         return replace(strategy, paths=paths, extra=_heads(target, tree_depth(paths)))
     if isinstance(strategy, Streams) and not strategy.heads:
         return _streams(strategy, target)
@@ -75,7 +75,7 @@ def _heads(target: Partitioned, count: int) -> Params:
 
 def _streams(strategy: Streams, target: Partitioned) -> Streams:
     """Describe a stream for each depth of the tree."""
-    paths = read_product(strategy.tree)
+    paths = strategy.read_paths()
     streams = StreamsConfig(num_streams=tree_depth(paths))
     extra = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))
     return replace(strategy, paths=paths, num_layers=streams.num_layers, extra=extra)

@@ -1,7 +1,7 @@
 """Streams come back from disk as they were, for their own base alone; what is damaged is named."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -14,28 +14,50 @@ from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from jaxinfer.models.config import LayerKind, Rope
 from jaxinfer.models.stream_heads import StreamsConfig
 from jaxinfer.ops.backend import choose_backend
-from tests.models.dense_streams import random_streams
+from tests.models.dense_streams import random_adapters, random_streams
 from tests.toys import TINY_LLAMA, float32_backend
 
 CONFIG = replace(TINY_LLAMA, num_layers=3)
-STREAMS = StreamsConfig(num_streams=3, num_layers=2, rank=4, exit_rank=5)
+STREAMS = StreamsConfig(num_streams=3, num_layers=2, rank=4, exit_rank=5, adapter_rank=3)
+OWN = {**random_streams(CONFIG.model_dim), "blocks": random_adapters(CONFIG, 2)}
 
 
 @pytest.fixture
 def folder(tmp_path):
-    write_streams(tmp_path / "streams", STREAMS, random_streams(CONFIG.model_dim), CONFIG, base="toy")
+    write_streams(tmp_path / "streams", STREAMS, OWN, CONFIG, base="toy", base_fingerprint="0a1b2c3d")
     return tmp_path / "streams"
 
 
 def test_what_was_written_is_read(folder):
     streams, own = read_streams(folder, CONFIG, float32_backend())
     assert streams == STREAMS
-    jax.tree.map(np.testing.assert_array_equal, own, random_streams(CONFIG.model_dim))
+    jax.tree.map(np.testing.assert_array_equal, own, OWN)
     assert json.loads((folder / "streams.json").read_text())["base"] == "toy"
     narrow = read_streams(folder, CONFIG, choose_backend("bfloat16", "cpu"))[1]
     assert {leaf.dtype for leaf in jax.tree.leaves(narrow)} == {jnp.dtype("bfloat16")}
     with pytest.raises(InvalidOption, match="exists"):
         write_streams(folder, STREAMS, own, CONFIG)
+    write_streams(folder, STREAMS, own, CONFIG, beside={"tree.json": "[[0]]"}, overwrite=True)
+    assert (folder / "tree.json").read_text() == "[[0]]"
+    assert json.loads((folder / "streams.json").read_text())["base"] is None
+
+
+def test_folders_of_before_there_were_adapters_are_read(tmp_path):
+    old = replace(STREAMS, adapter_rank=0)
+    write_streams(tmp_path / "old", old, random_streams(CONFIG.model_dim), CONFIG, base="toy")
+    path = tmp_path / "old" / "streams.json"
+    settings = json.loads(path.read_text())
+    del settings["adapter_rank"], settings["base_fingerprint"]
+    path.write_text(json.dumps(settings))
+    streams, own = read_streams(tmp_path / "old", CONFIG, float32_backend(), lambda: "of any weights")
+    assert streams == old
+    jax.tree.map(np.testing.assert_array_equal, own, random_streams(CONFIG.model_dim))
+
+
+def test_streams_are_for_the_weights_that_they_were_trained_on(folder):
+    read_streams(folder, CONFIG, float32_backend(), lambda: "0a1b2c3d")
+    with pytest.raises(InvalidCheckpoint, match="is for the weights 0a1b2c3d, but this model's are 99999999: load"):
+        read_streams(folder, CONFIG, float32_backend(), lambda: "99999999")
 
 
 def test_a_file_format_does_not_change_what_the_network_is():
@@ -81,6 +103,12 @@ DESCRIPTIONS = {
     "all layers": ({"num_layers": 3}, "num_layers=3 is not inside the model's 3 layers"),
     "a rank in words": ({"rank": "four"}, "rank must be a whole number of 1 or more, not 'four'"),
     "true": ({"exit_rank": True}, "exit_rank must be a whole number of 1 or more, not True"),
+    "adapters of a negative rank": ({"adapter_rank": -1}, "adapter_rank must be a whole number of 0 or more, not -1"),
+    "adapters that are not there": (
+        {"adapter_rank": 0},
+        "no place for tensor blocks.attention.key.adapter.down",
+    ),
+    "a number as fingerprint": ({"base_fingerprint": 7}, "base_fingerprint must be text or null, not 7"),
     "no digest": ({"base_digest": None}, "base_digest must be text, not None"),
     "a number as base": ({"base": 7}, "base must be text or null, not 7"),
     "a new field": ({"lora": 8}, "unknown field lora; the fields are num_streams, num_layers"),
@@ -98,7 +126,7 @@ def test_a_description_that_cannot_be_is_refused(folder, name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(StreamsDescription) if field.name != "base"])
+@pytest.mark.parametrize("field", [field.name for field in fields(StreamsDescription) if field.default is MISSING])
 def test_a_description_without_a_field_is_refused(folder, field):
     settings = json.loads((folder / "streams.json").read_text())
     del settings[field]

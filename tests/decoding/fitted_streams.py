@@ -47,6 +47,8 @@ def fit_streams(
         own, moments = carry
         value, gradient = jax.value_and_grad(lambda own: jax.vmap(loss, (None, 0))(own, windows_RW).mean())(own)
         updates, moments = optimizer.update(gradient, moments)
+        if "blocks" in updates:  # at the others' rate they would undo what the base knows
+            updates = {**updates, "blocks": jax.tree.map(lambda leaf: leaf / 8, updates["blocks"])}
         return (optax.apply_updates(own, updates), moments), value
 
     starts = np.random.default_rng(0).integers(0, len(tokens) - length - ahead, (num_steps, 6))

@@ -20,6 +20,7 @@ from jaxinfer.notation import Params
 from tests.decoding.covered_models import VOCAB_SIZE
 from tests.decoding.fitted_heads import fit_plain
 from tests.decoding.fitted_streams import fit_streams
+from tests.models.dense_streams import random_adapters
 
 TREE: Paths = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 1, 0))
 
@@ -60,9 +61,10 @@ def _fit_medusa(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy
 def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     """Train streams; those of random models, whose few tokens are easily guessed, are good as they begin."""
     assert isinstance(strategy, Streams)
-    streams = StreamsConfig(num_streams=3, num_layers=1, rank=16)
+    streams = StreamsConfig(num_streams=3, num_layers=1, rank=16, adapter_rank=3)
     if lm.config.vocab_size == VOCAB_SIZE:
         extra = init_streams(streams, lm.config, lm.backend, jax.random.key(0))
+        extra["blocks"] = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), random_adapters(lm.config, 1))
     else:
         extra = fit_streams(lm, streams, [token for text in texts for token in text])
     return replace(strategy, extra=extra, num_layers=1, paths=read_product("3.2.1"))

@@ -12,12 +12,12 @@ from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from jaxinfer.models.stream_heads import StreamsConfig
 from tests.decoding.fitted_streams import expected_acceptance, fit_streams
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
-from tests.models.dense_streams import random_streams
+from tests.models.dense_streams import random_adapters, random_streams
 from tests.toys import encode_bytes, fable_tokens
 
 PROMPTS = ("The quick", "O", "A small otter watched the", "One grey heron f", "The old badger")
 LIMITS = (40, 37, 33, 39, 36)
-STREAMS = StreamsConfig(num_streams=3, num_layers=1, rank=16, exit_rank=8)
+STREAMS = StreamsConfig(num_streams=3, num_layers=1, rank=16, exit_rank=8, adapter_rank=4)
 TREE = read_product("4.2.1")
 
 
@@ -44,7 +44,9 @@ def fitted(lm):
 @pytest.fixture(scope="module")
 def folder(lm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads") / "random"
-    write_streams(folder, STREAMS, random_streams(lm.config.model_dim, 3, 16, 8), lm.config)
+    own = {**random_streams(lm.config.model_dim, 3, 16, 8), "blocks": random_adapters(lm.config, 1, 4)}
+    tree = {"tree.json": "[[0], [1], [0, 0], [0, 0, 0]]"}
+    write_streams(folder, STREAMS, own, lm.config, base_fingerprint=lm.fingerprint, beside=tree)
     return folder
 
 
@@ -100,23 +102,25 @@ def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, op
     assert sum(row.counts.accepted < row.counts.drafted for row in rows) == len(rows)
 
 
-def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, fitted):
+def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, fitted, folder):
     assert read_product("2.1.2") == (
         (0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)
     )  # fmt: skip
     assert read_product("chain:2") == ((0,), (0, 0))
+    assert lm.resolve(f"streams:heads={folder}").paths == ((0,), (1,), (0, 0), (0, 0, 0)), "it comes with the streams"
+    assert lm.resolve(Streams(extra=fitted, num_layers=1)).paths == TREE
     strategy = lm.resolve(Streams(extra=fitted, num_layers=1, tree="4.2"))
     assert (strategy.max_depth, strategy.num_kept, strategy.headroom) == (2, 13, 13 * 3)
     assert strategy.parameters["identifiers"].shape == (2, 48), "the third stream need not run"
     pruned = Streams(paths=TREE, keep_nodes=3)
     assert (pruned.num_kept, pruned.headroom, pruned.prunes) == (4, 21, True)
     options = jaxinfer.strategies()["streams"]
-    assert options["options"] == {"heads": "", "tree": "4.2.1", "prune_below": 0.0, "keep_nodes": 0}
+    assert options["options"] == {"heads": "", "tree": "own", "prune_below": 0.0, "keep_nodes": 0}
     assert (options["exactness"], parse_strategy("streams:tree=3.3")) == ("identical", Streams(tree="3.3"))
 
 
 MISTAKES = {
-    "no streams": ("streams", InvalidOption, "name their folder, as in streams:heads=FOLDER"),
+    "no streams": ("streams", InvalidOption, "no streams come with the package for these weights"),
     "no folder": ("streams:heads=/nowhere/heads", CheckpointNotFound, "/nowhere/heads: no such folder of streams"),
     "no such tree": ("streams:heads=FOLDER,tree=oak", InvalidOption, "tree 'oak' is none of"),
     "a width of nothing": ("streams:heads=FOLDER,tree=2.0", InvalidOption, "tree '2.0' is none of"),
@@ -140,6 +144,10 @@ def test_streams_that_do_not_fit_are_refused(lm, tiny_llama_folder, folder):
     other = jaxinfer.load(tiny_llama_folder())
     with pytest.raises(InvalidCheckpoint, match="trained on a model of 48 hidden channels, but this one has 32"):
         other.generate("The", strategy=f"streams:heads={folder}")
+    retrained = jaxinfer.LanguageModel(lm.config, jax.tree.map(lambda leaf: 1.1 * leaf, lm.params), lm.backend)
+    of, own = lm.fingerprint, retrained.fingerprint
+    with pytest.raises(InvalidCheckpoint, match=f"is for the weights {of}, but this model's are {own}: load"):
+        retrained.resolve(f"streams:heads={folder}")
     own = jax.tree.map(jnp.asarray, random_streams(48))
     none = {**own, "identifiers": own["identifiers"][:0]}
     refused = {

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxinfer.models.adapters import adapter_shapes
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.stream_heads import put
 from jaxinfer.notation import Params
 from tests.models.restack import at
 from tests.toys import rope_of
@@ -35,19 +37,28 @@ def dense_streams(config: DecoderConfig, params: Params, own: Params, num_layers
         mixed_TD = [_mix(query_TNH[t], keys_TKH[: t + 1], values_TKH[: t + 1]) for t in range(count)]
         if layer >= config.num_layers - num_layers:
             mixed_TJD = np.zeros_like(streams_TJD)
+            adapted = _merged(block, own.get("blocks", {}), layer - config.num_layers + num_layers)
             for t in range(count):
-                queries_JNH, own_keys_JKH, own_values_JKH = _heads(config, block, streams_TJD[t], t + ahead_J)
+                queries_JNH, own_keys_JKH, own_values_JKH = _heads(config, adapted, streams_TJD[t], t + ahead_J)
                 for j in range(num_streams):
                     keys = np.concatenate([keys_TKH[: t + 1], own_keys_JKH[: j + 1]])
                     values = np.concatenate([values_TKH[: t + 1], own_values_JKH[: j + 1]])
-                    mixed_TJD[t, j] = _mix(queries_JNH[j], keys, values) @ _array(block, "attention.output.kernel").T
-            streams_TJD = _feed(config, block, streams_TJD + mixed_TJD)
+                    mixed_TJD[t, j] = _mix(queries_JNH[j], keys, values) @ _array(adapted, "attention.output.kernel").T
+            streams_TJD = _feed(config, adapted, streams_TJD + mixed_TJD)
         main_TD = _feed(config, block, main_TD + np.stack(mixed_TD) @ _array(block, "attention.output.kernel").T)
 
     def logits(hidden: np.ndarray) -> np.ndarray:
         return _norm(config, _array(params, "final_norm.scale"), hidden) @ _array(params, "head.kernel").T
 
     return Dense(logits(main_TD), logits(streams_TJD), logits(exit_TD))
+
+
+def random_adapters(config: DecoderConfig, num_layers: int, rank: int = 3, size: float = 0.5) -> Params:
+    """Draw adapters of the last layers; with a ``size`` of 1 they add as much as the kernels give."""
+    rng, blocks = np.random.default_rng(4), {}
+    for path, shape in adapter_shapes(config, num_layers, rank).items():
+        put(blocks, path, (size**0.5 * rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32))
+    return blocks
 
 
 def random_streams(width: int, num_streams: int = 3, rank: int = 4, exit_rank: int = 5, seed: int = 3) -> Params:
@@ -102,6 +113,18 @@ def _norm(config: DecoderConfig, scale: np.ndarray, hidden: np.ndarray) -> np.nd
 
 def _through(own: Params, name: str, hidden: np.ndarray) -> np.ndarray:
     return hidden + hidden @ _array(own, f"{name}.down").T @ _array(own, f"{name}.up").T
+
+
+def _merged(block: Params, adapters: Params, index: int) -> Params:
+    """Return a block whose kernels do what they and their adapters do."""
+    merged = dict(block)
+    for name, own in adapters.items():
+        if "adapter" in own:
+            down, up = (np.asarray(own["adapter"][part][index], np.float64) for part in ("down", "up"))
+            merged[name] = {**block[name], "kernel": _array(block, f"{name}.kernel") + up @ down}
+        else:
+            merged[name] = _merged(block[name], own, index)
+    return merged
 
 
 def _array(params: Params, name: str) -> np.ndarray:

@@ -21,7 +21,7 @@ from jaxinfer.models.stream_heads import (
     stream_relation,
 )
 from jaxinfer.ops.masks import causal_ancestors
-from tests.models.dense_streams import dense_streams, random_streams
+from tests.models.dense_streams import dense_streams, random_adapters, random_streams
 from tests.models.restack import scanned
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
@@ -55,14 +55,18 @@ def after_a_text(model, own, num_layers, tokens_BT, lengths_B, tree_BM):
     )
 
 
-@pytest.mark.parametrize(("num_layers", "scan_layers"), [(1, False), (2, False), (2, True)])
-def test_streams_of_a_tree_equal_their_definition_on_the_text_of_each_path(num_layers, scan_layers):
+@pytest.mark.parametrize(
+    ("num_layers", "scan_layers", "is_adapted"),
+    [(1, False, False), (2, False, False), (2, True, False), (2, False, True), (2, True, True)],
+)
+def test_streams_of_a_tree_equal_their_definition_on_the_text_of_each_path(num_layers, scan_layers, is_adapted):
     rng = np.random.default_rng(0)
     params = random_params(CONFIG)
+    own = adapted(num_layers) if is_adapted else OWN
     tokens_BT = rng.integers(0, CONFIG.vocab_size, (2, max(LENGTHS))).astype(np.int32)
     tree_BM = rng.integers(0, CONFIG.vocab_size, (2, len(PARENTS))).astype(np.int32)
     decoder = Decoder(CONFIG, float32_backend(scan_layers))
-    run = jax.jit(lambda params, *inputs: after_a_text(Model(decoder, params), OWN, num_layers, *inputs))
+    run = jax.jit(lambda params, *inputs: after_a_text(Model(decoder, params), own, num_layers, *inputs))
     inputs = (jnp.asarray(tokens_BT), jnp.asarray(LENGTHS, jnp.int32), jnp.asarray(tree_BM))
     nodes_BMV, streams_BMJV, exit_BMV, alone_BMV = run(scanned(CONFIG, params) if scan_layers else params, *inputs)
     np.testing.assert_allclose(nodes_BMV, alone_BMV, atol=1e-5, err_msg="nodes see their streams")
@@ -72,12 +76,29 @@ def test_streams_of_a_tree_equal_their_definition_on_the_text_of_each_path(num_l
             while path[0]:
                 path.insert(0, PARENTS[path[0]])
             text = [*tokens_BT[row, :length].tolist(), *tree_BM[row, path].tolist()]
-            dense = dense_streams(CONFIG, params, OWN, num_layers, text)
+            dense = dense_streams(CONFIG, params, own, num_layers, text)
             np.testing.assert_allclose(nodes_BMV[row, node], dense.main_TV[-1], atol=1e-4)
             np.testing.assert_allclose(streams_BMJV[row, node], dense.streams_TJV[-1], atol=1e-4)
             np.testing.assert_allclose(exit_BMV[row, node], dense.exit_TV[-1], atol=1e-4)
     # The comparison would notice a stream that is another's, or that sees one it should not.
     assert np.std(np.asarray(streams_BMJV), axis=2).mean() > 0.1
+
+
+def test_adapters_change_streams_and_not_a_bit_of_their_tokens():
+    rng = np.random.default_rng(2)
+    tokens_BT = jnp.asarray(rng.integers(0, 258, (2, 9)), jnp.int32)
+    tree_BM = jnp.asarray(rng.integers(0, 258, (2, len(PARENTS))), jnp.int32)
+    model = Model(Decoder(CONFIG, float32_backend()), random_params(CONFIG))
+    inputs = (tokens_BT, jnp.asarray(LENGTHS, jnp.int32), tree_BM)
+    run = jax.jit(lambda own: after_a_text(model, own, 2, *inputs))
+    plain, found = run(OWN), run(adapted(2))
+    np.testing.assert_array_equal(found[0], plain[0])
+    np.testing.assert_array_equal(found[2], plain[2])
+    assert np.abs(found[1] - plain[1]).mean() > 0.1
+
+
+def adapted(num_layers):
+    return jax.tree.map(jnp.asarray, {**OWN, "blocks": random_adapters(CONFIG, num_layers)})
 
 
 def test_windows_count_a_stream_at_its_own_position():
@@ -109,7 +130,7 @@ def test_the_relation_of_a_small_tree_is_as_drawn_by_hand():
 
 def test_new_streams_begin_as_their_token_and_exit_as_the_model_would():
     backend = float32_backend()
-    streams = StreamsConfig(NUM_STREAMS, 2, 4, 5)
+    streams = StreamsConfig(NUM_STREAMS, 2, 4, 5, adapter_rank=3)
     own = init_streams(streams, CONFIG, backend, jax.random.key(0))
     shapes = jax.tree_util.tree_leaves_with_path(jax.tree.map(jnp.shape, own), is_leaf=lambda leaf: type(leaf) is tuple)
     assert {".".join(key.key for key in path): shape for path, shape in shapes} == dict(streams.shapes(CONFIG))

@@ -4,17 +4,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer import LanguageModel, MeshConfig, SamplingParams
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.streams import Streams, read_product
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.stream_heads import StreamsConfig, init_streams
 from jaxinfer.planning.hlo_walk import Instruction, walk
 from tests.decoding.covered_models import quick_compilation
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
+from tests.models.dense_streams import random_adapters
 from tests.parallel.on_eight_devices.meshes import MODELS, Single, is_search, make_single
 from tests.toys import random_params, write_tiny_llama
 
@@ -78,6 +82,23 @@ def check_tokens(one: Single, strategy: str, mesh: MeshConfig, model: str, micro
         seen = check_identical(lm, one.asked, lm.resolve(fitted))
     assert not fitted.max_depth or seen["deep"] > 0
     check_communication(lm)
+
+
+def test_adapters_of_streams_act_in_stages_and_on_padded_heads_as_on_one_device(single):
+    """Nine heads and 63 features on two devices each: the same drafts are taken and refused."""
+    one = single("llama")
+    streams = StreamsConfig(num_streams=3, num_layers=2)
+    own = init_streams(streams, one.lm.config, one.lm.backend, jax.random.key(0))
+    blocks = jax.tree.map(jnp.asarray, random_adapters(one.lm.config, 2))
+    adapted, idle = (
+        Streams(extra={**own, "blocks": each}, num_layers=2, paths=read_product("3.2.1"))
+        for each in (blocks, jax.tree.map(jnp.zeros_like, blocks))
+    )
+    lm = one.on(ALL)
+    with quick_compilation():
+        expected = check_identical(one.lm, one.asked, one.lm.resolve(adapted))
+        assert check_identical(lm, one.asked, lm.resolve(adapted)) == expected
+        assert check_identical(one.lm, one.asked, one.lm.resolve(idle)) != expected
 
 
 def check_communication(lm: LanguageModel) -> None:
