@@ -33,8 +33,7 @@ def source(examples=EXAMPLES, num_picks=40, rows_V=None, length=64):
     return RowSource(examples, None, np.arange(len(examples)), length, num_picks, 0, rows_V)
 
 
-@pytest.mark.parametrize("config", [CONFIG, WINDOWED], ids=["dense", "windowed"])
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize(("config", "scan_layers"), [(CONFIG, False), (WINDOWED, True)], ids=["dense", "windowed"])
 def test_streams_in_training_are_those_of_inference(config, scan_layers):
     """Texts side by side, a few of their tokens picked; against each text alone in a cache, all its streams run."""
     params = random_params(config)
