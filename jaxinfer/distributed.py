@@ -62,12 +62,19 @@ def initialize(
                 # JAX waits for two replies, so long for each.
                 initialization_timeout=max(1, timeout_seconds // 2),
                 heartbeat_timeout_seconds=heartbeat_seconds,
+                # At its end a process waits for the others, of which one may have failed.
+                shutdown_timeout_seconds=heartbeat_seconds,
             )
         except ValueError as error:
             if coordinator is None:
                 raise InvalidOption(
                     "nothing in the environment says which processes run together: give the coordinator's host:port, "
                     "the number of processes and this one's id"
+                ) from error
+            if num_processes is None or process_id is None:
+                raise InvalidOption(
+                    f"beside the coordinator {coordinator}, give the number of processes and this one's id: nothing in "
+                    "the environment says them"
                 ) from error
             raise InvalidOption(f"distributed: {_first_line(error)}") from error
         except RuntimeError as error:
@@ -95,7 +102,8 @@ def _check(
     timeout_seconds: int,
     heartbeat_seconds: int,
 ) -> None:
-    if coordinator is not None and not _ADDRESS.fullmatch(coordinator):
+    port = int(coordinator.rpartition(":")[2]) if coordinator and _ADDRESS.fullmatch(coordinator) else 0
+    if coordinator is not None and not 0 < port < 1 << 16:
         raise InvalidOption(f"coordinator {coordinator!r} is no address: write host:port, such as 10.0.0.1:8476")
     if num_processes is not None and num_processes < 1:
         raise InvalidOption(f"num_processes={num_processes}: a run has at least one process")

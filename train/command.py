@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def number(kind: type[int] | type[float], least: float | int, most: float | int 
 
 def existing_file(text: str) -> Path:
     """Parse the path of a file that must exist."""
-    path = Path(text).expanduser()
+    path = Path(expanduser(text))
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"{text}: no such file")
     return path

@@ -1,6 +1,7 @@
 """The model that is to learn from another: loaded, drawn anew, or cut out of its teacher."""
 
 from dataclasses import replace
+from os.path import expanduser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class Student(NamedTuple):
 
 def open_student(name: str, teacher: LanguageModel, seed: int) -> Student:
     """Load a model, or draw one of a ``config.json``; refuse one whose tokens are others than the teacher's."""
-    path = Path(name).expanduser()
+    path = Path(expanduser(name))
     if path.suffix == ".json" and path.is_file():
         config = decoder_config(read_json_object(path))
         _check_vocabulary(config, teacher, name)

@@ -1,6 +1,7 @@
 """Draws a measurement of acceptance as a PNG file; needs matplotlib, which is optional."""
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ def check_chart(path: Path, option: str = "--chart") -> None:
     """Refuse a chart that could not be written, before anything is measured; ``option`` is what asks for it."""
     if path.suffix.lower() != ".png":
         raise InvalidOption(f"{option} {path}: the chart is a PNG file; let its name end in .png")
+    if path.is_dir() or (path.parent.is_dir() and not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise InvalidOption(f"{option} {path}: cannot be written; name another file")
     if not path.parent.is_dir():
         raise InvalidOption(f"{option} {path}: there is no folder {path.parent}; make it first")
     if importlib.util.find_spec("matplotlib") is None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from os.path import expanduser
 from pathlib import Path
 
 from jaxinfer.checkpoint import fetch, hub
@@ -40,7 +41,7 @@ def open_checkpoint(
 
 def _existing(name: str) -> Path | None:
     try:
-        path = Path(name).expanduser()
+        path = Path(expanduser(name))
         return path if name and path.exists() else None
     except (OSError, ValueError, RuntimeError):  # a name that no file system takes, or ~ of nobody
         return None

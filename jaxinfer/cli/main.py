@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
@@ -27,6 +28,7 @@ COMMANDS = MappingProxyType(
 )
 
 EXIT_LOST_PEER = 1
+EXIT_UNEXPECTED = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -45,7 +47,9 @@ def main(arguments: Sequence[str] | None = None, leave: Callable[[int], int] = i
     """Run one command line and return its exit code.
 
     0, 1 where another process was lost, 2 for a mistake, 130 for Ctrl-C, 141 for a reader that left, or the command's.
+    A process of several that fails leaves at once: at its regular end JAX would wait for the others, and they for it.
     """
+    end = lambda code: leave(code) if _has_joined() else code  # noqa: E731
     try:
         with delivered_interrupts():
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -58,21 +62,24 @@ def main(arguments: Sequence[str] | None = None, leave: Callable[[int], int] = i
         return leave(EXIT_INTERRUPTED)
     except BrokenPipeError:
         _drain_output()
-        return EXIT_BROKEN_PIPE
+        return end(EXIT_BROKEN_PIPE)
     except JaxinferError as error:
-        return _report(str(error))
+        return end(_report(str(error)))
     except OSError as error:
-        return _report(describe(error))
+        return end(_report(describe(error)))
     except MemoryError:
-        return _report("this machine's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts")
+        return end(_report("this machine's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts"))
     except Exception as error:
         # JAX has one class for all errors of the device; of these only a full memory can be the user's to mend.
         if "RESOURCE_EXHAUSTED" not in str(error):
             if not _lost_peer(error):
+                if _has_joined():
+                    traceback.print_exc()
+                    return leave(EXIT_UNEXPECTED)
                 raise
             _report("another process of this run ended or can no longer be reached, so this one ends too")
             return leave(EXIT_LOST_PEER)
-        return _report("the device's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts")
+        return end(_report("the device's memory is full; use --dtype bfloat16, a smaller --max-len or fewer prompts"))
 
 
 def _run(arguments: list[str]) -> int:
@@ -115,6 +122,15 @@ def _lost_peer(error: Exception) -> bool:
     from jaxinfer.distributed import is_lost_peer
 
     return is_lost_peer(error)
+
+
+def _has_joined() -> bool:
+    """Tell whether this process runs with others."""
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    return jax.distributed.is_initialized()
 
 
 def _drain_output() -> None:

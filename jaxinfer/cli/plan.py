@@ -83,6 +83,9 @@ def run(options: argparse.Namespace) -> int:
         strategy_spec=options.strategy,
         nodes=options.nodes,
     )
+    if deployment.exceeds_context:
+        made_for = deployment.config.longest_text
+        _notice(f"max_len {options.max_len} exceeds the {made_for} tokens that the model was made for")
     report = make_plan(deployment, _notice)
     alternatives = None if report.fits else find_alternatives(deployment, report, _notice)
     meshes = suggest_meshes(deployment, report, notice=_notice) if options.suggest else None

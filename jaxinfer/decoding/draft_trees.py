@@ -7,6 +7,7 @@ first ranks first. The root itself is not listed, and every path's parent is.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ def read_tree(name: str) -> Paths:
         if not depth.isdecimal() or not 1 <= int(depth) <= 64:
             raise InvalidOption(f"tree {name!r}: a chain has 1 to 64 nodes, as in chain:4")
         return tuple((0,) * length for length in range(1, int(depth) + 1))
-    path = Path(name).expanduser()
+    path = Path(expanduser(name))
     if not path.is_file():
         raise InvalidOption(f"tree {name!r} is none of {', '.join(PUBLISHED_TREES)}, chain:K or a JSON file of paths")
     try:

@@ -1,6 +1,7 @@
 """Medusa: heads on the target's last hidden state draft a tree (Cai et al., 2401.10774; Hydra: 2402.05109)."""
 
 from dataclasses import dataclass, field, replace
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -83,7 +84,7 @@ class Medusa(Strategy):
     def resolve(self, target: Target) -> "Medusa":
         folder, extra = None, self.extra
         if extra is None:
-            given = Path(self.heads).expanduser() if self.heads else None
+            given = Path(expanduser(self.heads)) if self.heads else None
             folder = given or shipped_folder("heads", target.fingerprint, "python -m train.medusa")
         paths = check_tree(self.paths, "of paths") if self.paths else self._read_tree(folder)
         depth = tree_depth(paths)

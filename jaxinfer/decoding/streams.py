@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field, replace
 from itertools import product
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,7 +94,7 @@ class Streams(Strategy):
         """Read the streams and the tree; raises InvalidOption where they do not fit each other or the target."""
         folder, extra, num_layers = None, self.extra, self.num_layers
         if extra is None:
-            given = Path(self.heads).expanduser() if self.heads else None
+            given = Path(expanduser(self.heads)) if self.heads else None
             folder = given or shipped_folder("streams", target.fingerprint, "python -m train.streams")
             streams, extra = read_streams(folder, target.config, target.backend, target.fingerprint)
             num_layers = streams.num_layers

@@ -1,6 +1,7 @@
 """How devices are arranged: a mesh with an axis for each kind of parallelism."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,7 +15,8 @@ from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
 AXES = MESH_AXES
 
 # How arrays are split is left to the compiler, where no rule says it; newer JAX would have each operation say it.
-_BY_COMPILER = (AxisType.Auto,) * len(AXES)
+_SIZE = re.compile(r"\d{1,6}")
+BY_COMPILER = (AxisType.Auto,) * len(AXES)
 
 __all__ = ["AXES", "DATA", "PIPELINE", "SEQUENCE", "TENSOR", "MeshConfig", "parse_mesh"]
 
@@ -50,7 +52,7 @@ class MeshConfig:
     @property
     def abstract(self) -> AbstractMesh:
         """The mesh without devices."""
-        return AbstractMesh(tuple(self.sizes.values()), AXES, axis_types=_BY_COMPILER)
+        return AbstractMesh(tuple(self.sizes.values()), AXES, axis_types=BY_COMPILER)
 
     def __str__(self) -> str:
         return ",".join(f"{axis}={size}" for axis, size in self.sizes.items() if size > 1) or "tensor=1"
@@ -63,9 +65,7 @@ class MeshConfig:
                 "choose axes that multiply to the number of devices, or give a CPU virtual ones by "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={self.num_devices} in the environment"
             )
-        return Mesh(
-            np.asarray(devices, dtype=object).reshape(tuple(self.sizes.values())), AXES, axis_types=_BY_COMPILER
-        )
+        return Mesh(np.asarray(devices, dtype=object).reshape(tuple(self.sizes.values())), AXES, axis_types=BY_COMPILER)
 
 
 def parse_mesh(text: str) -> MeshConfig:
@@ -73,7 +73,7 @@ def parse_mesh(text: str) -> MeshConfig:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, size = (piece.strip() for piece in part.partition("="))
-        if axis not in AXES or axis in sizes or not size.isdecimal():
+        if axis not in AXES or axis in sizes or not _SIZE.fullmatch(size):
             raise InvalidOption(
                 f"mesh {text!r}: write axes such as tensor=4,pipeline=2; the axes are {', '.join(AXES)}"
             )

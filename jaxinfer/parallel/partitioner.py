@@ -21,7 +21,7 @@ from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.stages import check_stages, num_stages
 from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.parallel.mesh import MeshConfig, parse_mesh
+from jaxinfer.parallel.mesh import BY_COMPILER, MeshConfig, parse_mesh
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
 
 
@@ -181,6 +181,8 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
     if mesh is not None:
         check_axes(mesh.shape[PIPELINE], mesh.shape[SEQUENCE])
+        # `jax.make_mesh` gives axes that a program must name wherever it computes.
+        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=BY_COMPILER)
     return Partitioner(mesh)
 
 

@@ -48,9 +48,10 @@ class Deployment:
             )
         check_mesh(self.mesh, self.batch)
         check_stages(self.config, self.mesh.pipeline)
-        longest = self.config.longest_text
-        if longest is not None and self.max_len > longest:
-            raise InvalidOption(f"max_len={self.max_len} exceeds the {longest} tokens that the model was made for")
+        if self.exceeds_context and self.config.learned_positions is not None:
+            raise InvalidOption(
+                f"max_len={self.max_len} exceeds the {self.config.longest_text} positions that the model has learned"
+            )
         if not 0 < self.prompt_tokens <= self.max_len:
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens} exceeds max_len={self.max_len}")
         if self.prompt_tokens > PREFILL_CHUNK and self.prompt_tokens & (self.prompt_tokens - 1):
@@ -59,6 +60,11 @@ class Deployment:
             raise InvalidOption("strategy and nodes are two ways to say what is verified: give one of them")
         choose_backend(self.dtype, platform="tpu")
         self.strategy.check_slots(self.num_slots)
+
+    @property
+    def exceeds_context(self) -> bool:
+        """Whether texts are longer than those that the model was made for, which changes nothing of what it costs."""
+        return self.config.longest_text is not None and self.max_len > self.config.longest_text
 
     @property
     def chip(self) -> Chip:

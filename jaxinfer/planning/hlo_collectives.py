@@ -49,18 +49,29 @@ def group_size(line: Line, num_devices: int) -> int:
     return num_devices
 
 
+def buffer_bytes(line: Line) -> int:
+    """Return how large the buffers are, all together, that a collective reduces, gathers or sends; 0 if it is none."""
+    kind, sizes = collective_kind(line.opcode), [array.bytes for array in line.results]
+    if kind is None or not sizes:
+        return 0
+    if not line.opcode.endswith("-start"):
+        return sum(sizes)
+    if kind == "reduce-scatter":
+        return max(sizes)  # the operand, of which the result is a part
+    # A start may give its operands before its results, and flags after them.
+    count, buffers = len(line.operands), [array.bytes for array in line.results if array.elements > 1]
+    return sum(buffers[count : 2 * count] if len(buffers) >= 2 * count else buffers)
+
+
 def sent_bytes(line: Line, num_devices: int) -> int:
     """Return the fewest bytes that one device can send for a collective: rings and trees of them reach this.
 
     Of n devices that reduce or gather a buffer each sends n - 1 of its n parts, once or, in an all-reduce, twice.
     """
-    kind = collective_kind(line.opcode)
-    sizes = [array.bytes for array in line.results]
-    if kind is None or not sizes:
+    kind, whole = collective_kind(line.opcode), buffer_bytes(line)
+    if kind is None or not whole:
         return 0
-    # The result of a start holds operands and flags too, of which the largest array is the whole buffer.
-    is_start = line.opcode.endswith("-start")
-    whole, devices = max(sizes) if is_start else sum(sizes), group_size(line, num_devices)
+    is_start, devices = line.opcode.endswith("-start"), group_size(line, num_devices)
     if kind in ("collective-permute", "collective-broadcast"):
         return whole
     if kind == "reduce-scatter" and not is_start:

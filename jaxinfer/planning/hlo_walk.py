@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxinfer.planning.hlo_collectives import as_run, collective_kind, num_partitions, sent_bytes
+from jaxinfer.planning.hlo_collectives import as_run, buffer_bytes, collective_kind, num_partitions, sent_bytes
 from jaxinfer.planning.hlo_text import Array, Computation, Line, Program, read_program
 from jaxinfer.planning.hlo_traffic import hbm_traffic, multiplied_flops
 
@@ -21,7 +21,8 @@ class Instruction:
     whose inner results are never stored. ``elements`` and ``bytes`` measure the largest array of its result. ``runs``
     is how often it runs: the product of the loops' trip counts, of which one that data decides counts as 1. Each run
     reads and writes so many bytes of HBM (none where fused: the fusion does), takes so many ``flops`` of products and
-    sends so many bytes to other devices.
+    sends so many bytes to other devices. ``bytes`` are the largest result's, ``buffer_bytes`` those of all that a
+    collective works on.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Instruction:
     written_bytes: int
     flops: int
     sent_bytes: int
+    buffer_bytes: int = 0
 
     @property
     def collective(self) -> str | None:
@@ -75,7 +77,7 @@ def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals
         sent += found.sent_bytes * found.runs
         if found.collective:
             count, size = collectives.get(found.collective, (0, 0))
-            collectives[found.collective] = (count + found.runs, size + found.bytes * found.runs)
+            collectives[found.collective] = (count + found.runs, size + found.buffer_bytes * found.runs)
     return Totals(read, written, flops, sent, collectives)
 
 
@@ -108,6 +110,7 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
                 written,
                 flops,
                 sent_bytes(line, num_devices),
+                buffer_bytes(line),
             )
             trips = trip_count(program, computation, line) if line.opcode == "while" else 1
             inside_decided = decided + (trips is None)

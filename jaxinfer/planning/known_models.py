@@ -2,6 +2,7 @@
 
 import json
 from importlib import resources
+from os.path import expanduser
 from pathlib import Path
 
 from jaxinfer.checkpoint.hf_folder import read_json_object
@@ -26,7 +27,7 @@ def planned_config(model: str) -> DecoderConfig:
     entry = _entries().get(model.lower().removesuffix("-instruct"))
     if entry is not None:
         return decoder_config(entry["config"])
-    path = Path(model).expanduser()
+    path = Path(expanduser(model))
     if path.is_dir():
         path = path / _CONFIG
     if not path.is_file():

@@ -134,8 +134,16 @@ def _on_meshes(deployment: Deployment, topology: str) -> Iterator[Deployment]:
     for data in range(1, min(devices, deployment.batch) + 1):
         if devices % data == 0 and deployment.batch % data == 0:
             for stages in _stage_counts(deployment, devices // data):
-                mesh = MeshConfig(data=data, pipeline=stages, tensor=devices // data // stages)
-                yield replace(deployment, topology=topology, mesh=mesh)
+                rest = devices // data // stages
+                for sequence in _sequence_sizes(deployment, rest) if stages == 1 else [1]:
+                    mesh = MeshConfig(data=data, pipeline=stages, sequence=sequence, tensor=rest // sequence)
+                    yield replace(deployment, topology=topology, mesh=mesh)
+
+
+def _sequence_sizes(deployment: Deployment, devices: int) -> list[int]:
+    """Return how many devices slots may be split over: one, unless the deployment splits them too."""
+    splits = deployment.mesh.sequence > 1
+    return [size for size in range(1, devices + 1) if devices % size == 0 and (splits or size == 1)]
 
 
 def _stage_counts(deployment: Deployment, devices: int) -> list[int]:

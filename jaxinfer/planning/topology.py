@@ -27,7 +27,9 @@ _LIBTPU_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
 }
 
-_SHAPE = re.compile(r"[1-9]\d*(x[1-9]\d*)+")
+_SHAPE = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3})+")
+# Beyond these libtpu ends the process that asks.
+_LONGEST_FLAT_SIDE, _LONGEST_DEEP_SIDE = 16, 28
 _FLAT_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _DEEP_SHAPES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
 
@@ -45,8 +47,14 @@ def num_devices(topology: str) -> int:
     """Return how many devices JAX sees in a topology; raise InvalidOption where its shape is none."""
     chip = chip_of(topology)
     shape = topology.partition(":")[2]
-    if not _SHAPE.fullmatch(shape):
-        raise InvalidOption(f"no TPU topology {topology!r}; write a shape such as v5e:2x4")
+    flat = chip.single.count("x") == 1
+    longest = _LONGEST_FLAT_SIDE if flat else _LONGEST_DEEP_SIDE
+    is_shape = _SHAPE.fullmatch(shape) and shape.count("x") == chip.single.count("x")
+    if not is_shape or max(map(int, shape.split("x"))) > longest:
+        such = "v5e:2x4" if flat else f"{chip.name}:2x2x1"
+        raise InvalidOption(
+            f"no TPU topology {topology!r}; write {'two' if flat else 'three'} sides of at most {longest}, as in {such}"
+        )
     return chip.devices * math.prod(map(int, shape.split("x")))
 
 
@@ -78,6 +86,7 @@ def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
 def describe_topology(topology: str) -> Any:
     """Return the devices of a TPU topology as the TPU compiler, which must be installed, describes them."""
     chip = chip_of(topology)
+    num_devices(topology)
     if importlib.util.find_spec("libtpu") is None:
         raise InvalidOption('compiling for a TPU needs libtpu: pip install "jaxinfer[tpu]"')
     options: dict[str, Any] = {}

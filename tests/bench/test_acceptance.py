@@ -200,6 +200,7 @@ def test_an_interrupt_shows_what_is_done(bench: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_mistakes_are_one_line(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (made_folder := tmp_path / "folder.png").mkdir()
     for arguments, named in (
         (["--strategies", "magic"], "magic"),
         (["--strategies", ","], "names none"),
@@ -208,6 +209,7 @@ def test_mistakes_are_one_line(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_
         (["--strategies", LOOKUP, "--batch", "2,2"], "2,2"),
         (["--strategies", LOOKUP, "--max-new-tokens", "1020"], "1024"),
         (["--strategies", LOOKUP, "--chart", "x.pdf"], "x.pdf"),
+        (["--strategies", LOOKUP, "--chart", str(made_folder)], "cannot be written"),
         (["--strategies", LOOKUP, "--chart", str(tmp_path / "none" / "x.png")], "none"),
     ):
         code, out, err = bench(*arguments)

@@ -88,6 +88,21 @@ def test_a_process_that_is_killed_ends_the_other_in_the_stated_time(folder, lost
                 pipe.close()
 
 
+def test_a_mistake_on_one_process_ends_both(folder, tmp_path):
+    """Its own with one line and exit code 2, not after a wait for the other, which is in a collective or before one."""
+    port = free_port()
+    command = ["generate", "a b c", "--mesh", "tensor=8", "--max-new-tokens", "4", "--model"]
+    processes = [start([*command, str(model)], port, index) for index, model in enumerate((folder, tmp_path / "none"))]
+    began = time.monotonic()
+    _, complaint = processes[1].communicate(timeout=120)
+    assert processes[1].returncode == 2, complaint
+    assert complaint.startswith("error: ")
+    assert complaint.count("\n") == 1
+    processes[0].communicate(timeout=HEARTBEAT_SECONDS + 90)
+    assert processes[0].returncode != 0
+    assert time.monotonic() - began < HEARTBEAT_SECONDS + 90
+
+
 @pytest.mark.parametrize("process_id", [0, 1])
 def test_processes_that_do_not_answer_are_waited_for_as_long_as_stated(folder, process_id):
     command = ["generate", "a", "--model", str(folder), "--mesh", "tensor=8", "--join-timeout", "4"]
@@ -108,6 +123,7 @@ def test_processes_that_do_not_answer_are_waited_for_as_long_as_stated(folder, p
         (("nowhere", 2, 0), "'nowhere' is no address"),
         (("127.0.0.1:1", 2, 2), "process_id=2 is not between 0 and 1"),
         (("127.0.0.1:1", 0, None), "at least one process"),
+        (("127.0.0.1:99999", 2, 0), "'127.0.0.1:99999' is no address"),
     ],
 )
 def test_mistakes_are_named(arguments, complaint):
@@ -116,10 +132,15 @@ def test_mistakes_are_named(arguments, complaint):
 
 
 @pytest.mark.parametrize(
-    ("before", "complaint"), [("", "nothing in the environment"), ("jax.devices();", "before that")]
+    ("call", "complaint"),
+    [
+        ("d.initialize()", "nothing in the environment"),
+        ("d.initialize('127.0.0.1:1')", "give the number of processes and this one's id"),
+        ("jax.devices(); d.initialize()", "before that"),
+    ],
 )
-def test_what_jax_refuses_is_said_in_one_line(before, complaint):
-    code = f"import jax, jaxinfer.distributed as d; {before} d.initialize()"
+def test_what_jax_refuses_is_said_in_one_line(call, complaint):
+    code = f"import jax, jaxinfer.distributed as d; {call}"
     child = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
     assert child.returncode == 1
     assert complaint in child.stderr.splitlines()[-1]

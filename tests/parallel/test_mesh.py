@@ -6,6 +6,7 @@ import pytest
 from jaxinfer import MeshConfig
 from jaxinfer.errors import InvalidOption
 from jaxinfer.parallel.mesh import AXES, parse_mesh
+from jaxinfer.parallel.partitioner import partitioner_of
 
 
 def test_a_mesh_reads_as_it_is_written():
@@ -37,3 +38,13 @@ def test_an_axis_is_a_whole_number(size):
 def test_a_mesh_is_of_all_devices_and_no_more():
     with pytest.raises(InvalidOption, match="mesh tensor=7 is of 7 devices, but there are 1: choose axes"):
         MeshConfig(tensor=7).build(jax.devices()[:1])
+
+
+def test_a_mesh_of_jaxs_own_making_is_taken():
+    """`jax.make_mesh` gives axes that a program would have to name at every step."""
+    mesh = jax.make_mesh((1, 1, 1, 1), AXES)
+    partitioner = partitioner_of(mesh)
+    assert partitioner.mesh is not None
+    assert set(partitioner.mesh.axis_types) == {jax.sharding.AxisType.Auto}
+    with pytest.raises(InvalidOption, match="its axes are x"):
+        partitioner_of(jax.make_mesh((1,), ("x",)))

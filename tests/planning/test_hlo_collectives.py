@@ -2,15 +2,15 @@
 
 import pytest
 
-from jaxinfer.planning.hlo_collectives import group_size, num_partitions, sent_bytes
+from jaxinfer.planning.hlo_collectives import buffer_bytes, group_size, num_partitions, sent_bytes
 from jaxinfer.planning.hlo_text import read_line
 from jaxinfer.planning.hlo_walk import walk
 
 ALL = 8
 
 
-def line(opcode: str, result: str = "bf16[4,128]{1,0}", groups: str = "[2,4]<=[8]"):
-    found = read_line(f"  %c = {result} {opcode}(%x), channel_id=3, replica_groups={groups}, to_apply=%add")
+def line(opcode: str, result: str = "bf16[4,128]{1,0}", groups: str = "[2,4]<=[8]", operands: str = "%x"):
+    found = read_line(f"  %c = {result} {opcode}({operands}), channel_id=3, replica_groups={groups}, to_apply=%add")
     assert found is not None
     return found
 
@@ -49,6 +49,11 @@ def test_several_arrays_in_one_sum_are_all_sent_and_those_of_a_start_once():
     assert sent_bytes(line("all-reduce", pair), ALL) == 2 * 4 * 128 * (2 + 4) * 3 // 4
     started = "(bf16[4,32]{1,0}, bf16[4,128]{1,0}, u32[]{:S(2)})"
     assert sent_bytes(line("all-gather-start", started), ALL) == 4 * 128 * 2 * 3 // 4
+    both = "((bf16[4,32]{1,0}, f32[4,32]{1,0}), (bf16[4,128]{1,0}, f32[4,128]{1,0}))"
+    assert sent_bytes(line("all-gather-start", both, operands="%x, %y"), ALL) == 4 * 128 * (2 + 4) * 3 // 4
+    start = line("all-reduce-start", pair, operands="%x, %y")
+    assert sent_bytes(start, ALL) == 2 * 4 * 128 * (2 + 4) * 3 // 4
+    assert buffer_bytes(start) == buffer_bytes(line("all-reduce", pair)) == 4 * 128 * (2 + 4)
 
 
 def test_a_program_says_on_how_many_devices_it_runs():

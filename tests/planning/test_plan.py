@@ -10,7 +10,7 @@ from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import count_footprint, estimate_prefill, estimate_step
 from jaxinfer.planning.known_models import planned_config
 from jaxinfer.planning.report import PlanReport, make_plan
-from jaxinfer.planning.suggest import find_alternatives, suggest_meshes
+from jaxinfer.planning.suggest import _counted, find_alternatives, suggest_meshes
 from tests.planning.models import LLAMA_2_7B
 
 EIGHT = Deployment(LLAMA_2_7B, "v5e:2x4", MeshConfig(tensor=8), batch=8, max_len=2046, prompt_tokens=16, nodes=2)
@@ -159,7 +159,11 @@ def test_what_fits_instead_is_compiled(refused):
             "30 layers do not split evenly over pipeline=8 devices",
         ),
         ({"mesh": MeshConfig(pipeline=2, sequence=4)}, "pipeline=2 and sequence=4 do not go together"),
-        ({"max_len": 4097}, "max_len=4097 exceeds the 4096 tokens"),
+        ({"topology": "v5e:32x32"}, "write two sides of at most 16, as in v5e:2x4"),
+        ({"topology": "v5e:2x2x2"}, "no TPU topology 'v5e:2x2x2'"),
+        ({"topology": "v4:2x2"}, "write three sides of at most 28, as in v4:2x2x1"),
+        ({"topology": "v5e:" + "9" * 5000 + "x1"}, "no TPU topology"),
+        ({"max_len": 2049, "config": planned_config("opt-1.3b")}, "max_len=2049 exceeds the 2048 positions"),
         ({"prompt_tokens": 2048}, "prompt_tokens=2048 exceeds max_len=2046"),
         ({"prompt_tokens": 768}, "past 512 name a power of two"),
         ({"dtype": "float31"}, "unknown dtype 'float31'"),
@@ -177,3 +181,17 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(changes, message):
     with pytest.raises(InvalidOption, match=message) as caught:
         dataclasses.replace(EIGHT, **changes)
     assert "\n" not in str(caught.value)
+
+
+def test_longer_texts_than_a_model_was_made_for_can_be_planned():
+    """What they take does not depend on what the model learned; Llama 3 of 8,192 tokens has successors of more."""
+    longer = dataclasses.replace(EIGHT, max_len=131072)
+    assert longer.exceeds_context
+    assert not EIGHT.exceeds_context
+
+
+def test_meshes_that_split_slots_are_tried_where_the_deployment_does():
+    split = dataclasses.replace(EIGHT, mesh=MeshConfig(sequence=2, tensor=4))
+    meshes = {one.mesh for one, _ in _counted(split, split.topology)}
+    assert {MeshConfig(sequence=2, tensor=4), MeshConfig(tensor=8), MeshConfig(data=2, sequence=2, tensor=2)} <= meshes
+    assert not any(one.mesh.sequence > 1 for one, _ in _counted(EIGHT, EIGHT.topology))
