@@ -1,6 +1,7 @@
 """The arguments that all trainers have, and what they turn into: texts, their split, a schedule, a run's settings."""
 
 import argparse
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel
+from jaxinfer.ops.backend import DTYPES
 from jaxinfer.parallel.mesh import parse_mesh
 from train.command import existing_file, number
 from train.examples import read_examples
@@ -23,7 +25,7 @@ _FREE = ("out", "dry_run", "cache", "keep", "save_every")
 def add_run_arguments(parser: argparse.ArgumentParser, model: str = "the base") -> None:
     """Add ``--model``, ``--dtype``, ``--mesh``, ``--out`` and ``--dry-run``."""
     parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help=f"{model} (default: %(default)s)")
-    parser.add_argument("--dtype", metavar="D", help="the base's (default: by device)")
+    parser.add_argument("--dtype", metavar="D", choices=DTYPES, help="the base's (default: by device)")
     parser.add_argument("--mesh", metavar="AXES", type=parse_mesh, default="data=1", help="such as data=4")
     parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the run: begun, or gone on with")
     parser.add_argument("--dry-run", action="store_true", help="print what a run takes, and do nothing")
@@ -65,14 +67,23 @@ def add_step_arguments(
     steps.add_argument("--patience", metavar="N", type=number(int, 0), default=0, help="evaluations without a gain (0)")
     steps.add_argument("--save-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
     steps.add_argument("--keep", metavar="N", type=whole, default=2, help="checkpoints (%(default)s)")
-    steps.add_argument("--seed", metavar="N", type=number(int, 0), default=0)
+    steps.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0)
     return steps
 
 
 def identity(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that a run's result depends on, as JSON has them."""
     kept = {name: value for name, value in vars(options).items() if name not in _FREE}
-    return {**kept, "mesh": str(options.mesh), "data": [path.name for path in options.data]}
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in options.data]
+    data = [path.name for path in options.data]
+    return {**kept, "mesh": str(options.mesh), "data": data, "data_digests": digests}
+
+
+def refuse_changed(options: argparse.Namespace, needs: str, **defaults: Any) -> None:
+    """Refuse options that would do nothing, by their names with their defaults; ``needs`` says what they belong to."""
+    for name, default in defaults.items():
+        if getattr(options, name) != default:
+            raise InvalidOption(f"--{name.replace('_', '-')} belongs to {needs}: leave it out, or change that")
 
 
 def read_data(options: argparse.Namespace, lm: LanguageModel, longest: int | None = None) -> list[Example]:

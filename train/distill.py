@@ -27,6 +27,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
+    refuse_changed,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.curves import draw_curves
@@ -81,6 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the draft model."""
     microbatch = check_batch(options)
+    if options.divergence != "jensen_shannon":
+        refuse_changed(options, "--divergence jensen_shannon", beta=0.5)
+    if not options.on_policy:
+        refuse_changed(options, "--on-policy", resample_every=50, samples=128, max_new_tokens=128)
     teacher = load(
         options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr)
     )

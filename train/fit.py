@@ -131,11 +131,20 @@ class _Run:
                 state = self._judge(state, at)
                 began = time.perf_counter()
             if at % settings.save_every == 0:
+                self._refuse_nan(at, metrics)
                 self.checkpoints.save(at, state)
                 saved = at
         if at > saved:
             self.checkpoints.save(at, state)
         return state
+
+    def _refuse_nan(self, at: int, metrics: Metrics) -> None:
+        """Raise Diverged before a checkpoint that is of no use takes the place of a good one."""
+        loss = float(metrics.loss)
+        if not (math.isfinite(loss) and math.isfinite(float(metrics.gradient_norm))):
+            raise Diverged(
+                f"the loss is {loss} at step {at}: take a lower --learning-rate in another --out, or look at the data"
+            )
 
     def _is_exhausted(self, state: FitState, at: int) -> bool:
         patience = self.settings.patience * self.settings.eval_every
@@ -146,7 +155,9 @@ class _Run:
         num_tokens = sum(float(one.num_tokens) for one in values)
         loss = sum(float(one.loss) * float(one.num_tokens) for one in values) / max(num_tokens, 1)
         if not math.isfinite(loss):
-            raise Diverged(f"the loss is {loss} at step {at}: take a lower --learning-rate, or look at the data")
+            raise Diverged(
+                f"the loss is {loss} at step {at}: take a lower --learning-rate in another --out, or look at the data"
+            )
         others = {name: sum(float(one.others[name]) for one in values) / len(values) for name in values[0].others}
         norm = sum(float(one.gradient_norm) for one in values) / len(values)
         speed = num_tokens / seconds

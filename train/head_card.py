@@ -16,12 +16,13 @@ def describe_heads(
 ) -> str:
     """Return a card in Markdown; ``expected`` are tokens a step by the nodes of the tree."""
     kind = "Hydra heads, conditioned on the tokens drafted before" if facts["conditioned"] else "Medusa heads"
+    changed = f"it was trained with the heads, from {facts['trained_from']}" if facts.get("joint") else "it was frozen"
     return "\n".join(
         [
             f"# {facts['num_heads']} {kind} for {model}",
             "",
-            f"Base: {model}, fingerprint `{facts['base']}`; it was frozen. The heads draft for these weights,",
-            "and change no token of what the base writes.",
+            f"Base: {model}, fingerprint `{facts['base']}`; {changed}. The heads draft for these weights,",
+            "and change no token of what they write.",
             "",
             "    jaxinfer generate --strategy medusa:heads=FOLDER ...",
             "",

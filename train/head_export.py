@@ -48,7 +48,7 @@ def export_heads(
     stored = jax.tree.map(lambda leaf: leaf.astype(dtype), heads)
     if shape.draft_ids is not None:
         stored = {**stored, "ids": jnp.asarray(shape.draft_ids, jnp.int32)}
-    told = {**dataclasses.asdict(shape), "draft_ids": None, **identity(options), "base": base, **facts}
+    told = {**identity(options), **dataclasses.asdict(shape), "draft_ids": None, "base": base, **facts}
     card = describe_heads(model or options.model, told, result, ranks, expected, num_tokens)
     beside = {f"tree_{nodes}.json": json.dumps(tree) + "\n" for nodes, tree in trees.items()}
     beside |= {TREE: json.dumps(trees[16]) + "\n", "accuracies.json": json.dumps(ranks) + "\n", "README.md": card}

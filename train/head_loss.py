@@ -24,11 +24,14 @@ from jaxinfer.notation import Array, Bool, Float, Int, Params
 from train.hidden_states import HiddenStates
 from train.loop import Tally
 
+NOT_PREDICTED = -2
+
 
 class Windows(NamedTuple):
     """B windows of T states, and the A further tokens and states that the heads look ahead to.
 
-    ``targets`` are rows of the output matrix, -1 for tokens without one. ``texts`` tells texts apart, -1 is none.
+    ``targets`` are rows of the output matrix, -1 for tokens without one, `NOT_PREDICTED` for those that are no
+    answer's. ``texts`` tells texts apart, -1 is none.
     """
 
     hidden_BTD: Any
@@ -88,7 +91,12 @@ class HeadLoss:
     def _teacher(self, model: Model, extra: Params, batch: Windows) -> Float[Array, "B A W"]:
         """Return the model's own log-probabilities after each state, over the draft vocabulary."""
         output = {"output": extra["output"]} if "output" in extra else {}
-        logits = head_logits(model, {"heads": [{}], **output}, 0, jnp.asarray(batch.hidden_BTD).astype(jnp.float32))
+        # Where the model is trained too, it is not to become easier to foresee.
+        hidden_BTD = jax.lax.stop_gradient(jnp.asarray(batch.hidden_BTD).astype(jnp.float32))
+        logits = head_logits(model, {"heads": [{}], **output}, 0, hidden_BTD)
+        cap = model.config.final_softcap
+        if output and cap is not None:
+            logits = cap * jnp.tanh(logits / cap)
         return jax.nn.log_softmax(logits.astype(jnp.float32))
 
     def _drop(self, hidden: Array, path: Array | None, key: jax.Array, index: int) -> tuple[Array, Array | None]:
@@ -131,7 +139,8 @@ def look_ahead(model: Model, extra: Params, batch: Windows, num_tokens: int) -> 
         ahead = slice(index + 2, index + 2 + num_tokens)
         targets.append(jnp.asarray(batch.targets_BT)[:, ahead])
         texts_BT = jnp.asarray(batch.texts_BT)
-        valid.append((texts_BT[:, ahead] == texts_BT[:, :num_tokens]) & (texts_BT[:, ahead] >= 0))
+        is_same_BT = (texts_BT[:, ahead] == texts_BT[:, :num_tokens]) & (texts_BT[:, ahead] >= 0)
+        valid.append(is_same_BT & (targets[-1] != NOT_PREDICTED))
     hidden_BTD = jnp.asarray(batch.hidden_BTD)[:, :num_tokens].astype(dtype)
     return Views(hidden_BTD, embedded_BAD, targets, valid)
 
@@ -155,7 +164,7 @@ class WindowSource:
             tokens_BA,
             self._states.positions_P[places_BA],
             np.where(inside_BA, self._states.texts_P[places_BA], -1).astype(np.int32),
-            self._target_rows_V[tokens_BA],
+            np.where(self._states.predicted_P[places_BA], self._target_rows_V[tokens_BA], NOT_PREDICTED),
         )
 
 

@@ -35,12 +35,16 @@ _TOKENS_AT_ONCE = 4096
 
 
 class HiddenStates(NamedTuple):
-    """States of P tokens, as they lie on the disk; ``texts`` numbers each one's text from 0."""
+    """States of P tokens, as they lie on the disk; ``texts`` numbers each one's text from 0.
+
+    ``predicted`` marks the tokens that are an answer's: of a conversation also other turns are kept.
+    """
 
     hidden_PD: np.ndarray
     tokens_P: np.ndarray
     positions_P: np.ndarray
     texts_P: np.ndarray
+    predicted_P: np.ndarray
 
     @property
     def num_texts(self) -> int:
@@ -85,7 +89,9 @@ def cache_hidden_states(
                 f"{folder}: holds hidden states with {name} {found.get(name)!r}, not {facts.get(name)!r}; "
                 "give another --cache"
             )
-    return HiddenStates(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _NAMES))
+    predicted_P = np.concatenate([example.mask[0 if num_top else first_state(example) :] for example in examples])
+    hidden_PD, tokens_P, positions_P, texts_P = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _NAMES)
+    return HiddenStates(hidden_PD, tokens_P, positions_P, texts_P, predicted_P)
 
 
 _NAMES = ("hidden", "tokens", "positions", "texts")

@@ -24,7 +24,7 @@ from jaxinfer.models.extra_heads import vocabulary_rows
 from jaxinfer.notation import Array, Float, Params
 from train.data import Batch
 from train.head_evaluation import best_tree, count_hits
-from train.head_loss import HeadLoss, Windows
+from train.head_loss import NOT_PREDICTED, HeadLoss, Windows
 from train.loop import Tally
 from train.lora import with_lora
 from train.whole_text import text_hidden
@@ -94,7 +94,8 @@ def as_windows(batch: JointBatch, hidden_BTD: Float[Array, "B T D"]) -> Windows:
     # The state before an answer's first token foresees the second.
     is_state_BT = mask_BT | jnp.pad(mask_BT[:, 1:], ((0, 0), (0, 1)))
     texts_BT = jnp.where(is_state_BT & (jnp.asarray(batch.segments_BT) > 0), batch.segments_BT, -1)
-    return Windows(hidden_BTD, batch.tokens_BT, batch.positions_BT, texts_BT, batch.targets_BT)
+    targets_BT = jnp.where(mask_BT, batch.targets_BT, NOT_PREDICTED)
+    return Windows(hidden_BTD, batch.tokens_BT, batch.positions_BT, texts_BT, targets_BT)
 
 
 def base_losses(

@@ -8,6 +8,7 @@ another one: ``OUT/model`` is written beside ``OUT/heads``, which draft for it a
 import argparse
 import sys
 from dataclasses import replace
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,30 @@ from train.curves import draw_curves
 from train.data import Batch
 from train.estimate import estimate
 from train.fit import CURVES, METRICS, FitResult, claim_folder, fit, read_metrics
+from train.head_card import describe_recipe
 from train.head_export import export_heads
 from train.head_loss import HeadLoss
 from train.head_shapes import HeadShape, frozen_extra, init_heads, read_shape, shape_of
 from train.joint_heads import JointBatch, JointEvaluation, JointLoss, as_joint_batch, ramp_at
-from train.loop import StepSettings, TrainState, cast_floats, compile_step
+from train.loop import StepSettings, TrainState, compile_step
 from train.lora import init_lora, merge_lora
+from train.operations import forward_operations
 from train.packing import Order, pack, split_batch
 from train.placement import build_mesh, place_base, place_batch, place_learned, replicate
 from train.quantized import BITS, dequantized, quantize_base
 
 MODEL = "model"
+JOINT_DEFAULTS = {
+    "heads_from": None,
+    "lora_rank": 32,
+    "lora_alpha": 16.0,
+    "quantize": None,
+    "heads_weight": None,
+    "ramp": None,
+    "heads_rate": 4.0,
+    "row_length": 512,
+    "remat": False,
+}
 
 
 def add_joint_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +75,10 @@ def add_joint_arguments(parser: argparse.ArgumentParser) -> None:
 def run_joint(options: argparse.Namespace) -> int:
     """Train, draw the curves, write the model and its heads."""
     rows = check_batch(options)
+    if options.joint == "two-stage" and options.heads_from is None:
+        raise InvalidOption(
+            "--joint two-stage goes on with heads that are trained already: name them, --heads-from FOLDER"
+        )
     if options.quantize and not options.lora_rank:
         raise InvalidOption("--quantize freezes the base: give a --lora-rank of 1 or more")
     # Scanned: a step through unrolled layers and back takes minutes to compile.
@@ -97,7 +115,10 @@ def run_joint(options: argparse.Namespace) -> int:
         return place_batch(split_batch(batch, options.microbatches), mesh)
 
     if options.dry_run:
-        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps), sep="\n")
+        # A pass forward and two back; self-distillation runs the base as it was, too.
+        passes = 4 if options.joint == "self-distillation" else 3
+        operations = passes * forward_operations(lm.config, options.batch_size * options.row_length, options.row_length)
+        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps, operations), sep="\n")
         return 0
     batches = [
         jax.tree.map(lambda leaf: leaf[0], place_batch(split_batch(as_joint_batch(part, rows_of_V, 1.0), 1), mesh))
@@ -118,14 +139,16 @@ def start_heads(options: argparse.Namespace, lm: LanguageModel, rows: Batch) -> 
     if options.heads_from is None:
         shape = read_shape(options, lm, np.asarray(rows.tokens_BT)[np.asarray(rows.mask_BT)])
         return shape, init_heads(shape, lm.config, lm.params, jax.random.key(options.seed))
-    found = read_heads(Path(options.heads_from), lm.config, replace(lm.backend, param_dtype="float32"))
+    folder, backend = Path(expanduser(options.heads_from)), replace(lm.backend, param_dtype="float32")
+    found = read_heads(folder, lm.config, backend, fingerprint=lambda: lm.fingerprint)
     return shape_of(found), {"heads": found["heads"]}
 
 
 def start_base(options: argparse.Namespace, params: Params, mesh: Any) -> Params:
     """Return what of the model is trained: adapters, or all of it in float32."""
     if not options.lora_rank:
-        return {"base": cast_floats(params, "float32")}
+        # Copies, for a step consumes them, and the base as it was may be held to.
+        return {"base": jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), params)}
     return {"lora": replicate(init_lora(params, options.lora_rank, jax.random.key(options.seed + 1)), mesh)}
 
 
@@ -151,14 +174,15 @@ def export(
     num_tokens: int,
 ) -> None:
     """Write the model with its adapters merged, and the heads for it."""
-    accuracies, loss = evaluation.measure(result.params)
     base = dequantized(frozen["params"])
     if "lora" in result.params:
         merged = merge_lora(base, result.params["lora"], lora_scale(options))
     else:
         merged = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), result.params["base"], base)
+    accuracies, loss = evaluation.measure({"base": merged, "heads": result.params["heads"]})
     lm.params = merged
     folder = lm.save(options.out / MODEL, overwrite=True)
+    (folder / "README.md").write_text(describe_base(options, fingerprint(merged), result, loss), encoding="utf-8")
     print(f"{folder}: the model, {loss:.3f} nats a token on the held-out texts", file=sys.stderr)
     facts = {"next_token_loss": round(loss, 4), "trained_from": options.model}
     export_heads(
@@ -172,6 +196,22 @@ def export(
         num_tokens,
         str(folder),
         facts,
+    )
+
+
+def describe_base(options: argparse.Namespace, own: str, result: FitResult, loss: float) -> str:
+    """Return the card of the model that came out, in Markdown."""
+    return "\n".join(
+        [
+            f"# {options.model}, trained together with Medusa heads",
+            "",
+            f"Fingerprint `{own}`; begun from {options.model}, {options.joint}, {result.best_step} steps on "
+            f"{', '.join(path.name for path in options.data)}. It writes other texts than it did before: "
+            f"{loss:.4f} nats a token on texts that were held out. `../heads` draft for it.",
+            "",
+            *describe_recipe(identity(options)),
+            "",
+        ]
     )
 
 

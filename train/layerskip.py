@@ -21,7 +21,7 @@ from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import CheckpointNotFound
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
 from jaxinfer.models.decoder import Decoder, init_params
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.fingerprint import fingerprint
@@ -37,6 +37,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
+    refuse_changed,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.curves import draw_curves
@@ -106,6 +107,12 @@ class Trained(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the model."""
     microbatch = check_batch(options)
+    if options.curriculum != "rotational":
+        refuse_changed(options, "--curriculum rotational", rotate=None)
+    if not options.lora_rank:
+        refuse_changed(options, "--lora-rank", lora_alpha=16.0)
+    if options.init is not None:
+        refuse_changed(options, "training on a model, not --init", model=DEFAULT_MODEL)
     lm, checkpoint = open_base(options)
     config, length = lm.config, row_length(options, lm.config.max_position)
     check_layers(config)

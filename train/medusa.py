@@ -26,6 +26,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
+    refuse_changed,
     split_texts,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
@@ -36,8 +37,8 @@ from train.head_evaluation import HeadEvaluation
 from train.head_export import export_heads
 from train.head_loss import HeadLoss, Windows, WindowSource
 from train.head_shapes import HeadShape, frozen_extra, init_heads, read_shape
-from train.hidden_states import HiddenStates, cache_hidden_states
-from train.joint_medusa import add_joint_arguments, run_joint
+from train.hidden_states import HiddenStates, cache_hidden_states, first_state
+from train.joint_medusa import JOINT_DEFAULTS, add_joint_arguments, run_joint
 from train.loop import Schedule, StepSettings, TrainState, compile_step
 from train.packing import Example, Order, split_batch
 from train.placement import build_mesh, place_base, place_batch, place_learned
@@ -80,12 +81,17 @@ class Task(NamedTuple):
     schedule: Schedule
     loss: HeadLoss
     base: str
+    num_tokens: int
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the heads."""
     if options.joint:
+        refuse_changed(options, "training on a frozen base", cache=None, window=32)
         return run_joint(options)
+    refuse_changed(options, "--joint", **JOINT_DEFAULTS)
+    for name in JOINT_DEFAULTS:  # they are no part of what this run is
+        delattr(options, name)
     rows = check_batch(options)
     lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
     examples = read_data(options, lm)
@@ -111,7 +117,10 @@ def run(options: argparse.Namespace) -> int:
         return place_batch(split_batch(task.source.take(order.at(at)), options.microbatches), mesh)
 
     if options.dry_run:
-        print(*estimate(step, state, frozen, batch_at(0), task.settings.num_steps), sep="\n")
+        num_states = sum(len(one.tokens) - first_state(one) for one in examples) * (1 - options.held_out)
+        steps_per_epoch = num_states / options.window / options.batch_size
+        num_steps = build_schedule(options, steps_per_epoch).num_steps
+        print(*estimate(step, state, frozen, batch_at(0), num_steps), sep="\n")
         return 0
     held_out = WindowSource(task.held_out, options.window, options.heads, task.shape.target_rows(lm.config.vocab_size))
     evaluation = HeadEvaluation(lm.programs.decoder, frozen, held_out)
@@ -120,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     if result.interrupted:
         print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
-    accuracies, num_tokens = evaluation.accuracies(result.params), task.source.count * options.window
+    accuracies, num_tokens = evaluation.accuracies(result.params), task.num_tokens
     export_heads(options, lm, task.base, task.shape, result.params, result, accuracies, num_tokens)
     return 0
 
@@ -129,14 +138,14 @@ def plan(options: argparse.Namespace, lm: LanguageModel, states: HiddenStates, b
     """Split the texts, choose the draft vocabulary, and count the steps."""
     _, held_out_texts = split_texts(states.num_texts, options.held_out, options.seed)
     trained, held_out = states.without(held_out_texts), states.select(held_out_texts)
-    shape = read_shape(options, lm, trained.tokens_P[trained.texts_P >= 0])
+    shape = read_shape(options, lm, trained.tokens_P[(trained.texts_P >= 0) & trained.predicted_P])
     source = WindowSource(trained, options.window, options.heads, shape.target_rows(lm.config.vocab_size))
     schedule = build_schedule(options, Order(source.count, options.batch_size, 0).steps_per_epoch)
     settings = fit_settings(options, schedule.num_steps, {"base": base, **identity(options)})
     loss = HeadLoss(lm.programs.decoder, options.decay, options.soft_targets, options.dropout)
-    return Task(
-        shape, {"extra": frozen_extra(shape, lm.config, lm.params)}, source, held_out, settings, schedule, loss, base
-    )
+    frozen = {"extra": frozen_extra(shape, lm.config, lm.params)}
+    num_tokens = int(np.sum((trained.texts_P >= 0) & trained.predicted_P))
+    return Task(shape, frozen, source, held_out, settings, schedule, loss, base, num_tokens)
 
 
 def start(task: Task, lm: LanguageModel, optimizer: Any, seed: int) -> TrainState:
@@ -151,7 +160,7 @@ def sample_states(lm: LanguageModel, examples: list[Example]) -> HiddenStates:
     texts_P = np.repeat(np.arange(len(examples)), lengths)
     tokens_P = np.concatenate([example.tokens for example in examples]).astype(np.int32)
     hidden_PD = np.zeros((len(tokens_P), lm.config.model_dim), np.float16)
-    return HiddenStates(hidden_PD, tokens_P, np.zeros_like(tokens_P), texts_P)
+    return HiddenStates(hidden_PD, tokens_P, np.zeros_like(tokens_P), texts_P, np.ones(len(tokens_P), bool))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="FOLDER", type=Path, required=True, help="where the data sets are")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL with 'prompt' and 'category'")
     parser.add_argument("--count", metavar="N", type=number(int, 1), default=2000, help="default: %(default)s")
-    parser.add_argument("--seed", metavar="N", type=number(int, 0), default=0, help="default: %(default)s")
+    parser.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="default: %(default)s")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -136,11 +136,13 @@ def _add_main(model: Model, frozen: Params, run: RowsRun, batch: StreamRows, tal
     """Add the cross-entropy of the next tokens."""
     final_BPD = jnp.take_along_axis(run.final_BTD, jnp.maximum(jnp.asarray(batch.picks_BP), 0)[..., None], axis=1)
     targets = look_ahead(batch, 1)
-    losses_BPA = optax.softmax_cross_entropy_with_integer_labels(
-        row_logits(model, frozen, final_BPD)[:, :, None], jnp.maximum(targets.rows_BPA, 0)
-    )
-    loss = jnp.sum(jnp.where(targets.is_known_BPA, losses_BPA, 0))
-    others = {**tally.others, "main_loss": (loss, jnp.sum(targets.is_known_BPA, dtype=jnp.float32))}
+    picks_BP = jnp.asarray(batch.picks_BP)
+    next_BP = jnp.take_along_axis(jnp.asarray(batch.texts.tokens_BT), jnp.maximum(picks_BP, 0) + 1, axis=1, mode="clip")
+    # Over the whole vocabulary, whatever that of the streams' loss: the model is to stay one of all its tokens.
+    losses_BP = optax.softmax_cross_entropy_with_integer_labels(model.logits(final_BPD), next_BP)
+    is_valid_BP = targets.is_valid_BPA[..., 0]
+    loss = jnp.sum(jnp.where(is_valid_BP, losses_BP, 0))
+    others = {**tally.others, "main_loss": (loss, jnp.sum(is_valid_BP, dtype=jnp.float32))}
     return Tally(tally.loss + loss, tally.num_tokens, others)
 
 
@@ -183,4 +185,8 @@ def _tally_streams(
 def row_logits(model: Model, frozen: Params, states: Float[Array, "*rows D"]) -> Float[Array, "*rows W"]:
     """Return logits over the loss vocabulary, whose rows of the output matrix are ``frozen["output"]``, or over all."""
     output = {"output": frozen["output"]} if "output" in frozen else {}
-    return head_logits(model, {"heads": [{}], **output}, 0, states).astype(jnp.float32)
+    logits, cap = (
+        head_logits(model, {"heads": [{}], **output}, 0, states).astype(jnp.float32),
+        model.config.final_softcap,
+    )
+    return cap * jnp.tanh(logits / cap) if output and cap is not None else logits

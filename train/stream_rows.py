@@ -13,8 +13,9 @@ class RowSource:
     """Packs texts into rows of ``length``, of which a batch runs the streams of ``num_picks`` tokens each.
 
     A token can be picked if it and its successor are predicted from: then decoding may draft after it. ``states`` are
-    the states of all examples' tokens before the layers with streams, None where these are to be computed; of all
-    examples, ``texts`` are packed. All is a function of the seed.
+    the states of all examples' tokens before the layers with streams, None where these are to be computed, since the
+    base learns too: then a token can be picked if it is predicted from. Of all examples, ``texts`` are packed. All is
+    a function of the seed.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class RowSource:
         found, start = [], 0
         for at in texts:
             mask = np.asarray(self._examples[at].mask)
-            found.append(start + np.flatnonzero(mask[1:-1] & mask[2:]))
+            # Where the base learns too, so it does to end a text.
+            found.append(start + np.flatnonzero(mask[1:] if self._hidden_PD is None else mask[1:-1] & mask[2:]))
             start += len(mask)
         return np.concatenate(found)
 

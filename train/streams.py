@@ -30,6 +30,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
+    refuse_changed,
     split_texts,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
@@ -40,6 +41,7 @@ from train.head_loss import frequent_tokens, target_rows
 from train.hidden_states import HiddenStates, cache_hidden_states
 from train.loop import StepSettings, TrainState, compile_step
 from train.lora import init_lora
+from train.operations import forward_operations
 from train.packing import Example, Order, split_batch
 from train.placement import build_mesh, place_base, place_batch, replicate
 from train.progress import step_progress
@@ -92,6 +94,10 @@ class Task(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves, write the streams and, where it has changed, the model."""
     rows = check_batch(options)
+    if options.joint:
+        refuse_changed(options, "training on a frozen base", cache=None)
+    else:
+        refuse_changed(options, "--joint", lora_rank=8, lora_alpha=16.0, remat=False)
     # Scanned for joint training: a step through all layers, unrolled, and back takes minutes to compile.
     scan_layers = True if options.joint else None
     lm = load(
@@ -121,7 +127,10 @@ def run(options: argparse.Namespace) -> int:
         return place_batch(split_batch(task.source.sample(order.at(at), at), options.microbatches), mesh)
 
     if options.dry_run:
-        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps), sep="\n")
+        # Joint training scans over layers, whose operations a compiler counts once: a pass forward and two back.
+        tokens = options.batch_size * options.row_length
+        operations = 3 * forward_operations(lm.config, tokens, options.row_length) if options.joint else None
+        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps, operations), sep="\n")
         return 0
     evaluation = StreamEvaluation(task.loss.decoder, options.layers, lm.params, task.held_out, task.loss.lora_scale)
     settings = fit_settings(options, schedule.num_steps, told)
@@ -142,7 +151,8 @@ def read_states(options: argparse.Namespace, lm: LanguageModel, examples: list[E
     if options.dry_run:
         lengths = [len(example.tokens) for example in examples]
         zero_PD = np.broadcast_to(np.float16(0), (sum(lengths), lm.config.model_dim))
-        return HiddenStates(zero_PD, *(np.zeros(sum(lengths), np.int32) for _ in range(3)))
+        zero_P = np.zeros(sum(lengths), np.int32)
+        return HiddenStates(zero_PD, zero_P, zero_P, zero_P, np.ones(sum(lengths), bool))
     with step_progress("hidden states", len(examples)) as report:
         folder = options.cache or options.out / CACHE
         return cache_hidden_states(lm, examples, folder, report, options.layers)

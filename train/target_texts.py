@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", metavar="N", type=number(int, 1), default=32, help="default: %(default)s")
     parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=0.0, help="0 (default): greedy")
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=1.0, help="default: %(default)s")
-    parser.add_argument("--seed", metavar="N", type=number(int, 0), default=0, help="prompt N draws with seed + N")
+    parser.add_argument(
+        "--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="prompt N draws with seed + N"
+    )
     parser.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
 
 

@@ -101,5 +101,8 @@ def apply_block(
     config: DecoderConfig, backend: Backend, kind: int, params: Params, carry: Carry, index: Any, step: Step
 ) -> Carry:
     block = Block(config, backend, kind, parent=None)
-    carry, _ = block.apply({"params": params}, carry, index, step)  # pyright: ignore[reportAssignmentType]
-    return carry
+
+    def run(params: Params, carry: Carry) -> Carry:
+        return block.apply({"params": params}, carry, index, step)[0]  # pyright: ignore[reportReturnType]
+
+    return jax.checkpoint(run)(params, carry) if backend.remat_layers else run(params, carry)

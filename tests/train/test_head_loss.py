@@ -55,7 +55,8 @@ def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_anot
     tokens = np.array([*range(50, 70), *range(100, 112)], np.int32)
     texts = np.array([0] * 20 + [1] * 12, np.int32)
     positions = np.concatenate([np.arange(20), np.arange(12)]).astype(np.int32)
-    states = HiddenStates(np.zeros((32, lm.config.model_dim), np.float16), tokens, positions, texts)
+    hidden, predicted = np.zeros((32, lm.config.model_dim), np.float16), np.ones(32, bool)
+    states = HiddenStates(hidden, tokens, positions, texts, predicted)
     source = WindowSource(states, 8, 3, target_rows(lm.config.vocab_size, None))
     extra = random_heads(HeadShape(3, conditioned=True), lm)
     table_VD = np.asarray(lm.params["embed"]["embedding"])
@@ -201,3 +202,16 @@ def test_a_fingerprint_is_of_the_weights_and_of_nothing_else():
             lambda place, one, path=path: one * 1.05 if place == path else one, params
         )
         assert fingerprint(changed) != own, f"{path} of {leaf.shape} does not count"
+
+
+def test_of_a_conversation_only_answers_are_foreseen(lm, tmp_path):
+    """What the user says between them is in the states, and no target."""
+    tokens = tuple(encode_bytes(fable(1, 0))[:20])
+    mask = tuple(4 <= at < 8 or 14 <= at < 18 for at in range(20))
+    states = cache_hidden_states(lm, [Example(tokens, mask)], tmp_path / "cache")
+    source = WindowSource(states, 24, 2, target_rows(lm.config.vocab_size, None))
+    extra = random_heads(HeadShape(2), lm)
+    views = look_ahead(Model(lm.programs.decoder, lm.params), extra, source.take(np.arange(1)), 24)
+    # States are kept from token 3 on, and a first head foresees the token after the next.
+    found = np.flatnonzero(np.asarray(views.valid[0])[0]) + 3 + 2
+    assert found.tolist() == [5, 6, 7, 14, 15, 16, 17]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.checkpoint.medusa_heads import write_heads
 from jaxinfer.models.decoder import Decoder, output_logits
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.ops.backend import choose_backend
@@ -157,27 +158,56 @@ def texts(tmp_path_factory):
     return path
 
 
-OPTIONS = ("--held-out", 0.1, "--eval-every", 10, "--batch-size", 4, "--row-length", 128, "--heads", 2)
-OPTIONS = (*OPTIONS, "--share-lm-head", "--dtype", "float32", "--learning-rate", 2e-3)
+OPTIONS = ("--held-out", 0.1, "--eval-every", 10, "--batch-size", 4, "--dtype", "float32", "--learning-rate", 2e-3)
 
 
-@pytest.mark.parametrize("extra", [("--lora-rank", 4, "--quantize", "nf4"), ("--lora-rank", 0)], ids=["qlora", "full"])
-def test_the_exported_model_is_the_one_that_was_trained(trained_folder, texts, tmp_path, capsys, extra):
-    """Its heads are for its weights and no others, and draft for it without changing a token."""
+@pytest.mark.parametrize("recipe", ["self-distillation", "two-stage"])
+def test_the_exported_model_is_the_one_that_was_trained(trained_folder, texts, tmp_path, capsys, recipe):
+    """Its heads are for its weights and no others, and draft for it without changing a token.
+
+    All weights are trained by self-distillation, adapters on a base of four bits in two stages.
+    """
+    same = ("--model", trained_folder, "--data", texts, *OPTIONS)
+    extra = ("--lora-rank", 0)
+    if recipe == "two-stage":
+        assert train_heads(*same, "--heads", 2, "--share-lm-head", "--out", tmp_path / "first", "--epochs", 1) == 0
+        extra = ("--lora-rank", 4, "--quantize", "nf4", "--heads-from", tmp_path / "first" / "heads")
+    else:
+        extra = (*extra, "--heads", 2, "--share-lm-head")
     out = tmp_path / "run"
-    arguments = ("--model", trained_folder, "--data", texts, "--out", out, "--joint", "two-stage", *OPTIONS, *extra)
-    assert train_heads(*arguments, "--epochs", 6, "--remat") == 0
+    arguments = (*same, "--out", out, "--joint", recipe, "--row-length", 128, *extra)
+    assert train_heads(*arguments, "--epochs", 6, "--remat", "--soft-targets", 0.3) == 0
     lines = [line for line in read_metrics(out / "metrics.jsonl") if "evaluation" in line]
     assert lines[-1]["evaluation"]["score"] > 1.02
     lm = jaxinfer.load(out / "model")
     base = jaxinfer.load(trained_folder)
     assert lm.fingerprint == fingerprint(lm.params) != base.fingerprint
+    assert lm.fingerprint in (out / "model" / "README.md").read_text()
     prompts = [line[:9] for line in fable(2, seed=77).splitlines()]
     strategy = f"medusa:heads={out / 'heads'}"
     plain, drafted = (lm.generate(prompts, max_new_tokens=24, strategy=one) for one in ("autoregressive", strategy))
     assert [one.tokens for one in plain] == [one.tokens for one in drafted]
     with pytest.raises(jaxinfer.errors.InvalidCheckpoint, match=f"is for the weights {lm.fingerprint}"):
         base.resolve(strategy)
-    capsys.readouterr()
-    assert train_heads(*arguments, "--epochs", 7) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_mistakes_end_in_one_line(trained_folder, texts, tiny_llama_folder, tmp_path, capsys):
+    same = ("--data", texts, "--out", tmp_path / "run", "--model", trained_folder)
+    heads = {"blocks": ({"kernel": np.zeros((48, 48), np.float32), "bias": np.zeros(48, np.float32)},)}
+    write_heads(tmp_path / "others", {"heads": (heads,)}, 258, base_fingerprint="0123456789abcdef")
+    cases = {
+        "two-stage goes on with heads": (*same, "--joint", "two-stage"),
+        "--quantize freezes the base": (
+            *(*same, "--joint", "self-distillation", "--quantize", "nf4", "--lora-rank", 0),
+        ),
+        "--quantize belongs to --joint": (*same, "--quantize", "nf4"),
+        "--window belongs to training on a frozen base": (*same, "--joint", "self-distillation", "--window", 8),
+        "is for the weights 0123456789abcdef": (*same, "--joint", "two-stage", "--heads-from", tmp_path / "others"),
+        "'1e30' is not": (*same, "--seed", "1e30"),
+        "invalid choice: 'float31'": (*same, "--dtype", "float31"),
+    }
+    for complaint, arguments in cases.items():
+        assert train_heads(*arguments) == 2, complaint
+        errors = capsys.readouterr().err
+        assert complaint in errors
+        assert errors.count("\n") == 1
