@@ -12,10 +12,10 @@ from train.stream_loss import StreamRows
 class RowSource:
     """Packs texts into rows of ``length``, of which a batch runs the streams of ``num_picks`` tokens each.
 
-    A token can be picked if it and its successor are predicted from: then decoding may draft after it. ``states`` are
-    the states of all examples' tokens before the layers with streams, None where these are to be computed, since the
-    base learns too: then a token can be picked if it is predicted from. Of all examples, ``texts`` are packed. All is
-    a function of the seed.
+    A token can be picked if it and its successor are predicted from: then decoding may draft after it; ``to_the_end``
+    it need only be predicted from, so that a base that learns too learns to end a text. ``states`` are the states of
+    all examples' tokens before the layers with streams, None where these are to be computed. Of all examples,
+    ``texts`` are packed. All is a function of the seed.
     """
 
     def __init__(
@@ -27,7 +27,9 @@ class RowSource:
         num_picks: int,
         seed: int,
         target_rows_V: np.ndarray,
+        to_the_end: bool = False,
     ) -> None:
+        self._to_the_end = to_the_end
         self._examples, self._length, self._num_picks, self._seed = examples, length, num_picks, seed
         self._hidden_PD = None if states is None else states.hidden_PD
         self._target_rows_V = target_rows_V
@@ -76,8 +78,7 @@ class RowSource:
         found, start = [], 0
         for at in texts:
             mask = np.asarray(self._examples[at].mask)
-            # Where the base learns too, so it does to end a text.
-            found.append(start + np.flatnonzero(mask[1:] if self._hidden_PD is None else mask[1:-1] & mask[2:]))
+            found.append(start + np.flatnonzero(mask[1:] if self._to_the_end else mask[1:-1] & mask[2:]))
             start += len(mask)
         return np.concatenate(found)
 

@@ -168,7 +168,8 @@ def plan(options: argparse.Namespace, lm: LanguageModel, examples: list[Example]
     output = {} if ids is None else {"output": vocabulary_rows(config, lm.params, jnp.asarray(ids, jnp.int32))}
 
     def source(texts: np.ndarray, rows_V: np.ndarray) -> RowSource:
-        return RowSource(examples, states, texts, options.row_length, options.positions, options.seed, rows_V)
+        sizes = (options.row_length, options.positions, options.seed)
+        return RowSource(examples, states, texts, *sizes, rows_V, to_the_end=options.joint)
 
     trained_source = source(trained, target_rows(config.vocab_size, ids))
     held_out_source = source(held_out, target_rows(config.vocab_size, None))

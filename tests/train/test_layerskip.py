@@ -88,7 +88,7 @@ def test_a_stopped_run_goes_on_to_the_same_model(run, scratch, tmp_path, monkeyp
 
 def test_adapters_alone_raise_the_exits_of_a_model_that_had_none(trained_folder, scratch, tmp_path):
     """What is written has them merged; before any training the exit of its first layer is that of the base."""
-    arguments = ("--model", trained_folder, "--data", scratch / "texts.jsonl", *OPTIONS, "--lora-rank", 4)
+    arguments = ("--model", trained_folder, "--data", scratch / "texts.jsonl", *OPTIONS[:-2], "--lora-rank", 4)
     more = ("--epochs", 1, "--eval-every", 1, "--learning-rate", 1e-2, "--warmup", 0, "--out", tmp_path / "run")
     assert train(*arguments, *more, "--curriculum", "none", "--microbatches", 2) == 0
     figures = [line["evaluation"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "evaluation" in line]

@@ -173,6 +173,18 @@ def test_nothing_but_the_early_exit_learns_from_the_early_exit(gradients):
         jax.tree.map(np.testing.assert_array_equal, *rest)
 
 
+def test_a_base_that_learns_too_learns_to_end_its_texts():
+    """The last token of every answer is a target of it, though no stream has one there."""
+    rows_V = target_rows(CONFIG.vocab_size, None)
+    numbers = (64, 40, 0)
+    whole = RowSource(EXAMPLES, None, np.arange(len(EXAMPLES)), *numbers, rows_V, to_the_end=True)
+    assert whole.num_candidates == source().num_candidates + len(EXAMPLES)
+    batch = whole.sample(np.array([0]), 0)
+    picked = np.asarray(batch.picks_BP)[0]
+    targets = {int(batch.tokens_BT[0, at + 1]) for at in picked[picked >= 0]}
+    assert {text[-1] for text in TEXTS} <= targets
+
+
 def test_the_model_learns_to_predict_in_joint_training():
     """New adapters change nothing, so that the loss is that of the streams and the plain cross-entropy."""
     params = random_params(CONFIG)
