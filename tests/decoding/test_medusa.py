@@ -17,6 +17,7 @@ from jaxinfer.decoding.typical import accept_typical
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from tests.decoding.fitted_heads import expected_acceptance, fit_conditioned, fit_plain
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
+from tests.default_model import default_model_path
 from tests.toys import encode_bytes, fable_tokens
 
 PROMPTS = ("The quick", "O", "A small otter watched the", "One grey heron f", "The old badger")
@@ -156,8 +157,11 @@ def test_a_published_tree_drafts_63_tokens_a_step(lm, fitted):
     assert strategy.paths == PUBLISHED_TREES["zephyr_stage2"]
 
 
-def test_heads_that_come_with_the_package_are_found_by_the_weights_they_are_for(lm, fitted, tmp_path, monkeypatch):
+def test_heads_that_come_with_the_package_are_found_by_the_weights_they_are_for(
+    trained_folder, fitted, tmp_path, monkeypatch
+):
     """And no other weights get them, nor heads of a folder that names other weights."""
+    lm = jaxinfer.load(trained_folder)  # its own, for it remembers what it found
     monkeypatch.setattr(shipped, "DRAFTERS", tmp_path)
     vocab_size = lm.config.vocab_size
     for name, weights in (("another", "0123456789abcdef"), ("this", lm.fingerprint)):
@@ -213,3 +217,14 @@ def test_heads_that_do_not_fit_are_refused(lm, name):
     with pytest.raises(InvalidOption, match=pattern) as caught:
         lm.generate("The", strategy=Medusa(extra=extra, **options))
     assert "\n" not in str(caught.value)
+
+
+def test_the_default_model_has_heads_that_draft_well():
+    """Whoever loads it needs to name none; the tokens are those of plain decoding."""
+    lm = jaxinfer.load(default_model_path(), max_len=256)
+    question = lm.encode_chat([{"role": "user", "content": "Tom has 12 apples and buys 7 more. How many has he now?"}])
+    plain, drafted = (
+        lm.generate([question], max_new_tokens=32, strategy=one)[0] for one in ("autoregressive", "medusa")
+    )
+    assert plain.tokens == drafted.tokens
+    assert drafted.stats.new_tokens / drafted.stats.steps > 1.5
