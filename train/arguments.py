@@ -2,7 +2,7 @@
 
 import argparse
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,19 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     return {**kept, "mesh": str(options.mesh), "data": data, "data_digests": digests}
 
 
-def refuse_changed(options: argparse.Namespace, needs: str, **defaults: Any) -> None:
-    """Refuse options that would do nothing, by their names with their defaults; ``needs`` says what they belong to."""
-    for name, default in defaults.items():
-        if getattr(options, name) != default:
+def refuse_given(
+    options: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    needs: str,
+    names: Sequence[str],
+) -> None:
+    """Refuse options that would do nothing, where they are not as ``add_arguments`` has them by default.
+
+    ``needs`` says what they belong to.
+    """
+    add_arguments(parser := argparse.ArgumentParser())
+    for name in names:
+        if getattr(options, name) != parser.get_default(name):
             raise InvalidOption(f"--{name.replace('_', '-')} belongs to {needs}: leave it out, or change that")
 
 

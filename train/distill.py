@@ -27,15 +27,14 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_changed,
+    refuse_given,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
-from train.curves import draw_curves
 from train.distill_loss import DistillLoss
 from train.divergences import DIVERGENCES, Divergence, jensen_shannon
 from train.draft_evaluation import DraftEvaluation, DraftFigures
 from train.estimate import estimate
-from train.fit import CURVES, METRICS, FitResult, claim_folder, fit, read_metrics
+from train.fit import FitResult, claim_folder, fit_and_draw
 from train.loop import StepSettings, TrainState, compile_step
 from train.model_card import describe_model
 from train.model_folder import check_writable, write_model
@@ -83,9 +82,9 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the draft model."""
     microbatch = check_batch(options)
     if options.divergence != "jensen_shannon":
-        refuse_changed(options, "--divergence jensen_shannon", beta=0.5)
+        refuse_given(options, add_arguments, "--divergence jensen_shannon", ("beta",))
     if not options.on_policy:
-        refuse_changed(options, "--on-policy", resample_every=50, samples=128, max_new_tokens=128)
+        refuse_given(options, add_arguments, "--on-policy", ("resample_every", "samples", "max_new_tokens"))
     teacher = load(
         options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr)
     )
@@ -133,10 +132,9 @@ def run(options: argparse.Namespace) -> int:
     claim_folder(options.out, told)  # before anything is computed
     before = evaluation.measure(state.params)
     settings = fit_settings(options, schedule.num_steps, told)
-    result = fit(sampled_step, state, frozen, lambda at: at, settings, evaluation)
-    draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"a draft model for {options.model}")
+    title = f"a draft model for {options.model}"
+    result = fit_and_draw(title, sampled_step, state, frozen, lambda at: at, settings, evaluation)
     if result.interrupted:
-        print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
     figures = before, evaluation.measure(result.params)
     export(options, teacher, checkpoint, student, told, result, figures, rows)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, JaxinferError, WriteFailed
 from train.checkpoints import Checkpoints
+from train.curves import draw_curves
 from train.loop import Metrics, TrainState
 from train.progress import step_progress
 
@@ -101,6 +102,24 @@ def fit(
     params = fit_state.best if evaluates and best_step else fit_state.train.params
     score = float(fit_state.best_score) if best_step else None
     return FitResult(params, done, best_step or done, score, bool(interrupted))
+
+
+def fit_and_draw(
+    title: str,
+    step: Step,
+    state: TrainState,
+    frozen: Any,
+    batch_at: Callable[[int], Any],
+    settings: FitSettings,
+    evaluate: Evaluate,
+) -> FitResult:
+    """Do what `fit` does, draw the curves of what is recorded, and tell where an interrupted run goes on from."""
+    result = fit(step, state, frozen, batch_at, settings, evaluate)
+    draw_curves(read_metrics(settings.folder / METRICS), settings.folder / CURVES, title)
+    if result.interrupted:
+        where = f"saved at step {result.steps}; the same command goes on from there"
+        print(f"{settings.folder}: {where}", file=sys.stderr)
+    return result
 
 
 @dataclass

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.decoding.draft_trees import Paths, build_tree, expected_tokens
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.extra_heads import head_logits, head_states, is_conditioned
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Params
 from train.head_loss import Windows, WindowSource, look_ahead
+from train.trees import evaluation_figures
 
 _BATCH = 16
 
@@ -34,9 +34,7 @@ class HeadEvaluation:
 
     def __call__(self, heads: Params) -> Mapping[str, Any]:
         """Return the figures of heads, as JSON holds them."""
-        accuracies = self.accuracies(heads)
-        score = expected_tokens(best_tree(accuracies, self.nodes), accuracies)
-        return {"score": round(score, 4), "top1": [round(ranks[0], 4) for ranks in accuracies]}
+        return evaluation_figures(self.accuracies(heads), self.nodes)
 
     def accuracies(self, heads: Params) -> list[list[float]]:
         """Return ``accuracies[k][r]`` as `jaxinfer.decoding.head_accuracy.measure_accuracies` does."""
@@ -50,11 +48,6 @@ class HeadEvaluation:
         windows = np.arange(-(-self.source.count // _BATCH) * _BATCH)  # those past the end count nothing
         for start in range(0, len(windows), _BATCH):
             yield self.source.take(windows[start : start + _BATCH])
-
-
-def best_tree(accuracies: list[list[float]], nodes: int) -> Paths:
-    """Return the tree of ``nodes``, the root included, that gives the most tokens a step."""
-    return build_tree(accuracies, {1: 1.0, nodes: 1.0})
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -2,27 +2,25 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.checkpoint.medusa_heads import TREE, write_heads
-from jaxinfer.decoding.draft_trees import expected_tokens
+from jaxinfer.checkpoint.medusa_heads import write_heads
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
 from train.arguments import identity
 from train.fit import FitResult
 from train.head_card import describe_heads
-from train.head_evaluation import best_tree
 from train.head_shapes import HeadShape
+from train.loop import cast_floats
+from train.trees import SIZES, tokens_a_step, trees_beside
 
 HEADS = "heads"
-_TREE_SIZES = (8, 16, 32, 64)
 
 
 def export_heads(
@@ -42,16 +40,13 @@ def export_heads(
     ``model`` names what they draft for where that is not ``--model``; ``facts`` are further figures for the card.
     """
     ranks = [list(one) for one in accuracies]
-    trees = {nodes: best_tree(ranks, nodes) for nodes in _TREE_SIZES}
-    expected = {nodes: expected_tokens(tree, ranks) for nodes, tree in trees.items()}
-    dtype = lm.backend.param_dtype if np.dtype(lm.backend.param_dtype).itemsize == 2 else "bfloat16"
-    stored = jax.tree.map(lambda leaf: leaf.astype(dtype), heads)
+    expected = {nodes: tokens_a_step(ranks, nodes) for nodes in SIZES}
+    stored = cast_floats(heads, stored_dtype(lm.backend))
     if shape.draft_ids is not None:
         stored = {**stored, "ids": jnp.asarray(shape.draft_ids, jnp.int32)}
     told = {**identity(options), **dataclasses.asdict(shape), "draft_ids": None, "base": base, **facts}
     card = describe_heads(model or options.model, told, result, ranks, expected, num_tokens)
-    beside = {f"tree_{nodes}.json": json.dumps(tree) + "\n" for nodes, tree in trees.items()}
-    beside |= {TREE: json.dumps(trees[16]) + "\n", "accuracies.json": json.dumps(ranks) + "\n", "README.md": card}
+    beside = {**trees_beside(ranks), "README.md": card}
     folder = options.out / HEADS
     write_heads(
         folder,
@@ -68,3 +63,8 @@ def export_heads(
         f"{expected[64]:.2f} of 64; draft with --strategy medusa:heads={folder}",
         file=sys.stderr,
     )
+
+
+def stored_dtype(backend: Backend) -> str:
+    """Return what drafters are written in: 16 bits, those of the base where it has them."""
+    return backend.param_dtype if np.dtype(backend.param_dtype).itemsize == 2 else "bfloat16"

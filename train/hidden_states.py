@@ -8,8 +8,7 @@ one after the other for all texts: ``hidden.npy``, with each one's token, positi
 """
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,18 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.checkpoint.new_folder import new_folder
-from jaxinfer.errors import InvalidCheckpoint, WriteFailed
+from jaxinfer.errors import WriteFailed
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int, Params
+from train.filling import FACTS, Filling, read_facts
 from train.packing import Example
 from train.stream_pass import Texts, run_first
 from train.whole_text import text_hidden
 
-_FACTS = "cache.json"
 _ROW_GRID = 64
 _TOKENS_AT_ONCE = 4096
 
@@ -68,27 +66,19 @@ def cache_hidden_states(
     report: Callable[[int, str], None] = lambda done, said: None,
     num_top: int = 0,
 ) -> HiddenStates:
-    """Return the states of texts from ``folder``, computed first where it has none; it appears whole or not at all.
+    """Return the states of texts from ``folder``, computed first as far as it has none.
 
     With ``num_top`` they are those before so many last layers, of whole texts. ``report`` is told how many texts are
-    done. Raises InvalidCheckpoint where the folder is of another model or texts.
+    done. What was computed when a run is interrupted stays, and the next one goes on from there. Raises
+    InvalidCheckpoint where the folder is of another model or texts.
     """
     facts = describe(lm, examples, num_top)
-    if not folder.is_dir():
+    if not (folder / FACTS).is_file():
         try:
-            with new_folder(folder) as new:
-                _compute(lm, examples, new, report, num_top)
-                (new / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+            _compute(lm, examples, folder, facts, report, num_top)
         except OSError as error:
             raise WriteFailed(f"{folder}: {error.strerror or error}; free some space or give another --cache") from None
-    path = folder / _FACTS
-    found = json.loads(path.read_bytes()) if path.is_file() else {}
-    for name in facts | found:
-        if found.get(name) != facts.get(name):
-            raise InvalidCheckpoint(
-                f"{folder}: holds hidden states with {name} {found.get(name)!r}, not {facts.get(name)!r}; "
-                "give another --cache"
-            )
+    read_facts(folder / FACTS, facts)
     predicted_P = np.concatenate([example.mask[0 if num_top else first_state(example) :] for example in examples])
     hidden_PD, tokens_P, positions_P, texts_P = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _NAMES)
     return HiddenStates(hidden_PD, tokens_P, positions_P, texts_P, predicted_P)
@@ -129,6 +119,7 @@ def _compute(
     lm: LanguageModel,
     examples: Sequence[Example],
     folder: Path,
+    facts: Mapping[str, Any],
     report: Callable[[int, str], None],
     num_top: int,
 ) -> None:
@@ -136,32 +127,28 @@ def _compute(
     counts = np.array([len(example.tokens) - first for example, first in zip(examples, firsts)])
     starts = np.concatenate([[0], np.cumsum(counts)])
     total, width = int(starts[-1]), lm.config.model_dim
-    shapes = {"hidden": ((total, width), np.float16), "tokens": ((total,), np.int32)}
-    shapes |= {"positions": ((total,), np.int32), "texts": ((total,), np.int32)}
-    arrays = {
-        name: np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
-        for name, (shape, dtype) in shapes.items()
-    }
+    shapes = {"hidden": ((total, width), np.float16), **dict.fromkeys(_NAMES[1:], ((total,), np.int32))}
     # Texts of like length are computed together; a row is padded on the right, which nothing before it sees.
     order = np.argsort([len(example.tokens) for example in examples], kind="stable")
-    done = 0
-    while done < len(order):
-        length = -(-len(examples[order[done]].tokens) // _ROW_GRID) * _ROW_GRID
-        most = max(1, _TOKENS_AT_ONCE // length)
-        rows = [at for at in order[done : done + most] if len(examples[at].tokens) <= length]
-        tokens_BT = np.zeros((most, length), np.int32)
-        for row, at in enumerate(rows):
-            tokens_BT[row, : len(examples[at].tokens)] = examples[at].tokens
-        hidden_BTD = np.asarray(_forward(lm.programs.decoder, num_top, lm.params, tokens_BT))
-        limit = np.finfo(np.float16).max
-        for row, at in enumerate(rows):
-            first, size = firsts[at], len(examples[at].tokens)
-            place = np.s_[starts[at] : starts[at + 1]]
-            arrays["hidden"][place] = np.clip(hidden_BTD[row, first:size].astype(np.float32), -limit, limit)
-            arrays["tokens"][place] = examples[at].tokens[first:]
-            arrays["positions"][place] = np.arange(first, size)
-            arrays["texts"][place] = at
-        done += len(rows)
-        report(done, f"{int(counts[order[:done]].sum()):,} states")
-    for array in arrays.values():
-        array.flush()
+    with Filling(folder, facts, shapes) as filling:
+        arrays, done = filling.arrays, filling.done
+        while done < len(order):
+            length = -(-len(examples[order[done]].tokens) // _ROW_GRID) * _ROW_GRID
+            most = max(1, _TOKENS_AT_ONCE // length)
+            rows = [at for at in order[done : done + most] if len(examples[at].tokens) <= length]
+            tokens_BT = np.zeros((most, length), np.int32)
+            for row, at in enumerate(rows):
+                tokens_BT[row, : len(examples[at].tokens)] = examples[at].tokens
+            hidden_BTD = np.asarray(_forward(lm.programs.decoder, num_top, lm.params, tokens_BT))
+            limit = np.finfo(np.float16).max
+            for row, at in enumerate(rows):
+                first, size = firsts[at], len(examples[at].tokens)
+                place = np.s_[starts[at] : starts[at + 1]]
+                arrays["hidden"][place] = np.clip(hidden_BTD[row, first:size].astype(np.float32), -limit, limit)
+                arrays["tokens"][place] = examples[at].tokens[first:]
+                arrays["positions"][place] = np.arange(first, size)
+                arrays["texts"][place] = at
+            done += len(rows)
+            filling.advance(done)
+            report(done, f"{int(counts[order[:done]].sum()):,} states")
+        filling.finish()

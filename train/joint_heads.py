@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.decoding.draft_trees import expected_tokens
 from jaxinfer.models.decoder import Decoder, output_logits
 from jaxinfer.models.extra_heads import vocabulary_rows
 from jaxinfer.notation import Array, Float, Params
 from train.data import Batch
-from train.head_evaluation import best_tree, count_hits
+from train.head_evaluation import count_hits
 from train.head_loss import NOT_PREDICTED, HeadLoss, Windows
 from train.loop import Tally
 from train.lora import with_lora
+from train.trees import evaluation_figures
 from train.whole_text import text_hidden
 
 Recipe = Literal["two-stage", "self-distillation"]
@@ -165,9 +165,7 @@ class JointEvaluation:
     def __call__(self, trained: Params) -> Mapping[str, Any]:
         """Return the figures as JSON holds them."""
         accuracies, loss = self.measure(trained)
-        score = expected_tokens(best_tree(accuracies, self.nodes), accuracies)
-        top1 = [round(ranks[0], 4) for ranks in accuracies]
-        return {"score": round(score, 4), "top1": top1, "next_token_loss": round(loss, 4)}
+        return {**evaluation_figures(accuracies, self.nodes), "next_token_loss": round(loss, 4)}
 
     def measure(self, trained: Params) -> tuple[list[list[float]], float]:
         """Return accuracies as `jaxinfer.decoding.head_accuracy.measure_accuracies` does, and the next token's loss."""

@@ -23,12 +23,11 @@ from jaxinfer.language_model import LanguageModel, load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
-from train.arguments import build_schedule, check_batch, fit_settings, identity, read_data, split_texts
+from train.arguments import build_schedule, check_batch, fit_settings, identity, read_data
 from train.command import EXIT_INTERRUPTED, number
-from train.curves import draw_curves
 from train.data import Batch
 from train.estimate import estimate
-from train.fit import CURVES, METRICS, FitResult, claim_folder, fit, read_metrics
+from train.fit import FitResult, claim_folder, fit_and_draw
 from train.head_card import describe_recipe
 from train.head_export import export_heads
 from train.head_loss import HeadLoss
@@ -37,22 +36,16 @@ from train.joint_heads import JointBatch, JointEvaluation, JointLoss, as_joint_b
 from train.loop import StepSettings, TrainState, compile_step
 from train.lora import init_lora, merge_lora
 from train.operations import forward_operations
-from train.packing import Order, pack, split_batch
+from train.packing import Order, split_batch
 from train.placement import build_mesh, place_base, place_batch, place_learned, replicate
 from train.quantized import BITS, dequantized, quantize_base
+from train.text_rows import batches_of, pack_texts, take_rows
 
 MODEL = "model"
-JOINT_DEFAULTS = {
-    "heads_from": None,
-    "lora_rank": 32,
-    "lora_alpha": 16.0,
-    "quantize": None,
-    "heads_weight": None,
-    "ramp": None,
-    "heads_rate": 4.0,
-    "row_length": 512,
-    "remat": False,
-}
+JOINT_OPTIONS = (
+    *("heads_from", "lora_rank", "lora_alpha", "quantize", "heads_weight", "ramp", "heads_rate"),
+    *("row_length", "remat"),
+)
 
 
 def add_joint_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,16 +82,14 @@ def run_joint(options: argparse.Namespace) -> int:
     told = {"base": base, **identity(options)}
     if not options.dry_run:
         claim_folder(options.out, told)
-    train_texts, held_out_texts = split_texts(len(examples), options.held_out, options.seed)
-    trained = pack([examples[at] for at in train_texts], options.row_length, options.seed)
-    held_out = pack([examples[at] for at in held_out_texts], options.row_length, options.seed)
+    texts = pack_texts(examples, options.row_length, options.held_out, options.seed)
     params = place_base(lm.params, lm.config, lm.backend, mesh)
-    shape, heads = start_heads(options, lm, trained)
+    shape, heads = start_heads(options, lm, texts.trained)
     frozen = {"params": params, "extra": frozen_extra(shape, lm.config, lm.params)}
     if options.quantize:
         frozen = {**frozen, "params": quantize_base(params, options.quantize)}
     learned = place_learned({"heads": heads}, mesh) | start_base(options, params, mesh)
-    order = Order(len(trained.tokens_BT), options.batch_size, options.seed)
+    order = Order(len(texts.trained.tokens_BT), options.batch_size, options.seed)
     schedule = build_schedule(options, order.steps_per_epoch)
     optimizer = optax.chain(schedule.build_optimizer(), raise_rate(learned, options.heads_rate))
     decoder = Decoder(lm.config, replace(lm.backend, remat_layers=options.remat))
@@ -111,7 +102,7 @@ def run_joint(options: argparse.Namespace) -> int:
 
     def batch_at(at: int) -> JointBatch:
         weight = heads_weight(options, at, schedule.num_steps)
-        batch = as_joint_batch(_take(trained, order.at(at)), rows_of_V, weight)
+        batch = as_joint_batch(take_rows(texts.trained, order.at(at)), rows_of_V, weight)
         return place_batch(split_batch(batch, options.microbatches), mesh)
 
     if options.dry_run:
@@ -122,15 +113,14 @@ def run_joint(options: argparse.Namespace) -> int:
         return 0
     batches = [
         jax.tree.map(lambda leaf: leaf[0], place_batch(split_batch(as_joint_batch(part, rows_of_V, 1.0), 1), mesh))
-        for part in _parts(held_out, rows)
+        for part in batches_of(texts.held_out, rows)
     ]
     evaluation = JointEvaluation(decoder, frozen, batches, lora_scale(options))
-    result = fit(step, state, frozen, batch_at, fit_settings(options, schedule.num_steps, told), evaluation)
-    draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"{options.model} and its heads")
+    title, settings = f"{options.model} and its heads", fit_settings(options, schedule.num_steps, told)
+    result = fit_and_draw(title, step, state, frozen, batch_at, settings, evaluation)
     if result.interrupted:
-        print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
-    export(options, lm, shape, frozen, result, evaluation, int(np.sum(trained.mask_BT)))
+    export(options, lm, shape, frozen, result, evaluation, texts.num_predicted)
     return 0
 
 
@@ -219,14 +209,3 @@ def raise_rate(learned: Params, multiple: float) -> optax.GradientTransformation
     """Multiply the heads' learning rate, by which an update of AdamW is proportional to."""
     labels = {name: "heads" if name == "heads" else "base" for name in learned}
     return optax.multi_transform({"heads": optax.scale(multiple), "base": optax.identity()}, labels)
-
-
-def _take(rows: Batch, places: np.ndarray) -> Batch:
-    return Batch(*(np.asarray(array)[places] for array in rows))
-
-
-def _parts(rows: Batch, size: int) -> list[Batch]:
-    """Cut rows into batches, the last filled up with rows that count nothing."""
-    count = len(rows.tokens_BT)
-    filled = Batch(*(np.pad(np.asarray(array), ((0, -count % size), (0, 0))) for array in rows))
-    return [_take(filled, np.arange(at, at + size)) for at in range(0, count, size)]

@@ -21,7 +21,7 @@ from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import CheckpointNotFound
-from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+from jaxinfer.language_model import LanguageModel, load
 from jaxinfer.models.decoder import Decoder, init_params
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.fingerprint import fingerprint
@@ -37,15 +37,14 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_changed,
+    refuse_given,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
-from train.curves import draw_curves
 from train.early_exit import CURRICULA, Curriculum, ExitSchedule
 from train.early_exit_loss import ExitBatch, ExitLoss, check_layers
 from train.estimate import estimate
 from train.exit_evaluation import ExitEvaluation, choose_exit
-from train.fit import CURVES, METRICS, FitResult, fit, read_metrics
+from train.fit import FitResult, fit_and_draw
 from train.loop import StepSettings, cast_floats, compile_step
 from train.lora import init_lora, merge_lora, with_lora
 from train.model_card import describe_model
@@ -108,11 +107,11 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the model."""
     microbatch = check_batch(options)
     if options.curriculum != "rotational":
-        refuse_changed(options, "--curriculum rotational", rotate=None)
+        refuse_given(options, add_arguments, "--curriculum rotational", ("rotate",))
     if not options.lora_rank:
-        refuse_changed(options, "--lora-rank", lora_alpha=16.0)
+        refuse_given(options, add_arguments, "--lora-rank", ("lora_alpha",))
     if options.init is not None:
-        refuse_changed(options, "training on a model, not --init", model=DEFAULT_MODEL)
+        refuse_given(options, add_arguments, "training on a model, not --init", ("model",))
     lm, checkpoint = open_base(options)
     config, length = lm.config, row_length(options, lm.config.max_position)
     check_layers(config)
@@ -147,10 +146,9 @@ def run(options: argparse.Namespace) -> int:
     told = {"base": base, **identity(options), "init": None if options.init is None else options.init.name}
     settings = fit_settings(options, schedule.num_steps, told)
     evaluation = ExitEvaluation(Decoder(config, lm.backend), trained.finish, rows.held_out, exits.all_exits())
-    result = fit(step, state, trained.frozen, batch_at, settings, evaluation)
-    draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"early exits of {name_of(options)}")
+    title = f"early exits of {name_of(options)}"
+    result = fit_and_draw(title, step, state, trained.frozen, batch_at, settings, evaluation)
     if result.interrupted:
-        print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
     export(options, lm, checkpoint, trained.finish(result.params), told, result, evaluation, rows)
     return 0

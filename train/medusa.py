@@ -26,19 +26,18 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_changed,
+    refuse_given,
     split_texts,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
-from train.curves import draw_curves
 from train.estimate import estimate
-from train.fit import CURVES, METRICS, FitSettings, claim_folder, fit, read_metrics
+from train.fit import FitSettings, claim_folder, fit_and_draw
 from train.head_evaluation import HeadEvaluation
 from train.head_export import export_heads
 from train.head_loss import HeadLoss, Windows, WindowSource
 from train.head_shapes import HeadShape, frozen_extra, init_heads, read_shape
 from train.hidden_states import HiddenStates, cache_hidden_states, first_state
-from train.joint_medusa import JOINT_DEFAULTS, add_joint_arguments, run_joint
+from train.joint_medusa import JOINT_OPTIONS, add_joint_arguments, run_joint
 from train.loop import Schedule, StepSettings, TrainState, compile_step
 from train.packing import Example, Order, split_batch
 from train.placement import build_mesh, place_base, place_batch, place_learned
@@ -87,10 +86,10 @@ class Task(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the heads."""
     if options.joint:
-        refuse_changed(options, "training on a frozen base", cache=None, window=32)
+        refuse_given(options, add_arguments, "training on a frozen base", ("cache", "window"))
         return run_joint(options)
-    refuse_changed(options, "--joint", **JOINT_DEFAULTS)
-    for name in JOINT_DEFAULTS:  # they are no part of what this run is
+    refuse_given(options, add_arguments, "--joint", JOINT_OPTIONS)
+    for name in JOINT_OPTIONS:  # they are no part of what this run is
         delattr(options, name)
     rows = check_batch(options)
     lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
@@ -124,10 +123,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     held_out = WindowSource(task.held_out, options.window, options.heads, task.shape.target_rows(lm.config.vocab_size))
     evaluation = HeadEvaluation(lm.programs.decoder, frozen, held_out)
-    result = fit(step, state, frozen, batch_at, task.settings, evaluation)
-    draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"heads for {options.model}")
+    title = f"heads for {options.model}"
+    result = fit_and_draw(title, step, state, frozen, batch_at, task.settings, evaluation)
     if result.interrupted:
-        print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
     accuracies, num_tokens = evaluation.accuracies(result.params), task.num_tokens
     export_heads(options, lm, task.base, task.shape, result.params, result, accuracies, num_tokens)

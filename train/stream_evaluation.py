@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.decoding.draft_trees import expected_tokens
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Params
-from train.head_evaluation import best_tree
 from train.stream_loss import StreamRows, learned_params, look_ahead, row_logits, run_rows
 from train.stream_rows import RowSource
+from train.trees import evaluation_figures
 
 _BATCH = 2
 
@@ -40,9 +39,7 @@ class StreamEvaluation:
 
     def __call__(self, learned: Params) -> Mapping[str, Any]:
         """Return the figures, as JSON holds them."""
-        accuracies = self.accuracies(learned, self.most)
-        score = expected_tokens(best_tree(accuracies, self.nodes), accuracies)
-        return {"score": round(score, 4), "top1": [round(ranks[0], 4) for ranks in accuracies]}
+        return evaluation_figures(self.accuracies(learned, self.most), self.nodes)
 
     def accuracies(self, learned: Params, most: int | None = None) -> list[list[float]]:
         """Return ``accuracies[j][r]``: how often what stream j + 1 ranks r-th is right; None counts every token."""

@@ -1,26 +1,25 @@
 """Writes trained streams as decoding loads them, and the model where it was trained with them."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from jaxinfer.checkpoint.stream_heads import TREE, write_streams
-from jaxinfer.decoding.draft_trees import expected_tokens
+from jaxinfer.checkpoint.stream_heads import write_streams
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.models.stream_heads import StreamsConfig
 from train.arguments import identity
 from train.fit import FitResult
-from train.head_evaluation import best_tree
+from train.head_export import stored_dtype
+from train.loop import cast_floats
 from train.lora import merge_lora
 from train.stream_card import describe_streams
+from train.trees import SIZES, tokens_a_step, trees_beside
 
 STREAMS, MODEL = "streams", "model"
-_TREE_SIZES = (8, 16, 32, 64)
 
 
 def export_streams(
@@ -41,15 +40,12 @@ def export_streams(
         lm.params = merge_lora(lm.params, result.params["lora"], lora_scale)
         model = str(lm.save(options.out / MODEL, overwrite=True))
     base, ranks = fingerprint(lm.params), [list(one) for one in accuracies]
-    trees = {nodes: best_tree(ranks, nodes) for nodes in _TREE_SIZES}
-    expected = {nodes: expected_tokens(tree, ranks) for nodes, tree in trees.items()}
-    dtype = lm.backend.param_dtype if np.dtype(lm.backend.param_dtype).itemsize == 2 else "bfloat16"
-    stored = jax.tree.map(lambda leaf: np.asarray(leaf.astype(dtype)), result.params["streams"])
+    expected = {nodes: tokens_a_step(ranks, nodes) for nodes in SIZES}
+    stored = jax.tree.map(np.asarray, cast_floats(result.params["streams"], stored_dtype(lm.backend)))
     num_params = sum(leaf.size for leaf in jax.tree.leaves(stored))
     facts = {**identity(options), "base": base, "num_tokens": num_tokens}
     card = describe_streams(model, facts, result, ranks, expected, num_params)
-    beside = {f"tree_{nodes}.json": json.dumps(tree) + "\n" for nodes, tree in trees.items()}
-    beside |= {TREE: json.dumps(trees[16]) + "\n", "accuracies.json": json.dumps(ranks) + "\n", "README.md": card}
+    beside = {**trees_beside(ranks), "README.md": card}
     folder = options.out / STREAMS
     write_streams(folder, streams, stored, lm.config, base=model, base_fingerprint=base, beside=beside, overwrite=True)
     print(

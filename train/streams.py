@@ -30,13 +30,12 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_changed,
+    refuse_given,
     split_texts,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
-from train.curves import draw_curves
 from train.estimate import estimate
-from train.fit import CURVES, METRICS, claim_folder, fit, read_metrics
+from train.fit import claim_folder, fit_and_draw
 from train.head_loss import frequent_tokens, target_rows
 from train.hidden_states import HiddenStates, cache_hidden_states
 from train.loop import StepSettings, TrainState, compile_step
@@ -95,9 +94,9 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves, write the streams and, where it has changed, the model."""
     rows = check_batch(options)
     if options.joint:
-        refuse_changed(options, "training on a frozen base", cache=None)
+        refuse_given(options, add_arguments, "training on a frozen base", ("cache",))
     else:
-        refuse_changed(options, "--joint", lora_rank=8, lora_alpha=16.0, remat=False)
+        refuse_given(options, add_arguments, "--joint", ("lora_rank", "lora_alpha", "remat"))
     # Scanned for joint training: a step through all layers, unrolled, and back takes minutes to compile.
     scan_layers = True if options.joint else None
     lm = load(
@@ -134,10 +133,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     evaluation = StreamEvaluation(task.loss.decoder, options.layers, lm.params, task.held_out, task.loss.lora_scale)
     settings = fit_settings(options, schedule.num_steps, told)
-    result = fit(step, state, frozen, batch_at, settings, evaluation)
-    draw_curves(read_metrics(options.out / METRICS), options.out / CURVES, f"streams for {options.model}")
+    title = f"streams for {options.model}"
+    result = fit_and_draw(title, step, state, frozen, batch_at, settings, evaluation)
     if result.interrupted:
-        print(f"{options.out}: saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
     accuracies = evaluation.accuracies(result.params)
     export_streams(options, lm, task.streams, result, accuracies, task.source.num_candidates, task.loss.lora_scale)

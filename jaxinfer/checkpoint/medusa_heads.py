@@ -20,17 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxinfer.checkpoint.drafters import check_fingerprint
 from jaxinfer.checkpoint.hf_folder import read_json_object, refuse_pickle
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.checkpoint.shipped import check_fingerprint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.extra_heads import heads_width, is_conditioned
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
-TREE = "tree.json"
 _OWN, _OWN_WEIGHTS = "heads.json", "heads.safetensors"
 _MEDUSA, _MEDUSA_WEIGHTS, _MEDUSA_PICKLE = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _SCALE = "_scale"
@@ -154,12 +153,6 @@ def _in_int8(name: str, array: Any) -> Iterator[tuple[str, np.ndarray]]:
     scales = np.maximum(np.abs(numbers).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny)
     yield name, np.rint(numbers / scales).astype(np.int8)
     yield name + _SCALE, scales[:, 0]
-
-
-def own_tree(folder: Path) -> Path | None:
-    """Return the file of the draft tree that comes with heads, if one does."""
-    path = folder / TREE
-    return path if path.is_file() else None
 
 
 def _describe(folder: Path, config: DecoderConfig) -> tuple[HeadsDescription, Path]:

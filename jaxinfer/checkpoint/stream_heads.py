@@ -16,17 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxinfer.checkpoint.drafters import check_fingerprint
 from jaxinfer.checkpoint.hf_folder import read_json_object
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.checkpoint.shipped import check_fingerprint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.stream_heads import StreamsConfig, put
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
-TREE = "tree.json"
 _DESCRIPTION, _WEIGHTS = "streams.json", "streams.safetensors"
 # What a file format may tell otherwise, or not at all, without the network being another.
 _NOT_THE_NETWORK = ("family", "max_position", "bos_token_id", "eos_token_ids")

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.checkpoint.medusa_heads import own_tree, read_heads
-from jaxinfer.checkpoint.shipped import shipped_folder
+from jaxinfer.checkpoint.drafters import own_tree, shipped_folder
+from jaxinfer.checkpoint.medusa_heads import read_heads
 from jaxinfer.decoding.draft_trees import Paths, check_tree, lay_out, read_tree, tree_depth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
@@ -123,7 +123,7 @@ class Medusa(Strategy):
     def _read_tree(self, folder: Path | None) -> Paths:
         if self.tree != "own":
             return read_tree(self.tree)
-        path = None if folder is None else own_tree(folder)
+        path = own_tree(folder)
         return read_tree("mc_sim_7b_63" if path is None else str(path))
 
     def _check_fit(self, extra: Params, paths: Paths, target: Target) -> None:

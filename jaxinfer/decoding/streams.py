@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.checkpoint.shipped import shipped_folder
-from jaxinfer.checkpoint.stream_heads import TREE, read_streams
+from jaxinfer.checkpoint.drafters import own_tree, shipped_folder
+from jaxinfer.checkpoint.stream_heads import read_streams
 from jaxinfer.decoding.draft_trees import MAX_NODES, Paths, TreeLayout, check_tree, lay_out, read_tree, tree_depth
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
@@ -153,8 +153,8 @@ class Streams(Strategy):
         """Return the tree that the options name, for streams of a folder."""
         if self.tree != "own":
             return read_product(self.tree)
-        path = None if folder is None else folder / TREE
-        return read_product("4.2.1") if path is None or not path.is_file() else read_tree(str(path))
+        path = own_tree(folder)
+        return read_product("4.2.1") if path is None else read_tree(str(path))
 
     def _run_first(
         self, model: Model, state: DecodeState, tokens_BM: Int[Array, "B M"], nodes: Nodes

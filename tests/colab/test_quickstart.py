@@ -2,34 +2,22 @@
 
 from pathlib import Path
 
-import nbclient
 import nbformat
 import pytest
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "colab" / "quickstart.ipynb"
+from tests.colab.conftest import NOTEBOOKS, Execute
+
+NOTEBOOK = "quickstart.ipynb"
+# Of the notebooks' own machinery.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
-@pytest.fixture
-def notebook() -> nbformat.NotebookNode:
-    return nbformat.read(NOTEBOOK, as_version=4)
-
-
-def test_the_repository_holds_no_outputs(notebook: nbformat.NotebookNode) -> None:
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the notebook's own machinery
 def test_every_cell_runs_and_the_seed_decides(
-    notebook: nbformat.NotebookNode, trained_folder: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: nbformat.NotebookNode, trained_folder: Path, execute: Execute
 ) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     (choice,) = [cell for cell in notebook.cells if cell.source == 'MODEL = "smollm2-135m-instruct"']
     choice.source = f"MODEL = {str(trained_folder)!r}"
-    resources = {"metadata": {"path": str(NOTEBOOK.parents[1])}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    execute(notebook, NOTEBOOKS.parent)
     printed = ["".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in notebook.cells]
     (seeds,) = [text for text, cell in zip(printed, notebook.cells) if "def tell" in cell.source]
     first, second = seeds.splitlines()

@@ -2,43 +2,30 @@
 
 from pathlib import Path
 
-import nbclient
 import nbformat
 import pytest
 
+from tests.colab.conftest import NOTEBOOKS, Execute
 from tests.toys import fable
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "colab" / "train_medusa.ipynb"
+NOTEBOOK = "train_medusa.ipynb"
+# Of the notebooks' own machinery.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
-@pytest.fixture
-def notebook() -> nbformat.NotebookNode:
-    return nbformat.read(NOTEBOOK, as_version=4)
-
-
-def test_the_repository_holds_no_outputs(notebook: nbformat.NotebookNode) -> None:
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the notebook's own machinery
 def test_heads_are_trained_and_change_no_token(
-    notebook: nbformat.NotebookNode, trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: nbformat.NotebookNode, trained_folder: Path, tmp_path: Path, execute: Execute
 ) -> None:
     """The last cell asserts that texts are equal; more than a token a step says that the heads learned something."""
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     (choice,) = [cell for cell in notebook.cells if cell.source.startswith("MODEL = ")]
     choice.source = TOY.format(model=str(trained_folder), work=str(tmp_path / "work"))
     (prompts,) = [cell for cell in notebook.cells if "prompts = [task" in cell.source]
     prompts.source += f"\nprompts = {[line[:12] for line in fable(44, seed=9).splitlines()]!r}"
     (measured,) = [cell for cell in notebook.cells if cell.source.startswith("import time")]
     measured.source = measured.source.replace("new_tokens=96", "new_tokens=24")
-    resources = {"metadata": {"path": str(NOTEBOOK.parents[1])}}
     (source,) = [cell for cell in notebook.cells if 'SOURCE = ".."' in cell.source]
     source.source = source.source.replace('SOURCE = ".."', 'SOURCE = "."')
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    execute(notebook, NOTEBOOKS.parent)
     (table,) = ["".join(out.get("text", "") for out in cell.outputs) for cell in notebook.cells[-2:-1]]
     rows = {line[:24].strip(): float(line[24:].split()[0]) for line in table.splitlines()}
     assert rows["plain"] == 1.0

@@ -9,24 +9,13 @@ import pytest
 
 from jaxinfer.decoding.registry import STRATEGIES
 from pallas_kernels.measure import kernel_names
+from tests.colab.conftest import Execute
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "colab" / "validate_on_tpu.ipynb"
-
-
-@pytest.fixture
-def notebook() -> nbformat.NotebookNode:
-    return nbformat.read(NOTEBOOK, as_version=4)
+NOTEBOOK = "validate_on_tpu.ipynb"
+# Of the notebooks' own machinery.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
-def test_the_repository_holds_no_outputs(notebook: nbformat.NotebookNode) -> None:
-    nbformat.validate(notebook)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the notebook's own machinery
 @pytest.mark.parametrize(
     "names", [("jacobi", "medusa", "beam"), pytest.param(tuple(STRATEGIES), marks=pytest.mark.exhaustive)], ids=len
 )
@@ -35,18 +24,15 @@ def test_it_checks_kernels_and_strategies_and_writes_a_report(
     notebook: nbformat.NotebookNode,
     trained_folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    execute: Execute,
 ) -> None:
     """One strategy is made to write wrong tokens: that is said, the report is written, and the last cell fails."""
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
     (choice,) = [cell for cell in notebook.cells if cell.source.startswith("MODEL = ")]
     choice.source = f"MODEL, REPORT = {str(trained_folder)!r}, 'report.json'"
     (checks,) = [cell for cell in notebook.cells if "check_strategies(lm" in cell.source]
     checks.source = BROKEN + checks.source.replace("PROMPTS)", f"PROMPTS[:1], max_new_tokens=16, names={names})")
-    resources = {"metadata": {"path": str(tmp_path)}}
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="FAILED: jacobi"):
-        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+        execute(notebook, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert {case["kernel"] for case in report["kernels"]["cases"]} == set(kernel_names())
     assert report["kernels"]["passes"]

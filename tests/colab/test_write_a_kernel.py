@@ -2,36 +2,22 @@
 
 from pathlib import Path
 
-import nbclient
 import nbformat
 import pytest
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "colab" / "write_a_kernel.ipynb"
+from tests.colab.conftest import Execute
 
-
-@pytest.fixture
-def notebook() -> nbformat.NotebookNode:
-    return nbformat.read(NOTEBOOK, as_version=4)
-
-
-def test_the_repository_holds_no_outputs(notebook: nbformat.NotebookNode) -> None:
-    nbformat.validate(notebook)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
+NOTEBOOK = "write_a_kernel.ipynb"
+# Of the notebooks' own machinery.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the notebook's own machinery
 def test_every_cell_runs_and_leaves_nothing_behind(
-    notebook: nbformat.NotebookNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: nbformat.NotebookNode, tmp_path: Path, execute: Execute
 ) -> None:
     """It runs in a folder of its own, where its module is written to."""
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    execute(notebook, tmp_path)
     printed = "".join("".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in notebook.cells)
     assert "no race" in printed
     assert printed.count("steps, ") == 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxinfer
-from jaxinfer.checkpoint import shipped
+from jaxinfer.checkpoint import drafters
 from jaxinfer.checkpoint.medusa_heads import write_heads
 from jaxinfer.decoding.draft_trees import PUBLISHED_TREES
 from jaxinfer.decoding.medusa import Medusa
@@ -162,7 +162,7 @@ def test_heads_that_come_with_the_package_are_found_by_the_weights_they_are_for(
 ):
     """And no other weights get them, nor heads of a folder that names other weights."""
     lm = jaxinfer.load(trained_folder)  # its own, for it remembers what it found
-    monkeypatch.setattr(shipped, "DRAFTERS", tmp_path)
+    monkeypatch.setattr(drafters, "DRAFTERS", tmp_path)
     vocab_size = lm.config.vocab_size
     for name, weights in (("another", "0123456789abcdef"), ("this", lm.fingerprint)):
         folder = tmp_path / name / "heads"

@@ -7,17 +7,19 @@ import pytest
 
 import jaxinfer
 from jaxinfer.decoding.head_accuracy import measure_accuracies
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption, WriteFailed
 from jaxinfer.models.extra_heads import head_logits, head_states
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.models.model import Model
 from tests.decoding.fitted_heads import head_scores
 from tests.models.restack import scanned
 from tests.toys import TINY_LLAMA, encode_bytes, fable, random_params
-from train.head_evaluation import HeadEvaluation, best_tree
+from train.head_evaluation import HeadEvaluation
 from train.head_loss import HeadLoss, WindowSource, frequent_tokens, look_ahead, target_rows
 from train.head_shapes import HeadShape, frozen_extra, init_heads
 from train.hidden_states import HiddenStates, cache_hidden_states
 from train.packing import Example
+from train.trees import best_tree
 
 DRAFT_IDS = tuple(range(30, 130))
 SHAPES = {
@@ -162,6 +164,48 @@ def test_cached_states_are_those_of_the_answers(lm, states):
     model = Model(lm.programs.decoder, lm.params)
     found_PV = model.logits(jnp.asarray(states.hidden_PD[own_P], jnp.float32))
     np.testing.assert_allclose(found_PV, lm.logits([text])[0, 6:], atol=2e-2)  # states are kept in float16
+
+
+def test_states_that_were_interrupted_are_gone_on_with(lm, tmp_path, monkeypatch):
+    """From what is there on, to the same files; meanwhile the folder belongs to one process and one recipe."""
+    monkeypatch.setattr("train.hidden_states._TOKENS_AT_ONCE", 64)  # a text or two at once
+    examples = [Example(tuple(encode_bytes(fable(1, seed))), (True,) * len(fable(1, seed))) for seed in range(8)]
+    whole = cache_hidden_states(lm, examples, tmp_path / "whole")
+    seen = []
+
+    def report(done, said):
+        seen.append(done)
+        if len(seen) == 3:
+            with pytest.raises(InvalidOption, match="another process is filling it"):
+                cache_hidden_states(lm, examples, tmp_path / "part")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache_hidden_states(lm, examples, tmp_path / "part", report)
+    with pytest.raises(InvalidCheckpoint, match="holds hidden states with num_texts 8, not 7"):
+        cache_hidden_states(lm, examples[:7], tmp_path / "part")
+    part = cache_hidden_states(lm, examples, tmp_path / "part", lambda done, said: seen.append(done))
+    assert seen == sorted(set(seen))
+    assert seen[-1] == 8
+    for found, expected in zip(part, whole):
+        np.testing.assert_array_equal(found, expected)
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(InvalidCheckpoint, match="holds no hidden states"):
+        cache_hidden_states(lm, examples, tmp_path / "other")
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(lm, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("train.filling.os.posix_fallocate", full)
+    examples = [Example(tuple(encode_bytes(fable(1))), (True,) * len(fable(1)))]
+    with pytest.raises(WriteFailed, match="No space left on device; free some space or give another --cache"):
+        cache_hidden_states(lm, examples, tmp_path / "cache", lambda done, said: pytest.fail("computed"))
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra"])

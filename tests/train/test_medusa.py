@@ -132,7 +132,7 @@ def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, answe
     options = ("--model", trained_folder, "--data", answers, "--out", out, "--heads", 2, "--share-lm-head")
     assert train_heads(*options, *OPTIONS, "--dry-run") == 0
     lines = capsys.readouterr().out
-    assert "parameters: 4,704 trained, 69,216 frozen" in lines or "parameters: 4,704 trained" in lines
+    assert "parameters: 4,704 trained, " in lines
     assert "memory of a step: " in lines
     assert "GFLOP a step" in lines
     assert not out.exists()

@@ -1,4 +1,4 @@
-"""Drafters that come with the package: small heads and streams, each for one model's very weights."""
+"""What heads and streams share on disk: those that come with the package, whose weights they are for, their tree."""
 
 import json
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 
+# The draft tree that suits drafters, where one stands in their folder.
+TREE = "tree.json"
 # A folder for each model, with a folder of each kind of drafter that it has.
 DRAFTERS = Path(__file__).resolve().parents[1] / "drafters"
 
@@ -22,6 +24,12 @@ def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str)
         f"no {kind} come with the package for these weights ({fingerprint() or 'unknown'}): name a folder, "
         f"heads=FOLDER, or make some with {train}"
     )
+
+
+def own_tree(folder: Path | None) -> Path | None:
+    """Return the file of the draft tree that comes with the drafters of a folder, if one does."""
+    path = None if folder is None else folder / TREE
+    return path if path is not None and path.is_file() else None
 
 
 def check_fingerprint(folder: Path, of: str | None, own: Callable[[], str | None]) -> None:
