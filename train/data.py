@@ -1,4 +1,7 @@
-"""Batches of text for training: windows cut from one long line of tokens; and ``python -m train.data distill``."""
+"""Batches of text for training: windows cut from one long line of tokens; and the commands of ``python -m train.data``.
+
+``prompts`` has a chat model write prompts, ``distill`` has a model answer prompts, ``task`` writes tasks with answers.
+"""
 
 import argparse
 import sys
@@ -38,13 +41,17 @@ def window_batches(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of ``python -m train.data``."""
-    from train import target_texts
+    from train import self_prompts, target_texts, task_data
 
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    summary = "have a model answer prompts, to train drafters on; goes on where it was interrupted"
-    distill = commands.add_parser("distill", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    target_texts.add_arguments(distill)
-    distill.set_defaults(run=target_texts.run)
+    for name, module, summary in (
+        ("prompts", self_prompts, "have a chat model write prompts; goes on where it was interrupted"),
+        ("distill", target_texts, "have a model answer prompts, as targets; goes on where it was interrupted"),
+        ("task", task_data, "write tasks with a right answer, of public data sets"),
+    ):
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""``python -m train.quality``: how good a model's answers are, and how many tokens a step a strategy writes of them.
+
+Fine-tuning a model together with what drafts for it makes another model; this says what that does to tasks with known
+answers. Answers are greedy and judged by *exact match*, runs of blanks counting as one, and by ROUGE-1, -2 and -L (Lin
+2004; F-measures of stemmed words, the best of all references).
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import DEFAULT_MODEL, load
+from jaxinfer.results import GenerationResult
+from train.command import existing_file, number, run_command
+from train.progress import step_progress
+from train.records import Record, RecordWriter, read_records
+from train.target_texts import encode_prompt
+
+_ROUGE = ("rouge1", "rouge2", "rougeL")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One answer: what was right, from 0 to 1, and the steps that it took; ``tokens`` leaves out the prompt's own."""
+
+    category: str
+    exact: float
+    rouge1: float
+    rouge2: float
+    rougeL: float
+    tokens: int
+    steps: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``python -m train.quality``."""
+    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="what answers (default: %(default)s)")
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        type=existing_file,
+        required=True,
+        help="a JSON object a line with 'prompt', 'references' (or one, 'response'), and 'category' if it has one",
+    )
+    parser.add_argument("--strategy", metavar="S", default="autoregressive", help="default: %(default)s")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write each answer and its marks here, as JSONL")
+    parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
+    parser.add_argument("--max-new-tokens", metavar="N", type=number(int, 1), default=128, help="default: %(default)s")
+    parser.add_argument("--batch-size", metavar="N", type=number(int, 1), default=16, help="default: %(default)s")
+    parser.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer all prompts, judge the answers and print the figures."""
+    if options.out is not None and options.out.exists():
+        raise InvalidOption(f"{options.out}: exists; give another --out")
+    records = read_records(options.data)
+    references = [references_of(record) for record in records]
+    lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
+    prompts = [encode_prompt(lm, question_of(record), is_raw=options.raw) for record in records]
+    batches = lm.generate_batches(
+        [prompt.tokens for prompt in prompts],
+        max_new_tokens=options.max_new_tokens,
+        strategy=options.strategy,
+        batch_size=options.batch_size,
+    )
+    judged: list[Judged] = []
+    told: list[dict[str, Any]] = []
+    with step_progress("quality", len(prompts)) as report:
+        for results in batches:
+            for result in results:
+                at = len(judged)
+                judged.append(judge(result, references[at], prompts[at].category))
+                told.append({"line": prompts[at].line, "text": result.text, **asdict(judged[at])})
+            report(len(judged), f"exact {100 * statistics.fmean(one.exact for one in judged):.0f}%")
+    figures = figures_of(judged)
+    if options.out is not None:
+        with RecordWriter(options.out) as writer:
+            writer.append(told)
+    print(json.dumps(figures) if options.json else describe(figures))
+    return 0
+
+
+def question_of(record: Record) -> Record:
+    """Return a record without its answer."""
+    return record._replace(fields={name: value for name, value in record.fields.items() if name != "response"})
+
+
+def references_of(record: Record) -> list[str]:
+    """Return a record's right answers; raises InvalidOption where it has none."""
+    found = record.fields.get("references", record.fields.get("response"))
+    found = [found] if isinstance(found, str) else found
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) and one.strip() for one in found):
+        raise InvalidOption(f"{record.where}: needs 'references', a list of texts, or a 'response'")
+    return found
+
+
+def judge(result: GenerationResult, references: Sequence[str], category: str) -> Judged:
+    """Compare an answer with its references."""
+    text = " ".join(result.text.split())
+    scores = _scorer().score_multi(references, text)
+    return Judged(
+        category,
+        float(text in {" ".join(one.split()) for one in references}),
+        **{name: float(scores[name].fmeasure) for name in _ROUGE},
+        tokens=result.stats.new_tokens,
+        steps=result.stats.steps,
+    )
+
+
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(_ROUGE), use_stemmer=True)
+
+
+def figures_of(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
+    """Return the means by category, and of all where there are several.
+
+    A prompt's first new token comes with its prefill, without a step.
+    """
+    groups: dict[str, list[Judged]] = {}
+    for one in judged:
+        groups.setdefault(one.category or "all", []).append(one)
+    if len(groups) > 1:
+        groups["all"] = list(judged)
+    return {name: _means(group) for name, group in groups.items()}
+
+
+def _means(group: Sequence[Judged]) -> dict[str, float]:
+    means = {name: statistics.fmean(getattr(one, name) for one in group) for name in ("exact", *_ROUGE)}
+    steps = sum(one.steps for one in group)
+    pace = sum(one.tokens - 1 for one in group) / steps if steps else 1.0
+    return {"answers": float(len(group)), **means, "tokens_per_step": pace}
+
+
+def describe(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the figures as a table."""
+    head = f"{'':16} {'answers':>8} {'exact':>7} {'R-1':>7} {'R-2':>7} {'R-L':>7} {'tokens a step':>14}"
+    rows = [
+        f"{name:16.16} {means['answers']:8.0f} "
+        + " ".join(f"{100 * means[key]:6.1f}%" for key in ("exact", *_ROUGE))
+        + f" {means['tokens_per_step']:14.2f}"
+        for name, means in figures.items()
+    ]
+    return "\n".join([head, *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("quality", "Judge a model's answers to tasks with known ones.", add_arguments, run))
