@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxinfer.checkpoint.new_folder import new_folder
-from jaxinfer.checkpoint.shipped import DRAFTERS
+from jaxinfer.checkpoint.drafters import DRAFTERS
 from jaxinfer.errors import JaxinferError
 from jaxinfer.language_model import DEFAULT_MODEL
 from train.command import run_command
