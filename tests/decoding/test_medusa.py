@@ -17,7 +17,6 @@ from jaxinfer.decoding.typical import accept_typical
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from tests.decoding.fitted_heads import expected_acceptance, fit_conditioned, fit_plain
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
-from tests.default_model import default_model_path
 from tests.toys import encode_bytes, fable_tokens
 
 PROMPTS = ("The quick", "O", "A small otter watched the", "One grey heron f", "The old badger")
@@ -217,14 +216,3 @@ def test_heads_that_do_not_fit_are_refused(lm, name):
     with pytest.raises(InvalidOption, match=pattern) as caught:
         lm.generate("The", strategy=Medusa(extra=extra, **options))
     assert "\n" not in str(caught.value)
-
-
-def test_the_default_model_has_heads_that_draft_well():
-    """Whoever loads it needs to name none; the tokens are those of plain decoding."""
-    lm = jaxinfer.load(default_model_path(), max_len=256)
-    question = lm.encode_chat([{"role": "user", "content": "Tom has 12 apples and buys 7 more. How many has he now?"}])
-    plain, drafted = (
-        lm.generate([question], max_new_tokens=32, strategy=one)[0] for one in ("autoregressive", "medusa")
-    )
-    assert plain.tokens == drafted.tokens
-    assert drafted.stats.new_tokens / drafted.stats.steps > 1.5

@@ -1,0 +1,35 @@
+"""Whoever loads the default model needs to name no drafters: they come with it, and change no token."""
+
+import pytest
+
+import jaxinfer
+from tests.default_model import default_model_path
+
+QUESTIONS = (
+    "Tom has 12 apples and buys 7 more. How many has he now?",
+    "Write a Python function that reverses a list.",
+)
+SAMPLINGS = (jaxinfer.SamplingParams(), jaxinfer.SamplingParams(temperature=0.7, top_p=0.9, seed=3))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return jaxinfer.load(default_model_path(), max_len=256)
+
+
+@pytest.fixture(scope="module")
+def prompts(lm):
+    return [lm.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def plain(lm, prompts):
+    return lm.generate(prompts, max_new_tokens=32, sampling=SAMPLINGS)
+
+
+@pytest.mark.parametrize(("strategy", "pace"), [("medusa", 1.5), ("streams", 1.3), ("streams+prompt_lookup", 1.3)])
+def test_they_draft_well_and_change_no_token(lm, prompts, plain, strategy, pace):
+    drafted = lm.generate(prompts, max_new_tokens=32, sampling=SAMPLINGS, strategy=strategy)
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+    greedy = drafted[0].stats
+    assert greedy.new_tokens / greedy.steps > pace

@@ -1,0 +1,74 @@
+"""The drafters in the package are those that the recipe makes, and small enough to come with it."""
+
+import argparse
+import json
+
+import pytest
+
+from jaxinfer.checkpoint.drafters import DRAFTERS
+from jaxinfer.language_model import DEFAULT_MODEL
+from train import data, medusa, prompts, ship, streams
+from train.arguments import identity
+
+COMMANDS = {module.__name__: module for module in (data, medusa, prompts, streams)}
+SHIPPED = {"heads": (ship.HEADS, "Hydra heads"), "streams": (ship.STREAMS, "streams")}
+
+
+def parse(command, *arguments):
+    parser = argparse.ArgumentParser()
+    COMMANDS[command].add_arguments(parser)
+    return parser.parse_args(list(map(str, arguments)))
+
+
+def write_drafters(folder, kind, weights):
+    folder.mkdir(parents=True)
+    for name in (f"{kind}.json", "tree.json", "tree_64.json"):
+        (folder / name).write_text("[[0]]")
+    (folder / f"{kind}.safetensors").write_bytes(weights)
+    (folder / "README.md").write_text("# A card\n")
+
+
+def test_every_step_is_a_command_and_all_its_drafters_are_put_into_place(tmp_path, monkeypatch):
+    told = []
+
+    def call(command, *arguments):
+        told.append(parse(command, *arguments))
+        for kind, name in (("heads", "train.medusa"), ("streams", "train.streams")):
+            if command == name:
+                write_drafters(told[-1].out / kind, kind, b"new")
+        if command in ("train.prompts", "train.data"):
+            told[-1].out.write_text("{}\n")
+
+    monkeypatch.setattr(ship, "call", call)
+    place = tmp_path / "drafters"
+    write_drafters(place / DEFAULT_MODEL / "heads", "heads", b"old")
+    assert ship.run(argparse.Namespace(data=tmp_path, work=tmp_path / "work", to=place)) == 0
+    written = {options.out.name for options in told}
+    trained = [options for options in told if isinstance(vars(options).get("data"), list)]
+    read = {path.name for options in trained for path in options.data}
+    assert read == {"answers.jsonl"} <= written
+    for kind in SHIPPED:
+        folder = place / DEFAULT_MODEL / kind
+        assert (folder / f"{kind}.safetensors").read_bytes() == b"new"
+        assert (folder / "README.md").read_text().startswith(f"# A card\n{ship.DATA}")
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_shipped_drafters_say_how_they_were_made(kind, tmp_path):
+    command, title = SHIPPED[kind]
+    folder = DRAFTERS / DEFAULT_MODEL / kind
+    card = (folder / "README.md").read_text()
+    (tmp_path / "answers.jsonl").write_text("{}")
+    told = identity(parse(*command, "--data", tmp_path / "answers.jsonl", "--out", tmp_path))
+    stated = dict(line[2:].split(": ", 1) for line in card.splitlines() if line.startswith("* "))
+    given = {part[2:].replace("-", "_") for part in command if part.startswith("--")}
+    assert given <= stated.keys()
+    for name in (stated.keys() & told.keys()) - {"data", "data_digests"}:
+        assert stated[name] == str(told[name]), name
+    assert title in card.splitlines()[0]
+    assert ship.DATA in card
+    assert json.loads((folder / f"{kind}.json").read_text())["base_fingerprint"] in card
+
+
+def test_drafters_take_little_of_the_package():
+    assert sum(path.stat().st_size for path in DRAFTERS.rglob("*") if path.is_file()) <= 10e6
