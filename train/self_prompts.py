@@ -22,7 +22,7 @@ from train.records import RecordWriter, read_written
 from train.target_texts import describe_recipe
 
 CATEGORY = "self-written"
-# So many draws without a single prompt mean that the model writes none.
+# After so many draws without a new prompt, more of them would not help.
 _MOST_IN_VAIN = 512
 # Two users' texts that begin and end differently: what their conversations share stands around them.
 _PROBES = ("Apple zest", "Which bike")
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=options.seed, stop=stop)
         recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=True)
         seen, next_draw = written_prompts(options.out, recipe)
-        num_draws = 0
+        num_draws = in_vain = 0
         with step_progress("prompts", options.count, len(seen)) as report:
             while len(seen) < options.count:
                 draws = range(next_draw, next_draw + options.batch_size)
@@ -62,11 +62,14 @@ def run(options: argparse.Namespace) -> int:
                         seen.add(text)
                         prompts.append({"prompt": text, "category": CATEGORY, "draw": draw, "recipe": recipe})
                 writer.append(prompts)
-                num_draws += len(draws)
-                next_draw = draws.stop
+                num_draws, next_draw = num_draws + len(draws), draws.stop
+                in_vain = 0 if prompts else in_vain + len(draws)
                 report(len(seen), f"{num_draws:,} drawn")
-                if not seen and num_draws >= _MOST_IN_VAIN:
-                    raise InvalidOption(f"none of {num_draws} drawn texts is a finished prompt; is it a chat model?")
+                if in_vain >= _MOST_IN_VAIN:
+                    raise InvalidOption(
+                        f"no new prompt in {in_vain} drawn texts, after {len(seen)}: raise --temperature or "
+                        "--max-new-tokens, or name a chat model"
+                    )
     print(f"{options.out}: {len(seen)} prompts, {num_draws} texts drawn", file=sys.stderr)
     return 0
 

@@ -77,7 +77,10 @@ def test_a_stop_token_needs_no_stop_string(chat_folder):
 def test_a_model_that_writes_no_prompt_is_told(chat_folder, tmp_path, capsys):
     arguments = ("--model", chat_folder, "--out", tmp_path / "a.jsonl", "--batch-size", 256)
     assert prompts(*arguments, "--max-new-tokens", 1) == 2
-    assert "none of 512 drawn texts is a finished prompt" in capsys.readouterr().err
+    assert "no new prompt in 512 drawn texts, after 0: raise" in capsys.readouterr().err
+    assert prompts(*arguments, "--temperature", 0, "--count", 3) == 2
+    assert "no new prompt in 512 drawn texts, after 1: raise" in capsys.readouterr().err
+    assert len(read(tmp_path / "a.jsonl")) == 1
     settings = json.loads((chat_folder / "tokenizer_config.json").read_text())
     other = tmp_path / "other"
     shutil.copytree(chat_folder, other)
