@@ -79,7 +79,7 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     return {**kept, "mesh": str(options.mesh), "data": data, "data_digests": digests}
 
 
-def refuse_given(
+def refuse_changed(
     options: argparse.Namespace,
     add_arguments: Callable[[argparse.ArgumentParser], None],
     needs: str,

@@ -27,7 +27,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_given,
+    refuse_changed,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.distill_loss import DistillLoss
@@ -82,9 +82,9 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the draft model."""
     microbatch = check_batch(options)
     if options.divergence != "jensen_shannon":
-        refuse_given(options, add_arguments, "--divergence jensen_shannon", ("beta",))
+        refuse_changed(options, add_arguments, "--divergence jensen_shannon", ("beta",))
     if not options.on_policy:
-        refuse_given(options, add_arguments, "--on-policy", ("resample_every", "samples", "max_new_tokens"))
+        refuse_changed(options, add_arguments, "--on-policy", ("resample_every", "samples", "max_new_tokens"))
     teacher = load(
         options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr)
     )

@@ -132,7 +132,7 @@ def _compute(
     order = np.argsort([len(example.tokens) for example in examples], kind="stable")
     with Filling(folder, facts, shapes) as filling:
         arrays, done = filling.arrays, filling.done
-        while done < len(order):
+        while done < len(order) and not filling.is_whole:
             length = -(-len(examples[order[done]].tokens) // _ROW_GRID) * _ROW_GRID
             most = max(1, _TOKENS_AT_ONCE // length)
             rows = [at for at in order[done : done + most] if len(examples[at].tokens) <= length]
@@ -151,4 +151,5 @@ def _compute(
             done += len(rows)
             filling.advance(done)
             report(done, f"{int(counts[order[:done]].sum()):,} states")
-        filling.finish()
+        if not filling.is_whole:
+            filling.finish()

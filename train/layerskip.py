@@ -37,7 +37,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_given,
+    refuse_changed,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.early_exit import CURRICULA, Curriculum, ExitSchedule
@@ -107,11 +107,11 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the model."""
     microbatch = check_batch(options)
     if options.curriculum != "rotational":
-        refuse_given(options, add_arguments, "--curriculum rotational", ("rotate",))
+        refuse_changed(options, add_arguments, "--curriculum rotational", ("rotate",))
     if not options.lora_rank:
-        refuse_given(options, add_arguments, "--lora-rank", ("lora_alpha",))
+        refuse_changed(options, add_arguments, "--lora-rank", ("lora_alpha",))
     if options.init is not None:
-        refuse_given(options, add_arguments, "training on a model, not --init", ("model",))
+        refuse_changed(options, add_arguments, "training on a model, not --init", ("model",))
     lm, checkpoint = open_base(options)
     config, length = lm.config, row_length(options, lm.config.max_position)
     check_layers(config)

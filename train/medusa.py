@@ -26,7 +26,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_given,
+    refuse_changed,
     split_texts,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
@@ -86,9 +86,9 @@ class Task(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the heads."""
     if options.joint:
-        refuse_given(options, add_arguments, "training on a frozen base", ("cache", "window"))
+        refuse_changed(options, add_arguments, "training on a frozen base", ("cache", "window"))
         return run_joint(options)
-    refuse_given(options, add_arguments, "--joint", JOINT_OPTIONS)
+    refuse_changed(options, add_arguments, "--joint", JOINT_OPTIONS)
     for name in JOINT_OPTIONS:  # they are no part of what this run is
         delattr(options, name)
     rows = check_batch(options)

@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,27 +64,32 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption(f"{options.out}: exists; give another --out")
     records = read_records(options.data)
     references = [references_of(record) for record in records]
-    lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
-    prompts = [encode_prompt(lm, question_of(record), is_raw=options.raw) for record in records]
-    batches = lm.generate_batches(
-        [prompt.tokens for prompt in prompts],
-        max_new_tokens=options.max_new_tokens,
-        strategy=options.strategy,
-        batch_size=options.batch_size,
-    )
-    judged: list[Judged] = []
-    told: list[dict[str, Any]] = []
-    with step_progress("quality", len(prompts)) as report:
+    scorer = build_scorer()
+    with ExitStack() as stack:  # what stands in the way of writing is found before the model is waited for
+        writer = None if options.out is None else stack.enter_context(RecordWriter(options.out))
+        lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
+        prompts = [encode_prompt(lm, question_of(record), is_raw=options.raw) for record in records]
+        batches = lm.generate_batches(
+            [prompt.tokens for prompt in prompts],
+            max_new_tokens=options.max_new_tokens,
+            strategy=options.strategy,
+            batch_size=options.batch_size,
+        )
+        judged: list[Judged] = []
+        report = stack.enter_context(step_progress("quality", len(prompts)))
         for results in batches:
-            for result in results:
-                at = len(judged)
-                judged.append(judge(result, references[at], prompts[at].category))
-                told.append({"line": prompts[at].line, "text": result.text, **asdict(judged[at])})
+            first = len(judged)
+            for at, result in enumerate(results, first):
+                judged.append(judge(scorer, result, references[at], prompts[at].category))
+            if writer is not None:
+                writer.append(
+                    [
+                        {"line": prompts[at].line, "text": result.text, **asdict(judged[at])}
+                        for at, result in enumerate(results, first)
+                    ]
+                )
             report(len(judged), f"exact {100 * statistics.fmean(one.exact for one in judged):.0f}%")
     figures = figures_of(judged)
-    if options.out is not None:
-        with RecordWriter(options.out) as writer:
-            writer.append(told)
     print(json.dumps(figures) if options.json else describe(figures))
     return 0
 
@@ -102,10 +108,19 @@ def references_of(record: Record) -> list[str]:
     return found
 
 
-def judge(result: GenerationResult, references: Sequence[str], category: str) -> Judged:
+def build_scorer() -> Any:
+    """Return what computes ROUGE."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise InvalidOption('ROUGE needs the package rouge-score: pip install -e ".[train]"') from None
+    return RougeScorer(list(_ROUGE), use_stemmer=True)
+
+
+def judge(scorer: Any, result: GenerationResult, references: Sequence[str], category: str) -> Judged:
     """Compare an answer with its references."""
     text = " ".join(result.text.split())
-    scores = _scorer().score_multi(references, text)
+    scores = scorer.score_multi(references, text)
     return Judged(
         category,
         float(text in {" ".join(one.split()) for one in references}),
@@ -115,40 +130,31 @@ def judge(result: GenerationResult, references: Sequence[str], category: str) ->
     )
 
 
-def _scorer() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(list(_ROUGE), use_stemmer=True)
-
-
-def figures_of(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """Return the means by category, and of all where there are several.
-
-    A prompt's first new token comes with its prefill, without a step.
-    """
+def figures_of(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return the means ``overall`` and, where there are several, of each of the ``categories``."""
     groups: dict[str, list[Judged]] = {}
     for one in judged:
-        groups.setdefault(one.category or "all", []).append(one)
-    if len(groups) > 1:
-        groups["all"] = list(judged)
-    return {name: _means(group) for name, group in groups.items()}
+        groups.setdefault(one.category, []).append(one)
+    categories = {name: _means(group) for name, group in groups.items()} if len(groups) > 1 else {}
+    return {"overall": _means(judged), "categories": categories}
 
 
 def _means(group: Sequence[Judged]) -> dict[str, float]:
     means = {name: statistics.fmean(getattr(one, name) for one in group) for name in ("exact", *_ROUGE)}
+    # A prompt's first new token comes with its prefill, without a step.
     steps = sum(one.steps for one in group)
-    pace = sum(one.tokens - 1 for one in group) / steps if steps else 1.0
+    pace = sum(one.tokens - 1 for one in group) / steps if steps else 0.0
     return {"answers": float(len(group)), **means, "tokens_per_step": pace}
 
 
-def describe(figures: Mapping[str, Mapping[str, float]]) -> str:
+def describe(figures: Mapping[str, Any]) -> str:
     """Return the figures as a table."""
     head = f"{'':16} {'answers':>8} {'exact':>7} {'R-1':>7} {'R-2':>7} {'R-L':>7} {'tokens a step':>14}"
     rows = [
-        f"{name:16.16} {means['answers']:8.0f} "
+        f"{name or '(none)':16.16} {means['answers']:8.0f} "
         + " ".join(f"{100 * means[key]:6.1f}%" for key in ("exact", *_ROUGE))
         + f" {means['tokens_per_step']:14.2f}"
-        for name, means in figures.items()
+        for name, means in {**figures["categories"], "overall": figures["overall"]}.items()
     ]
     return "\n".join([head, *rows])
 

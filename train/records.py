@@ -75,7 +75,10 @@ def _check_messages(messages: Any, where: str) -> list[dict[str, str]]:
 
 
 class RecordWriter:
-    """Appends whole lines to a file: what was written before stays, and a line that a killed process left half goes."""
+    """Appends whole lines to a file: what was written before stays, and a line that a killed process left half goes.
+
+    Raises InvalidOption for a file whose end is no such line: it is another's.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.parent.is_dir():
@@ -83,6 +86,9 @@ class RecordWriter:
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         self._end = _end_of_lines(self._file)
+        if os.pread(self._file, 1, self._end) not in (b"", b"{"):
+            os.close(self._file)
+            raise InvalidOption(f"{path}: ends with something that no such command has written; give another --out")
         os.ftruncate(self._file, self._end)
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:

@@ -45,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write prompts until there are ``count``."""
+    sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=options.seed)
     with RecordWriter(options.out) as writer:  # before the model is waited for
         lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
         opening, ending = around_user_text(lm)
-        stop = (ending,) if ending else ()
-        sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=options.seed, stop=stop)
-        recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=True)
+        sampling = dataclasses.replace(sampling, stop=(ending,) if ending else ())
+        recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=True, opening=opening)
         seen, next_draw = written_prompts(options.out, recipe)
         num_draws = in_vain = 0
         with step_progress("prompts", options.count, len(seen)) as report:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
                 if in_vain >= _MOST_IN_VAIN:
                     raise InvalidOption(
                         f"no new prompt in {in_vain} drawn texts, after {len(seen)}: raise --temperature or "
-                        "--max-new-tokens, or name a chat model"
+                        "--max-new-tokens, or name a chat model, and give another --out"
                     )
     print(f"{options.out}: {len(seen)} prompts, {num_draws} texts drawn", file=sys.stderr)
     return 0
@@ -86,7 +86,11 @@ def around_user_text(lm: LanguageModel) -> tuple[str, str]:
     after = _common_start([text.partition(probe)[2] for text, probe in zip(texts, _PROBES)])
     first_line = after.strip().partition("\n")[0]
     first_ids = lm.tokenizer.encode(first_line, add_special_tokens=False)
-    return before, "" if first_ids and first_ids[0] in lm.eos_token_ids else first_line
+    if not first_ids or first_ids[0] in lm.eos_token_ids:
+        return before, ""
+    if first_line not in lm.tokenizer.decode(first_ids):
+        raise InvalidOption(f"the chat template ends a user's text with {first_line!r}, which stops no generation")
+    return before, first_line
 
 
 def _common_start(texts: Sequence[str]) -> str:

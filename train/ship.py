@@ -9,20 +9,25 @@ import argparse
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxinfer.checkpoint.drafters import DRAFTERS
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.errors import JaxinferError
 from jaxinfer.language_model import DEFAULT_MODEL
-from train.command import run_command
+from train.command import EXIT_INTERRUPTED, run_command
+from train.records import read_records
+from train.self_prompts import CATEGORY
 
 ASKED = ("train.prompts", "--count", "4000", "--seed", "0")
+SELF_WRITTEN = ("train.data", "prompts", "--dtype", "bfloat16", "--count", "1200", "--seed", "0")
 ANSWERS = ("train.data", "distill", "--dtype", "bfloat16", "--max-new-tokens", "160")
 HEADS = (
     *("train.medusa", "--dtype", "float32", "--hydra", "--inner", "768", "--heads", "4", "--share-lm-head"),
     *("--draft-vocab", "16384", "--int8", "--soft-targets", "0.5", "--dropout", "0.05", "--weight-decay", "0.01"),
-    *("--epochs", "2", "--batch-size", "16", "--window", "32", "--learning-rate", "1e-3", "--held-out", "0.03"),
+    *("--epochs", "1.5", "--batch-size", "16", "--window", "32", "--learning-rate", "1e-3", "--held-out", "0.03"),
 )
 # As many parameters as a quarter of those of plain Medusa heads that share the model's output matrix.
 STREAMS = (
@@ -31,15 +36,16 @@ STREAMS = (
     *("--epochs", "2.5", "--learning-rate", "5e-3", "--held-out", "0.03"),
 )
 
-DATA = """
-## Data
-
-Text that the model wrote itself, greedily and in bfloat16, at most 160 tokens after each of 3,306 prompts in its chat
-template: 422,542 tokens. The prompts are those of `python -m train.prompts --count 4000`: 960 questions of GSM8K's
-training set (MIT), 320 of WikiSQL's (MIT), 800 on functions and passages of the documentation of Python 3.11 (PSF), 56
-on passages of WikiText-2's validation set (CC BY-SA), 160 descriptions from E2E's development set (CC BY-SA 4.0), and
-1,010 tasks and questions of the project's own. None of Spec-Bench, on which figures are given, is among them.
-"""
+# What the prompts of each category are.
+SOURCES = {
+    "math": "questions of GSM8K's training set (MIT)",
+    "sql": "questions of WikiSQL's training set (MIT)",
+    "documentation": "on functions and passages of the documentation of Python 3.11 (PSF)",
+    "encyclopedia": "on passages of WikiText-2's validation set (CC BY-SA)",
+    "table": "descriptions from E2E's development set (CC BY-SA 4.0)",
+    "chat": "tasks and questions of this project's own",
+    CATEGORY: "that the model wrote itself, as `python -m train.data prompts` draws them",
+}
 
 
 class StepFailed(JaxinferError, RuntimeError):
@@ -57,35 +63,71 @@ def run(options: argparse.Namespace) -> int:
     """Make prompts, answers and drafters, and put these into their place."""
     work, place = options.work, options.to / DEFAULT_MODEL
     work.mkdir(parents=True, exist_ok=True)
-    asked, answers = work / "prompts.jsonl", work / "answers.jsonl"
+    asked, self_written = work / "prompts.jsonl", work / "self_prompts.jsonl"
+    answers, self_answers = work / "answers.jsonl", work / "self_answers.jsonl"
     if not asked.is_file():
-        call(*ASKED, "--data", options.data, "--out", asked)
+        partial = asked.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        call(*ASKED, "--data", options.data, "--out", partial)
+        partial.rename(asked)
+    call(*SELF_WRITTEN, "--out", self_written)
     call(*ANSWERS, "--prompts", asked, "--out", answers)
-    call(*HEADS, "--data", answers, "--out", work / "heads_run")
+    call(*ANSWERS, "--prompts", self_written, "--out", self_answers)
+    call(*HEADS, "--data", answers, self_answers, "--out", work / "heads_run")
     call(*STREAMS, "--data", answers, "--out", work / "streams_run")
-    ship(work / "heads_run" / "heads", place / "heads", "heads", DATA)
-    ship(work / "streams_run" / "streams", place / "streams", "streams", DATA)
+    ship(work / "heads_run" / "heads", place / "heads", "heads", [answers, self_answers])
+    ship(work / "streams_run" / "streams", place / "streams", "streams", [answers])
     return 0
 
 
 def call(command: str, *arguments: object) -> None:
-    """Run a command of this package."""
+    """Run a command of this package; one that is interrupted has all the time it needs to save what it has."""
     told = [sys.executable, "-m", command, *map(str, arguments)]
     print(" ".join(told[1:]), file=sys.stderr)
-    code = subprocess.run(told).returncode
+    process = subprocess.Popen(told)
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # it got the signal too
+            continue
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         raise StepFailed(f"{command} ended with exit code {code}; the same command goes on from there")
 
 
-def ship(made: Path, place: Path, kind: str, data: str) -> None:
-    """Replace the drafters at a place by those that were made; ``data`` goes to the end of their card."""
+def describe_data(answers: Sequence[Path]) -> str:
+    """Return the part of a card on texts that the model wrote."""
+    records = [record.fields for path in answers for record in read_records(path)]
+    counts = Counter(record["category"] for record in records)
+    num_tokens = sum(len(record["tokens"]) for record in records)
+    prompts = [f"* {counts[name]:,} {source}" for name, source in SOURCES.items() if counts[name]]
+    return "\n".join(
+        [
+            "",
+            "## Data",
+            "",
+            f"Text that the model wrote, greedily and in bfloat16, at most {ANSWERS[-1]} tokens after each of "
+            f"{len(records):,} prompts in its chat template: {num_tokens:,} tokens. The prompts:",
+            "",
+            *prompts,
+            "",
+            "None was taken from Spec-Bench, on which figures are given.",
+            "",
+        ]
+    )
+
+
+def ship(made: Path, place: Path, kind: str, answers: Sequence[Path]) -> None:
+    """Replace the drafters at a place by those that were made; their card ends with what ``answers`` they learned."""
     files = (f"{kind}.json", f"{kind}.safetensors", "tree.json", "tree_64.json", "README.md")
     place.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(place, f"{kind}.json") as new:
         for name in files:
             shutil.copyfile(made / name, new / name)
         with (new / "README.md").open("a", encoding="utf-8") as card:
-            card.write(data)
+            card.write(describe_data(answers))
     size = sum((place / name).stat().st_size for name in files)
     print(f"{place}: {size / 1e6:.1f} MB", file=sys.stderr)
 

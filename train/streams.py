@@ -30,7 +30,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
-    refuse_given,
+    refuse_changed,
     split_texts,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
@@ -94,9 +94,9 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves, write the streams and, where it has changed, the model."""
     rows = check_batch(options)
     if options.joint:
-        refuse_given(options, add_arguments, "training on a frozen base", ("cache",))
+        refuse_changed(options, add_arguments, "training on a frozen base", ("cache",))
     else:
-        refuse_given(options, add_arguments, "--joint", ("lora_rank", "lora_alpha", "remat"))
+        refuse_changed(options, add_arguments, "--joint", ("lora_rank", "lora_alpha", "remat"))
     # Scanned for joint training: a step through all layers, unrolled, and back takes minutes to compile.
     scan_layers = True if options.joint else None
     lm = load(

@@ -98,9 +98,12 @@ def encode_prompt(lm: LanguageModel, record: Record, *, is_raw: bool = False) ->
     return Prompt(record.line, str(record.fields.get("category", "")), tuple(tokens))
 
 
-def describe_recipe(lm: LanguageModel, sampling: SamplingParams, max_new_tokens: int, *, is_raw: bool) -> str:
-    """Return a fingerprint of all that an answer depends on besides its prompt."""
+def describe_recipe(
+    lm: LanguageModel, sampling: SamplingParams, max_new_tokens: int, *, is_raw: bool, opening: str = ""
+) -> str:
+    """Return a fingerprint of all that an answer depends on besides its prompt; ``opening`` is what all begin with."""
     facts = [fingerprint(lm.params), lm.backend.param_dtype, dataclasses.asdict(sampling), max_new_tokens, is_raw]
+    facts += [opening] if opening else []
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

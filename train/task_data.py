@@ -1,8 +1,10 @@
 """Tasks with a right answer, for fine-tuning and for `train.quality`: questions to SQL, and facts to text.
 
 ``python -m train.data task`` writes a JSON object a line, with ``prompt`` and ``category`` and, to train on,
-``response`` or, to be judged by, ``references``. WikiSQL (Zhong et al., 1709.00103) comes with its own parts; of E2E
-(Novikova et al., 1706.09254), the last tenth of its meaning representations is kept for judging.
+``response`` or, to be judged by, ``references``. FOLDER has parts of WikiSQL (Zhong et al., 1709.00103) as
+``tasks/wikisql/SPLIT.jsonl``, each line's ``text`` a table, a line ``Q: `` and a line ``A: ``, and the development set
+of E2E (Novikova et al., 1706.09254) as ``tasks/e2e_dev.csv``, the last tenth of whose meaning representations is kept
+for judging.
 """
 
 import argparse
@@ -70,11 +72,14 @@ def read_table(data: Path, split: str) -> Iterator[Task]:
     """Yield meaning representations of restaurants."""
     path = data / "tasks" / "e2e_dev.csv"
     by_facts: dict[str, list[str]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if None in (facts := row.get("mr"), text := row.get("ref")):
-                raise InvalidOption(f"{path}: needs columns 'mr' and 'ref'")
-            by_facts.setdefault(str(facts), []).append(str(text))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                by_facts.setdefault(row["mr"], []).append(row["ref"])
+    except (KeyError, UnicodeDecodeError, csv.Error):
+        raise InvalidOption(f"{path}: is no CSV in UTF-8 with columns 'mr' and 'ref'") from None
+    if not by_facts:
+        raise InvalidOption(f"{path}: has no rows")
     first_kept = len(by_facts) - max(1, len(by_facts) // _KEPT_OF)
     for at, (facts, texts) in enumerate(by_facts.items()):
         if (at >= first_kept) == (split == "test"):

@@ -1,5 +1,11 @@
 """Heads learn the right tokens, by the loss as it is defined, and nothing else learns."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,20 +198,68 @@ def test_states_that_were_interrupted_are_gone_on_with(lm, tmp_path, monkeypatch
     assert sorted(path.name for path in (tmp_path / "part").iterdir()) == sorted(
         path.name for path in (tmp_path / "whole").iterdir()
     )
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("mine")
-    with pytest.raises(InvalidCheckpoint, match="holds no hidden states"):
-        cache_hidden_states(lm, examples, tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "tokens.npy"])
+def test_a_folder_of_other_files_is_left_as_it_is(lm, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    examples = [Example(tuple(encode_bytes(fable(1))), (True,) * len(fable(1)))]
+    with pytest.raises(InvalidCheckpoint, match="is not empty and holds no hidden states"):
+        cache_hidden_states(lm, examples, tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_damaged_states_are_told(lm, tmp_path):
+    examples = [Example(tuple(encode_bytes(fable(1))), (True,) * len(fable(1)))]
+    for name, damage in (("begun.json", ""), ("begun.json", "[]"), ("cache.json", "{")):
+        folder = tmp_path / f"{name}{len(damage)}"
+        folder.mkdir()
+        (folder / name).write_text(damage)
+        with pytest.raises(InvalidCheckpoint, match="is damaged; remove"):
+            cache_hidden_states(lm, examples, folder)
+
+
+KILLED = """
+import os, signal, sys
+import jaxinfer
+from tests.toys import encode_bytes, fable
+from train import filling, hidden_states
+from train.packing import Example
+
+filling._SECONDS_BETWEEN_MARKS, hidden_states._TOKENS_AT_ONCE = 0, 64
+examples = [Example(tuple(encode_bytes(fable(1, seed))), (True,) * len(fable(1, seed))) for seed in range(8)]
+kill = lambda done, said: done > 3 and os.kill(os.getpid(), signal.SIGKILL)
+hidden_states.cache_hidden_states(jaxinfer.load(sys.argv[1]), examples, __import__("pathlib").Path(sys.argv[2]), kill)
+"""
+
+
+def test_states_of_a_killed_process_are_gone_on_with(lm, tiny_llama_folder, tmp_path, monkeypatch):
+    command = [sys.executable, "-c", KILLED, str(tiny_llama_folder()), str(tmp_path / "part")]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    killed = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL)
+    assert killed.returncode == -signal.SIGKILL
+    monkeypatch.setattr("train.hidden_states._TOKENS_AT_ONCE", 64)
+    examples = [Example(tuple(encode_bytes(fable(1, seed))), (True,) * len(fable(1, seed))) for seed in range(8)]
+    seen = []
+    part = cache_hidden_states(lm, examples, tmp_path / "part", lambda done, said: seen.append(done))
+    assert seen
+    assert seen[0] > 4
+    whole = cache_hidden_states(lm, examples, tmp_path / "whole")
+    for found, expected in zip(part, whole):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_full_disk_is_told_before_anything_is_computed(lm, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("train.filling.os.posix_fallocate", full)
     examples = [Example(tuple(encode_bytes(fable(1))), (True,) * len(fable(1)))]
-    with pytest.raises(WriteFailed, match="No space left on device; free some space or give another --cache"):
-        cache_hidden_states(lm, examples, tmp_path / "cache", lambda done, said: pytest.fail("computed"))
+    with monkeypatch.context() as patch:
+        patch.setattr("train.filling.os.posix_fallocate", full)
+        with pytest.raises(WriteFailed, match="No space left on device; free some space or give another --cache"):
+            cache_hidden_states(lm, examples, tmp_path / "cache", lambda done, said: pytest.fail("computed"))
+    assert not list((tmp_path / "cache").glob("*.npy"))
+    assert cache_hidden_states(lm, examples, tmp_path / "cache").num_texts == 1
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra"])

@@ -63,7 +63,7 @@ def test_the_marks_are_those_of_the_references(trained_folder, tmp_path, capsys)
     (tmp_path / "first.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
     same = ("--model", trained_folder, "--raw", "--max-new-tokens", 20)
     assert judge(*same, "--data", tmp_path / "first.jsonl", "--out", tmp_path / "answers.jsonl") == 0
-    assert "fable" in capsys.readouterr().out
+    assert "overall" in capsys.readouterr().out
     texts = [one["text"] for one in read(tmp_path / "answers.jsonl")]
     half = texts[1].split()[: len(texts[1].split()) // 2]
     references = [["wrong", "  " + texts[0].replace(" ", "\n ")], [" ".join(half)], ["wrong words"]]
@@ -74,13 +74,14 @@ def test_the_marks_are_those_of_the_references(trained_folder, tmp_path, capsys)
     ]
     (tmp_path / "second.jsonl").write_text("".join(json.dumps(one) + "\n" for one in second))
     assert judge(*same, "--data", tmp_path / "second.jsonl", "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert {name: means["answers"] for name, means in figures.items()} == {"one": 2, "two": 1, "all": 3}
+    found = json.loads(capsys.readouterr().out)
+    figures = found["categories"]
+    assert {name: means["answers"] for name, means in figures.items()} == {"one": 2, "two": 1}
     assert figures["one"]["exact"] == figures["one"]["rougeL"] == 0.5
     assert figures["two"]["exact"] == 0
     recall, precision = 1.0, len(half) / len(texts[1].split())
     assert figures["two"]["rouge1"] == pytest.approx(2 * recall * precision / (recall + precision), abs=0.02)
-    assert figures["all"]["tokens_per_step"] == 1.0
+    assert (found["overall"]["answers"], found["overall"]["tokens_per_step"]) == (3, 1.0)
 
 
 def test_a_strategy_changes_the_steps_and_no_mark(trained_folder, tmp_path, capsys):
@@ -90,7 +91,7 @@ def test_a_strategy_changes_the_steps_and_no_mark(trained_folder, tmp_path, caps
     figures = []
     for strategy in ("autoregressive", "prompt_lookup:min_ngram=1"):
         assert judge(*same, "--strategy", strategy) == 0
-        figures.append(json.loads(capsys.readouterr().out)["all"])
+        figures.append(json.loads(capsys.readouterr().out)["overall"])
     plain, drafted = figures
     assert drafted.pop("tokens_per_step") > plain.pop("tokens_per_step") == 1.0
     assert drafted == plain
@@ -104,6 +105,7 @@ def test_mistakes_end_in_one_line(trained_folder, tmp_path, capsys):
         "none.jsonl, line 1: needs 'references'": ("--data", tmp_path / "none.jsonl"),
         "empty.jsonl, line 1: needs 'references'": ("--data", tmp_path / "empty.jsonl"),
         "exists; give another --out": ("--data", tmp_path / "fine.jsonl", "--out", tmp_path / "fine.jsonl"),
+        "no such folder": ("--data", tmp_path / "fine.jsonl", "--out", tmp_path / "absent" / "a.jsonl"),
         "no such file": ("--data", tmp_path / "absent.jsonl"),
         "strategy": ("--data", tmp_path / "fine.jsonl", "--raw", "--strategy", "medusaa"),
     }

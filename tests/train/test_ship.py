@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import signal
+import threading
 
 import pytest
 
@@ -36,21 +39,33 @@ def test_every_step_is_a_command_and_all_its_drafters_are_put_into_place(tmp_pat
         for kind, name in (("heads", "train.medusa"), ("streams", "train.streams")):
             if command == name:
                 write_drafters(told[-1].out / kind, kind, b"new")
-        if command in ("train.prompts", "train.data"):
+        if command == "train.prompts":
+            assert not told[-1].out.exists()  # it refuses a file that is there
             told[-1].out.write_text("{}\n")
+        if command == "train.data":
+            answer = {"category": "self-written" if "self" in told[-1].out.name else "math", "tokens": [1, 2, 3]}
+            told[-1].out.write_text(json.dumps(answer) + "\n")
 
     monkeypatch.setattr(ship, "call", call)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "prompts.partial").write_text('{"prompt": "of a run that was killed"}\n')
     place = tmp_path / "drafters"
     write_drafters(place / DEFAULT_MODEL / "heads", "heads", b"old")
     assert ship.run(argparse.Namespace(data=tmp_path, work=tmp_path / "work", to=place)) == 0
     written = {options.out.name for options in told}
     trained = [options for options in told if isinstance(vars(options).get("data"), list)]
     read = {path.name for options in trained for path in options.data}
-    assert read == {"answers.jsonl"} <= written
+    assert read == {"answers.jsonl", "self_answers.jsonl"} <= written
     for kind in SHIPPED:
         folder = place / DEFAULT_MODEL / kind
         assert (folder / f"{kind}.safetensors").read_bytes() == b"new"
-        assert (folder / "README.md").read_text().startswith(f"# A card\n{ship.DATA}")
+        card = (folder / "README.md").read_text()
+        assert card.startswith("# A card\n\n## Data\n")
+        assert "* 1 questions of GSM8K's training set (MIT)\n" in card
+        assert ("* 1 that the model wrote itself" in card) == (kind == "heads")
+        assert (
+            f"{2 if kind == 'heads' else 1} prompts in its chat template: {6 if kind == 'heads' else 3} tokens" in card
+        )
 
 
 @pytest.mark.parametrize("kind", SHIPPED)
@@ -60,15 +75,39 @@ def test_shipped_drafters_say_how_they_were_made(kind, tmp_path):
     card = (folder / "README.md").read_text()
     (tmp_path / "answers.jsonl").write_text("{}")
     told = identity(parse(*command, "--data", tmp_path / "answers.jsonl", "--out", tmp_path))
-    stated = dict(line[2:].split(": ", 1) for line in card.splitlines() if line.startswith("* "))
+    stated = dict(
+        line[2:].split(": ", 1) for line in card.partition("## Data")[0].splitlines() if line.startswith("* ")
+    )
     given = {part[2:].replace("-", "_") for part in command if part.startswith("--")}
     assert given <= stated.keys()
     for name in (stated.keys() & told.keys()) - {"data", "data_digests"}:
         assert stated[name] == str(told[name]), name
     assert title in card.splitlines()[0]
-    assert ship.DATA in card
+    assert "\n## Data\n" in card
     assert json.loads((folder / f"{kind}.json").read_text())["base_fingerprint"] in card
 
 
 def test_drafters_take_little_of_the_package():
     assert sum(path.stat().st_size for path in DRAFTERS.rglob("*") if path.is_file()) <= 10e6
+
+
+def test_an_interrupted_step_may_end_in_its_own_time_and_a_mistake_is_told(tmp_path, monkeypatch):
+    """The step is sent the signal with its parent, and takes longer to save than a parent would usually wait."""
+    (tmp_path / "step.py").write_text(STEP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    killer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    killer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ship.call("step", tmp_path / "saved", 130)
+    assert (tmp_path / "saved").read_text() == "all of it"
+    with pytest.raises(ship.StepFailed, match="step ended with exit code 2; the same command goes on"):
+        ship.call("step", tmp_path / "saved", 2)
+
+
+STEP = """
+import sys, time
+from pathlib import Path
+time.sleep(3 if sys.argv[2] == "130" else 0)
+Path(sys.argv[1]).write_text("all of it")
+sys.exit(int(sys.argv[2]))
+"""
