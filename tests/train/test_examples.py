@@ -136,6 +136,15 @@ def test_a_half_line_is_dropped_and_what_was_written_stays(tmp_path):
     assert [record.fields["line"] for record in read_records(path)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("text", ["a note without an end", '{"line": 1}\n# a note'])
+def test_a_file_of_another_program_keeps_its_last_line(tmp_path, text):
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(InvalidOption, match="ends with something that no such command has written"):
+        RecordWriter(path)
+    assert path.read_text() == text
+
+
 def test_a_full_disk_leaves_what_was_written(tmp_path, monkeypatch):
     path = tmp_path / "out.jsonl"
     real = __import__("os").pwrite
