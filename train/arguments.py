@@ -40,6 +40,16 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     return data
 
 
+def add_answer_arguments(parser: argparse.ArgumentParser, max_new_tokens: int, batch_size: int) -> None:
+    """Add what a model that writes needs: ``--max-new-tokens``, ``--batch-size`` and ``--dtype``."""
+    whole = number(int, 1)
+    parser.add_argument(
+        "--max-new-tokens", metavar="N", type=whole, default=max_new_tokens, help="default: %(default)s"
+    )
+    parser.add_argument("--batch-size", metavar="N", type=whole, default=batch_size, help="default: %(default)s")
+    parser.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
+
+
 def add_step_arguments(
     parser: argparse.ArgumentParser,
     *,

@@ -18,7 +18,8 @@ from typing import Any
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import DEFAULT_MODEL, load
 from jaxinfer.results import GenerationResult
-from train.command import existing_file, number, run_command
+from train.arguments import add_answer_arguments
+from train.command import existing_file, run_command
 from train.progress import step_progress
 from train.records import Record, RecordWriter, read_records
 from train.target_texts import encode_prompt
@@ -52,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", metavar="S", default="autoregressive", help="default: %(default)s")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write each answer and its marks here, as JSONL")
     parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
-    parser.add_argument("--max-new-tokens", metavar="N", type=number(int, 1), default=128, help="default: %(default)s")
-    parser.add_argument("--batch-size", metavar="N", type=number(int, 1), default=16, help="default: %(default)s")
-    parser.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
+    add_answer_arguments(parser, max_new_tokens=128, batch_size=16)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
 from jaxinfer.sampling.params import SamplingParams
+from train.arguments import add_answer_arguments
 from train.command import number
 from train.progress import step_progress
 from train.records import RecordWriter, read_written
@@ -33,14 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="a chat model (default: %(default)s)")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL to append to")
     parser.add_argument("--count", metavar="N", type=number(int, 1), default=1000, help="default: %(default)s")
-    parser.add_argument("--max-new-tokens", metavar="N", type=number(int, 1), default=96, help="default: %(default)s")
-    parser.add_argument("--batch-size", metavar="N", type=number(int, 1), default=64, help="default: %(default)s")
+    add_answer_arguments(parser, max_new_tokens=96, batch_size=64)
     parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=1.0, help="default: %(default)s")
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=0.95, help="default: %(default)s")
     parser.add_argument(
         "--seed", metavar="N", type=number(int, 0, 2**30), default=0, help="draw N is made with seed + N"
     )
-    parser.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
 
 
 def run(options: argparse.Namespace) -> int:

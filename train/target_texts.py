@@ -21,6 +21,7 @@ from jaxinfer.errors import InvalidOption, JaxinferError
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.sampling.params import SamplingParams
+from train.arguments import add_answer_arguments
 from train.command import existing_file, number
 from train.progress import step_progress
 from train.records import Record, RecordWriter, messages_of, read_records, read_written
@@ -49,14 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL to append to")
     parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
-    parser.add_argument("--max-new-tokens", metavar="N", type=number(int, 1), default=256, help="default: %(default)s")
-    parser.add_argument("--batch-size", metavar="N", type=number(int, 1), default=32, help="default: %(default)s")
+    add_answer_arguments(parser, max_new_tokens=256, batch_size=32)
     parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=0.0, help="0 (default): greedy")
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=1.0, help="default: %(default)s")
     parser.add_argument(
         "--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="prompt N draws with seed + N"
     )
-    parser.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -27,9 +27,8 @@ def plain(lm, prompts):
     return lm.generate(prompts, max_new_tokens=32, sampling=SAMPLINGS)
 
 
-@pytest.mark.parametrize(("strategy", "pace"), [("medusa", 1.5), ("streams", 1.3), ("streams+prompt_lookup", 1.3)])
+@pytest.mark.parametrize(("strategy", "pace"), [("medusa", 1.4), ("streams", 1.3), ("streams+prompt_lookup", 1.3)])
 def test_they_draft_well_and_change_no_token(lm, prompts, plain, strategy, pace):
     drafted = lm.generate(prompts, max_new_tokens=32, sampling=SAMPLINGS, strategy=strategy)
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]
-    greedy = drafted[0].stats
-    assert greedy.new_tokens / greedy.steps > pace
+    assert drafted[0].stats.tokens_per_step > pace

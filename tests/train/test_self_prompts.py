@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 import jaxinfer
-from jaxinfer.tokenizers.chat_template import ChatTemplate
 from train import data
 from train.command import run_command
 from train.self_prompts import around_user_text
@@ -19,11 +18,7 @@ TURNS = "{{ bos_token }}{% for message in messages %}The {{ message.content }}{{
 
 @pytest.fixture(scope="module")
 def chat_folder(trained_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chat") / "model"
-    shutil.copytree(trained_folder, folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
-    return folder
+    return with_template(trained_folder, TEMPLATE, tmp_path_factory.mktemp("chat") / "model")
 
 
 def prompts(*arguments):
@@ -68,10 +63,32 @@ def test_a_killed_run_goes_on_with_the_same_prompts(chat_folder, written, tmp_pa
     assert read(part) == read(written)
 
 
-def test_a_stop_token_needs_no_stop_string(chat_folder):
-    lm = jaxinfer.load(chat_folder)
-    lm.tokenizer.chat_template = ChatTemplate(TURNS, {"bos_token": "<|begin|>", "eos_token": "<|end|>"})
+def with_template(folder, template, to):
+    shutil.copytree(folder, to)
+    settings = json.loads((to / "tokenizer_config.json").read_text())
+    (to / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    return to
+
+
+def test_a_stop_token_needs_no_stop_string(trained_folder, tmp_path):
+    lm = jaxinfer.load(with_template(trained_folder, TURNS, tmp_path / "model"))
     assert around_user_text(lm) == ("<|begin|>The ", "")
+    out, opening = tmp_path / "prompts.jsonl", lm.tokenizer.encode("<|begin|>The ", add_special_tokens=False)
+    same = ("--model", tmp_path / "model", "--out", out, "--max-new-tokens", 160)
+    assert prompts(*same, "--count", 4, "--batch-size", 8) == 0
+    assert len(read(out)) == 4
+    for one in read(out):
+        sampling = jaxinfer.SamplingParams(temperature=1.0, top_p=0.95, seed=one["draw"])
+        (result,) = lm.generate([opening], max_new_tokens=160, sampling=sampling)
+        assert result.tokens[-1] in lm.eos_token_ids
+        assert one["prompt"] == result.text.strip()
+
+
+def test_a_turn_that_nothing_ends_is_told(trained_folder, tmp_path, capsys):
+    """A special token is no part of the text, so that it cannot stop it, unless it ends texts."""
+    folder = with_template(trained_folder, TURNS.replace("eos_token", "bos_token"), tmp_path / "model")
+    assert prompts("--model", folder, "--out", tmp_path / "a.jsonl") == 2
+    assert "ends a user's text with '<|begin|>', which stops no generation" in capsys.readouterr().err
 
 
 def test_a_model_that_writes_no_prompt_is_told(chat_folder, tmp_path, capsys):
@@ -81,9 +98,6 @@ def test_a_model_that_writes_no_prompt_is_told(chat_folder, tmp_path, capsys):
     assert prompts(*arguments, "--temperature", 0, "--count", 3) == 2
     assert "no new prompt in 512 drawn texts, after 1: raise" in capsys.readouterr().err
     assert len(read(tmp_path / "a.jsonl")) == 1
-    settings = json.loads((chat_folder / "tokenizer_config.json").read_text())
-    other = tmp_path / "other"
-    shutil.copytree(chat_folder, other)
-    (other / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": "{{ messages[0].content }}"}))
+    other = with_template(chat_folder, "{{ messages[0].content }}", tmp_path / "other")
     assert prompts("--model", other, "--out", tmp_path / "b.jsonl") == 2
     assert "has nothing before a user's text" in capsys.readouterr().err
