@@ -25,7 +25,8 @@ class Proposal(NamedTuple):
 
     ``cache`` is the target's where drafting wrote to it, else None. ``log_q_BMV`` are the log-probabilities that the
     children of each node were drawn from, for ``verify="rejection"``. ``passes`` is how much of the target's blocks
-    drafting has read, as layers read / layers.
+    drafting has read, as layers read / layers. ``chances_BM`` is how likely the drafter holds each node to be taken,
+    where it can tell.
     """
 
     tree: DraftTree
@@ -33,6 +34,7 @@ class Proposal(NamedTuple):
     cache: LayeredCache | None = None
     log_q_BMV: Any = None
     passes: Any = 0.0
+    chances_BM: Any = None
 
 
 class Prompt(NamedTuple):

@@ -44,9 +44,10 @@ class Sum(NamedTuple):
 class Union(Strategy):
     """Draft with several strategies at once.
 
-    Nodes on which drafters agree are verified once. ``nodes`` bounds the union, root included: the nodes that have
-    most often been taken stay, by each row's own recent steps; 0 keeps all. Only drafters that accept by match and
-    whose verification serves any tree can be summed, at most one of them with a verification of its own.
+    Nodes on which drafters agree are verified once. ``nodes`` bounds the union, root included: the nodes stay that
+    their drafter holds likeliest, or, where it cannot tell, that have most often been taken, by each row's own recent
+    steps; 0 keeps all. Only drafters that accept by match and whose verification serves any tree can be summed, at most
+    one of them with a verification of its own.
     """
 
     parts: tuple[Strategy, ...] = ()
@@ -159,6 +160,8 @@ class Union(Strategy):
         for part, draft, places_BM, seen in zip(self.parts, drafts, places, chances):
             if part.needs_every_node:
                 chance_BM = jnp.ones(places_BM.shape, jnp.float32)
+            elif draft.chances_BM is not None:
+                chance_BM = draft.chances_BM
             else:
                 prior_BM = _PRIOR_CHANCE ** depths(ancestors(draft.tree.parents_BM)).astype(jnp.float32)
                 chance_BM = (seen.hits_BM + _PRIOR_STEPS * prior_BM) / (seen.tries_BM + _PRIOR_STEPS)

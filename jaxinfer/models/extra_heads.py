@@ -84,6 +84,15 @@ def top_tokens(
     return extra["ids"][rows] if "ids" in extra else rows
 
 
+def top_chances(
+    extra: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
+) -> tuple[Float[Array, "B heads count"], Int[Array, "B heads count"]]:
+    """Return the log-probabilities that a head gives its best tokens, and these tokens' ids, the best first."""
+    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) / temperature
+    best, rows = top_k(jax.nn.log_softmax(wide, axis=-1), count, backend, (DATA, None, TENSOR))
+    return best, extra["ids"][rows] if "ids" in extra else rows
+
+
 def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[Array, " W"]) -> Params:
     """Return the model's output matrix for some tokens alone, as an ``"output"`` of heads."""
     table = params["embed"]["embedding"] if config.tied_embeddings else params["head"]["kernel"]

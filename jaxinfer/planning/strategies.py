@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.beam import BeamSearch
 from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.draft_trees import read_tree, tree_depth
+from jaxinfer.decoding.dynamic_tree import Growth, check_growth, read_growth
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategy import Strategy, Target
@@ -22,6 +23,9 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned
 from jaxinfer.planning.compile import split_decoder
 from jaxinfer.planning.known_models import planned_config
+
+# As deep as the published trees go.
+_NUM_HEADS = 4
 
 
 def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
@@ -45,6 +49,9 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     if isinstance(strategy, DraftModel):
         return _draft_model(strategy, config, mesh, dtype)
     if isinstance(strategy, Medusa) and not strategy.heads:
+        if (num_nodes := read_growth(strategy.tree)) is not None:
+            growth = check_growth(Growth(num_nodes, _NUM_HEADS))
+            return replace(strategy, growth=growth, extra=_heads(target, _NUM_HEADS))
         paths = read_tree("mc_sim_7b_63" if strategy.tree == "own" else strategy.tree)
         return replace(strategy, paths=paths, extra=_heads(target, tree_depth(paths)))
     if isinstance(strategy, Streams) and not strategy.heads:
