@@ -18,7 +18,8 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.top_k import top_k
 
-_DYNAMIC = re.compile(r"dynamic:(\d{1,6})")
+# `int` refuses texts of thousands of digits.
+_COUNT = re.compile(r"[0-9]{1,6}")
 
 
 class Growth(NamedTuple):
@@ -62,12 +63,13 @@ Guess = Callable[[int, Beams, Any], tuple[Any, Any, Any]]
 
 def read_growth(name: str) -> int | None:
     """Return how many nodes ``dynamic:N`` asks for; None for the name of another tree."""
-    found = _DYNAMIC.fullmatch(name)
-    if found is None:
+    kind, _, count = name.partition(":")
+    if kind != "dynamic":
         return None
-    if not 2 <= int(found[1]) <= MAX_NODES:
-        raise InvalidOption(f"tree {name}: a dynamic tree has 2 to {MAX_NODES} nodes, as in dynamic:16")
-    return int(found[1])
+    num_nodes = int(count) if _COUNT.fullmatch(count) else 0
+    if not 2 <= num_nodes <= MAX_NODES:
+        raise InvalidOption(f"tree {name!r}: a dynamic tree has 2 to {MAX_NODES} nodes, as in dynamic:16")
+    return num_nodes
 
 
 def check_growth(growth: Growth) -> Growth:

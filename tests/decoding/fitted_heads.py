@@ -1,6 +1,6 @@
 """Heads that predict well, fitted to a tiny model by least squares; and what drafting with heads must come to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,10 +11,14 @@ import numpy as np
 from jaxinfer import LanguageModel
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.draft_trees import Paths, tree_depth
+from jaxinfer.decoding.dynamic_tree import Growth
+from jaxinfer.decoding.medusa import _CAUTION
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
+
+TokenPath = tuple[int, ...]
 
 
 class Acceptance(NamedTuple):
@@ -72,6 +76,12 @@ def fit_conditioned(lm: LanguageModel, tokens: Sequence[int], num_heads: int, in
     return _as_jax({"heads": tuple(heads), "ids": ids})
 
 
+def sharpened(extra: Params) -> Params:
+    """Make heads fitted by least squares, which score tokens from 0 to 1, as sure of themselves as trained ones."""
+    heads = tuple({**head, "output": {"kernel": 10 * head["output"]["kernel"]}} for head in extra["heads"])
+    return {**extra, "heads": heads}
+
+
 def expected_acceptance(
     lm: LanguageModel, extra: Params, paths: Paths, text: Sequence[int], prompt_length: int
 ) -> Acceptance:
@@ -95,6 +105,47 @@ def expected_acceptance(
         steps += 1
         current += len(path) + 1
     return Acceptance(steps, tuple(accepted.tolist()), later)
+
+
+def best_paths(growth: Growth, log_p_after: Callable[[TokenPath], Sequence[float]]) -> dict[TokenPath, float]:
+    """Return the paths of a grown tree, tokens from the root on, with their log-probabilities, by the definition."""
+    beams: list[tuple[float, TokenPath]] = [(0.0, ())]
+    grown: list[tuple[float, TokenPath]] = []
+    for _ in range(growth.max_depth):
+        level = []
+        for score, path in beams:
+            log_p_V = np.asarray(log_p_after(path), np.float64)
+            best = np.argsort(-log_p_V, kind="stable")[: growth.num_ranks]
+            level += [(score + float(log_p_V[token]), (*path, int(token))) for token in best]
+        beams = sorted(level, key=lambda node: -node[0])[: growth.num_beams]
+        grown += level
+    chosen = sorted(grown, key=lambda node: -node[0])[: growth.num_nodes - 1]
+    return {path: score for score, path in chosen}
+
+
+def expected_steps(
+    lm: LanguageModel, extra: Params, growth: Growth, text: Sequence[int], prompt_length: int
+) -> tuple[int, tuple[int, ...]]:
+    """Grow trees along a finished text by the definition, in NumPy; return the steps and the drafts taken by depth."""
+    hidden_TD, table_VD = hidden_states(lm, text), np.asarray(lm.params["embed"]["embedding"])
+    ids = np.asarray(extra.get("ids", np.arange(lm.config.vocab_size)))
+    accepted, steps, current = np.zeros(growth.max_depth, int), 0, prompt_length
+    while current < len(text) - 1:
+
+        def log_p_after(path: TokenPath, current: int = current) -> np.ndarray:
+            along_PD = table_VD[[text[current], *path]]
+            scores_W = head_scores(extra["heads"][len(path)], hidden_TD[current - 1], along_PD) / _CAUTION
+            log_p_V = np.full(lm.config.vocab_size, -1e9)
+            log_p_V[ids] = scores_W - np.log(np.exp(scores_W - scores_W.max()).sum()) - scores_W.max()
+            return log_p_V
+
+        tree, taken = best_paths(growth, log_p_after), 0
+        while tuple(text[current + 1 : current + 2 + taken]) in tree and current + taken + 1 < len(text):
+            taken += 1
+        accepted[:taken] += 1
+        steps += 1
+        current += taken + 1
+    return steps, tuple(accepted.tolist())
 
 
 def head_scores(head: Params, hidden_D: np.ndarray, along_PD: np.ndarray) -> np.ndarray:

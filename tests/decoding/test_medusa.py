@@ -10,12 +10,15 @@ import jaxinfer
 from jaxinfer.checkpoint import drafters
 from jaxinfer.checkpoint.medusa_heads import write_heads
 from jaxinfer.decoding.draft_trees import PUBLISHED_TREES
+from jaxinfer.decoding.dynamic_tree import Growth
 from jaxinfer.decoding.medusa import Medusa
+from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.tree import DraftTree, ancestors
 from jaxinfer.decoding.typical import accept_typical
+from jaxinfer.decoding.union import Union
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
-from tests.decoding.fitted_heads import expected_acceptance, fit_conditioned, fit_plain
+from tests.decoding.fitted_heads import expected_acceptance, expected_steps, fit_conditioned, fit_plain, sharpened
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
 from tests.toys import encode_bytes, fable_tokens
 
@@ -23,6 +26,7 @@ PROMPTS = ("The quick", "O", "A small otter watched the", "One grey heron f", "T
 LIMITS = (40, 37, 33, 39, 36)
 TREE = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 1, 0), (1, 0, 1))
 NUM_HEADS = 3
+GROWTH = Growth(12, NUM_HEADS)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,31 @@ def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, reques
     assert min(sum(one.accepted_by_depth[depth] for one in expected) for depth in range(NUM_HEADS)) > 0
     assert sum(one.accepted_by_depth[0] < one.steps for one in expected) > 0
     assert sum(one.later_siblings for one in expected) > 0
+
+
+@pytest.mark.parametrize(("kind", "deepest"), [("plain", 2), ("conditioned", 3)])
+def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, requests, oracle, fitted, kind, deepest):
+    extra = sharpened(fitted[kind])
+    rows = run(lm, requests, resolve(lm, Medusa(extra=extra, growth=GROWTH)))
+    assert [row.tokens for row in rows] == [row.tokens for row in oracle]
+    expected = [
+        expected_steps(lm, extra, GROWTH, [*asked.prompt, *row.tokens], len(asked.prompt))
+        for asked, row in zip(requests, oracle)
+    ]
+    assert [(row.counts.steps, row.counts.accepted_by_depth) for row in rows] == expected
+    assert [row.counts.drafted for row in rows] == [(GROWTH.num_nodes - 1) * steps for steps, _ in expected]
+    assert min(sum(accepted[depth] for _, accepted in expected) for depth in range(deepest)) > 0
+
+
+def test_a_sum_keeps_the_nodes_that_their_drafter_holds_likeliest(lm, requests, oracle, fitted):
+    """Beside a drafter that finds nothing, the best 8 of 16 nodes are the tree of 8: both grow from as many beams."""
+    extra = sharpened(fitted["plain"])
+    alone = run(lm, requests, resolve(lm, Medusa(extra=extra, growth=Growth(8, NUM_HEADS))))
+    silent = PromptLookup(min_ngram=12, max_ngram=12, num_draft_tokens=3)
+    parts = (Medusa(extra=extra, growth=Growth(16, NUM_HEADS)), silent)
+    rows = run(lm, requests, resolve(lm, Union(parts=parts, nodes=8)))
+    assert [row.tokens for row in rows] == [row.tokens for row in oracle]
+    assert [row.counts.steps for row in rows] == [row.counts.steps for row in alone]
 
 
 @pytest.mark.parametrize(("conditioned", "share", "with_ids"), [(False, True, False), (True, True, True)])
@@ -156,6 +185,14 @@ def test_a_published_tree_drafts_63_tokens_a_step(lm, fitted):
     assert strategy.paths == PUBLISHED_TREES["zephyr_stage2"]
 
 
+def test_a_dynamic_tree_is_as_deep_as_there_are_heads(lm, fitted):
+    """Or as its growth says, and then heads for more depths are left out."""
+    named = resolve(lm, Medusa(extra=fitted["plain"], tree="dynamic:8"))
+    assert (named.growth, named.headroom, named.branches) == (Growth(8, NUM_HEADS), 8, True)
+    shallow = resolve(lm, Medusa(extra=fitted["plain"], growth=Growth(8, 2)))
+    assert (shallow.max_depth, len(shallow.extra["heads"])) == (2, 2)
+
+
 def test_heads_that_come_with_the_package_are_found_by_the_weights_they_are_for(
     trained_folder, fitted, tmp_path, monkeypatch
 ):
@@ -206,6 +243,15 @@ HEADS_MISTAKES = {
     "another vocabulary": ({"tree": "chain:1"}, {"vocab_size": 300}, "knows 300 tokens, but needs to know 258"),
     "a rank past the vocabulary": ({"paths": ((300,),)}, {}, "rank 300, but the heads choose among 258"),
     "a node without parent": ({"paths": ((0,), (1, 0))}, {}, r"path \[1, 0\] has no parent"),
+    "a dynamic tree of the root alone": (
+        {"tree": "dynamic:1"},
+        {},
+        "tree 'dynamic:1': a dynamic tree has 2 to 1024 nodes, as in dynamic:16",
+    ),
+    "a dynamic tree of nothing": ({"tree": "dynamic:0"}, {}, "tree 'dynamic:0': a dynamic tree has 2 to"),
+    "a huge dynamic tree": ({"tree": "dynamic:2000"}, {}, "tree 'dynamic:2000': a dynamic tree has 2 to"),
+    "a dynamic tree without a number": ({"tree": "dynamic"}, {}, "tree 'dynamic': a dynamic tree has 2 to"),
+    "a dynamic tree larger than it grows": ({"tree": "dynamic:300"}, {}, "3 heads grow at most 211 nodes"),
 }
 
 
@@ -216,3 +262,13 @@ def test_heads_that_do_not_fit_are_refused(lm, name):
     with pytest.raises(InvalidOption, match=pattern) as caught:
         lm.generate("The", strategy=Medusa(extra=extra, **options))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "pattern"),
+    [(258, "knows 258 tokens, but needs to know 5"), (5, "asks for rank 7, but the heads choose among 5 tokens")],
+)
+def test_a_dynamic_tree_needs_heads_of_enough_tokens(lm, vocab_size, pattern):
+    few = {**random_heads(False, False, False, vocab_size=vocab_size), "ids": jnp.arange(5)}
+    with pytest.raises(InvalidOption, match=pattern):
+        resolve(lm, Medusa(extra=few, tree="dynamic:8"))

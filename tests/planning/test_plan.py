@@ -10,6 +10,7 @@ from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import count_footprint, estimate_prefill, estimate_step
 from jaxinfer.planning.known_models import planned_config
 from jaxinfer.planning.report import PlanReport, make_plan
+from jaxinfer.planning.strategies import planned_strategy
 from jaxinfer.planning.suggest import _counted, find_alternatives, suggest_meshes
 from tests.planning.models import LLAMA_2_7B
 
@@ -181,6 +182,11 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(changes, message):
     with pytest.raises(InvalidOption, match=message) as caught:
         dataclasses.replace(EIGHT, **changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_dynamic_tree_is_planned_as_deep_as_published_trees():
+    strategy = planned_strategy("medusa:tree=dynamic:64", LLAMA_2_7B, MeshConfig(), "bfloat16")
+    assert (strategy.headroom, strategy.max_depth, strategy.branches) == (64, 4, True)
 
 
 def test_longer_texts_than_a_model_was_made_for_can_be_planned():
