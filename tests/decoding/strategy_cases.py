@@ -10,6 +10,7 @@ import numpy as np
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.draft_trees import Paths
+from jaxinfer.decoding.dynamic_tree import read_growth
 from jaxinfer.decoding.layerskip import LayerSkip
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
@@ -18,7 +19,7 @@ from jaxinfer.decoding.union import Union
 from jaxinfer.models.stream_heads import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from tests.decoding.covered_models import VOCAB_SIZE
-from tests.decoding.fitted_heads import fit_plain
+from tests.decoding.fitted_heads import fit_plain, sharpened
 from tests.decoding.fitted_streams import fit_streams
 from tests.models.dense_streams import random_adapters
 
@@ -54,8 +55,9 @@ def _fit_draft_model(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Str
 
 def _fit_medusa(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, Medusa)
-    heads = fit_plain(lm, [token for text in texts for token in text][:500], 3)
-    return replace(strategy, extra=jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), heads), paths=TREE)
+    heads = sharpened(fit_plain(lm, [token for text in texts for token in text][:500], 3))
+    extra = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), heads)
+    return replace(strategy, extra=extra, paths=() if read_growth(strategy.tree) else TREE)
 
 
 def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -122,7 +124,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
             ),
             warm_up=6,
         ),
-        "medusa": Case(("medusa",), _fit_medusa, follows_sampling=False),
+        "medusa": Case(("medusa", "medusa:tree=dynamic:10"), _fit_medusa, follows_sampling=False),
         "streams": Case(("streams", "streams:prune_below=0.02,keep_nodes=6"), _fit_streams, follows_sampling=False),
         "layerskip": Case(("layerskip:num_draft_tokens=3",), _fit_layerskip),
         "triforce": Case(

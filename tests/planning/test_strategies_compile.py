@@ -14,6 +14,7 @@ from jaxinfer.decoding.beam_state import BeamState, SearchRule, initial_beams
 from jaxinfer.decoding.beam_step import run_beams
 from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.draft_trees import read_tree
+from jaxinfer.decoding.dynamic_tree import Growth
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
 from jaxinfer.decoding.streams import Streams, read_product
@@ -57,6 +58,7 @@ CASES = {
     "lookahead": parse_strategy("lookahead:window=7,ngram=5,guesses=7"),
     "layerskip": parse_strategy("layerskip:exit_layer=8"),
     "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), extra=four_heads()),
+    "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), extra=four_heads()),
     "triforce": parse_strategy("triforce:budget=512"),
     "streams": Streams(paths=read_product("4.2.1"), num_layers=4, keep_nodes=8, extra=streams()),
 }
@@ -107,4 +109,4 @@ def test_a_step_of_beam_search_reorders_its_cache_layer_by_layer():
 
 def test_no_strategy_is_left_out():
     """Beam search, which has a loop of its own, is held above."""
-    assert set(CASES) | {"beam"} == set(STRATEGIES)
+    assert {strategy.name for strategy in CASES.values()} | {"beam"} == set(STRATEGIES)
