@@ -46,9 +46,7 @@ class PromptLookup(Strategy):
 
     def resolve(self, target: Target) -> "PromptLookup":
         """Choose the shortest match for the device."""
-        # On a CPU, products that are padded to several rows have nodes to give away.
-        is_costly = target.backend.platform == "cpu" and target.backend.min_matmul_rows == 1
-        shortest = min(2 if is_costly else 1, self.max_ngram)
+        shortest = min(1 if target.backend.has_free_rows else 2, self.max_ngram)
         return self if self.min_ngram else replace(self, min_ngram=shortest)
 
     @property

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Bool, Float
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels import products
 
 # A TPU's matrix unit takes as long to load a tile of keys as to multiply this many rows by it.
 _FREE_ROWS = 256
@@ -19,10 +20,27 @@ class Sinks(NamedTuple):
     count: int
 
 
+class Layer(NamedTuple):
+    """The first ``extent`` slots of a layer of stacked keys or values, ``stack[layer, :, :extent]``, where they lie."""
+
+    stack_LBSF: Any
+    layer: Any
+    extent: int
+
+    @property
+    def dtype(self) -> Any:
+        """The numbers' dtype."""
+        return self.stack_LBSF.dtype
+
+    def copied(self) -> Any:
+        """Return the slots as an array ``[B, S, F]``."""
+        return self.stack_LBSF[self.layer, :, : self.extent]
+
+
 def attend(
     query_BTNH: Float[Array, "B T N H"],
-    keys_BSKH: Float[Array, "B S KH"],
-    values_BSKH: Float[Array, "B S KH"],
+    keys_BSKH: Float[Array, "B S KH"] | Layer,
+    values_BSKH: Float[Array, "B S KH"] | Layer,
     mask_BTS: Bool[Array, "B T S"],
     scale: float,
     backend: Backend,
@@ -40,8 +58,9 @@ def attend(
     key/value head: one product over all lanes reads the cache as it lies. A product for each head would have the
     compiler rearrange a layer's keys and values first, at five times the cycles and 4.5 layers' slices of memory.
     """
+    held = _layer(keys_BSKH), _layer(values_BSKH)
     weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
-        query_BTNH, keys_BSKH, values_BSKH, mask_BTS, scale, backend, softcap, sinks, num_kv_heads
+        query_BTNH, *held, mask_BTS, scale, backend, softcap, sinks, num_kv_heads
     )
     return _by_head(weighted_BCRTI / totals_BCRT1, query_BTNH, joined).astype(backend.compute_dtype)
 
@@ -90,8 +109,9 @@ def attend_partially(
     num_kv_heads: int | None = None,
 ) -> Partial:
     """Attend as `attend` does, to slots that are not all there are."""
+    held = _layer(keys_BSKH), _layer(values_BSKH)
     weighted_BCRTI, largest_BCRT1, totals_BCRT1, joined = _weigh(
-        query_BTNH, keys_BSKH, values_BSKH, mask_BTS, scale, backend, softcap, None, num_kv_heads
+        query_BTNH, *held, mask_BTS, scale, backend, softcap, None, num_kv_heads
     )
     largest_BTN, totals_BTN = (
         jnp.moveaxis(each[..., 0], 3, 1).reshape(query_BTNH.shape[:3]) for each in (largest_BCRT1, totals_BCRT1)
@@ -99,10 +119,14 @@ def attend_partially(
     return Partial(_by_head(weighted_BCRTI, query_BTNH, joined), largest_BTN, totals_BTN)
 
 
+def _layer(held_BSF: jax.Array | Layer) -> Layer:
+    return held_BSF if isinstance(held_BSF, Layer) else Layer(held_BSF[None], 0, held_BSF.shape[1])
+
+
 def _weigh(
     query_BTNH: jax.Array,
-    keys_BSKH: jax.Array,
-    values_BSKH: jax.Array,
+    keys: Layer,
+    values: Layer,
     mask_BTS: jax.Array,
     scale: float,
     backend: Backend,
@@ -111,14 +135,14 @@ def _weigh(
     num_kv_heads: int | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, int]:
     """Return values weighted by their softmax's numerators, the greatest scores, the denominators, and J."""
-    batch, new_tokens, num_heads, head_dim = query_BTNH.shape
-    slots = keys_BSKH.shape[1]
-    num_kv_heads = num_kv_heads or keys_BSKH.shape[2] // head_dim
-    keys_BSKH, values_BSKH = (held[..., : num_kv_heads * head_dim] for held in (keys_BSKH, values_BSKH))
+    _, new_tokens, num_heads, head_dim = query_BTNH.shape
+    num_kv_heads = num_kv_heads or int(keys.stack_LBSF.shape[3]) // head_dim
     joined = _joined_heads(new_tokens, num_heads, num_kv_heads, backend)
-    scores_BCRTS = _scores(query_BTNH, keys_BSKH, joined, backend)
+    groups = num_kv_heads // joined
+    scores_BCRTS = _scores(query_BTNH, keys, groups, joined, backend)
     if sinks is not None:
-        at_sinks_BCRTS = _scores(sinks.query_BTNH, keys_BSKH[:, : sinks.count], joined, backend)
+        nearer = keys._replace(extent=sinks.count)
+        at_sinks_BCRTS = _scores(sinks.query_BTNH, nearer, groups, joined, backend)
         scores_BCRTS = jnp.concatenate([at_sinks_BCRTS, scores_BCRTS[..., sinks.count :]], axis=-1)
     accumulator = scores_BCRTS.dtype
     # Finite, so that a query without any visible key gives an average and not NaN, which would spread.
@@ -130,14 +154,19 @@ def _weigh(
     largest_BCRT1 = jnp.max(scores_BCRTS, axis=-1, keepdims=True)
     weights_BCRTS = jnp.exp(scores_BCRTS - largest_BCRT1)
     totals_BCRT1 = jnp.sum(weights_BCRTS, axis=-1, keepdims=True)
-    # Spelt out as in the scores: XLA's CPU backend keeps to an order of operands that needs no transposed weights.
-    weighted_BCXI = jax.lax.dot_general(
-        weights_BCRTS.astype(values_BSKH.dtype).reshape(batch, num_kv_heads // joined, -1, slots),
-        values_BSKH.reshape(batch, slots, num_kv_heads // joined, -1),
-        (((3,), (1,)), ((0, 1), (0, 2))),
-        precision=backend.precision,
-        preferred_element_type=accumulator,
-    )
+    weights_BCXS = weights_BCRTS.astype(values.dtype).reshape(*scores_BCRTS.shape[:2], -1, values.extent)
+    lanes = joined * head_dim
+    if _is_short(query_BTNH, backend) and products.combines(values.dtype, lanes, weights_BCXS.shape):
+        weighted_BCXI = products.combine(weights_BCXS, values.stack_LBSF, values.layer, lanes)
+    else:
+        # Spelt out as in the scores: XLA's CPU backend keeps to an order of operands that needs no transposed weights.
+        weighted_BCXI = jax.lax.dot_general(
+            weights_BCXS,
+            _by_groups(values, groups, lanes),
+            (((3,), (1,)), ((0, 1), (0, 2))),
+            precision=backend.precision,
+            preferred_element_type=accumulator,
+        )
     return weighted_BCXI.reshape(*scores_BCRTS.shape[:-1], -1), largest_BCRT1, totals_BCRT1, joined
 
 
@@ -150,24 +179,37 @@ def _by_head(output_BCRTI: jax.Array, query_BTNH: jax.Array, joined: int) -> jax
 
 
 def _scores(
-    query_BTNH: Float[Array, "B T N H"], keys_BSKH: Float[Array, "B S KH"], joined: int, backend: Backend
+    query_BTNH: Float[Array, "B T N H"], keys: Layer, groups: int, joined: int, backend: Backend
 ) -> Float[Array, "B C R T S"]:
     """Multiply queries by keys: C groups of J joined key/value heads, R = J * G query heads over I = J * H lanes."""
     batch, new_tokens, _, head_dim = query_BTNH.shape
-    slots, lanes = keys_BSKH.shape[1:]
-    groups = lanes // head_dim // joined
-    query_BTCRI = query_BTNH.reshape(batch, new_tokens, groups, -1, head_dim).astype(keys_BSKH.dtype)
+    query_BTCRI = query_BTNH.reshape(batch, new_tokens, groups, -1, head_dim).astype(keys.dtype)
     if joined > 1:
         query_BTCRI = _spread(query_BTCRI, joined)
     query_BCRTI = jnp.moveaxis(query_BTCRI, 1, 3)
-    scores_BCXS = jax.lax.dot_general(
-        query_BCRTI.reshape(batch, groups, -1, query_BCRTI.shape[-1]),
-        keys_BSKH.reshape(batch, slots, groups, -1),
-        (((3,), (3,)), ((0, 1), (0, 2))),
-        precision=backend.precision,
-        preferred_element_type=jnp.promote_types(keys_BSKH.dtype, jnp.float32),
-    )
-    return scores_BCXS.reshape(batch, groups, -1, new_tokens, slots)
+    query_BCXI = query_BCRTI.reshape(batch, groups, -1, joined * head_dim)
+    if _is_short(query_BTNH, backend) and products.multiplies(keys.dtype, query_BCXI.shape[3], query_BCXI.shape):
+        scores_BCXS = products.multiply(query_BCXI, keys.stack_LBSF, keys.layer, keys.extent)
+    else:
+        scores_BCXS = jax.lax.dot_general(
+            query_BCXI,
+            _by_groups(keys, groups, joined * head_dim),
+            (((3,), (3,)), ((0, 1), (0, 2))),
+            precision=backend.precision,
+            preferred_element_type=jnp.promote_types(keys.dtype, jnp.float32),
+        )
+    return scores_BCXS.reshape(batch, groups, -1, new_tokens, keys.extent)
+
+
+def _by_groups(held: Layer, groups: int, lanes: int) -> Float[Array, "B S C I"]:
+    """Return slots as an array, their lanes in groups, without lanes past those of the heads."""
+    held_BSF = held.copied()
+    return held_BSF[..., : groups * lanes].reshape(*held_BSF.shape[:2], groups, lanes)
+
+
+def _is_short(query_BTNH: Float[Array, "B T N H"], backend: Backend) -> bool:
+    """Whether there are no more new tokens than the CPU's own kernels are for."""
+    return query_BTNH.shape[0] * query_BTNH.shape[1] <= backend.kernel_rows
 
 
 def _joined_heads(new_tokens: int, num_heads: int, num_kv_heads: int, backend: Backend) -> int:

@@ -1,9 +1,10 @@
 """How the network runs on a device: the one place that turns a platform and a dtype into choices.
 
 The choices are measured. On the CPU, XLA copies a layer's weights out of a stacked array before each product, which
-halves decoding speed, so layers are unrolled over separate arrays; its bfloat16 products are fast only from a few rows
-up and with float32 activations around them; and its float32 products of two rows and more first rearrange a kernel
-stored ``[out, in]``, which takes as long again as a product of one row, but not one stored ``[in, out]``. On a TPU a
+halves decoding speed, so layers are unrolled over separate arrays; and its products of few rows are slow, so that they
+go to kernels of our own (`jaxinfer.ops.cpu_kernels.products`). Where these cannot be had, bfloat16 products are padded
+to a few rows, from which on XLA's are fast, and float32 kernels are stored ``[in, out]``, since XLA's products of two
+rows and more first rearrange one stored ``[out, in]``, which takes as long again as a product of one row. On a TPU a
 scan keeps compile time flat and reads weights in place. There a cache of 192 numbers a slot lies in another order than
 its kernels read, unless it has 256 lanes, which it takes in memory in any case: decode of SmolLM2-135M at batch 8 and
 2,048 slots moves 792 MB a step with them, 2,550 MB without, and its prefill 43 times less.
@@ -19,6 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import PIPELINE, SEQUENCE
+from jaxinfer.ops.cpu_kernels import machine_code, products
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -42,7 +44,8 @@ class Backend:
     ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
     `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case.
     ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is
-    the first token of a pass that adapters beside kernels act on (`jaxinfer.models.linear`).
+    the first token of a pass that adapters beside kernels act on (`jaxinfer.models.linear`). Products of at most
+    ``kernel_rows`` rows go to the CPU's own kernels; 0 where there are none.
     """
 
     platform: Platform
@@ -61,6 +64,7 @@ class Backend:
     split_activations: bool | None = None
     remat_layers: bool = False
     adapted_from: int = 0
+    kernel_rows: int = 0
 
     @property
     def slot_shards(self) -> int:
@@ -110,6 +114,11 @@ class Backend:
         return self.slot_shards > 1 if self.split_activations is None else self.split_activations
 
     @property
+    def has_free_rows(self) -> bool:
+        """Whether a pass over a few tokens takes about as long as one over a single token."""
+        return self.platform != "cpu" or (self.min_matmul_rows > 1 and not self.kernel_rows)
+
+    @property
     def precision(self) -> jax.lax.Precision:
         """The precision of every product: exact in float32, which a TPU would otherwise round to bfloat16."""
         exact = self.compute_dtype in ("float32", "float64") and self.param_dtype == self.compute_dtype
@@ -146,6 +155,8 @@ def choose_backend(
     on_cpu = platform == "cpu"
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
     unrolled = on_cpu if scan_layers is None else not scan_layers
+    # A scan would have each layer's weights copied for the kernels too.
+    kernel_rows = products.MAX_ROWS if on_cpu and unrolled and machine_code.host_vectors() else 0
     return Backend(
         platform=platform,
         param_dtype=dtype,
@@ -153,7 +164,8 @@ def choose_backend(
         cache_dtype="float32" if wide else dtype,
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
-        transposed_kernels=on_cpu and unrolled and not wide,
+        transposed_kernels=on_cpu and unrolled and not wide and not kernel_rows,
+        kernel_rows=kernel_rows,
         lane_tile=128 if platform == "tpu" else 1,
         kernels=kernels or ("pallas" if platform == "tpu" else "xla"),
     )

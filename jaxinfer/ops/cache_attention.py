@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int
-from jaxinfer.ops.attention import Sinks, attend
+from jaxinfer.ops.attention import Layer, Sinks, attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
 from pallas_kernels.flash_decode.op import flash_decode
@@ -55,7 +55,7 @@ def attend_to_layer(
     means = choose_means(backend, keys_LBSF)
     if means == "xla" or (means == "kernel" and num_tokens > MAX_NODES and not is_prompt):
         extent = seen.mask_BTS.shape[-1]
-        held = keys_LBSF[layer, :, :extent], values_LBSF[layer, :, :extent]
+        held = Layer(keys_LBSF, layer, extent), Layer(values_LBSF, layer, extent)
         rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
@@ -99,7 +99,7 @@ def attend_to_ring(
     is_large = query_BTNH.shape[1] > MAX_TOKENS or num_sinks > MAX_SINKS
     if means == "xla" or (means == "kernel" and is_large):
         sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)
-        held = keys_LBSF[layer], values_LBSF[layer]
+        held = Layer(keys_LBSF, layer, keys_LBSF.shape[2]), Layer(values_LBSF, layer, values_LBSF.shape[2])
         rule = {"softcap": softcap, "sinks": sinks, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "num_sinks": num_sinks}

@@ -41,7 +41,8 @@ def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh
     if mesh is None:
         return Partitioned(config, replace(backend, kv_shards=1, mesh=None))
     tensor, stages = mesh.shape[TENSOR], num_stages(config, mesh.shape[PIPELINE])
-    backend = replace(backend, kv_shards=tensor, mesh=mesh, stages=stages)
+    # The compiler splits its own products only.
+    backend = replace(backend, kv_shards=tensor, mesh=mesh, stages=stages, kernel_rows=0)
     return Partitioned(pad_config(config, tensor), _stacked(backend) if stages > 1 else backend)
 
 

@@ -1,0 +1,1 @@
+"""Kernels for the CPU that XLA's own do not reach."""

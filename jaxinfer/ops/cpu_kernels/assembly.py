@@ -1,0 +1,72 @@
+"""Writing LLVM assembly, one function at a time."""
+
+
+class Code:
+    """The assembly of a function, appended to instruction by instruction.
+
+    ``head`` is what stands between ``define`` and the body; the first block is called ``entry``.
+    """
+
+    def __init__(self, head: str) -> None:
+        self._lines = [f"define {head} {{", "entry:"]
+        self._values = 0
+
+    def value(self, instruction: str, name: str | None = None) -> str:
+        """Append an instruction that gives a value, and return the value's name."""
+        if name is None:
+            name = f"%v{self._values}"
+            self._values += 1
+        self._lines.append(f"  {name} = {instruction}")
+        return name
+
+    def effect(self, instruction: str) -> None:
+        """Append an instruction that gives none."""
+        self._lines.append(f"  {instruction}")
+
+    def start(self, block: str) -> None:
+        """Begin a block."""
+        self._lines.append(f"{block}:")
+
+    def at(self, element: str, pointer: str, index: str | int) -> str:
+        """Return the address of an element counted from ``pointer``."""
+        return self.value(f"getelementptr {element}, ptr {pointer}, i64 {index}")
+
+    def load(self, kind: str, pointer: str, align: int | None = None) -> str:
+        """Return what lies at an address."""
+        return self.value(f"load {kind}, ptr {pointer}" + (f", align {align}" if align else ""))
+
+    def load_at(self, kind: str, pointer: str, index: str | int) -> str:
+        """Return an element counted from ``pointer``."""
+        return self.load(kind, self.at(kind, pointer, index))
+
+    def store_at(self, kind: str, value: str | int, pointer: str, index: str | int) -> None:
+        """Write an element counted from ``pointer``."""
+        self.effect(f"store {kind} {value}, ptr {self.at(kind, pointer, index)}")
+
+    def arithmetic(self, operation: str, one: str | int, other: str | int) -> str:
+        """Return a 64-bit integer made of two."""
+        return self.value(f"{operation} i64 {one}, {other}")
+
+    def smaller(self, one: str | int, other: str | int) -> str:
+        """Return the smaller of two 64-bit integers."""
+        return self._chosen("slt", one, other)
+
+    def larger(self, one: str | int, other: str | int) -> str:
+        """Return the larger of two 64-bit integers."""
+        return self._chosen("sgt", one, other)
+
+    def ceiling(self, dividend: str | int, divisor: str | int) -> str:
+        """Return a quotient of positive 64-bit integers, rounded up."""
+        return self.arithmetic("sdiv", self.arithmetic("sub", self.arithmetic("add", dividend, divisor), 1), divisor)
+
+    def branch(self, condition: str, then: str, otherwise: str) -> None:
+        """End a block."""
+        self.effect(f"br i1 {condition}, label %{then}, label %{otherwise}")
+
+    def text(self) -> str:
+        """Return the whole function."""
+        return "\n".join([*self._lines, "}", ""])
+
+    def _chosen(self, comparison: str, one: str | int, other: str | int) -> str:
+        holds = self.value(f"icmp {comparison} i64 {one}, {other}")
+        return self.value(f"select i1 {holds}, i64 {one}, i64 {other}")

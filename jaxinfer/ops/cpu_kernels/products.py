@@ -1,0 +1,115 @@
+"""Products of few rows on a CPU, compiled for the processor that runs them.
+
+Decoding multiplies one row, or the few of a batch or a draft, by every weight. XLA's CPU backend reads weights for
+them at a half to a tenth of the memory's speed; these kernels at most of it. They are written as LLVM assembly, which
+llvmlite compiles in a tenth of a second when the first of them is traced, and are called by XLA as foreign functions.
+
+A row's results do not depend on the other rows, nor on how many there are.
+"""
+
+import functools
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.cpu_kernels import handlers
+from jaxinfer.ops.cpu_kernels.machine_code import host_vectors, register
+
+# A pass over more tokens is left to XLA, whose products of many rows are as fast on processors with matrix units.
+MAX_ROWS = 64
+
+_REGISTERING = threading.Lock()
+
+
+def multiplies(dtype: Any, numbers: int, shape: tuple[int, ...]) -> bool:
+    """Whether `multiply` takes rows of so many numbers of a dtype; ``shape`` is theirs or the results'."""
+    vectors = host_vectors()
+    name = jnp.dtype(dtype).name
+    return vectors is not None and name in vectors.dtypes and numbers % vectors.step(name) == 0 and 0 not in shape
+
+
+def combines(dtype: Any, columns: int, shape: tuple[int, ...]) -> bool:
+    """Whether `combine` gives so many columns of a dtype; ``shape`` is the factors'."""
+    vectors = host_vectors()
+    is_single = jnp.dtype(dtype) == jnp.float32
+    return vectors is not None and is_single and columns % vectors.lanes == 0 and 0 not in shape
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def multiply(
+    rows_BCMK: Float[Array, "B C M K"],
+    weights_LBSF: Float[Array, "L B S F"],
+    layer: Int[Array, ""] | int,
+    outputs: int,
+) -> Float[Array, "B C M N"]:
+    """Return the dot products of rows with the first ``outputs`` rows of ``weights[layer]``, in float32.
+
+    A row of weights has C parts of K numbers, and may have more. Both are of one dtype. Ask `multiplies` first.
+    """
+    return _call(rows_BCMK.dtype.name, rows_BCMK, weights_LBSF, layer, outputs)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def combine(
+    factors_BCMK: Float[Array, "B C M K"],
+    lines_LBSF: Float[Array, "L B S F"],
+    layer: Int[Array, ""] | int,
+    columns: int,
+) -> Float[Array, "B C M N"]:
+    """Return the first K rows of ``lines[layer]`` added up, each times its factor, in float32.
+
+    A row has C parts of ``columns`` numbers, and may have more. Ask `combines` first.
+    """
+    return _call(None, factors_BCMK, lines_LBSF, layer, columns)
+
+
+@multiply.defjvp
+def _multiply_jvp(outputs: int, primals: Any, tangents: Any) -> Any:
+    def reference(rows_BCMK: jax.Array, weights_LBSF: jax.Array, layer: Any) -> jax.Array:
+        _, groups, _, numbers = rows_BCMK.shape
+        parts_BNF = weights_LBSF[layer, :, :outputs, : groups * numbers]
+        return _einsum("bcmk,bnck->bcmn", rows_BCMK, parts_BNF.reshape(*parts_BNF.shape[:2], groups, numbers))
+
+    return multiply(*primals, outputs), jax.jvp(reference, primals, tangents)[1]
+
+
+@combine.defjvp
+def _combine_jvp(columns: int, primals: Any, tangents: Any) -> Any:
+    def reference(factors_BCMK: jax.Array, lines_LBSF: jax.Array, layer: Any) -> jax.Array:
+        _, groups, _, count = factors_BCMK.shape
+        parts_BKF = lines_LBSF[layer, :, :count, : groups * columns]
+        return _einsum("bcmk,bkcn->bcmn", factors_BCMK, parts_BKF.reshape(*parts_BKF.shape[:2], groups, columns))
+
+    return combine(*primals, columns), jax.jvp(reference, primals, tangents)[1]
+
+
+def _einsum(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
+    precision = jax.lax.Precision.HIGHEST
+    return jnp.einsum(equation, one, other, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _call(dtype: str | None, rows: jax.Array, weights: jax.Array, layer: Any, outputs: int) -> jax.Array:
+    """Call the dot products of a dtype, or (None) the sums of columns."""
+    with _REGISTERING:
+        name = _registered(dtype)
+    batch, groups, count, numbers = rows.shape
+    shape = jax.ShapeDtypeStruct((batch * groups, count, outputs), jnp.float32)
+    call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
+    results = call(rows.reshape(batch * groups, count, numbers), weights, jnp.asarray(layer, jnp.int32))
+    return results.reshape(batch, groups, count, outputs)
+
+
+@functools.cache
+def _registered(dtype: str | None) -> str:
+    """Return the name of a foreign function that is compiled when it is first asked for."""
+    vectors = host_vectors()
+    assert vectors is not None
+    if dtype is None:
+        name, assembly = "jaxinfer_combine_float32", handlers.column_module(vectors)
+    else:
+        name, assembly = f"jaxinfer_multiply_{dtype}", handlers.dot_module(vectors, dtype)
+    register(name, assembly)
+    return name

@@ -1,0 +1,175 @@
+"""The innermost loops: a few rows times a few rows or columns of weights, held in the processor's vector registers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxinfer.ops.cpu_kernels.assembly import Code
+
+LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half"}
+# Output rows, or vectors of output columns, of a tile.
+OUTPUTS = 4
+COLUMN_VECTORS = 2
+
+_PAUSE_X86 = "void @llvm.x86.sse2.pause()"
+_PAUSE_ARM = "void @llvm.aarch64.hint(i32 1)"
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What a processor offers: float32 ``lanes`` of a vector, ``rows`` of a tile whose sums fit its registers, dtypes.
+
+    ``pairs_bfloat16`` is an instruction that multiplies bfloat16 pairs and adds them to float32 sums, ``pause`` the
+    call that rests a thread that waits.
+    """
+
+    lanes: int
+    rows: int
+    pairs_bfloat16: bool
+    dtypes: tuple[str, ...]
+    pause: str
+
+    def step(self, dtype: str) -> int:
+        """Return how many numbers of a row one vector holds; a row is a whole multiple of it."""
+        return 2 * self.lanes if self.pairs(dtype) else self.lanes
+
+    def pairs(self, dtype: str) -> bool:
+        """Whether products of this dtype are of pairs."""
+        return dtype == "bfloat16" and self.pairs_bfloat16
+
+
+def describe_vectors(features: Mapping[str, bool]) -> Vectors:
+    """Return what a processor with these LLVM features offers."""
+    if features.get("neon"):
+        return Vectors(4, 4, False, ("float32", "bfloat16", "float16"), _PAUSE_ARM)
+    dtypes = ("float32", "bfloat16", "float16") if features.get("f16c") else ("float32", "bfloat16")
+    if features.get("avx512f"):
+        return Vectors(16, 4, features.get("avx512bf16", False), dtypes, _PAUSE_X86)
+    return Vectors(8 if features.get("avx") else 4, 2, False, dtypes, _PAUSE_X86)
+
+
+def declarations(vectors: Vectors) -> str:
+    """Return what the code calls of LLVM."""
+    wide = f"<{vectors.lanes} x float>"
+    lines = [f"declare {wide} @llvm.fmuladd.v{vectors.lanes}f32({wide}, {wide}, {wide})"]
+    lines.append(f"declare {vectors.pause.replace('i32 1', 'i32 immarg')}")
+    if vectors.pairs_bfloat16:
+        lines.append(f"declare {wide} @llvm.x86.avx512bf16.dpbf16ps.512({wide}, <32 x bfloat>, <32 x bfloat>)")
+    return "\n".join([*lines, ""])
+
+
+def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
+    """Return ``dot_OUTPUTSxROWS(x, w, y, length, stride, width)``: dot products of rows of x with rows of w.
+
+    Rows of x are ``length`` long, those of w lie ``stride`` apart, those of y ``width``. A product's numbers are added
+    up in an order that does not depend on the tile, so that a row's results are the same among any others.
+    """
+    kind, lanes, step = LLVM_TYPES[dtype], vectors.lanes, vectors.step(dtype)
+    wide, size = f"<{lanes} x float>", 4 if dtype == "float32" else 2
+    code = Code(f"internal void @dot_{outputs}x{rows}(ptr %x, ptr %w, ptr %y, i64 %length, i64 %stride, i64 %width) #0")
+    starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%length", row)) for row in range(rows)]
+    starts_w = [code.at(kind, "%w", code.arithmetic("mul", "%stride", output)) for output in range(outputs)]
+    code.effect("br label %loop")
+    code.start("loop")
+    code.value("phi i64 [ 0, %entry ], [ %further, %loop ]", "%i")
+    for index in range(outputs * rows):
+        code.value(f"phi {wide} [ zeroinitializer, %entry ], [ %sum{index}, %loop ]", f"%old{index}")
+
+    def read(start: str) -> str:
+        numbers = code.load(f"<{step} x {kind}>", code.at(kind, start, "%i"), size)
+        if dtype == "float32" or vectors.pairs(dtype):
+            return numbers
+        return code.value(f"fpext <{step} x {kind}> {numbers} to {wide}")
+
+    parts_x = [read(start) for start in starts_x]
+    for output, start in enumerate(starts_w):
+        part_w = read(start)
+        for row, part_x in enumerate(parts_x):
+            index = row * outputs + output
+            if vectors.pairs(dtype):
+                operands = f"{wide} %old{index}, <32 x bfloat> {part_w}, <32 x bfloat> {part_x}"
+                call = f"call {wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})"
+            else:
+                operands = f"{wide} {part_w}, {wide} {part_x}, {wide} %old{index}"
+                call = f"call {wide} @llvm.fmuladd.v{lanes}f32({operands})"
+            code.value(call, f"%sum{index}")
+    code.value(f"add i64 %i, {step}", "%further")
+    code.branch(code.value("icmp slt i64 %further, %length"), "loop", "done")
+    code.start("done")
+    # As many sums as a vector has lanes at a time become one vector of their totals.
+    for first in range(0, outputs * rows, lanes):
+        count = min(lanes, outputs * rows - first)
+        totals = _add_up(code, [f"%sum{first + index}" for index in range(count)], lanes)
+        run = min(outputs, count)
+        for begin in range(0, count, run):
+            row, output = divmod(first + begin, outputs)
+            picked = ", ".join(f"i32 {begin + lane}" for lane in range(run))
+            mask = f"<{run} x i32> <{picked}>"
+            part = code.value(f"shufflevector {wide} {totals}, {wide} poison, {mask}")
+            place = code.at("float", "%y", code.arithmetic("add", code.arithmetic("mul", "%width", row), output))
+            code.effect(f"store <{run} x float> {part}, ptr {place}, align 4")
+    code.effect("ret void")
+    return code.text()
+
+
+def column_tile(vectors: Vectors, column_vectors: int, rows: int) -> str:
+    """Return ``columns_VECTORSxROWS(x, w, y, length, stride, width)``: rows of x times columns of w, in float32.
+
+    Row i of w holds what meets number i of each row of x. Strides are those of `dot_tile`.
+    """
+    lanes = vectors.lanes
+    wide = f"<{lanes} x float>"
+    code = Code(
+        f"internal void @columns_{column_vectors}x{rows}"
+        "(ptr %x, ptr %w, ptr %y, i64 %length, i64 %stride, i64 %width) #0"
+    )
+    starts_x = [code.at("float", "%x", code.arithmetic("mul", "%length", row)) for row in range(rows)]
+    code.effect("br label %loop")
+    code.start("loop")
+    code.value("phi i64 [ 0, %entry ], [ %further, %loop ]", "%i")
+    for index in range(rows * column_vectors):
+        code.value(f"phi {wide} [ zeroinitializer, %entry ], [ %sum{index}, %loop ]", f"%old{index}")
+    line = code.at("float", "%w", code.arithmetic("mul", "%i", "%stride"))
+    parts = [code.load(wide, code.at("float", line, lanes * each), 4) for each in range(column_vectors)]
+    for row, start in enumerate(starts_x):
+        factor = code.load_at("float", start, "%i")
+        single = code.value(f"insertelement {wide} poison, float {factor}, i32 0")
+        factors = code.value(f"shufflevector {wide} {single}, {wide} poison, <{lanes} x i32> zeroinitializer")
+        for each, part in enumerate(parts):
+            index = row * column_vectors + each
+            operands = f"{wide} {factors}, {wide} {part}, {wide} %old{index}"
+            code.value(f"call {wide} @llvm.fmuladd.v{lanes}f32({operands})", f"%sum{index}")
+    code.value("add i64 %i, 1", "%further")
+    code.branch(code.value("icmp slt i64 %further, %length"), "loop", "done")
+    code.start("done")
+    for row in range(rows):
+        line = code.at("float", "%y", code.arithmetic("mul", "%width", row))
+        for each in range(column_vectors):
+            sums = f"%sum{row * column_vectors + each}"
+            code.effect(f"store {wide} {sums}, ptr {code.at('float', line, lanes * each)}, align 4")
+    code.effect("ret void")
+    return code.text()
+
+
+def _add_up(code: Code, sums: list[str], lanes: int) -> str:
+    """Return a vector whose lane i is the sum of the lanes of vector i.
+
+    Neighbours are added first, then neighbouring pairs, and so on, whatever the number of vectors.
+    """
+    wide = f"<{lanes} x float>"
+
+    def shuffled(one: str, other: str, picked: list[int]) -> str:
+        mask = ", ".join(f"i32 {lane}" for lane in picked)
+        return code.value(f"shufflevector {wide} {one}, {wide} {other}, <{lanes} x i32> <{mask}>")
+
+    distance = 1
+    while distance < lanes:
+        merged = []
+        for one, other in zip(sums[::2], [*sums[1::2], sums[-1]]):
+            # The lanes of ``other`` are counted after those of ``one``; they go where this bit of a lane is set.
+            shifts = [lanes if lane & distance else 0 for lane in range(lanes)]
+            lower = shuffled(one, other, [(lane & ~distance) + shift for lane, shift in enumerate(shifts)])
+            upper = shuffled(one, other, [(lane | distance) + shift for lane, shift in enumerate(shifts)])
+            merged.append(code.value(f"fadd {wide} {lower}, {upper}"))
+        sums = merged
+        distance *= 2
+    return sums[0]
