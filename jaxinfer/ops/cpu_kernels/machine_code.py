@@ -8,11 +8,6 @@ import jax
 
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 
-try:
-    from llvmlite import binding as llvm
-except ImportError:
-    llvm = None
-
 # Compiled code is in memory for as long as its engine is.
 _ENGINES: dict[str, Any] = {}
 
@@ -20,12 +15,18 @@ _ENGINES: dict[str, Any] = {}
 @functools.cache
 def host_vectors() -> Vectors | None:
     """Return what this machine's processor offers; None where LLVM is not installed."""
-    return None if llvm is None else describe_vectors(llvm.get_host_cpu_features())
+    # Imported here: machines with other devices need not wait for it.
+    try:
+        from llvmlite import binding as llvm
+    except ImportError:
+        return None
+    return describe_vectors(llvm.get_host_cpu_features())
 
 
 def register(name: str, assembly: str) -> None:
     """Compile a module, and have XLA's foreign function ``name`` call its ``handler``."""
-    assert llvm is not None
+    from llvmlite import binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(
