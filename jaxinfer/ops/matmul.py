@@ -49,7 +49,7 @@ def product(
     outputs = kernel.shape[1 - contracted]
     if count <= backend.kernel_rows and not transposed and products.multiplies(kernel.dtype, width, (count, outputs)):
         rows = inputs.reshape(1, 1, count, width)
-        return products.multiply(rows, kernel[None, None], 0, outputs).reshape(*lead, outputs)
+        return products.multiply(rows, jnp.asarray(kernel)[None, None], 0, outputs).reshape(*lead, outputs)
     # XLA's CPU product of one bfloat16 row runs at a tenth of the memory bandwidth; of four rows, near all of it.
     # The rows are repeated, and the equal results merged by a maximum, because a plain slice of the product makes the
     # compiler shrink it back to one row.
