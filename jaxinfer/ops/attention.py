@@ -156,7 +156,7 @@ def _weigh(
     totals_BCRT1 = jnp.sum(weights_BCRTS, axis=-1, keepdims=True)
     weights_BCXS = weights_BCRTS.astype(values.dtype).reshape(*scores_BCRTS.shape[:2], -1, values.extent)
     lanes = joined * head_dim
-    if _is_short(query_BTNH, backend) and products.combines(values.dtype, lanes, weights_BCXS.shape):
+    if _is_short(query_BTNH, backend) and products.combines(values.dtype, lanes):
         weighted_BCXI = products.combine(weights_BCXS, values.stack_LBSF, values.layer, lanes)
     else:
         # Spelt out as in the scores: XLA's CPU backend keeps to an order of operands that needs no transposed weights.
@@ -188,7 +188,7 @@ def _scores(
         query_BTCRI = _spread(query_BTCRI, joined)
     query_BCRTI = jnp.moveaxis(query_BTCRI, 1, 3)
     query_BCXI = query_BCRTI.reshape(batch, groups, -1, joined * head_dim)
-    if _is_short(query_BTNH, backend) and products.multiplies(keys.dtype, query_BCXI.shape[3], query_BCXI.shape):
+    if _is_short(query_BTNH, backend) and products.multiplies(keys.dtype, query_BCXI.shape[3]):
         scores_BCXS = products.multiply(query_BCXI, keys.stack_LBSF, keys.layer, keys.extent)
     else:
         scores_BCXS = jax.lax.dot_general(
@@ -209,7 +209,7 @@ def _by_groups(held: Layer, groups: int, lanes: int) -> Float[Array, "B S C I"]:
 
 def _is_short(query_BTNH: Float[Array, "B T N H"], backend: Backend) -> bool:
     """Whether there are no more new tokens than the CPU's own kernels are for."""
-    return query_BTNH.shape[0] * query_BTNH.shape[1] <= backend.kernel_rows
+    return 0 < query_BTNH.shape[0] * query_BTNH.shape[1] <= backend.kernel_rows
 
 
 def _joined_heads(new_tokens: int, num_heads: int, num_kv_heads: int, backend: Backend) -> int:

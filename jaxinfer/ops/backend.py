@@ -34,18 +34,17 @@ class Backend:
 
     ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
     values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
-    own. ``min_matmul_rows`` pads a product's rows up to that many. ``transposed_kernels`` stores the blocks' kernels
-    ``[in, out]`` instead of ``[out, in]``. ``mesh`` are the devices that the model is split over, of which those along
-    its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device. ``stages`` is how many
-    devices along its axis ``pipeline`` have a part of the layers each, ``microbatches`` into how many parts a batch is
-    cut for them at the most (None: as many as take the least time). A cache's lanes are whole
+    own. ``min_matmul_rows`` pads a product's rows up to that many. ``mesh`` are the devices that the model is split
+    over, of which those along its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device.
+    ``stages`` is how many devices along its axis ``pipeline`` have a part of the layers each, ``microbatches`` into how
+    many parts a batch is cut for them at the most (None: as many as take the least time). A cache's lanes are whole
     multiples of ``lane_tile`` where the heads are not split. ``kernels`` is what works on a cache: Pallas kernels, the
     same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what defines correct.
     ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
-    `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case.
-    ``remat_layers`` has a backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is
-    the first token of a pass that adapters beside kernels act on (`jaxinfer.models.linear`). Products of at most
-    ``kernel_rows`` rows go to the CPU's own kernels; 0 where there are none.
+    `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case. ``remat_layers`` has a
+    backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is the first token of a
+    pass that adapters beside kernels act on (`jaxinfer.models.linear`). The products of a pass over at most
+    ``kernel_rows`` tokens go to the CPU's own kernels; 0 where there are none.
     """
 
     platform: Platform
@@ -54,7 +53,6 @@ class Backend:
     cache_dtype: str
     scan_layers: bool
     min_matmul_rows: int = 1
-    transposed_kernels: bool = False
     lane_tile: int = 1
     kv_shards: int = 1
     kernels: Kernels = "xla"
@@ -114,6 +112,12 @@ class Backend:
         return self.slot_shards > 1 if self.split_activations is None else self.split_activations
 
     @property
+    def transposed_kernels(self) -> bool:
+        """Whether the blocks' kernels are stored ``[in, out]`` instead of ``[out, in]``."""
+        by_xla = self.platform == "cpu" and not self.scan_layers and not self.kernel_rows
+        return by_xla and jnp.dtype(self.param_dtype).itemsize > 2
+
+    @property
     def has_free_rows(self) -> bool:
         """Whether a pass over a few tokens takes about as long as one over a single token."""
         return self.platform != "cpu" or (self.min_matmul_rows > 1 and not self.kernel_rows)
@@ -164,7 +168,6 @@ def choose_backend(
         cache_dtype="float32" if wide else dtype,
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
-        transposed_kernels=on_cpu and unrolled and not wide and not kernel_rows,
         kernel_rows=kernel_rows,
         lane_tile=128 if platform == "tpu" else 1,
         kernels=kernels or ("pallas" if platform == "tpu" else "xla"),

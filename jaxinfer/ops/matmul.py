@@ -47,7 +47,8 @@ def product(
 
     inputs = inputs.astype(kernel.dtype)
     outputs = kernel.shape[1 - contracted]
-    if count <= backend.kernel_rows and not transposed and products.multiplies(kernel.dtype, width, (count, outputs)):
+    is_short = 0 < count <= backend.kernel_rows and not transposed and kernel.shape[1] == width
+    if is_short and outputs and products.multiplies(kernel.dtype, width):
         rows = inputs.reshape(1, 1, count, width)
         return products.multiply(rows, jnp.asarray(kernel)[None, None], 0, outputs).reshape(*lead, outputs)
     # XLA's CPU product of one bfloat16 row runs at a tenth of the memory bandwidth; of four rows, near all of it.

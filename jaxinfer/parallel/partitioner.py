@@ -41,14 +41,17 @@ def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh
     if mesh is None:
         return Partitioned(config, replace(backend, kv_shards=1, mesh=None))
     tensor, stages = mesh.shape[TENSOR], num_stages(config, mesh.shape[PIPELINE])
-    # The compiler splits its own products only.
-    backend = replace(backend, kv_shards=tensor, mesh=mesh, stages=stages, kernel_rows=0)
-    return Partitioned(pad_config(config, tensor), _stacked(backend) if stages > 1 else backend)
-
-
-def _stacked(backend: Backend) -> Backend:
-    """Return the backend with blocks in stacks, of which every stage has a part."""
-    return replace(backend, scan_layers=True, transposed_kernels=False)
+    backend = replace(
+        backend,
+        kv_shards=tensor,
+        mesh=mesh,
+        stages=stages,
+        # Every stage has a part of a stack of blocks.
+        scan_layers=backend.scan_layers or stages > 1,
+        # The compiler splits its own products only.
+        kernel_rows=0,
+    )
+    return Partitioned(pad_config(config, tensor), backend)
 
 
 @dataclass(frozen=True)

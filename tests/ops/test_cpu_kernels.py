@@ -1,7 +1,9 @@
 """The CPU's own products: against NumPy in float64, for other processors, from many threads, and in a model's step."""
 
+import ctypes
 import itertools
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from llvmlite import binding as llvm
 
 import jaxinfer
@@ -23,9 +26,11 @@ from jaxinfer.ops.cpu_kernels.tiles import describe_vectors
 from jaxinfer.ops.matmul import product
 from tests.toys import float32_backend, write_tiny_llama
 
+HOST = machine_code.host_vectors()
+assert HOST is not None, "the tests need llvmlite"
 # Processors whose instructions run on this one too: half and quarter vectors, and bfloat16 without products of pairs.
 SMALLER = tuple(
-    replace(machine_code.host_vectors(), lanes=lanes, rows=rows, pairs_bfloat16=False, dtypes=("float32", "bfloat16"))
+    replace(HOST, lanes=lanes, rows=rows, pairs_bfloat16=False, dtypes=("float32", "bfloat16"))
     for lanes, rows in ((8, 2), (4, 2), (4, 4))
 )
 
@@ -60,7 +65,7 @@ def exact(array):
 def check_multiply(rng, dtype, batch, groups, rows, numbers, outputs, spare=(0, 0), layers=1, layer=0):
     rows_BCMK = drawn(rng, (batch, groups, rows, numbers), dtype)
     weights_LBSF = drawn(rng, (layers, batch, outputs + spare[0], groups * numbers + spare[1]), dtype)
-    assert products.multiplies(dtype, numbers, rows_BCMK.shape)
+    assert products.multiplies(dtype, numbers)
     found = jax.jit(products.multiply, static_argnums=3)(rows_BCMK, weights_LBSF, layer, outputs)
     parts = exact(weights_LBSF)[layer, :, :outputs, : groups * numbers].reshape(batch, outputs, groups, numbers)
     expected = np.einsum("bcmk,bnck->bcmn", exact(rows_BCMK), parts)
@@ -70,7 +75,7 @@ def check_multiply(rng, dtype, batch, groups, rows, numbers, outputs, spare=(0, 
 def check_combine(rng, batch, groups, rows, count, columns, spare=(0, 0), layers=1, layer=0):
     factors_BCMK = drawn(rng, (batch, groups, rows, count))
     lines_LBSF = drawn(rng, (layers, batch, count + spare[0], groups * columns + spare[1]))
-    assert products.combines("float32", columns, factors_BCMK.shape)
+    assert products.combines("float32", columns)
     found = jax.jit(products.combine, static_argnums=3)(factors_BCMK, lines_LBSF, layer, columns)
     parts = exact(lines_LBSF)[layer, :, :count, : groups * columns].reshape(batch, count, groups, columns)
     expected = np.einsum("bcmk,bkcn->bcmn", exact(factors_BCMK), parts)
@@ -85,10 +90,10 @@ def check_combine(rng, batch, groups, rows, count, columns, spare=(0, 0), layers
     st.integers(0, 2),
 )
 def test_rows_times_weights_of_any_shape(dtype, shape, spare, layer):
-    if dtype not in machine_code.host_vectors().dtypes:
+    if dtype not in HOST.dtypes:
         pytest.skip("this processor converts no halves")
     batch, groups, rows, vectors, outputs = shape
-    numbers = vectors * machine_code.host_vectors().step(dtype)
+    numbers = vectors * HOST.step(dtype)
     check_multiply(np.random.default_rng(rows), dtype, batch, groups, rows, numbers, outputs, spare, 3, layer)
 
 
@@ -100,7 +105,7 @@ def test_rows_times_weights_of_any_shape(dtype, shape, spare, layer):
 )
 def test_columns_added_up_of_any_shape(shape, spare, layer):
     batch, groups, rows, count, vectors = shape
-    columns = vectors * machine_code.host_vectors().lanes
+    columns = vectors * HOST.lanes
     check_combine(np.random.default_rng(rows), batch, groups, rows, count, columns, spare, 3, layer)
 
 
@@ -113,25 +118,169 @@ def test_smaller_processors(smaller_processor):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_processors_of_other_makes_compile(dtype):
+@pytest.mark.parametrize(
+    ("triple", "processor", "features", "register"),
+    [
+        ("aarch64-unknown-linux-gnu", "neoverse-n1", {}, "v0.4s"),
+        ("arm64-apple-macosx", "apple-m1", {}, "v0"),
+        ("x86_64-unknown-linux-gnu", "haswell", {"avx": True, "avx2": True, "f16c": True}, "ymm0"),
+        ("x86_64-pc-windows-msvc", "skylake-avx512", {"avx": True, "avx512f": True, "f16c": True}, "zmm0"),
+        ("x86_64-unknown-linux-gnu", "x86-64", {"f16c": True}, "xmm0"),
+    ],
+)
+def test_processors_of_other_makes_have_code(triple, processor, features, register, dtype):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    targets = {
-        "aarch64-linux-gnu": ("neoverse-n1", {"neon": True}),
-        "arm64-apple-macosx": ("apple-m1", {"neon": True}),
-        "x86_64-linux-gnu": ("haswell", {"avx": True, "avx2": True, "f16c": True}),
-        "x86_64-pc-windows-msvc": ("skylake-avx512", {"avx": True, "avx512f": True, "f16c": True}),
-    }
-    for triple, (processor, features) in targets.items():
-        vectors = describe_vectors(features)
-        assert dtype in vectors.dtypes
-        machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor)
-        module = llvm.parse_assembly(dot_module(vectors, dtype))
+    vectors = describe_vectors(triple, features)
+    assert dtype in vectors.dtypes
+    enabled = ",".join(f"+{feature}" for feature in features)
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=enabled)
+    for assembly in (dot_module(vectors, dtype), column_module(vectors)):
+        module = llvm.parse_assembly(assembly)
         module.triple = triple
-        assembly = machine.emit_assembly(module)
-        registers = {16: "zmm", 8: "ymm", 4: "v0.4s" if triple.startswith("aarch64") else "v0"}[vectors.lanes]
-        assert registers in assembly
-        machine.emit_object(llvm.parse_assembly(column_module(vectors)))
+        assert register in machine.emit_assembly(module)
+        assert machine.emit_object(module)
+
+
+def test_a_processor_of_an_unknown_make_has_none():
+    assert describe_vectors("riscv64-unknown-linux-gnu", {}) is None
+    assert describe_vectors("x86_64-unknown-linux-gnu", {}).lanes == 4
+    assert "float16" not in describe_vectors("x86_64-unknown-linux-gnu", {}).dtypes
+
+
+class Calls:
+    """XLA's side of a handler: its interface, whose pool answers as told, and a count of what is allocated."""
+
+    def __init__(self, pool, threads):
+        self.pool, self.threads = pool, threads
+        self.records, self.errors, self.late, self.running = set(), 0, [], []
+        assembly = dot_module(HOST, "float32").replace("@malloc", "@test_malloc").replace("@free", "@test_free")
+        library = ctypes.CDLL(None)
+        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        library.free.argtypes = [ctypes.c_void_p]
+
+        def allocate(size):
+            record = library.malloc(size)
+            self.records.add(record)
+            return record
+
+        def free(record):
+            self.records.remove(record)
+            library.free(record)
+
+        def schedule(request):
+            if self.pool == "refuses":
+                return self.error()
+            task, record = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(request[3]), request[4]
+            if self.pool == "runs at once":
+                task(record)
+            elif self.pool == "is late":
+                self.late.append((task, record))
+            else:
+                self.running.append(threading.Thread(target=task, args=(record,)))
+                self.running[-1].start()
+            return None
+
+        def count(request):
+            if self.pool == "is missing":
+                return self.error()
+            ctypes.c_int64.from_address(request[3]).value = self.threads
+            return None
+
+        def destroy(request):
+            assert request[2] == 0xBAD
+            self.errors -= 1
+
+        function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+        self.kept = [function(each) for each in (destroy, schedule, count)]
+        self.kept.append(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(allocate))
+        self.kept.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(free))
+        places = [ctypes.cast(each, ctypes.c_void_p).value for each in self.kept]
+        llvm.add_symbol("test_malloc", places[3])
+        llvm.add_symbol("test_free", places[4])
+        self.interface = (ctypes.c_int64 * 24)()
+        for word, place in zip((8, 17, 18), places):
+            self.interface[word] = place
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        features = llvm.get_host_cpu_features().flatten()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=features, jit=True
+        )
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(assembly), machine)
+        self.engine.finalize_object()
+        address = self.engine.get_function_address("handler")
+        self.handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+
+    def error(self):
+        self.errors += 1
+        return 0xBAD
+
+    def call(self, rows_IMK, stack_LBSF, layer, outputs):
+        results = np.full((*rows_IMK.shape[:2], outputs), np.nan, np.float32)
+        arrays = rows_IMK, stack_LBSF, np.array(layer, np.int32), results
+        shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+        buffers = [
+            (ctypes.c_int64 * 6)(48, 0, 0, array.ctypes.data, array.ndim, ctypes.addressof(shape))
+            for array, shape in zip(arrays, shapes)
+        ]
+        places = [ctypes.addressof(buffer) for buffer in buffers]
+        operands, found = (ctypes.c_int64 * 3)(*places[:3]), (ctypes.c_int64 * 1)(places[3])
+        frame = (ctypes.c_int64 * 24)()
+        frame[2], frame[9], frame[14] = (ctypes.addressof(each) for each in (self.interface, operands, found))
+        assert self.handler(ctypes.addressof(frame)) is None
+        return results
+
+
+@pytest.mark.parametrize("pool", ["is missing", "refuses", "runs at once", "is late", "has threads"])
+def test_whatever_the_pool_does_results_are_whole_and_records_freed(pool):
+    rng = np.random.default_rng(6)
+    calls = Calls(pool, threads=5)
+    for rows, outputs in itertools.product((1, 4, 9), (1, 90, 700)):
+        rows_IMK = rng.standard_normal((4, rows, 64), dtype=np.float32)
+        stack_LBSF = rng.standard_normal((3, 2, outputs + 2, 136), dtype=np.float32)
+        found = calls.call(rows_IMK, stack_LBSF, 2, outputs)
+        parts = stack_LBSF[2, :, :outputs, :128].reshape(2, outputs, 2, 64)
+        expected = np.einsum("bcmk,bnck->bcmn", rows_IMK.reshape(2, 2, rows, 64), parts)
+        np.testing.assert_allclose(found, expected.reshape(found.shape), atol=1e-4)
+        assert calls.errors == 0
+    for task, record in calls.late:
+        task(record)
+    for thread in calls.running:
+        thread.join()
+    assert not calls.records
+    assert (len(calls.late) > 0) == (pool == "is late")
+    assert (len(calls.running) > 0) == (pool == "has threads")
+
+
+@pytest.mark.parametrize("layer", [-4, -3, -1, 0, 2, 3, 1 << 24])
+def test_a_layer_is_counted_as_jax_counts_it(layer):
+    rng = np.random.default_rng(7)
+    rows, weights = drawn(rng, (1, 1, 2, 32)), drawn(rng, (3, 1, 6, 32))
+    found = jax.jit(products.multiply, static_argnums=3)(rows, weights, layer, 6)
+    expected = products.multiply(rows, jax.jit(lambda stack, index: stack[index])(weights, layer)[None], 0, 6)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_what_does_not_fit_is_refused():
+    rng = np.random.default_rng(8)
+    # Where types are checked, as in the tests, lengths of one name that differ are found before.
+    refused = pytest.raises((ValueError, TypeCheckError))
+    rows, weights = drawn(rng, (2, 3, 4, 32)), drawn(rng, (2, 2, 7, 100))
+    for wrong in (
+        (rows[:1], weights, 7),
+        (rows, weights, 8),
+        (rows, weights[..., :95], 7),
+        (rows[:, :, :0], weights, 7),
+    ):
+        with refused:
+            products.multiply(*wrong[:2], 0, wrong[2])
+    with refused:
+        products.multiply(rows, weights.astype(jnp.bfloat16), 0, 7)
+    with refused:
+        products.combine(drawn(rng, (2, 3, 4, 8)), weights, 0, 32)
+    with refused:
+        products.combine(drawn(rng, (2, 3, 4, 7)), weights, 0, 48)
 
 
 def test_a_row_has_the_same_results_among_any_others():
@@ -225,6 +374,8 @@ def test_products_of_other_shapes_and_dtypes_are_left_to_xla():
     assert is_own(rows, weights)
     assert not is_own(drawn(rng, (products.MAX_ROWS + 1, 64)), weights)
     assert not is_own(drawn(rng, (3, 60)), drawn(rng, (10, 60)))
+    text = jax.jit(lambda x, w: product(x, w, backend, transposed=True)).lower(rows, weights.T).as_text()
+    assert "jaxinfer_multiply" not in text
 
 
 def test_without_llvm_all_is_left_to_xla(monkeypatch):

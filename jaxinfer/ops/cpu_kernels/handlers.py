@@ -1,9 +1,11 @@
 """XLA's foreign functions around the tiles: they read shapes out of a call's buffers and share work out to threads.
 
-The structures are those of XLA's C interface for foreign functions, version 0.1 and later
+The structures are those of XLA's C interface for foreign functions, version 0.3
 (https://openxla.org/xla/custom_call). Threads are those of XLA's own pool; a pool that is busy costs nothing but its
 help, since the thread that was called takes whatever piece is left.
 """
+
+import os
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.tiles import (
@@ -16,20 +18,29 @@ from jaxinfer.ops.cpu_kernels.tiles import (
     dot_tile,
 )
 
-# A call's record, in words of eight bytes: the next piece, those done, threads that still look at it, and the operands.
-_NEXT, _DONE, _USERS, _PIECES, _X, _W, _Y = range(7)
-_ROWS, _LENGTH, _OUTPUTS, _STRIDE, _LINES, _GROUPS, _FIRST, _PER_GROUP, _SPAN = range(7, 16)
-_RECORD_WORDS = 16
+# A call's record, in words of eight bytes: the next piece, those done, and threads that still look at it; then, on
+# cache lines that no thread writes to, the number of pieces and the operands.
+_NEXT, _DONE, _USERS = range(3)
+_PIECES, _X, _W, _Y = range(16, 20)
+_ROWS, _LENGTH, _OUTPUTS, _STRIDE, _LINES, _GROUPS, _FIRST, _PER_GROUP, _SPAN = range(20, 29)
+_RECORD_WORDS = 29
 # Several pieces for each thread even out what else the threads have to do.
 _PIECES_PER_THREAD = 4
+# Weights that are worth another thread: one that sleeps takes about as long to come as these take to be read.
+_WEIGHTS_PER_THREAD = 32_768
+# A thread that waits for others' last pieces rests this often before it leaves its processor to whoever wants it.
+_RESTS = 2_000
+_YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"
 
 # Words of XLA's structures: of a call, its interface and context and the pointers to arguments and results; of a
-# buffer, its numbers and lengths; of the interface, some of its functions; of an extension, what it asks for.
+# buffer, its numbers and lengths; of the interface, some of its functions; of an extension, its type, `_METADATA` for
+# one that asks for the version, and where that goes.
+_METADATA = 1
 _CALL_EXTENSION, _CALL_INTERFACE, _CALL_CONTEXT, _CALL_ARGUMENTS, _CALL_RESULTS = 1, 2, 3, 9, 14
 _BUFFER_NUMBERS, _BUFFER_LENGTHS = 3, 5
 _DESTROY_ERROR, _SCHEDULE, _NUM_THREADS = 8, 17, 18
-_EXTENSION_METADATA, _METADATA_VERSION = 3, 3
-_VERSION = 1 << 32  # 0.1, as two integers of four bytes
+_EXTENSION_TYPE, _EXTENSION_METADATA, _METADATA_VERSION = 1, 3, 3
+_VERSION = 3 << 32  # 0.3, as two integers of four bytes
 
 
 def dot_module(vectors: Vectors, dtype: str) -> str:
@@ -55,7 +66,7 @@ def column_module(vectors: Vectors) -> str:
 
 
 def _module(vectors: Vectors, tiles: list[str], piece: str, unit: int) -> str:
-    outside = "declare ptr @malloc(i64)\ndeclare void @free(ptr)\n"
+    outside = f"declare ptr @malloc(i64)\ndeclare void @free(ptr)\ndeclare i32 @{_YIELD}()\n"
     # Without it LLVM halves vectors of 512 bits on processors that it thinks better off with 256.
     attributes = f'attributes #0 = {{ "min-legal-vector-width"="{32 * vectors.lanes}" }}\n'
     functions = [*tiles, piece, _worker(), _forget(), _handler(unit, vectors.pause)]
@@ -106,7 +117,11 @@ def _piece(
         row_x = code.at(kind, x, code.arithmetic("mul", m, length))
         row_y = code.at("float", this_y, code.arithmetic("mul", m, outputs))
         left = code.arithmetic("sub", rows, m)
-        operands = f"(ptr {row_x}, ptr {this_w}, ptr {row_y}, i64 {length}, i64 {stride}, i64 {outputs})"
+        # What the tiles ask for ahead: the next tile's weights, and with further rows of x those of tiles after it.
+        tiles = code.arithmetic("add", code.arithmetic("sdiv", m, vectors.rows), 1)
+        line = code.arithmetic("mul", code.arithmetic("mul", tiles, widths[0]), stride)
+        ahead = code.at(kind, this_w, line) if rows_are_outputs else this_w
+        operands = f"(ptr {row_x}, ptr {this_w}, ptr {row_y}, i64 {length}, i64 {stride}, i64 {outputs}, ptr {ahead})"
         cases = " ".join(f"i64 {count}, label %{block}_{count}" for count in range(vectors.rows))
         code.effect(f"switch i64 {left}, label %{block}_full [ {cases} ]")
         code.start(f"{block}_full")
@@ -165,8 +180,10 @@ def _handler(unit: int, pause: str) -> str:
     request = code.value("alloca [5 x i64]")
     threads = code.value("alloca i64")
     extension = code.load_at("ptr", "%call", _CALL_EXTENSION)
-    # A call that carries an extension asks which version of the interface this is made for.
-    code.branch(code.value(f"icmp eq ptr {extension}, null"), "execute", "describe")
+    code.branch(code.value(f"icmp eq ptr {extension}, null"), "execute", "extended")
+    code.start("extended")
+    kind = code.load("i32", code.at("i64", extension, _EXTENSION_TYPE))
+    code.branch(code.value(f"icmp eq i32 {kind}, {_METADATA}"), "describe", "execute")
     code.start("describe")
     metadata = code.load_at("ptr", extension, _EXTENSION_METADATA)
     code.store_at("i64", _VERSION, metadata, _METADATA_VERSION)
@@ -181,9 +198,15 @@ def _handler(unit: int, pause: str) -> str:
     x, w, y = (code.load_at("ptr", buffer, _BUFFER_NUMBERS) for buffer in buffers)
     shapes = [code.load_at("ptr", buffer, _BUFFER_LENGTHS) for buffer in buffers]
     count, rows, length = (code.load_at("i64", shapes[0], axis) for axis in range(3))
-    batches, lines, stride = (code.load_at("i64", shapes[1], axis) for axis in range(1, 4))
+    layers, batches, lines, stride = (code.load_at("i64", shapes[1], axis) for axis in range(4))
     layer = code.load_at("i32", code.load_at("ptr", code.load_at("ptr", arguments, 2), _BUFFER_NUMBERS), 0)
-    first_batch = code.arithmetic("mul", code.value(f"sext i32 {layer} to i64"), batches)
+    layer = code.value(f"sext i32 {layer} to i64")
+    # As JAX's indices do: a negative one counts from the end, and one past it is the last.
+    is_negative = code.value(f"icmp slt i64 {layer}, 0")
+    from_end = code.arithmetic("add", layer, layers)
+    layer = code.value(f"select i1 {is_negative}, i64 {from_end}, i64 {layer}")
+    layer = code.larger(code.smaller(layer, code.arithmetic("sub", layers, 1)), 0)
+    first_batch = code.arithmetic("mul", layer, batches)
     outputs = code.load_at("i64", shapes[2], 2)
 
     code.effect(f"store i64 1, ptr {threads}")
@@ -197,7 +220,8 @@ def _handler(unit: int, pause: str) -> str:
     span = code.arithmetic("mul", code.ceiling(code.ceiling(outputs, wanted), unit), unit)
     per_group = code.ceiling(outputs, span)
     pieces = code.arithmetic("mul", count, per_group)
-    users = code.smaller(available, pieces)
+    weights = code.arithmetic("mul", count, code.arithmetic("mul", outputs, length))
+    users = code.smaller(code.smaller(available, pieces), code.ceiling(weights, _WEIGHTS_PER_THREAD))
 
     record = code.value(f"call ptr @malloc(i64 {8 * _RECORD_WORDS})")
     operands = ((_X, x), (_W, w), (_Y, y))
@@ -233,9 +257,18 @@ def _handler(unit: int, pause: str) -> str:
     code.effect(f"call void @worker(ptr {record})")
     code.effect("br label %wait")
     code.start("wait")
-    code.effect(f"call {pause}")
+    code.value("phi i64 [ 0, %share ], [ %rested, %rest ], [ %rested, %yield ]", "%rests")
     finished = code.value(f"load atomic i64, ptr {done} acquire, align 8")
-    code.branch(code.value(f"icmp slt i64 {finished}, {pieces}"), "wait", "end")
+    code.branch(code.value(f"icmp slt i64 {finished}, {pieces}"), "more", "end")
+    code.start("more")
+    code.value("add i64 %rests, 1", "%rested")
+    code.branch(code.value(f"icmp slt i64 %rests, {_RESTS}"), "rest", "yield")
+    code.start("rest")
+    code.effect(f"call {pause}")
+    code.effect("br label %wait")
+    code.start("yield")
+    code.value(f"call i32 @{_YIELD}()")
+    code.effect("br label %wait")
     code.start("end")
     _release(code, record, users_left, "ptr null")
     return code.text()

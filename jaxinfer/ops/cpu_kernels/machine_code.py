@@ -14,13 +14,13 @@ _ENGINES: dict[str, Any] = {}
 
 @functools.cache
 def host_vectors() -> Vectors | None:
-    """Return what this machine's processor offers; None where LLVM is not installed."""
+    """Return what this machine's processor offers; None where LLVM is not installed, or does not know it."""
     # Imported here: machines with other devices need not wait for it.
     try:
         from llvmlite import binding as llvm
-    except ImportError:
+    except (ImportError, OSError):
         return None
-    return describe_vectors(llvm.get_host_cpu_features())
+    return describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
 
 
 def register(name: str, assembly: str) -> None:

@@ -24,18 +24,18 @@ MAX_ROWS = 64
 _REGISTERING = threading.Lock()
 
 
-def multiplies(dtype: Any, numbers: int, shape: tuple[int, ...]) -> bool:
-    """Whether `multiply` takes rows of so many numbers of a dtype; ``shape`` is theirs or the results'."""
+def multiplies(dtype: Any, numbers: int) -> bool:
+    """Whether `multiply` takes rows of so many numbers of a dtype."""
     vectors = host_vectors()
     name = jnp.dtype(dtype).name
-    return vectors is not None and name in vectors.dtypes and numbers % vectors.step(name) == 0 and 0 not in shape
+    return vectors is not None and name in vectors.dtypes and numbers > 0 and numbers % vectors.step(name) == 0
 
 
-def combines(dtype: Any, columns: int, shape: tuple[int, ...]) -> bool:
-    """Whether `combine` gives so many columns of a dtype; ``shape`` is the factors'."""
+def combines(dtype: Any, columns: int) -> bool:
+    """Whether `combine` gives so many columns of a dtype."""
     vectors = host_vectors()
     is_single = jnp.dtype(dtype) == jnp.float32
-    return vectors is not None and is_single and columns % vectors.lanes == 0 and 0 not in shape
+    return vectors is not None and is_single and columns > 0 and columns % vectors.lanes == 0
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -47,8 +47,10 @@ def multiply(
 ) -> Float[Array, "B C M N"]:
     """Return the dot products of rows with the first ``outputs`` rows of ``weights[layer]``, in float32.
 
-    A row of weights has C parts of K numbers, and may have more. Both are of one dtype. Ask `multiplies` first.
+    A row of weights has C parts of K numbers, and may have more. Both are of one dtype. Ask `multiplies` first. A
+    compiler that splits arrays over devices would give each the whole.
     """
+    _check_fit(rows_BCMK, weights_LBSF, outputs, rows_BCMK.shape[1] * rows_BCMK.shape[3])
     return _call(rows_BCMK.dtype.name, rows_BCMK, weights_LBSF, layer, outputs)
 
 
@@ -63,6 +65,7 @@ def combine(
 
     A row has C parts of ``columns`` numbers, and may have more. Ask `combines` first.
     """
+    _check_fit(factors_BCMK, lines_LBSF, factors_BCMK.shape[3], factors_BCMK.shape[1] * columns)
     return _call(None, factors_BCMK, lines_LBSF, layer, columns)
 
 
@@ -89,6 +92,13 @@ def _combine_jvp(columns: int, primals: Any, tangents: Any) -> Any:
 def _einsum(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
     precision = jax.lax.Precision.HIGHEST
     return jnp.einsum(equation, one, other, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, slots: int, lanes: int) -> None:
+    """Refuse what would be read past its end: the kernels themselves look at nothing."""
+    fits = stack_LBSF.shape[1] == rows_BCMK.shape[0] and slots <= stack_LBSF.shape[2] and lanes <= stack_LBSF.shape[3]
+    if not fits or rows_BCMK.dtype != stack_LBSF.dtype or 0 in (*rows_BCMK.shape, *stack_LBSF.shape):
+        raise ValueError(f"{rows_BCMK.dtype}{rows_BCMK.shape} and {stack_LBSF.dtype}{stack_LBSF.shape} do not fit")
 
 
 def _call(dtype: str | None, rows: jax.Array, weights: jax.Array, layer: Any, outputs: int) -> jax.Array:

@@ -10,6 +10,7 @@ LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half"}
 OUTPUTS = 4
 COLUMN_VECTORS = 2
 
+_PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %length, i64 %stride, i64 %width, ptr %ahead"
 _PAUSE_X86 = "void @llvm.x86.sse2.pause()"
 _PAUSE_ARM = "void @llvm.aarch64.hint(i32 1)"
 
@@ -37,10 +38,13 @@ class Vectors:
         return dtype == "bfloat16" and self.pairs_bfloat16
 
 
-def describe_vectors(features: Mapping[str, bool]) -> Vectors:
-    """Return what a processor with these LLVM features offers."""
-    if features.get("neon"):
+def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | None:
+    """Return what a processor with these LLVM features offers; None for one of an unknown make."""
+    make = triple.partition("-")[0]
+    if make in ("aarch64", "arm64"):
         return Vectors(4, 4, False, ("float32", "bfloat16", "float16"), _PAUSE_ARM)
+    if make not in ("x86_64", "amd64"):
+        return None
     dtypes = ("float32", "bfloat16", "float16") if features.get("f16c") else ("float32", "bfloat16")
     if features.get("avx512f"):
         return Vectors(16, 4, features.get("avx512bf16", False), dtypes, _PAUSE_X86)
@@ -52,20 +56,23 @@ def declarations(vectors: Vectors) -> str:
     wide = f"<{vectors.lanes} x float>"
     lines = [f"declare {wide} @llvm.fmuladd.v{vectors.lanes}f32({wide}, {wide}, {wide})"]
     lines.append(f"declare {vectors.pause.replace('i32 1', 'i32 immarg')}")
+    lines.append("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
     if vectors.pairs_bfloat16:
         lines.append(f"declare {wide} @llvm.x86.avx512bf16.dpbf16ps.512({wide}, <32 x bfloat>, <32 x bfloat>)")
     return "\n".join([*lines, ""])
 
 
 def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
-    """Return ``dot_OUTPUTSxROWS(x, w, y, length, stride, width)``: dot products of rows of x with rows of w.
+    """Return ``dot_OUTPUTSxROWS(x, w, y, length, stride, width, ahead)``: dot products of rows of x with rows of w.
 
     Rows of x are ``length`` long, those of w lie ``stride`` apart, those of y ``width``. A product's numbers are added
-    up in an order that does not depend on the tile, so that a row's results are the same among any others.
+    up in an order that does not depend on the tile, so that a row's results are the same among any others. As many
+    numbers of w from ``ahead`` on are asked for meanwhile: left to itself, a processor waits for weights as long as it
+    computes with them.
     """
     kind, lanes, step = LLVM_TYPES[dtype], vectors.lanes, vectors.step(dtype)
     wide, size = f"<{lanes} x float>", 4 if dtype == "float32" else 2
-    code = Code(f"internal void @dot_{outputs}x{rows}(ptr %x, ptr %w, ptr %y, i64 %length, i64 %stride, i64 %width) #0")
+    code = Code(f"internal void @dot_{outputs}x{rows}({_PARAMETERS}) #0")
     starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%length", row)) for row in range(rows)]
     starts_w = [code.at(kind, "%w", code.arithmetic("mul", "%stride", output)) for output in range(outputs)]
     code.effect("br label %loop")
@@ -80,6 +87,9 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
             return numbers
         return code.value(f"fpext <{step} x {kind}> {numbers} to {wide}")
 
+    for output in range(outputs):
+        line = code.at(kind, code.at(kind, "%ahead", code.arithmetic("mul", "%stride", output)), "%i")
+        code.effect(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
     parts_x = [read(start) for start in starts_x]
     for output, start in enumerate(starts_w):
         part_w = read(start)
@@ -118,10 +128,7 @@ def column_tile(vectors: Vectors, column_vectors: int, rows: int) -> str:
     """
     lanes = vectors.lanes
     wide = f"<{lanes} x float>"
-    code = Code(
-        f"internal void @columns_{column_vectors}x{rows}"
-        "(ptr %x, ptr %w, ptr %y, i64 %length, i64 %stride, i64 %width) #0"
-    )
+    code = Code(f"internal void @columns_{column_vectors}x{rows}({_PARAMETERS}) #0")
     starts_x = [code.at("float", "%x", code.arithmetic("mul", "%length", row)) for row in range(rows)]
     code.effect("br label %loop")
     code.start("loop")
