@@ -73,8 +73,7 @@ def combine(
 def _multiply_jvp(outputs: int, primals: Any, tangents: Any) -> Any:
     def reference(rows_BCMK: jax.Array, weights_LBSF: jax.Array, layer: Any) -> jax.Array:
         _, groups, _, numbers = rows_BCMK.shape
-        parts_BNF = weights_LBSF[layer, :, :outputs, : groups * numbers]
-        return _einsum("bcmk,bnck->bcmn", rows_BCMK, parts_BNF.reshape(*parts_BNF.shape[:2], groups, numbers))
+        return _einsum("bcmk,bnck->bcmn", rows_BCMK, _parts(weights_LBSF, layer, outputs, groups, numbers))
 
     return multiply(*primals, outputs), jax.jvp(reference, primals, tangents)[1]
 
@@ -83,10 +82,14 @@ def _multiply_jvp(outputs: int, primals: Any, tangents: Any) -> Any:
 def _combine_jvp(columns: int, primals: Any, tangents: Any) -> Any:
     def reference(factors_BCMK: jax.Array, lines_LBSF: jax.Array, layer: Any) -> jax.Array:
         _, groups, _, count = factors_BCMK.shape
-        parts_BKF = lines_LBSF[layer, :, :count, : groups * columns]
-        return _einsum("bcmk,bkcn->bcmn", factors_BCMK, parts_BKF.reshape(*parts_BKF.shape[:2], groups, columns))
+        return _einsum("bcmk,bkcn->bcmn", factors_BCMK, _parts(lines_LBSF, layer, count, groups, columns))
 
     return combine(*primals, columns), jax.jvp(reference, primals, tangents)[1]
+
+
+def _parts(stack_LBSF: jax.Array, layer: Any, slots: int, groups: int, lanes: int) -> Float[Array, "B S C I"]:
+    """Return the first slots of a layer, each in C groups of I lanes."""
+    return stack_LBSF[layer, :, :slots, : groups * lanes].reshape(-1, slots, groups, lanes)
 
 
 def _einsum(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:

@@ -122,9 +122,9 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
 
 
 def column_tile(vectors: Vectors, column_vectors: int, rows: int) -> str:
-    """Return ``columns_VECTORSxROWS(x, w, y, length, stride, width)``: rows of x times columns of w, in float32.
+    """Return ``columns_VECTORSxROWS(x, w, y, length, stride, width, ahead)``: rows of x times columns of w, in float32.
 
-    Row i of w holds what meets number i of each row of x. Strides are those of `dot_tile`.
+    Row i of w holds what meets number i of each row of x. Strides are those of `dot_tile`; nothing is asked for ahead.
     """
     lanes = vectors.lanes
     wide = f"<{lanes} x float>"
