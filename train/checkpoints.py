@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -98,13 +99,22 @@ class _Hush(logging.Filter):
         return self._folder not in record.getMessage() and self._folder not in str(error)
 
 
+def _report(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Show what could not be raised, unless TensorStore had no loop to tell of a save that failed."""
+    is_late = isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"
+    if not is_late or unraisable.object is not None:
+        sys.__unraisablehook__(unraisable)
+
+
 @contextmanager
 def _silenced(folder: Path) -> Iterator[None]:
     """Keep Orbax and its event loops from logging, with a traceback, the errors that they also raise."""
     logger = logging.getLogger("absl")
     was_disabled, logger.disabled = logger.disabled, True
-    # Stays, as futures may be collected at any time later.
+    # These stay, as the other writes of a save that has failed may end, and be collected, at any time later.
     logging.getLogger("asyncio").addFilter(_Hush(folder))
+    if sys.unraisablehook is sys.__unraisablehook__:  # else another program's own is left in place
+        sys.unraisablehook = _report
     try:
         yield
     finally:
