@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Bool, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
+from jaxinfer.ops.cpu_kernels.attention import attend_to_seen, attends
 
 # A TPU's matrix unit takes as long to load a tile of keys as to multiply this many rows by it.
 _FREE_ROWS = 256
@@ -31,6 +32,11 @@ class Layer(NamedTuple):
     def dtype(self) -> Any:
         """The numbers' dtype."""
         return self.stack_LBSF.dtype
+
+    @property
+    def num_lanes(self) -> int:
+        """How many numbers a slot has."""
+        return int(self.stack_LBSF.shape[3])
 
     def copied(self) -> Any:
         """Return the slots as an array ``[B, S, F]``."""
@@ -58,9 +64,14 @@ def attend(
     key/value head: one product over all lanes reads the cache as it lies. A product for each head would have the
     compiler rearrange a layer's keys and values first, at five times the cycles and 4.5 layers' slices of memory.
     """
-    held = _layer(keys_BSKH), _layer(values_BSKH)
+    keys, values = _layer(keys_BSKH), _layer(values_BSKH)
+    head_dim = query_BTNH.shape[3]
+    if _is_short(query_BTNH, backend) and softcap is None and sinks is None and attends(keys.dtype, head_dim):
+        query_BCRTH = _by_kv_head(query_BTNH.astype(jnp.float32) * scale, num_kv_heads or keys.num_lanes // head_dim)
+        mixed_BCRTH = attend_to_seen(query_BCRTH, keys.stack_LBSF, values.stack_LBSF, keys.layer, mask_BTS)
+        return _by_head(mixed_BCRTH, query_BTNH, joined=1).astype(backend.compute_dtype)
     weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
-        query_BTNH, *held, mask_BTS, scale, backend, softcap, sinks, num_kv_heads
+        query_BTNH, keys, values, mask_BTS, scale, backend, softcap, sinks, num_kv_heads
     )
     return _by_head(weighted_BCRTI / totals_BCRT1, query_BTNH, joined).astype(backend.compute_dtype)
 
@@ -136,7 +147,7 @@ def _weigh(
 ) -> tuple[jax.Array, jax.Array, jax.Array, int]:
     """Return values weighted by their softmax's numerators, the greatest scores, the denominators, and J."""
     _, new_tokens, num_heads, head_dim = query_BTNH.shape
-    num_kv_heads = num_kv_heads or int(keys.stack_LBSF.shape[3]) // head_dim
+    num_kv_heads = num_kv_heads or keys.num_lanes // head_dim
     joined = _joined_heads(new_tokens, num_heads, num_kv_heads, backend)
     groups = num_kv_heads // joined
     scores_BCRTS = _scores(query_BTNH, keys, groups, joined, backend)
@@ -154,14 +165,14 @@ def _weigh(
     largest_BCRT1 = jnp.max(scores_BCRTS, axis=-1, keepdims=True)
     weights_BCRTS = jnp.exp(scores_BCRTS - largest_BCRT1)
     totals_BCRT1 = jnp.sum(weights_BCRTS, axis=-1, keepdims=True)
-    weights_BCXS = weights_BCRTS.astype(values.dtype).reshape(*scores_BCRTS.shape[:2], -1, values.extent)
+    weights_BCXS = weights_BCRTS.reshape(*scores_BCRTS.shape[:2], -1, values.extent)
     lanes = joined * head_dim
     if _is_short(query_BTNH, backend) and products.combines(values.dtype, lanes):
         weighted_BCXI = products.combine(weights_BCXS, values.stack_LBSF, values.layer, lanes)
     else:
         # Spelt out as in the scores: XLA's CPU backend keeps to an order of operands that needs no transposed weights.
         weighted_BCXI = jax.lax.dot_general(
-            weights_BCXS,
+            weights_BCXS.astype(values.dtype),
             _by_groups(values, groups, lanes),
             (((3,), (1,)), ((0, 1), (0, 2))),
             precision=backend.precision,
@@ -183,10 +194,7 @@ def _scores(
 ) -> Float[Array, "B C R T S"]:
     """Multiply queries by keys: C groups of J joined key/value heads, R = J * G query heads over I = J * H lanes."""
     batch, new_tokens, _, head_dim = query_BTNH.shape
-    query_BTCRI = query_BTNH.reshape(batch, new_tokens, groups, -1, head_dim).astype(keys.dtype)
-    if joined > 1:
-        query_BTCRI = _spread(query_BTCRI, joined)
-    query_BCRTI = jnp.moveaxis(query_BTCRI, 1, 3)
+    query_BCRTI = _by_kv_head(query_BTNH.astype(keys.dtype), groups, joined)
     query_BCXI = query_BCRTI.reshape(batch, groups, -1, joined * head_dim)
     if _is_short(query_BTNH, backend) and products.multiplies(keys.dtype, query_BCXI.shape[3]):
         scores_BCXS = products.multiply(query_BCXI, keys.stack_LBSF, keys.layer, keys.extent)
@@ -199,6 +207,15 @@ def _scores(
             preferred_element_type=jnp.promote_types(keys.dtype, jnp.float32),
         )
     return scores_BCXS.reshape(batch, groups, -1, new_tokens, keys.extent)
+
+
+def _by_kv_head(query_BTNH: Float[Array, "B T N H"], groups: int, joined: int = 1) -> Float[Array, "B C R T I"]:
+    """Lay queries out by the C groups of key/value heads that they meet."""
+    batch, new_tokens, _, head_dim = query_BTNH.shape
+    query_BTCRI = query_BTNH.reshape(batch, new_tokens, groups, -1, head_dim)
+    if joined > 1:
+        query_BTCRI = _spread(query_BTCRI, joined)
+    return jnp.moveaxis(query_BTCRI, 1, 3)
 
 
 def _by_groups(held: Layer, groups: int, lanes: int) -> Float[Array, "B S C I"]:

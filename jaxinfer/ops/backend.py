@@ -165,6 +165,7 @@ def choose_backend(
         platform=platform,
         param_dtype=dtype,
         compute_dtype="float32" if wide else dtype,
+        # XLA's CPU backend would rewrite a whole cache of 16-bit numbers to put a few into it.
         cache_dtype="float32" if wide else dtype,
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,

@@ -1,4 +1,4 @@
-"""The CPU's own products: against NumPy in float64, for other processors, from many threads, and in a model's step."""
+"""The CPU's own products and attention: against NumPy, for other processors, from many threads, in a model's step."""
 
 import ctypes
 import itertools
@@ -21,7 +21,9 @@ from jaxinfer.models.config import LayerKind, Rope
 from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels import machine_code, products
-from jaxinfer.ops.cpu_kernels.handlers import column_module, dot_module
+from jaxinfer.ops.cpu_kernels.attention import attend_to_seen, attends
+from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module
+from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import describe_vectors
 from jaxinfer.ops.matmul import product
 from tests.toys import float32_backend, write_tiny_llama
@@ -37,21 +39,10 @@ SMALLER = tuple(
 
 @pytest.fixture(params=SMALLER, ids=lambda vectors: f"{vectors.lanes}x{vectors.rows}")
 def smaller_processor(request, monkeypatch):
-    """Have the kernels compiled anew for a smaller processor, under names of their own."""
-    vectors = request.param
-    register = machine_code.register
-    suffix = f"_{vectors.lanes}x{vectors.rows}"
-    names = {}
-
-    def registered(dtype):
-        if dtype not in names:
-            names[dtype] = f"test_{dtype}{suffix}"
-            register(names[dtype], column_module(vectors) if dtype is None else dot_module(vectors, dtype))
-        return names[dtype]
-
-    monkeypatch.setattr(products, "_registered", registered)
-    monkeypatch.setattr(products, "host_vectors", lambda: vectors)
-    return vectors
+    """Have the kernels compiled anew for a smaller processor."""
+    for module in (machine_code, products):
+        monkeypatch.setattr(module, "host_vectors", lambda: request.param)
+    return request.param
 
 
 def drawn(rng, shape, dtype="float32"):
@@ -82,6 +73,28 @@ def check_combine(rng, batch, groups, rows, count, columns, spare=(0, 0), layers
     np.testing.assert_allclose(found, expected, atol=1e-5 * count**0.5)
 
 
+def check_attention(rng, batch, heads, group, tokens, numbers, extent, spare=(0, 0), layers=1, layer=0):
+    query = drawn(rng, (batch, heads, group, tokens, numbers))
+    shape = layers, batch, extent + spare[0], heads * numbers + spare[1]
+    keys, values = drawn(rng, shape), drawn(rng, shape)
+    mask = rng.random((batch, tokens, extent)) < 0.6
+    for row in mask:
+        first, last = sorted(rng.integers(0, extent, 2))
+        row[:, :first] = row[:, last + 1 :] = False
+        row[:, first] = True
+    assert attends("float32", numbers)
+    found = jax.jit(attend_to_seen)(query, keys, values, layer, mask)
+    of_slots = [
+        exact(stack)[layer, :, :extent, : heads * numbers].reshape(batch, extent, heads, numbers)
+        for stack in (keys, values)
+    ]
+    scores = np.einsum("bcrth,bsch->bcrts", exact(query), of_slots[0])
+    scores = np.where(mask[:, None, None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = np.einsum("bcrts,bsch->bcrth", weights / weights.sum(-1, keepdims=True), of_slots[1])
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @settings(derandomize=True, max_examples=25, deadline=None)
 @given(
@@ -93,7 +106,7 @@ def test_rows_times_weights_of_any_shape(dtype, shape, spare, layer):
     if dtype not in HOST.dtypes:
         pytest.skip("this processor converts no halves")
     batch, groups, rows, vectors, outputs = shape
-    numbers = vectors * HOST.step(dtype)
+    numbers = vectors * HOST.lanes
     check_multiply(np.random.default_rng(rows), dtype, batch, groups, rows, numbers, outputs, spare, 3, layer)
 
 
@@ -109,12 +122,25 @@ def test_columns_added_up_of_any_shape(shape, spare, layer):
     check_combine(np.random.default_rng(rows), batch, groups, rows, count, columns, spare, 3, layer)
 
 
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 3)] * 3, st.integers(1, 9), st.integers(1, 5), st.integers(1, 3 * CHUNK + 1)),
+    st.tuples(st.integers(0, 5), st.integers(0, 40)),
+    st.integers(0, 2),
+)
+def test_attention_of_any_shape(shape, spare, layer):
+    batch, heads, group, tokens, vectors, extent = shape
+    rng = np.random.default_rng(extent)
+    check_attention(rng, batch, heads, group, tokens, vectors * HOST.lanes, extent, spare, 3, layer)
+
+
 def test_smaller_processors(smaller_processor):
     rng = np.random.default_rng(0)
     for rows, outputs in itertools.product((1, 2, 3, 6, 7), (1, 4, 37)):
         for dtype in smaller_processor.dtypes:
             check_multiply(rng, dtype, 2, 3, rows, 64, outputs, (1, 8), 2, 1)
         check_combine(rng, 2, 3, rows, outputs, 24, (1, 8), 2, 1)
+        check_attention(rng, 2, 3, 2, rows, 24, 5 * outputs, (1, 8), 2, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -135,7 +161,7 @@ def test_processors_of_other_makes_have_code(triple, processor, features, regist
     assert dtype in vectors.dtypes
     enabled = ",".join(f"+{feature}" for feature in features)
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=enabled)
-    for assembly in (dot_module(vectors, dtype), column_module(vectors)):
+    for assembly in (dot_module(vectors, dtype), column_module(vectors), attention_module(vectors)):
         module = llvm.parse_assembly(assembly)
         module.triple = triple
         assert register in machine.emit_assembly(module)
@@ -281,6 +307,18 @@ def test_what_does_not_fit_is_refused():
         products.combine(drawn(rng, (2, 3, 4, 8)), weights, 0, 32)
     with refused:
         products.combine(drawn(rng, (2, 3, 4, 7)), weights, 0, 48)
+    query, mask = drawn(rng, (2, 3, 2, 4, 32)), jnp.ones((2, 4, 7), bool)
+    for keys, values, seen in (
+        (weights[:, :1], weights, mask),
+        (weights, weights[..., :95], mask),
+        (weights, weights[:1], mask),
+        (weights, weights, jnp.ones((2, 4, 8), bool)),
+        (weights, weights, mask[..., :0]),
+    ):
+        with refused:
+            attend_to_seen(query, keys, values, 0, seen)
+    with refused:
+        attend_to_seen(query.astype(jnp.bfloat16), weights, weights, 0, mask)
 
 
 def test_a_row_has_the_same_results_among_any_others():
@@ -301,6 +339,49 @@ def test_a_row_has_the_same_results_among_any_others():
             np.testing.assert_array_equal(part, all_rows[first : first + count])
 
 
+def test_a_query_has_the_same_results_among_any_others_and_in_a_longer_cache():
+    rng = np.random.default_rng(9)
+    query, keys, values = drawn(rng, (3, 2, 3, 7, 64)), drawn(rng, (1, 3, 700, 128)), drawn(rng, (1, 3, 700, 128))
+    mask = rng.random((3, 7, 700)) < 0.5
+    mask[:, :, 500:] = mask[1, :, 300:] = mask[2, :, :180] = False
+    attend_to = jax.jit(attend_to_seen)
+    whole = attend_to(query, keys, values, 0, mask)
+    for tokens in (slice(0, 1), slice(3, 4), slice(2, 7)):
+        np.testing.assert_array_equal(
+            attend_to(query[..., tokens, :], keys, values, 0, mask[:, tokens]), whole[..., tokens, :]
+        )
+    for row in range(3):
+        part = slice(row, row + 1)
+        alone = attend_to(query[part], keys[:, part, :500], values[:, part, :500], 0, mask[part, :, :500])
+        np.testing.assert_array_equal(alone, whole[part])
+
+
+def test_a_query_that_sees_nothing_spoils_no_other():
+    rng = np.random.default_rng(10)
+    query, keys, values = drawn(rng, (2, 1, 1, 3, 32)), drawn(rng, (1, 2, 40, 32)), drawn(rng, (1, 2, 40, 32))
+    mask = np.ones((2, 3, 40), bool)
+    mask[0, 1] = mask[1] = False
+    found = attend_to_seen(query, keys, values, 0, jnp.asarray(mask))
+    means = np.asarray(values[0]).mean(1)
+    np.testing.assert_allclose(found[0, 0, 0, 1], means[0], atol=1e-5)
+    np.testing.assert_allclose(found[1, 0, 0], np.tile(means[1], (3, 1)), atol=1e-5)
+    seen = attend_to_seen(query, keys, values, 0, jnp.ones(mask.shape, bool))
+    np.testing.assert_array_equal(found[0, 0, 0, ::2], seen[0, 0, 0, ::2])
+
+
+def test_great_and_small_scores():
+    """Weights far apart neither overflow nor become nothing where they are all small."""
+    rng = np.random.default_rng(11)
+    keys, values = drawn(rng, (1, 1, 300, 32)), drawn(rng, (1, 1, 300, 32))
+    for size in (1e-3, 30.0, 1e4):
+        query = drawn(rng, (1, 1, 1, 5, 32)) * size
+        scores = np.einsum("th,sh->ts", exact(query)[0, 0, 0], exact(keys)[0, 0])
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = weights / weights.sum(-1, keepdims=True) @ exact(values)[0, 0]
+        found = attend_to_seen(query, keys, values, 0, jnp.ones((1, 5, 300), bool))[0, 0, 0]
+        np.testing.assert_allclose(found, expected, atol=2e-5 * max(1.0, size))
+
+
 def test_calls_from_many_threads_at_once():
     rng = np.random.default_rng(2)
     weights_NK = drawn(rng, (300, 512))
@@ -317,15 +398,21 @@ def test_gradients_are_those_of_xla():
     rng = np.random.default_rng(3)
     rows, weights = drawn(rng, (2, 3, 4, 32)), drawn(rng, (2, 2, 7, 100))
     factors, lines = drawn(rng, (2, 3, 4, 7)), drawn(rng, (2, 2, 9, 100))
+    mask = jnp.asarray(rng.random((2, 2, 7)) < 0.6)
 
     def own(rows, weights, factors, lines):
         first, second = products.multiply(rows, weights, 1, 6), products.combine(factors, lines, 1, 32)
-        return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.cos(second))
+        third = attend_to_seen(rows.reshape(2, 3, 2, 2, 32), weights, lines[:, :, :7], 1, mask)
+        return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.cos(second)) + jnp.sum(jnp.sin(3 * third))
 
     def plain(rows, weights, factors, lines):
         first = jnp.einsum("bcmk,bnck->bcmn", rows, weights[1, :, :6, :96].reshape(2, 6, 3, 32), precision="highest")
         second = jnp.einsum("bcmk,bkcn->bcmn", factors, lines[1, :, :7, :96].reshape(2, 7, 3, 32), precision="highest")
-        return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.cos(second))
+        keys, values = (stack[1, :, :7, :96].reshape(2, 7, 3, 32) for stack in (weights, lines))
+        scores = jnp.einsum("bcrth,bsch->bcrts", rows.reshape(2, 3, 2, 2, 32), keys, precision="highest")
+        seen = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -1e30))
+        third = jnp.einsum("bcrts,bsch->bcrth", seen, values, precision="highest")
+        return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.cos(second)) + jnp.sum(jnp.sin(3 * third))
 
     arguments = rows, weights, factors, lines
     for found, expected in zip(jax.grad(own, (0, 1, 2, 3))(*arguments), jax.grad(plain, (0, 1, 2, 3))(*arguments)):
@@ -355,9 +442,14 @@ def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
     lm = jaxinfer.load(write_tiny_llama(tmp_path, **sizes), dtype=dtype)
     lm.generate([[5, 6, 7]], max_new_tokens=200)
     text = next(each.as_text() for name, each in lm.programs._compiled.items() if name[0][0] == "decode")
-    calls = re.findall(r"custom-call\(%\S+, %(\S+), %\S+\), custom_call_target=\"jaxinfer_", text)
-    assert len(calls) == 2 * (7 + 2) + 1
-    assert not [weights for weights in calls if re.match(r"(copy|slice|transpose|convert|reshape)", weights)]
+    calls = [
+        call.replace("%", "").split(", ")
+        for call in re.findall(r"custom-call\(([^)]*)\), custom_call_target=\"jaxinfer_", text)
+    ]
+    # Weights and keys come second; values fourth, to attention alone.
+    assert sorted(map(len, calls)) == [3] * (2 * 7 + 1) + [6] * 2
+    stacks = [operands[place] for operands in calls for place in (1, 3) if place < len(operands)]
+    assert not [name for name in stacks if re.match(r"(copy|slice|transpose|convert|reshape)", name)]
     assert " dot(" not in text
     assert "__ynn" not in text
 

@@ -1,5 +1,18 @@
 """Writing LLVM assembly, one function at a time."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class Loop:
+    """The names of a loop's integer and of the value ``held`` since the round before, and ``left`` to the next."""
+
+    index: str
+    held: str
+    left: str
+
 
 class Code:
     """The assembly of a function, appended to instruction by instruction.
@@ -62,6 +75,35 @@ class Code:
     def branch(self, condition: str, then: str, otherwise: str) -> None:
         """End a block."""
         self.effect(f"br i1 {condition}, label %{then}, label %{otherwise}")
+
+    @contextmanager
+    def repeated(
+        self, block: str, first: str | int, past: str | int, step: int = 1, carried: tuple[str, str] = ("i64", "0")
+    ) -> Iterator["Loop"]:
+        """Append what is written meanwhile as a loop over integers from ``first`` on that are below ``past``.
+
+        ``block`` is a name that no other block has. ``carried`` is the type of a value that each round leaves to the
+        next, and the first one's.
+        """
+        kind, initial = carried
+        loop = Loop(f"%{block}_i", f"%{block}_held", f"%{block}_held")
+        self.effect(f"br label %{block}_before")
+        self.start(f"{block}_before")
+        self.effect(f"br label %{block}")
+        self.start(block)
+        self.value(f"phi i64 [ {first}, %{block}_before ], [ %{block}_next, %{block}_end ]", loop.index)
+        # What the round leaves has its name only once it is written.
+        place = len(self._lines)
+        self.branch(self.value(f"icmp slt i64 {loop.index}, {past}"), f"{block}_body", f"{block}_after")
+        self.start(f"{block}_body")
+        yield loop
+        self.effect(f"br label %{block}_end")
+        self.start(f"{block}_end")
+        self.value(f"add i64 {loop.index}, {step}", f"%{block}_next")
+        self.effect(f"br label %{block}")
+        rounds = f"[ {initial}, %{block}_before ], [ {loop.left}, %{block}_end ]"
+        self._lines.insert(place, f"  {loop.held} = phi {kind} {rounds}")
+        self.start(f"{block}_after")
 
     def text(self) -> str:
         """Return the whole function."""

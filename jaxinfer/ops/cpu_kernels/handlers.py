@@ -1,4 +1,4 @@
-"""XLA's foreign functions around the tiles: they read shapes out of a call's buffers and share work out to threads.
+"""XLA's foreign functions: they read shapes out of a call's buffers and share work out to threads.
 
 The structures are those of XLA's C interface for foreign functions, version 0.3
 (https://openxla.org/xla/custom_call). Threads are those of XLA's own pool; a pool that is busy costs nothing but its
@@ -6,26 +6,16 @@ help, since the thread that was called takes whatever piece is left.
 """
 
 import os
+from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.tiles import (
-    COLUMN_VECTORS,
-    LLVM_TYPES,
-    OUTPUTS,
-    Vectors,
-    column_tile,
-    declarations,
-    dot_tile,
-)
+from jaxinfer.ops.cpu_kernels.tiles import Vectors, declarations
 
 # A call's record, in words of eight bytes: the next piece, those done, and threads that still look at it; then, on
-# cache lines that no thread writes to, the number of pieces and the operands.
+# cache lines that no thread writes to, the number of pieces and what the function has put there.
 _NEXT, _DONE, _USERS = range(3)
-_PIECES, _X, _W, _Y = range(16, 20)
-_ROWS, _LENGTH, _OUTPUTS, _STRIDE, _LINES, _GROUPS, _FIRST, _PER_GROUP, _SPAN = range(20, 29)
-_RECORD_WORDS = 29
-# Several pieces for each thread even out what else the threads have to do.
-_PIECES_PER_THREAD = 4
+_PIECES = 16
 # Weights that are worth another thread: one that sleeps takes about as long to come as these take to be read.
 _WEIGHTS_PER_THREAD = 32_768
 # A thread that waits for others' last pieces rests this often before it leaves its processor to whoever wants it.
@@ -43,102 +33,81 @@ _EXTENSION_TYPE, _EXTENSION_METADATA, _METADATA_VERSION = 1, 3, 3
 _VERSION = 3 << 32  # 0.3, as two integers of four bytes
 
 
-def dot_module(vectors: Vectors, dtype: str) -> str:
-    """Return the assembly of ``handler(x [I, M, K], w [L, B, S, F], l) -> y [I, M, N]``, I = B * C, F >= C * K, S >= N.
+class Record:
+    """What the threads of a call read: pointers and 64-bit integers by their names."""
 
-    x and w are of ``dtype``, y is float32, l int32; part c of row n of w[l, b] meets the rows of x[b * C + c].
+    def __init__(self, *names: str) -> None:
+        self._words = {name: _PIECES + 1 + index for index, name in enumerate(names)}
+
+    @property
+    def size(self) -> int:
+        """How many bytes a record takes."""
+        return 8 * (_PIECES + 1 + len(self._words))
+
+    def pointer(self, code: Code, name: str) -> str:
+        """Return a pointer out of the record."""
+        return code.load_at("ptr", "%record", self._words[name])
+
+    def number(self, code: Code, name: str) -> str:
+        """Return an integer out of the record."""
+        return code.load_at("i64", "%record", self._words[name])
+
+    def write(self, code: Code, record: str, pointers: dict[str, str], numbers: dict[str, str]) -> None:
+        """Fill a record."""
+        assert self._words.keys() == pointers.keys() | numbers.keys()
+        for name, value in pointers.items():
+            code.store_at("ptr", value, record, self._words[name])
+        for name, value in numbers.items():
+            code.store_at("i64", value, record, self._words[name])
+
+
+class Buffer(NamedTuple):
+    """An argument or a result of a call: where its numbers are, and where its lengths."""
+
+    numbers: str
+    lengths: str
+
+    def shape(self, code: Code, axes: int) -> list[str]:
+        """Return the first lengths."""
+        return [code.load_at("i64", self.lengths, axis) for axis in range(axes)]
+
+    def layer(self, code: Code, layers: str) -> str:
+        """Return the layer that an int32 counts as JAX does: from the end if negative, and the last if past it."""
+        layer = code.value(f"sext i32 {code.load_at('i32', self.numbers, 0)} to i64")
+        is_negative = code.value(f"icmp slt i64 {layer}, 0")
+        from_end = code.arithmetic("add", layer, layers)
+        layer = code.value(f"select i1 {is_negative}, i64 {from_end}, i64 {layer}")
+        return code.larger(code.smaller(layer, code.arithmetic("sub", layers, 1)), 0)
+
+
+class Plan(NamedTuple):
+    """How a call is worked on: what its record holds, how many pieces there are, and how much they read in all."""
+
+    pointers: dict[str, str]
+    numbers: dict[str, str]
+    pieces: str
+    weights: str
+
+
+def make_module(
+    vectors: Vectors,
+    functions: list[str],
+    record: Record,
+    sizes: tuple[int, int],
+    plan: Callable[[Code, list[Buffer], list[Buffer], str], Plan],
+    has_end: bool = False,
+) -> str:
+    """Return a module's assembly, whose ``handler(call)`` is what XLA calls.
+
+    ``functions`` define ``piece(record, index)``, which threads call with every index below the number of pieces, and
+    if the module ``has_end``, ``end(record)`` to call once all are done. ``plan(code, arguments, results, threads)``
+    gets as many buffers as ``sizes`` says, and code that is amid the handler's.
     """
-    tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in range(1, vectors.rows + 1)]
-    piece = _piece(vectors, "dot", LLVM_TYPES[dtype], (OUTPUTS, 1), (OUTPUTS, 1), rows_are_outputs=True)
-    return _module(vectors, tiles, piece, OUTPUTS)
-
-
-def column_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(x [I, M, K], w [L, B, S, F], l) -> y [I, M, N]``, I = B * C, F >= C * N, S >= K.
-
-    All float32 but l, an int32; number k of x[b * C + c] is the factor of part c of row k of w[l, b].
-    """
-    widths = (COLUMN_VECTORS, 1)
-    tiles = [column_tile(vectors, width, rows) for width in widths for rows in range(1, vectors.rows + 1)]
-    columns = (COLUMN_VECTORS * vectors.lanes, vectors.lanes)
-    piece = _piece(vectors, "columns", "float", widths, columns, rows_are_outputs=False)
-    return _module(vectors, tiles, piece, columns[0])
-
-
-def _module(vectors: Vectors, tiles: list[str], piece: str, unit: int) -> str:
     outside = f"declare ptr @malloc(i64)\ndeclare void @free(ptr)\ndeclare i32 @{_YIELD}()\n"
     # Without it LLVM halves vectors of 512 bits on processors that it thinks better off with 256.
     attributes = f'attributes #0 = {{ "min-legal-vector-width"="{32 * vectors.lanes}" }}\n'
-    functions = [*tiles, piece, _worker(), _forget(), _handler(unit, vectors.pause)]
-    return "".join([outside, declarations(vectors), *functions, attributes])
-
-
-def _piece(
-    vectors: Vectors, tile: str, kind: str, names: tuple[int, int], widths: tuple[int, int], rows_are_outputs: bool
-) -> str:
-    """Return ``piece(record, index)``, which computes ``_SPAN`` outputs of all rows of one x.
-
-    ``names`` are those of the wide tile and of the one for what is left, ``widths`` their outputs.
-    """
-    code = Code("internal void @piece(ptr %record, i64 %index) #0")
-    x, w, y = (code.load_at("ptr", "%record", word) for word in (_X, _W, _Y))
-    words = (_ROWS, _LENGTH, _OUTPUTS, _STRIDE, _LINES, _GROUPS, _FIRST, _PER_GROUP, _SPAN)
-    rows, length, outputs, stride, lines, groups, first_batch, per_group, span = (
-        code.load_at("i64", "%record", word) for word in words
-    )
-    which = code.arithmetic("sdiv", "%index", per_group)
-    first = code.arithmetic("mul", code.arithmetic("srem", "%index", per_group), span)
-    last = code.smaller(code.arithmetic("add", first, span), outputs)
-    of_x = code.arithmetic("mul", which, code.arithmetic("mul", rows, length))
-    of_y = code.arithmetic("mul", which, code.arithmetic("mul", rows, outputs))
-    batch = code.arithmetic("add", first_batch, code.arithmetic("sdiv", which, groups))
-    group = code.arithmetic("srem", which, groups)
-    line = code.arithmetic("mul", batch, code.arithmetic("mul", lines, stride))
-    lanes = length if rows_are_outputs else outputs
-    of_w = code.arithmetic("add", line, code.arithmetic("mul", group, lanes))
-    x, w, y = code.at(kind, x, of_x), code.at(kind, w, of_w), code.at("float", y, of_y)
-    code.effect("br label %output")
-
-    code.start("output")
-    code.value(f"phi i64 [ {first}, %entry ], [ %wider, %after_wide ], [ %narrower, %after_narrow ]", "%n")
-    code.branch(code.value(f"icmp slt i64 %n, {last}"), "some", "end")
-    code.start("some")
-    this_w = code.at(kind, w, code.arithmetic("mul", "%n", stride) if rows_are_outputs else "%n")
-    this_y = code.at("float", y, "%n")
-    code.value(f"add i64 %n, {widths[0]}", "%wider")
-    code.value(f"add i64 %n, {widths[1]}", "%narrower")
-    code.branch(code.value(f"icmp sle i64 %wider, {last}"), "wide", "narrow")
-    for block, name in zip(("wide", "narrow"), names):
-        code.start(block)
-        code.effect(f"br label %{block}_rows")
-        code.start(f"{block}_rows")
-        code.value(f"phi i64 [ 0, %{block} ], [ %{block}_next, %{block}_full ]", f"%{block}_m")
-        m = f"%{block}_m"
-        row_x = code.at(kind, x, code.arithmetic("mul", m, length))
-        row_y = code.at("float", this_y, code.arithmetic("mul", m, outputs))
-        left = code.arithmetic("sub", rows, m)
-        # What the tiles ask for ahead: the next tile's weights, and with further rows of x those of tiles after it.
-        tiles = code.arithmetic("add", code.arithmetic("sdiv", m, vectors.rows), 1)
-        line = code.arithmetic("mul", code.arithmetic("mul", tiles, widths[0]), stride)
-        ahead = code.at(kind, this_w, line) if rows_are_outputs else this_w
-        operands = f"(ptr {row_x}, ptr {this_w}, ptr {row_y}, i64 {length}, i64 {stride}, i64 {outputs}, ptr {ahead})"
-        cases = " ".join(f"i64 {count}, label %{block}_{count}" for count in range(vectors.rows))
-        code.effect(f"switch i64 {left}, label %{block}_full [ {cases} ]")
-        code.start(f"{block}_full")
-        code.effect(f"call void @{tile}_{name}x{vectors.rows}{operands}")
-        code.value(f"add i64 {m}, {vectors.rows}", f"%{block}_next")
-        code.effect(f"br label %{block}_rows")
-        for count in range(1, vectors.rows):
-            code.start(f"{block}_{count}")
-            code.effect(f"call void @{tile}_{name}x{count}{operands}")
-            code.effect(f"br label %{block}_0")
-        code.start(f"{block}_0")
-        code.effect(f"br label %after_{block}")
-        code.start(f"after_{block}")
-        code.effect("br label %output")
-    code.start("end")
-    code.effect("ret void")
-    return code.text()
+    handler = _handler(record, sizes, plan, has_end, vectors.pause)
+    return "".join([outside, declarations(vectors), *functions, _worker(), _forget(), handler, attributes])
 
 
 def _worker() -> str:
@@ -174,8 +143,14 @@ def _forget() -> str:
     return code.text()
 
 
-def _handler(unit: int, pause: str) -> str:
-    """Return ``handler(call)``; outputs are shared out in multiples of ``unit``, ``pause`` rests a waiting thread."""
+def _handler(
+    record_of: Record,
+    sizes: tuple[int, int],
+    plan: Callable[[Code, list[Buffer], list[Buffer], str], Plan],
+    has_end: bool,
+    pause: str,
+) -> str:
+    """Return ``handler(call)``; ``pause`` rests a waiting thread."""
     code = Code("ptr @handler(ptr %call)")
     request = code.value("alloca [5 x i64]")
     threads = code.value("alloca i64")
@@ -192,23 +167,10 @@ def _handler(unit: int, pause: str) -> str:
     code.start("execute")
     interface = code.load_at("ptr", "%call", _CALL_INTERFACE)
     context = code.load_at("ptr", "%call", _CALL_CONTEXT)
-    arguments = code.load_at("ptr", "%call", _CALL_ARGUMENTS)
-    results = code.load_at("ptr", "%call", _CALL_RESULTS)
-    buffers = [code.load_at("ptr", arguments, 0), code.load_at("ptr", arguments, 1), code.load_at("ptr", results, 0)]
-    x, w, y = (code.load_at("ptr", buffer, _BUFFER_NUMBERS) for buffer in buffers)
-    shapes = [code.load_at("ptr", buffer, _BUFFER_LENGTHS) for buffer in buffers]
-    count, rows, length = (code.load_at("i64", shapes[0], axis) for axis in range(3))
-    layers, batches, lines, stride = (code.load_at("i64", shapes[1], axis) for axis in range(4))
-    layer = code.load_at("i32", code.load_at("ptr", code.load_at("ptr", arguments, 2), _BUFFER_NUMBERS), 0)
-    layer = code.value(f"sext i32 {layer} to i64")
-    # As JAX's indices do: a negative one counts from the end, and one past it is the last.
-    is_negative = code.value(f"icmp slt i64 {layer}, 0")
-    from_end = code.arithmetic("add", layer, layers)
-    layer = code.value(f"select i1 {is_negative}, i64 {from_end}, i64 {layer}")
-    layer = code.larger(code.smaller(layer, code.arithmetic("sub", layers, 1)), 0)
-    first_batch = code.arithmetic("mul", layer, batches)
-    outputs = code.load_at("i64", shapes[2], 2)
-
+    arguments, results = (
+        _buffers(code, code.load_at("ptr", "%call", word), count)
+        for word, count in zip((_CALL_ARGUMENTS, _CALL_RESULTS), sizes)
+    )
     code.effect(f"store i64 1, ptr {threads}")
     for word, (kind, value) in enumerate((("i64", 32), ("ptr", "null"), ("ptr", context), ("ptr", threads))):
         code.store_at(kind, value, request, word)
@@ -216,36 +178,26 @@ def _handler(unit: int, pause: str) -> str:
     error = code.value(f"call ptr {code.load_at('ptr', interface, _NUM_THREADS)}(ptr {request})")
     code.value(f"call i64 @forget(ptr {interface}, ptr {error})")
     available = code.load("i64", threads)
-    wanted = code.ceiling(code.arithmetic("mul", available, _PIECES_PER_THREAD), count)
-    span = code.arithmetic("mul", code.ceiling(code.ceiling(outputs, wanted), unit), unit)
-    per_group = code.ceiling(outputs, span)
-    pieces = code.arithmetic("mul", count, per_group)
-    weights = code.arithmetic("mul", count, code.arithmetic("mul", outputs, length))
+    pointers, numbers, pieces, weights = plan(code, arguments, results, available)
     users = code.smaller(code.smaller(available, pieces), code.ceiling(weights, _WEIGHTS_PER_THREAD))
 
-    record = code.value(f"call ptr @malloc(i64 {8 * _RECORD_WORDS})")
-    operands = ((_X, x), (_W, w), (_Y, y))
-    for word, value in operands:
-        code.store_at("ptr", value, record, word)
+    record = code.value(f"call ptr @malloc(i64 {record_of.size})")
+    record_of.write(code, record, pointers, numbers)
     # This thread looks at the record once more than the others, to see when all is done.
-    users_and_one = code.arithmetic("add", users, 1)
-    numbers = {
-        _NEXT: 0, _DONE: 0, _USERS: users_and_one, _PIECES: pieces, _ROWS: rows, _LENGTH: length, _OUTPUTS: outputs,
-        _STRIDE: stride, _LINES: lines, _GROUPS: code.arithmetic("sdiv", count, batches), _FIRST: first_batch,
-        _PER_GROUP: per_group, _SPAN: span,
-    }  # fmt: skip
-    for word, value in numbers.items():
-        code.store_at("i64", value, record, word)
+    for word, number in ((_NEXT, 0), (_DONE, 0), (_USERS, code.arithmetic("add", users, 1)), (_PIECES, pieces)):
+        code.store_at("i64", number, record, word)
     for word, (kind, value) in enumerate(
         (("i64", 40), ("ptr", "null"), ("ptr", context), ("ptr", "@worker"), ("ptr", record))
     ):
         code.store_at(kind, value, request, word)
     schedule = code.load_at("ptr", interface, _SCHEDULE)
     done, users_left = (code.at("i64", record, word) for word in (_DONE, _USERS))
-    code.effect("br label %invite")
+    code.effect("br label %before_invite")
 
+    code.start("before_invite")
+    code.effect("br label %invite")
     code.start("invite")
-    code.value("phi i64 [ 1, %execute ], [ %invited, %another ]", "%i")
+    code.value("phi i64 [ 1, %before_invite ], [ %invited, %another ]", "%i")
     code.branch(code.value(f"icmp slt i64 %i, {users}"), "another", "share")
     code.start("another")
     error = code.value(f"call ptr {schedule}(ptr {request})")
@@ -270,8 +222,18 @@ def _handler(unit: int, pause: str) -> str:
     code.value(f"call i32 @{_YIELD}()")
     code.effect("br label %wait")
     code.start("end")
+    if has_end:
+        code.effect(f"call void @end(ptr {record})")
     _release(code, record, users_left, "ptr null")
     return code.text()
+
+
+def _buffers(code: Code, places: str, count: int) -> list[Buffer]:
+    buffers = [code.load_at("ptr", places, index) for index in range(count)]
+    return [
+        Buffer(*(code.load_at("ptr", buffer, word) for word in (_BUFFER_NUMBERS, _BUFFER_LENGTHS)))
+        for buffer in buffers
+    ]
 
 
 def _release(code: Code, record: str, users: str, result: str = "void") -> None:

@@ -2,6 +2,8 @@
 
 import ctypes
 import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 
 # Compiled code is in memory for as long as its engine is.
 _ENGINES: dict[str, Any] = {}
+_COMPILING = threading.Lock()
 
 
 @functools.cache
@@ -23,8 +26,26 @@ def host_vectors() -> Vectors | None:
     return describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
 
 
-def register(name: str, assembly: str) -> None:
-    """Compile a module, and have XLA's foreign function ``name`` call its ``handler``."""
+def call(
+    name: str, build: Callable[[Vectors], str], dtype: str, numbers: int, results: Any, *operands: jax.Array
+) -> Any:
+    """Have XLA call the module that ``build`` gives for this processor, compiled when it is first asked for.
+
+    Its dot products are of so many ``numbers`` of a dtype.
+    """
+    vectors = host_vectors()
+    assert vectors is not None
+    vectors = vectors.for_rows_of(numbers)
+    pairs = "_pairs" if vectors.pairs(dtype) else ""
+    target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{pairs}"
+    with _COMPILING:
+        if target not in _ENGINES:
+            _register(target, build(vectors))
+    return jax.ffi.ffi_call(target, results, vmap_method="sequential")(*operands)
+
+
+def _register(target: str, assembly: str) -> None:
+    """Compile a module, and have XLA's foreign function ``target`` call its ``handler``."""
     from llvmlite import binding as llvm
 
     llvm.initialize_native_target()
@@ -36,6 +57,6 @@ def register(name: str, assembly: str) -> None:
     module.verify()
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    _ENGINES[name] = engine
     handler = ctypes.c_void_p(engine.get_function_address("handler"))
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
+    _ENGINES[target] = engine

@@ -8,34 +8,31 @@ A row's results do not depend on the other rows, nor on how many there are.
 """
 
 import functools
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int
-from jaxinfer.ops.cpu_kernels import handlers
-from jaxinfer.ops.cpu_kernels.machine_code import host_vectors, register
+from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
+from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
+from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
 # A pass over more tokens is left to XLA, whose products of many rows are as fast on processors with matrix units.
 MAX_ROWS = 64
-
-_REGISTERING = threading.Lock()
 
 
 def multiplies(dtype: Any, numbers: int) -> bool:
     """Whether `multiply` takes rows of so many numbers of a dtype."""
     vectors = host_vectors()
     name = jnp.dtype(dtype).name
-    return vectors is not None and name in vectors.dtypes and numbers > 0 and numbers % vectors.step(name) == 0
+    return vectors is not None and name in vectors.dtypes and numbers > 0 and numbers % vectors.lanes == 0
 
 
 def combines(dtype: Any, columns: int) -> bool:
     """Whether `combine` gives so many columns of a dtype."""
-    vectors = host_vectors()
-    is_single = jnp.dtype(dtype) == jnp.float32
-    return vectors is not None and is_single and columns > 0 and columns % vectors.lanes == 0
+    return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, columns)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -51,7 +48,8 @@ def multiply(
     compiler that splits arrays over devices would give each the whole.
     """
     _check_fit(rows_BCMK, weights_LBSF, outputs, rows_BCMK.shape[1] * rows_BCMK.shape[3])
-    return _call(rows_BCMK.dtype.name, rows_BCMK, weights_LBSF, layer, outputs)
+    dtype = rows_BCMK.dtype.name
+    return _call("multiply", functools.partial(dot_module, dtype=dtype), dtype, rows_BCMK, weights_LBSF, layer, outputs)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -66,7 +64,7 @@ def combine(
     A row has C parts of ``columns`` numbers, and may have more. Ask `combines` first.
     """
     _check_fit(factors_BCMK, lines_LBSF, factors_BCMK.shape[3], factors_BCMK.shape[1] * columns)
-    return _call(None, factors_BCMK, lines_LBSF, layer, columns)
+    return _call("combine", column_module, "float32", factors_BCMK, lines_LBSF, layer, columns)
 
 
 @multiply.defjvp
@@ -104,25 +102,16 @@ def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, slots: int, lanes: i
         raise ValueError(f"{rows_BCMK.dtype}{rows_BCMK.shape} and {stack_LBSF.dtype}{stack_LBSF.shape} do not fit")
 
 
-def _call(dtype: str | None, rows: jax.Array, weights: jax.Array, layer: Any, outputs: int) -> jax.Array:
-    """Call the dot products of a dtype, or (None) the sums of columns."""
-    with _REGISTERING:
-        name = _registered(dtype)
+def _call(
+    name: str,
+    build: Callable[[Vectors], str],
+    dtype: str,
+    rows: jax.Array,
+    weights: jax.Array,
+    layer: Any,
+    outputs: int,
+) -> jax.Array:
     batch, groups, count, numbers = rows.shape
     shape = jax.ShapeDtypeStruct((batch * groups, count, outputs), jnp.float32)
-    call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
-    results = call(rows.reshape(batch * groups, count, numbers), weights, jnp.asarray(layer, jnp.int32))
-    return results.reshape(batch, groups, count, outputs)
-
-
-@functools.cache
-def _registered(dtype: str | None) -> str:
-    """Return the name of a foreign function that is compiled when it is first asked for."""
-    vectors = host_vectors()
-    assert vectors is not None
-    if dtype is None:
-        name, assembly = "jaxinfer_combine_float32", handlers.column_module(vectors)
-    else:
-        name, assembly = f"jaxinfer_multiply_{dtype}", handlers.dot_module(vectors, dtype)
-    register(name, assembly)
-    return name
+    operands = rows.reshape(batch * groups, count, numbers), weights, jnp.asarray(layer, jnp.int32)
+    return call(name, build, dtype, numbers, shape, *operands).reshape(batch, groups, count, outputs)

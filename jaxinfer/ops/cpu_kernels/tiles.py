@@ -1,7 +1,10 @@
 """The innermost loops: a few rows times a few rows or columns of weights, held in the processor's vector registers."""
 
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 
@@ -10,7 +13,7 @@ LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half"}
 OUTPUTS = 4
 COLUMN_VECTORS = 2
 
-_PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %length, i64 %stride, i64 %width, ptr %ahead"
+_PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead"
 _PAUSE_X86 = "void @llvm.x86.sse2.pause()"
 _PAUSE_ARM = "void @llvm.aarch64.hint(i32 1)"
 
@@ -37,6 +40,32 @@ class Vectors:
         """Whether products of this dtype are of pairs."""
         return dtype == "bfloat16" and self.pairs_bfloat16
 
+    def for_rows_of(self, numbers: int) -> "Vectors":
+        """Return the same without products of pairs where rows of so many numbers are no multiple of their vectors."""
+        return self if numbers % (2 * self.lanes) == 0 else replace(self, pairs_bfloat16=False)
+
+    @property
+    def wide(self) -> str:
+        """A vector of float32."""
+        return f"<{self.lanes} x float>"
+
+    def spread(self, code: Code, number: str) -> str:
+        """Append a vector that has a float32 in each lane."""
+        single = code.value(f"insertelement {self.wide} poison, float {number}, i32 0")
+        return code.value(
+            f"shufflevector {self.wide} {single}, {self.wide} poison, <{self.lanes} x i32> zeroinitializer"
+        )
+
+    def constant(self, number: float) -> str:
+        """Return a vector that has a constant in each lane, as LLVM writes it: the bits of a float64."""
+        (bits,) = struct.unpack("<Q", struct.pack("<d", np.float32(number)))
+        return f"<{', '.join([f'float 0x{bits:016X}'] * self.lanes)}>"
+
+    def multiply_add(self, code: Code, one: str, other: str, to: str, name: str | None = None) -> str:
+        """Append ``one * other + to``, rounded once where the processor can."""
+        operands = f"{self.wide} {one}, {self.wide} {other}, {self.wide} {to}"
+        return code.value(f"call {self.wide} @llvm.fmuladd.v{self.lanes}f32({operands})", name)
+
 
 def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | None:
     """Return what a processor with these LLVM features offers; None for one of an unknown make."""
@@ -53,7 +82,7 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
 
 def declarations(vectors: Vectors) -> str:
     """Return what the code calls of LLVM."""
-    wide = f"<{vectors.lanes} x float>"
+    wide = vectors.wide
     lines = [f"declare {wide} @llvm.fmuladd.v{vectors.lanes}f32({wide}, {wide}, {wide})"]
     lines.append(f"declare {vectors.pause.replace('i32 1', 'i32 immarg')}")
     lines.append("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
@@ -63,17 +92,16 @@ def declarations(vectors: Vectors) -> str:
 
 
 def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
-    """Return ``dot_OUTPUTSxROWS(x, w, y, length, stride, width, ahead)``: dot products of rows of x with rows of w.
+    """Return ``dot_OUTPUTSxROWS(x, w, y, length, pitch, stride, width, ahead)``: dot products of rows of x and of w.
 
-    Rows of x are ``length`` long, those of w lie ``stride`` apart, those of y ``width``. A product's numbers are added
-    up in an order that does not depend on the tile, so that a row's results are the same among any others. As many
-    numbers of w from ``ahead`` on are asked for meanwhile: left to itself, a processor waits for weights as long as it
-    computes with them.
+    Rows are ``length`` long; those of x lie ``pitch`` apart, those of w ``stride``, those of y ``width``. A product's
+    numbers are added up in an order that does not depend on the tile, so that a row's results are the same among any
+    others. As many numbers of w from ``ahead`` on are asked for meanwhile: left to itself, a processor waits for
+    weights as long as it computes with them.
     """
-    kind, lanes, step = LLVM_TYPES[dtype], vectors.lanes, vectors.step(dtype)
-    wide, size = f"<{lanes} x float>", 4 if dtype == "float32" else 2
+    kind, lanes, step, wide = LLVM_TYPES[dtype], vectors.lanes, vectors.step(dtype), vectors.wide
     code = Code(f"internal void @dot_{outputs}x{rows}({_PARAMETERS}) #0")
-    starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%length", row)) for row in range(rows)]
+    starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
     starts_w = [code.at(kind, "%w", code.arithmetic("mul", "%stride", output)) for output in range(outputs)]
     code.effect("br label %loop")
     code.start("loop")
@@ -82,7 +110,7 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
         code.value(f"phi {wide} [ zeroinitializer, %entry ], [ %sum{index}, %loop ]", f"%old{index}")
 
     def read(start: str) -> str:
-        numbers = code.load(f"<{step} x {kind}>", code.at(kind, start, "%i"), size)
+        numbers = code.load(f"<{step} x {kind}>", code.at(kind, start, "%i"), 4 if dtype == "float32" else 2)
         if dtype == "float32" or vectors.pairs(dtype):
             return numbers
         return code.value(f"fpext <{step} x {kind}> {numbers} to {wide}")
@@ -97,11 +125,9 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
             index = row * outputs + output
             if vectors.pairs(dtype):
                 operands = f"{wide} %old{index}, <32 x bfloat> {part_w}, <32 x bfloat> {part_x}"
-                call = f"call {wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})"
+                code.value(f"call {wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})", f"%sum{index}")
             else:
-                operands = f"{wide} {part_w}, {wide} {part_x}, {wide} %old{index}"
-                call = f"call {wide} @llvm.fmuladd.v{lanes}f32({operands})"
-            code.value(call, f"%sum{index}")
+                vectors.multiply_add(code, part_w, part_x, f"%old{index}", f"%sum{index}")
     code.value(f"add i64 %i, {step}", "%further")
     code.branch(code.value("icmp slt i64 %further, %length"), "loop", "done")
     code.start("done")
@@ -122,14 +148,14 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
 
 
 def column_tile(vectors: Vectors, column_vectors: int, rows: int) -> str:
-    """Return ``columns_VECTORSxROWS(x, w, y, length, stride, width, ahead)``: rows of x times columns of w, in float32.
+    """Return ``column_VECTORSxROWS(x, w, y, length, pitch, stride, width, ahead)``: rows of x times columns of w.
 
-    Row i of w holds what meets number i of each row of x. Strides are those of `dot_tile`; nothing is asked for ahead.
+    All float32; row i of w holds what meets number i of each row of x. Strides are those of `dot_tile`; nothing is
+    asked for ahead.
     """
-    lanes = vectors.lanes
-    wide = f"<{lanes} x float>"
-    code = Code(f"internal void @columns_{column_vectors}x{rows}({_PARAMETERS}) #0")
-    starts_x = [code.at("float", "%x", code.arithmetic("mul", "%length", row)) for row in range(rows)]
+    lanes, wide = vectors.lanes, vectors.wide
+    code = Code(f"internal void @column_{column_vectors}x{rows}({_PARAMETERS}) #0")
+    starts_x = [code.at("float", "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
     code.effect("br label %loop")
     code.start("loop")
     code.value("phi i64 [ 0, %entry ], [ %further, %loop ]", "%i")
@@ -138,13 +164,10 @@ def column_tile(vectors: Vectors, column_vectors: int, rows: int) -> str:
     line = code.at("float", "%w", code.arithmetic("mul", "%i", "%stride"))
     parts = [code.load(wide, code.at("float", line, lanes * each), 4) for each in range(column_vectors)]
     for row, start in enumerate(starts_x):
-        factor = code.load_at("float", start, "%i")
-        single = code.value(f"insertelement {wide} poison, float {factor}, i32 0")
-        factors = code.value(f"shufflevector {wide} {single}, {wide} poison, <{lanes} x i32> zeroinitializer")
+        factors = vectors.spread(code, code.load_at("float", start, "%i"))
         for each, part in enumerate(parts):
             index = row * column_vectors + each
-            operands = f"{wide} {factors}, {wide} {part}, {wide} %old{index}"
-            code.value(f"call {wide} @llvm.fmuladd.v{lanes}f32({operands})", f"%sum{index}")
+            vectors.multiply_add(code, part, factors, f"%old{index}", f"%sum{index}")
     code.value("add i64 %i, 1", "%further")
     code.branch(code.value("icmp slt i64 %further, %length"), "loop", "done")
     code.start("done")

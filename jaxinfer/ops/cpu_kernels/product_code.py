@@ -1,0 +1,157 @@
+"""The assembly of products: tiles that cover all rows and outputs, and the foreign functions around them."""
+
+from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
+from jaxinfer.ops.cpu_kernels.tiles import COLUMN_VECTORS, LLVM_TYPES, OUTPUTS, Vectors, column_tile, dot_tile
+
+# Several pieces for each thread even out what else the threads have to do.
+_PIECES_PER_THREAD = 4
+
+_RECORD = Record(
+    "x", "w", "y", "rows", "length", "outputs", "stride", "lines", "groups", "first_batch", "per_group", "span"
+)  # fmt: skip
+
+
+def dot_module(vectors: Vectors, dtype: str) -> str:
+    """Return the assembly of ``handler(x [I, M, K], w [L, B, S, F], l) -> y [I, M, N]``, I = B * C, F >= C * K, S >= N.
+
+    x and w are of ``dtype``, y is float32, l int32; part c of row n of w[l, b] meets the rows of x[b * C + c].
+    """
+    kind = LLVM_TYPES[dtype]
+    return _module(vectors, dot_functions(vectors, dtype), "dots", kind, OUTPUTS, rows_are_outputs=True)
+
+
+def column_module(vectors: Vectors) -> str:
+    """Return the assembly of ``handler(x [I, M, K], w [L, B, S, F], l) -> y [I, M, N]``, I = B * C, F >= C * N, S >= K.
+
+    All float32 but l, an int32; number k of x[b * C + c] is the factor of part c of row k of w[l, b].
+    """
+    unit = COLUMN_VECTORS * vectors.lanes
+    return _module(vectors, column_functions(vectors), "columns", "float", unit, rows_are_outputs=False)
+
+
+def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
+    """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and what it calls, as for `dot_tile`."""
+    kind = LLVM_TYPES[dtype]
+    tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in range(1, vectors.rows + 1)]
+    return [*tiles, _cover(vectors, "dot", kind, (OUTPUTS, 1), (OUTPUTS, 1), rows_are_outputs=True)]
+
+
+def column_functions(vectors: Vectors) -> list[str]:
+    """Return ``columns(x, w, y, rows, outputs, length, pitch, stride, width)`` and what it calls (`column_tile`)."""
+    names = COLUMN_VECTORS, 1
+    tiles = [column_tile(vectors, name, rows) for name in names for rows in range(1, vectors.rows + 1)]
+    widths = COLUMN_VECTORS * vectors.lanes, vectors.lanes
+    return [*tiles, _cover(vectors, "column", "float", names, widths, rows_are_outputs=False)]
+
+
+def _module(vectors: Vectors, functions: list[str], name: str, kind: str, unit: int, rows_are_outputs: bool) -> str:
+    """Return a module whose outputs are shared out in multiples of ``unit``."""
+
+    def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
+        x, w, layer = arguments
+        count, rows, length = x.shape(code, 3)
+        layers, batches, lines, stride = w.shape(code, 4)
+        outputs = results[0].shape(code, 3)[2]
+        first_batch = code.arithmetic("mul", layer.layer(code, layers), batches)
+        wanted = code.ceiling(code.arithmetic("mul", threads, _PIECES_PER_THREAD), count)
+        span = code.arithmetic("mul", code.ceiling(code.ceiling(outputs, wanted), unit), unit)
+        per_group = code.ceiling(outputs, span)
+        numbers = {
+            "rows": rows, "length": length, "outputs": outputs, "stride": stride, "lines": lines,
+            "groups": code.arithmetic("sdiv", count, batches), "first_batch": first_batch, "per_group": per_group,
+            "span": span,
+        }  # fmt: skip
+        weights = code.arithmetic("mul", count, code.arithmetic("mul", outputs, length))
+        pointers = {"x": x.numbers, "w": w.numbers, "y": results[0].numbers}
+        return Plan(pointers, numbers, code.arithmetic("mul", count, per_group), weights)
+
+    functions = [*functions, _piece(name, kind, rows_are_outputs)]
+    return make_module(vectors, functions, _RECORD, (3, 1), plan)
+
+
+def _piece(name: str, kind: str, rows_are_outputs: bool) -> str:
+    """Return ``piece(record, index)``, which computes ``span`` outputs of all rows of one x."""
+    code = Code("internal void @piece(ptr %record, i64 %index) #0")
+    x, w, y = (_RECORD.pointer(code, each) for each in ("x", "w", "y"))
+    rows, length, outputs, stride, lines, groups, first_batch, per_group, span = (
+        _RECORD.number(code, each)
+        for each in ("rows", "length", "outputs", "stride", "lines", "groups", "first_batch", "per_group", "span")
+    )
+    which = code.arithmetic("sdiv", "%index", per_group)
+    first = code.arithmetic("mul", code.arithmetic("srem", "%index", per_group), span)
+    count = code.smaller(span, code.arithmetic("sub", outputs, first))
+    of_x = code.arithmetic("mul", which, code.arithmetic("mul", rows, length))
+    of_y = code.arithmetic("mul", which, code.arithmetic("mul", rows, outputs))
+    batch = code.arithmetic("add", first_batch, code.arithmetic("sdiv", which, groups))
+    group = code.arithmetic("srem", which, groups)
+    line = code.arithmetic("mul", batch, code.arithmetic("mul", lines, stride))
+    of_w = code.arithmetic("add", line, code.arithmetic("mul", group, length if rows_are_outputs else outputs))
+    of_w = code.arithmetic("add", of_w, code.arithmetic("mul", first, stride) if rows_are_outputs else first)
+    operands = [
+        f"ptr {code.at(kind, x, of_x)}",
+        f"ptr {code.at(kind, w, of_w)}",
+        f"ptr {code.at('float', y, code.arithmetic('add', of_y, first))}",
+        *(f"i64 {number}" for number in (rows, count, length, length, stride, outputs)),
+    ]
+    code.effect(f"call void @{name}({', '.join(operands)})")
+    code.effect("ret void")
+    return code.text()
+
+
+def _cover(
+    vectors: Vectors,
+    tile: str,
+    kind: str,
+    names: tuple[int, int],
+    widths: tuple[int, int],
+    rows_are_outputs: bool,
+) -> str:
+    """Return ``TILEs(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs.
+
+    ``names`` are those of the wide tile and of the one for what is left, ``widths`` their outputs.
+    """
+    parameters = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
+    code = Code(f"internal void @{tile}s({parameters}) #0")
+    code.effect("br label %output")
+    code.start("output")
+    code.value("phi i64 [ 0, %entry ], [ %wider, %after_wide ], [ %narrower, %after_narrow ]", "%n")
+    code.branch(code.value("icmp slt i64 %n, %outputs"), "some", "end")
+    code.start("some")
+    this_w = code.at(kind, "%w", code.arithmetic("mul", "%n", "%stride") if rows_are_outputs else "%n")
+    this_y = code.at("float", "%y", "%n")
+    code.value(f"add i64 %n, {widths[0]}", "%wider")
+    code.value(f"add i64 %n, {widths[1]}", "%narrower")
+    code.branch(code.value("icmp sle i64 %wider, %outputs"), "wide", "narrow")
+    for block, name in zip(("wide", "narrow"), names):
+        code.start(block)
+        code.effect(f"br label %{block}_rows")
+        code.start(f"{block}_rows")
+        code.value(f"phi i64 [ 0, %{block} ], [ %{block}_next, %{block}_full ]", f"%{block}_m")
+        m = f"%{block}_m"
+        row_x = code.at(kind, "%x", code.arithmetic("mul", m, "%pitch"))
+        row_y = code.at("float", this_y, code.arithmetic("mul", m, "%width"))
+        left = code.arithmetic("sub", "%rows", m)
+        # What the tiles ask for ahead: the next tile's weights, and with further rows of x those of tiles after it.
+        tiles = code.arithmetic("add", code.arithmetic("sdiv", m, vectors.rows), 1)
+        line = code.arithmetic("mul", code.arithmetic("mul", tiles, widths[0]), "%stride")
+        ahead = code.at(kind, this_w, line) if rows_are_outputs else this_w
+        numbers = "i64 %length, i64 %pitch, i64 %stride, i64 %width"
+        operands = f"(ptr {row_x}, ptr {this_w}, ptr {row_y}, {numbers}, ptr {ahead})"
+        cases = " ".join(f"i64 {count}, label %{block}_{count}" for count in range(vectors.rows))
+        code.effect(f"switch i64 {left}, label %{block}_full [ {cases} ]")
+        code.start(f"{block}_full")
+        code.effect(f"call void @{tile}_{name}x{vectors.rows}{operands}")
+        code.value(f"add i64 {m}, {vectors.rows}", f"%{block}_next")
+        code.effect(f"br label %{block}_rows")
+        for count in range(1, vectors.rows):
+            code.start(f"{block}_{count}")
+            code.effect(f"call void @{tile}_{name}x{count}{operands}")
+            code.effect(f"br label %{block}_0")
+        code.start(f"{block}_0")
+        code.effect(f"br label %after_{block}")
+        code.start(f"after_{block}")
+        code.effect("br label %output")
+    code.start("end")
+    code.effect("ret void")
+    return code.text()
