@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Cache, LayeredCache, Placement, Scores
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import Linear
+from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.norm import Norm
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
@@ -63,29 +63,34 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Cache]:
         config, rotation = self.config, step.rotations[self.kind]
 
-        def heads(name: str, count: int, axis: str) -> jax.Array:
-            linear = Linear(count * config.head_dim, (axis, "embed"), self.backend, config.qkv_bias, name=name)
-            flat = linear(inputs_BTD)
-            return flat.reshape(*flat.shape[:2], count, config.head_dim)
+        def heads(name: str, count: int, axis: str) -> Linear:
+            return Linear(count * config.head_dim, (axis, "embed"), self.backend, config.qkv_bias, name=name)
 
         def place(name: str, heads_BTNH: jax.Array) -> jax.Array:
             if config.qk_norm:
                 heads_BTNH = Norm(config, self.backend, "head_dim", name=f"{name}_norm")(heads_BTNH)
             return heads_BTNH if rotation is None else rotate(heads_BTNH, *rotation)
 
-        query_BTNH = place("query", heads("query", config.num_heads, "heads"))
+        linears = (
+            heads("query", config.num_heads, "heads"),
+            heads("key", config.num_kv_heads, "kv_heads"),
+            heads("value", config.num_kv_heads, "kv_heads"),
+        )
+        query_BTNH, keys_BTKH, values_BTKH = (
+            flat.reshape(*flat.shape[:2], -1, config.head_dim) for flat in project(inputs_BTD, linears)
+        )
+        query_BTNH = place("query", query_BTNH)
         if config.scores_by_depth:
             query_BTNH = query_BTNH / jnp.asarray(index + 1, query_BTNH.dtype)
-        keys_BTKH = place("key", heads("key", config.num_kv_heads, "kv_heads"))
-        values_BTKH = heads("value", config.num_kv_heads, "kv_heads")
+        keys_BTKH = place("key", keys_BTKH)
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         scores = Scores(scale, config.attention_softcap)
         placement = step.placements[self.kind]
         layer = index if step.held is None else step.held[self.kind].index(index)
         mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
         mixed = mixed_BTNH.reshape(*mixed_BTNH.shape[:2], -1)
-        project = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
-        return project(mixed), cache
+        output = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
+        return output(mixed), cache
 
 
 class MLP(nn.Module):
@@ -99,10 +104,14 @@ class MLP(nn.Module):
         config = self.config
         activate = _ACTIVATIONS[config.activation]
 
-        def widen(name: str) -> jax.Array:
-            return Linear(config.ffn_dim, ("ffn", "embed"), self.backend, config.mlp_bias, name=name)(inputs_BTD)
-
-        hidden_BTF = activate(widen("gate")) * widen("up") if config.gated_mlp else activate(widen("up"))
+        wide = [
+            Linear(config.ffn_dim, ("ffn", "embed"), self.backend, config.mlp_bias, name=name)
+            for name in (("gate", "up") if config.gated_mlp else ("up",))
+        ]
+        first_BTF, *rest = project(inputs_BTD, wide)
+        hidden_BTF = activate(first_BTF)
+        for other_BTF in rest:
+            hidden_BTF = hidden_BTF * other_BTF
         return Linear(config.model_dim, ("embed", "ffn"), self.backend, config.mlp_bias, name="down")(hidden_BTF)
 
 

@@ -1,6 +1,6 @@
 """Linear layers and tables as Linen modules; parameters carry logical axis names for sharding."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.matmul import linear
+from jaxinfer.ops.matmul import linear, linears
 
 ADAPTER = "adapter"
 
@@ -29,12 +29,16 @@ class Linear(nn.Module):
     backend: Backend
     use_bias: bool = False
 
-    @nn.compact
     def __call__(self, inputs: Float[Array, "*rows d_in"]) -> Float[Array, "*rows d_out"]:
+        return project(inputs, [self])[0]
+
+    @nn.compact
+    def weights(self, width: int) -> tuple[Any, Any]:
+        """Return the kernel, for inputs of so many numbers, and the bias, which may be None."""
         dtype = jnp.dtype(self.backend.param_dtype)
         transposed = self.backend.transposed_kernels
         kernel_init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
-        shape, axes = (self.features, inputs.shape[-1]), self.axes
+        shape, axes = (self.features, width), self.axes
         if transposed:
             # Drawn as [out, in], so that a seed gives the same weights in either order.
             draw, shape, axes = kernel_init, shape[::-1], axes[::-1]
@@ -43,10 +47,23 @@ class Linear(nn.Module):
         bias = None
         if self.use_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, self.axes[:1], (self.features,), dtype)
-        output = linear(inputs, kernel, bias, self.backend, transposed)
+        return kernel, bias
+
+    def adapt(
+        self, output: Float[Array, "*rows d_out"], inputs: Float[Array, "*rows d_in"]
+    ) -> Float[Array, "*rows d_out"]:
+        """Add what an adapter adds, if there is one."""
         if not self.has_variable("params", ADAPTER):
             return output
         return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend)
+
+
+def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> list[Float[Array, "*rows _"]]:
+    """Return what linear layers of one backend, within a module, give for the same inputs."""
+    backend = layers[0].backend
+    weights = [layer.weights(inputs.shape[-1]) for layer in layers]
+    outputs = linears(inputs, weights, backend, backend.transposed_kernels)
+    return [layer.adapt(output, inputs) for layer, output in zip(layers, outputs)]
 
 
 def _adapted(

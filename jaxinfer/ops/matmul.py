@@ -1,6 +1,8 @@
 """Products with weights, accumulated in float32 or wider."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +23,34 @@ def linear(
 
     The kernel is ``[out, in]``, or ``transposed`` and ``[in, out]``.
     """
-    output = product(inputs, kernel, backend, transposed)
-    if bias is not None:
-        output = output + bias.astype(output.dtype)
-    return output.astype(backend.compute_dtype)
+    return linears(inputs, [(kernel, bias)], backend, transposed)[0]
+
+
+def linears(
+    inputs: Float[Array, "*rows d_in"], weights: Sequence[tuple[Any, Any]], backend: Backend, transposed: bool = False
+) -> list[Float[Array, "*rows _"]]:
+    """Do what `linear` does with each of several kernels and their biases, in one go where that is faster."""
+    outputs = None if transposed else _multiply_short(inputs, [kernel for kernel, _ in weights], backend)
+    if outputs is None:
+        outputs = [product(inputs, kernel, backend, transposed) for kernel, _ in weights]
+    biases = [bias for _, bias in weights]
+    outputs = [output if bias is None else output + bias.astype(output.dtype) for output, bias in zip(outputs, biases)]
+    return [output.astype(backend.compute_dtype) for output in outputs]
+
+
+def _multiply_short(inputs: Any, kernels: Sequence[Any], backend: Backend) -> list[Any] | None:
+    """Return products of few rows and kernels ``[out, in]`` by the CPU's own code, None where it is not for them."""
+    *lead, width = inputs.shape
+    count = math.prod(lead)
+    dtype = kernels[0].dtype
+    fit = all(kernel.dtype == dtype and kernel.shape[1] == width and kernel.shape[0] for kernel in kernels)
+    if not (0 < count <= backend.kernel_rows and fit and products.multiplies(dtype, width)):
+        return None
+    rows = inputs.astype(dtype).reshape(1, 1, count, width)
+    stacks = tuple(jnp.asarray(kernel)[None, None] for kernel in kernels)
+    sizes = tuple(kernel.shape[0] for kernel in kernels)
+    outputs = products.multiply_by_each(rows, stacks, 0, sizes)
+    return [output.reshape(*lead, size) for output, size in zip(outputs, sizes)]
 
 
 def product(
@@ -34,6 +60,9 @@ def product(
     transposed: bool = False,
 ) -> Float[Array, "*rows d_out"]:
     """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
+    short = None if transposed else _multiply_short(inputs, [kernel], backend)
+    if short is not None:
+        return short[0]
     *lead, width = inputs.shape
     count = math.prod(lead)
     contracted = 0 if transposed else 1
@@ -47,10 +76,6 @@ def product(
 
     inputs = inputs.astype(kernel.dtype)
     outputs = kernel.shape[1 - contracted]
-    is_short = 0 < count <= backend.kernel_rows and not transposed and kernel.shape[1] == width
-    if is_short and outputs and products.multiplies(kernel.dtype, width):
-        rows = inputs.reshape(1, 1, count, width)
-        return products.multiply(rows, jnp.asarray(kernel)[None, None], 0, outputs).reshape(*lead, outputs)
     # XLA's CPU product of one bfloat16 row runs at a tenth of the memory bandwidth; of four rows, near all of it.
     # The rows are repeated, and the equal results merged by a maximum, because a plain slice of the product makes the
     # compiler shrink it back to one row.

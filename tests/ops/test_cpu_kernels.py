@@ -244,7 +244,7 @@ class Calls:
 
     def call(self, rows_IMK, stack_LBSF, layer, outputs):
         results = np.full((*rows_IMK.shape[:2], outputs), np.nan, np.float32)
-        arrays = rows_IMK, stack_LBSF, np.array(layer, np.int32), results
+        arrays = rows_IMK, np.array(layer, np.int32), stack_LBSF, results
         shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
         buffers = [
             (ctypes.c_int64 * 6)(48, 0, 0, array.ctypes.data, array.ndim, ctypes.addressof(shape))
@@ -446,9 +446,10 @@ def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
         call.replace("%", "").split(", ")
         for call in re.findall(r"custom-call\(([^)]*)\), custom_call_target=\"jaxinfer_", text)
     ]
-    # Weights and keys come second; values fourth, to attention alone.
-    assert sorted(map(len, calls)) == [3] * (2 * 7 + 1) + [6] * 2
-    stacks = [operands[place] for operands in calls for place in (1, 3) if place < len(operands)]
+    # After rows and a layer: one matrix of the output, of the way down and of the vocabulary, two of the way up, three
+    # of queries, keys and values; the cache, a bias and ranges.
+    assert sorted(map(len, calls)) == [3] * (2 * 2 + 1) + [4] * 2 + [5] * 2 + [6] * 2
+    stacks = [name for operands in calls for name in operands[2 : 4 if len(operands) == 6 else None]]
     assert not [name for name in stacks if re.match(r"(copy|slice|transpose|convert|reshape)", name)]
     assert " dot(" not in text
     assert "__ynn" not in text

@@ -72,6 +72,13 @@ class Code:
         """Return a quotient of positive 64-bit integers, rounded up."""
         return self.arithmetic("sdiv", self.arithmetic("sub", self.arithmetic("add", dividend, divisor), 1), divisor)
 
+    def total(self, numbers: list[str]) -> str:
+        """Return the sum of 64-bit integers."""
+        total = "0"
+        for number in numbers:
+            total = self.arithmetic("add", total, number)
+        return total
+
     def branch(self, condition: str, then: str, otherwise: str) -> None:
         """End a block."""
         self.effect(f"br i1 {condition}, label %{then}, label %{otherwise}")

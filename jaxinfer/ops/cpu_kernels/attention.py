@@ -52,7 +52,7 @@ def attend_to_seen(
         jax.ShapeDtypeStruct((items * chunks, scratch_numbers(rows, numbers)), jnp.float32),
     )
     query_IXH = query_BCRTH.reshape(items, rows, numbers)
-    operands = query_IXH, keys_LBSF, jnp.asarray(layer, jnp.int32), values_LBSF, bias_BTP, ranges_B2
+    operands = query_IXH, jnp.asarray(layer, jnp.int32), keys_LBSF, values_LBSF, bias_BTP, ranges_B2
     means_IXH, _ = call("attend", attention_module, dtype.name, numbers, results, *operands)
     return means_IXH.reshape(query_BCRTH.shape)
 

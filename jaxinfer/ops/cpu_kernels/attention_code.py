@@ -24,7 +24,7 @@ _RECORD = Record(
 
 
 def attention_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(q, k, l, v, bias, ranges) -> y, scratch``.
+    """Return the assembly of ``handler(q, l, k, v, bias, ranges) -> y, scratch``.
 
     q [I, X, H], k and v [L, B, S, F], bias [B, T, P], y [I, X, H] and scratch [I * P / CHUNK, `scratch_numbers`] are
     float32, l and ranges [B, 2] int32; I = B * C, F >= C * H, P is a multiple of CHUNK, H of the lanes.
@@ -42,7 +42,7 @@ def scratch_numbers(rows: int, numbers: int) -> int:
 
 
 def _plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
-    q, k, layer, v, bias, ranges = arguments
+    q, layer, k, v, bias, ranges = arguments
     items, rows, numbers = q.shape(code, 3)
     layers, batches, lines, stride = k.shape(code, 4)
     _, tokens, slots = bias.shape(code, 3)

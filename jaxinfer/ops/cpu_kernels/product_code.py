@@ -7,27 +7,28 @@ from jaxinfer.ops.cpu_kernels.tiles import COLUMN_VECTORS, LLVM_TYPES, OUTPUTS, 
 # Several pieces for each thread even out what else the threads have to do.
 _PIECES_PER_THREAD = 4
 
-_RECORD = Record(
-    "x", "w", "y", "rows", "length", "outputs", "stride", "lines", "groups", "first_batch", "per_group", "span"
-)  # fmt: skip
+# What the record of a call holds beside its matrices, and of each of them.
+_SHARED = ("x", "rows", "length", "groups", "first_batch", "per_group", "span")
+_OF_MATRIX = ("w", "y", "outputs", "stride", "lines", "first_piece")
 
 
-def dot_module(vectors: Vectors, dtype: str) -> str:
-    """Return the assembly of ``handler(x [I, M, K], w [L, B, S, F], l) -> y [I, M, N]``, I = B * C, F >= C * K, S >= N.
+def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
+    """Return the assembly of ``handler(x [I, M, K], l, w [L, B, S, F], ...) -> y [I, M, N], ...``.
 
-    x and w are of ``dtype``, y is float32, l int32; part c of row n of w[l, b] meets the rows of x[b * C + c].
+    There are ``count`` matrices w, each with its own S, F, y and N; I = B * C, F >= C * K, S >= N. x and w are of
+    ``dtype``, y is float32, l int32; part c of row n of w[l, b] meets the rows of x[b * C + c].
     """
-    kind = LLVM_TYPES[dtype]
-    return _module(vectors, dot_functions(vectors, dtype), "dots", kind, OUTPUTS, rows_are_outputs=True)
+    functions = dot_functions(vectors, dtype)
+    return _module(vectors, functions, "dots", LLVM_TYPES[dtype], OUTPUTS, count, rows_are_outputs=True)
 
 
 def column_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(x [I, M, K], w [L, B, S, F], l) -> y [I, M, N]``, I = B * C, F >= C * N, S >= K.
+    """Return the assembly of ``handler(x [I, M, K], l, w [L, B, S, F]) -> y [I, M, N]``, I = B * C, F >= C * N, S >= K.
 
     All float32 but l, an int32; number k of x[b * C + c] is the factor of part c of row k of w[l, b].
     """
     unit = COLUMN_VECTORS * vectors.lanes
-    return _module(vectors, column_functions(vectors), "columns", "float", unit, rows_are_outputs=False)
+    return _module(vectors, column_functions(vectors), "columns", "float", unit, 1, rows_are_outputs=False)
 
 
 def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
@@ -45,42 +46,57 @@ def column_functions(vectors: Vectors) -> list[str]:
     return [*tiles, _cover(vectors, "column", "float", names, widths, rows_are_outputs=False)]
 
 
-def _module(vectors: Vectors, functions: list[str], name: str, kind: str, unit: int, rows_are_outputs: bool) -> str:
+def _module(
+    vectors: Vectors, functions: list[str], name: str, kind: str, unit: int, count: int, rows_are_outputs: bool
+) -> str:
     """Return a module whose outputs are shared out in multiples of ``unit``."""
+    record = Record(*_SHARED, *(f"{each}{matrix}" for matrix in range(count) for each in _OF_MATRIX))
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
-        x, w, layer = arguments
-        count, rows, length = x.shape(code, 3)
-        layers, batches, lines, stride = w.shape(code, 4)
-        outputs = results[0].shape(code, 3)[2]
-        first_batch = code.arithmetic("mul", layer.layer(code, layers), batches)
-        wanted = code.ceiling(code.arithmetic("mul", threads, _PIECES_PER_THREAD), count)
-        span = code.arithmetic("mul", code.ceiling(code.ceiling(outputs, wanted), unit), unit)
-        per_group = code.ceiling(outputs, span)
+        x, layer, *matrices = arguments
+        items, rows, length = x.shape(code, 3)
+        layers, batches = matrices[0].shape(code, 2)
+        outputs = [y.shape(code, 3)[2] for y in results]
+        all_outputs = code.total(outputs)
+        wanted = code.ceiling(code.arithmetic("mul", threads, _PIECES_PER_THREAD), items)
+        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), unit), unit)
+        pieces = [code.ceiling(each, span) for each in outputs]
+        per_group = code.total(pieces)
+        pointers = {"x": x.numbers}
         numbers = {
-            "rows": rows, "length": length, "outputs": outputs, "stride": stride, "lines": lines,
-            "groups": code.arithmetic("sdiv", count, batches), "first_batch": first_batch, "per_group": per_group,
-            "span": span,
+            "rows": rows, "length": length, "groups": code.arithmetic("sdiv", items, batches), "per_group": per_group,
+            "first_batch": code.arithmetic("mul", layer.layer(code, layers), batches), "span": span,
         }  # fmt: skip
-        weights = code.arithmetic("mul", count, code.arithmetic("mul", outputs, length))
-        pointers = {"x": x.numbers, "w": w.numbers, "y": results[0].numbers}
-        return Plan(pointers, numbers, code.arithmetic("mul", count, per_group), weights)
+        for index, (w, y) in enumerate(zip(matrices, results)):
+            _, _, lines, stride = w.shape(code, 4)
+            pointers |= {f"w{index}": w.numbers, f"y{index}": y.numbers}
+            values = outputs[index], stride, lines, code.total(pieces[:index])
+            numbers |= {f"{name}{index}": value for name, value in zip(_OF_MATRIX[2:], values)}
+        weights = code.arithmetic("mul", items, code.arithmetic("mul", all_outputs, length))
+        return Plan(pointers, numbers, code.arithmetic("mul", items, per_group), weights)
 
-    functions = [*functions, _piece(name, kind, rows_are_outputs)]
-    return make_module(vectors, functions, _RECORD, (3, 1), plan)
+    functions = [*functions, _piece(record, name, kind, count, rows_are_outputs)]
+    return make_module(vectors, functions, record, (2 + count, count), plan)
 
 
-def _piece(name: str, kind: str, rows_are_outputs: bool) -> str:
-    """Return ``piece(record, index)``, which computes ``span`` outputs of all rows of one x."""
+def _piece(record: Record, name: str, kind: str, count: int, rows_are_outputs: bool) -> str:
+    """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix, of all rows of one x."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
-    x, w, y = (_RECORD.pointer(code, each) for each in ("x", "w", "y"))
-    rows, length, outputs, stride, lines, groups, first_batch, per_group, span = (
-        _RECORD.number(code, each)
-        for each in ("rows", "length", "outputs", "stride", "lines", "groups", "first_batch", "per_group", "span")
-    )
+    x = record.pointer(code, "x")
+    rows, length, groups, first_batch, per_group, span = (record.number(code, each) for each in _SHARED[1:])
     which = code.arithmetic("sdiv", "%index", per_group)
-    first = code.arithmetic("mul", code.arithmetic("srem", "%index", per_group), span)
-    count = code.smaller(span, code.arithmetic("sub", outputs, first))
+    among = code.arithmetic("srem", "%index", per_group)
+    w, y, outputs, stride, lines, first_piece = _matrix(code, record, 0)
+    for index in range(1, count):
+        other = _matrix(code, record, index)
+        is_other = code.value(f"icmp sge i64 {among}, {other[-1]}")
+        w, y = (code.value(f"select i1 {is_other}, ptr {new}, ptr {old}") for new, old in zip(other[:2], (w, y)))
+        outputs, stride, lines, first_piece = (
+            code.value(f"select i1 {is_other}, i64 {new}, i64 {old}")
+            for new, old in zip(other[2:], (outputs, stride, lines, first_piece))
+        )
+    first = code.arithmetic("mul", code.arithmetic("sub", among, first_piece), span)
+    width = code.smaller(span, code.arithmetic("sub", outputs, first))
     of_x = code.arithmetic("mul", which, code.arithmetic("mul", rows, length))
     of_y = code.arithmetic("mul", which, code.arithmetic("mul", rows, outputs))
     batch = code.arithmetic("add", first_batch, code.arithmetic("sdiv", which, groups))
@@ -92,11 +108,17 @@ def _piece(name: str, kind: str, rows_are_outputs: bool) -> str:
         f"ptr {code.at(kind, x, of_x)}",
         f"ptr {code.at(kind, w, of_w)}",
         f"ptr {code.at('float', y, code.arithmetic('add', of_y, first))}",
-        *(f"i64 {number}" for number in (rows, count, length, length, stride, outputs)),
+        *(f"i64 {number}" for number in (rows, width, length, length, stride, outputs)),
     ]
     code.effect(f"call void @{name}({', '.join(operands)})")
     code.effect("ret void")
     return code.text()
+
+
+def _matrix(code: Code, record: Record, index: int) -> list[str]:
+    """Return what a record holds of a matrix."""
+    pointers = [record.pointer(code, f"{name}{index}") for name in _OF_MATRIX[:2]]
+    return [*pointers, *(record.number(code, f"{name}{index}") for name in _OF_MATRIX[2:])]
 
 
 def _cover(

@@ -35,7 +35,6 @@ def combines(dtype: Any, columns: int) -> bool:
     return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, columns)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def multiply(
     rows_BCMK: Float[Array, "B C M K"],
     weights_LBSF: Float[Array, "L B S F"],
@@ -47,9 +46,22 @@ def multiply(
     A row of weights has C parts of K numbers, and may have more. Both are of one dtype. Ask `multiplies` first. A
     compiler that splits arrays over devices would give each the whole.
     """
-    _check_fit(rows_BCMK, weights_LBSF, outputs, rows_BCMK.shape[1] * rows_BCMK.shape[3])
+    return multiply_by_each(rows_BCMK, (weights_LBSF,), layer, (outputs,))[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def multiply_by_each(
+    rows_BCMK: Float[Array, "B C M K"],
+    weights: tuple[Float[Array, "L B _ _"], ...],
+    layer: Int[Array, ""] | int,
+    outputs: tuple[int, ...],
+) -> tuple[Float[Array, "B C M _"], ...]:
+    """Return what `multiply` does for each of several weights, in one call, for which threads come together once."""
     dtype = rows_BCMK.dtype.name
-    return _call("multiply", functools.partial(dot_module, dtype=dtype), dtype, rows_BCMK, weights_LBSF, layer, outputs)
+    for each, count in zip(weights, outputs, strict=True):
+        _check_fit(rows_BCMK, each, count, rows_BCMK.shape[1] * rows_BCMK.shape[3])
+    build = functools.partial(dot_module, dtype=dtype, count=len(weights))
+    return _call(f"multiply_by_{len(weights)}", build, dtype, rows_BCMK, weights, layer, outputs)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -64,16 +76,17 @@ def combine(
     A row has C parts of ``columns`` numbers, and may have more. Ask `combines` first.
     """
     _check_fit(factors_BCMK, lines_LBSF, factors_BCMK.shape[3], factors_BCMK.shape[1] * columns)
-    return _call("combine", column_module, "float32", factors_BCMK, lines_LBSF, layer, columns)
+    return _call("combine", column_module, "float32", factors_BCMK, (lines_LBSF,), layer, (columns,))[0]
 
 
-@multiply.defjvp
-def _multiply_jvp(outputs: int, primals: Any, tangents: Any) -> Any:
-    def reference(rows_BCMK: jax.Array, weights_LBSF: jax.Array, layer: Any) -> jax.Array:
+@multiply_by_each.defjvp
+def _multiply_jvp(outputs: tuple[int, ...], primals: Any, tangents: Any) -> Any:
+    def reference(rows_BCMK: jax.Array, weights: tuple[jax.Array, ...], layer: Any) -> tuple[jax.Array, ...]:
         _, groups, _, numbers = rows_BCMK.shape
-        return _einsum("bcmk,bnck->bcmn", rows_BCMK, _parts(weights_LBSF, layer, outputs, groups, numbers))
+        parts = [_parts(each, layer, count, groups, numbers) for each, count in zip(weights, outputs)]
+        return tuple(_einsum("bcmk,bnck->bcmn", rows_BCMK, part_BNCK) for part_BNCK in parts)
 
-    return multiply(*primals, outputs), jax.jvp(reference, primals, tangents)[1]
+    return multiply_by_each(*primals, outputs), jax.jvp(reference, primals, tangents)[1]
 
 
 @combine.defjvp
@@ -107,11 +120,12 @@ def _call(
     build: Callable[[Vectors], str],
     dtype: str,
     rows: jax.Array,
-    weights: jax.Array,
+    weights: tuple[jax.Array, ...],
     layer: Any,
-    outputs: int,
-) -> jax.Array:
+    outputs: tuple[int, ...],
+) -> tuple[jax.Array, ...]:
     batch, groups, count, numbers = rows.shape
-    shape = jax.ShapeDtypeStruct((batch * groups, count, outputs), jnp.float32)
-    operands = rows.reshape(batch * groups, count, numbers), weights, jnp.asarray(layer, jnp.int32)
-    return call(name, build, dtype, numbers, shape, *operands).reshape(batch, groups, count, outputs)
+    shapes = [jax.ShapeDtypeStruct((batch * groups, count, each), jnp.float32) for each in outputs]
+    operands = rows.reshape(batch * groups, count, numbers), jnp.asarray(layer, jnp.int32), *weights
+    results = call(name, build, dtype, numbers, shapes, *operands)
+    return tuple(result.reshape(batch, groups, count, -1) for result in results)
