@@ -2,12 +2,12 @@
 
 The choices are measured. On the CPU, XLA copies a layer's weights out of a stacked array before each product, which
 halves decoding speed, so layers are unrolled over separate arrays; and its products of few rows are slow, so that they
-go to kernels of our own (`jaxinfer.ops.cpu_kernels.products`). Where these cannot be had, bfloat16 products are padded
-to a few rows, from which on XLA's are fast, and float32 kernels are stored ``[in, out]``, since XLA's products of two
-rows and more first rearrange one stored ``[out, in]``, which takes as long again as a product of one row. On a TPU a
-scan keeps compile time flat and reads weights in place. There a cache of 192 numbers a slot lies in another order than
-its kernels read, unless it has 256 lanes, which it takes in memory in any case: decode of SmolLM2-135M at batch 8 and
-2,048 slots moves 792 MB a step with them, 2,550 MB without, and its prefill 43 times less.
+go, with attention, to kernels of our own (`jaxinfer.ops.cpu_kernels`). Where these cannot be had, bfloat16 products are
+padded to a few rows, from which on XLA's are fast, and float32 kernels are stored ``[in, out]``, since XLA's products
+of two rows and more first rearrange one stored ``[out, in]``, which takes as long again as a product of one row. On a
+TPU a scan keeps compile time flat and reads weights in place. There a cache of 192 numbers a slot lies in another order
+than its kernels read, unless it has 256 lanes, which it takes in memory in any case: decode of SmolLM2-135M at batch 8
+and 2,048 slots moves 792 MB a step with them, 2,550 MB without, and its prefill 43 times less.
 """
 
 from collections.abc import Callable
@@ -43,8 +43,8 @@ class Backend:
     ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
     `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case. ``remat_layers`` has a
     backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is the first token of a
-    pass that adapters beside kernels act on (`jaxinfer.models.linear`). The products of a pass over at most
-    ``kernel_rows`` tokens go to the CPU's own kernels; 0 where there are none.
+    pass that adapters beside kernels act on (`jaxinfer.models.linear`). The products and the attention
+    of a pass over at most ``kernel_rows`` tokens go to the CPU's own kernels; 0 where there are none.
     """
 
     platform: Platform
