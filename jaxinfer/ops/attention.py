@@ -66,7 +66,8 @@ def attend(
     """
     keys, values = _layer(keys_BSKH), _layer(values_BSKH)
     head_dim = query_BTNH.shape[3]
-    if _is_short(query_BTNH, backend) and softcap is None and sinks is None and attends(keys.dtype, head_dim):
+    is_plain = softcap is None and sinks is None and values.dtype == keys.dtype
+    if _is_short(query_BTNH, backend) and is_plain and attends(keys.dtype, head_dim):
         query_BCRTH = _by_kv_head(query_BTNH.astype(jnp.float32) * scale, num_kv_heads or keys.num_lanes // head_dim)
         mixed_BCRTH = attend_to_seen(query_BCRTH, keys.stack_LBSF, values.stack_LBSF, keys.layer, mask_BTS)
         return _by_head(mixed_BCRTH, query_BTNH, joined=1).astype(backend.compute_dtype)

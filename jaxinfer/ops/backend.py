@@ -43,8 +43,8 @@ class Backend:
     ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
     `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case. ``remat_layers`` has a
     backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is the first token of a
-    pass that adapters beside kernels act on (`jaxinfer.models.linear`). The products and the attention
-    of a pass over at most ``kernel_rows`` tokens go to the CPU's own kernels; 0 where there are none.
+    pass that adapters beside kernels act on (`jaxinfer.models.linear`). The products and the attention of a pass over
+    at most ``kernel_rows`` tokens go to the CPU's own kernels; 0 where there are none.
     """
 
     platform: Platform
@@ -165,7 +165,7 @@ def choose_backend(
         platform=platform,
         param_dtype=dtype,
         compute_dtype="float32" if wide else dtype,
-        # XLA's CPU backend would rewrite a whole cache of 16-bit numbers to put a few into it.
+        # XLA's CPU backend rewrites a whole cache of 16-bit numbers to put a few into it, so that it is float32 there.
         cache_dtype="float32" if wide else dtype,
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,

@@ -30,12 +30,25 @@ def linears(
     inputs: Float[Array, "*rows d_in"], weights: Sequence[tuple[Any, Any]], backend: Backend, transposed: bool = False
 ) -> list[Float[Array, "*rows _"]]:
     """Do what `linear` does with each of several kernels and their biases, in one go where that is faster."""
-    outputs = None if transposed else _multiply_short(inputs, [kernel for kernel, _ in weights], backend)
-    if outputs is None:
-        outputs = [product(inputs, kernel, backend, transposed) for kernel, _ in weights]
+    outputs = _products(inputs, [kernel for kernel, _ in weights], backend, transposed)
     biases = [bias for _, bias in weights]
     outputs = [output if bias is None else output + bias.astype(output.dtype) for output, bias in zip(outputs, biases)]
     return [output.astype(backend.compute_dtype) for output in outputs]
+
+
+def product(
+    inputs: Float[Array, "*rows d_in"],
+    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"],
+    backend: Backend,
+    transposed: bool = False,
+) -> Float[Array, "*rows d_out"]:
+    """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
+    return _products(inputs, [kernel], backend, transposed)[0]
+
+
+def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed: bool) -> list[Any]:
+    short = None if transposed else _multiply_short(inputs, kernels, backend)
+    return short or [_multiply_by_xla(inputs, kernel, backend, transposed) for kernel in kernels]
 
 
 def _multiply_short(inputs: Any, kernels: Sequence[Any], backend: Backend) -> list[Any] | None:
@@ -53,16 +66,7 @@ def _multiply_short(inputs: Any, kernels: Sequence[Any], backend: Backend) -> li
     return [output.reshape(*lead, size) for output, size in zip(outputs, sizes)]
 
 
-def product(
-    inputs: Float[Array, "*rows d_in"],
-    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"],
-    backend: Backend,
-    transposed: bool = False,
-) -> Float[Array, "*rows d_out"]:
-    """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
-    short = None if transposed else _multiply_short(inputs, [kernel], backend)
-    if short is not None:
-        return short[0]
+def _multiply_by_xla(inputs: Any, kernel: Any, backend: Backend, transposed: bool) -> Any:
     *lead, width = inputs.shape
     count = math.prod(lead)
     contracted = 0 if transposed else 1

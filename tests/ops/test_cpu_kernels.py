@@ -22,7 +22,7 @@ from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels import machine_code, products
 from jaxinfer.ops.cpu_kernels.attention import attend_to_seen, attends
-from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module
+from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import describe_vectors
 from jaxinfer.ops.matmul import product
@@ -177,10 +177,10 @@ def test_a_processor_of_an_unknown_make_has_none():
 class Calls:
     """XLA's side of a handler: its interface, whose pool answers as told, and a count of what is allocated."""
 
-    def __init__(self, pool, threads):
+    def __init__(self, assembly, pool, threads):
         self.pool, self.threads = pool, threads
         self.records, self.errors, self.late, self.running = set(), 0, [], []
-        assembly = dot_module(HOST, "float32").replace("@malloc", "@test_malloc").replace("@free", "@test_free")
+        assembly = assembly.replace("@malloc", "@test_malloc").replace("@free", "@test_free")
         library = ctypes.CDLL(None)
         library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         library.free.argtypes = [ctypes.c_void_p]
@@ -242,41 +242,78 @@ class Calls:
         self.errors += 1
         return 0xBAD
 
-    def call(self, rows_IMK, stack_LBSF, layer, outputs):
-        results = np.full((*rows_IMK.shape[:2], outputs), np.nan, np.float32)
-        arrays = rows_IMK, np.array(layer, np.int32), stack_LBSF, results
-        shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+    def call(self, arguments, shapes):
+        """Call the handler; results of these shapes hold NaN before."""
+        results = [np.full(shape, np.nan, np.float32) for shape in shapes]
+        arrays = [*arguments, *results]
+        lengths = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
         buffers = [
-            (ctypes.c_int64 * 6)(48, 0, 0, array.ctypes.data, array.ndim, ctypes.addressof(shape))
-            for array, shape in zip(arrays, shapes)
+            (ctypes.c_int64 * 6)(48, 0, 0, array.ctypes.data, array.ndim, ctypes.addressof(length))
+            for array, length in zip(arrays, lengths)
         ]
         places = [ctypes.addressof(buffer) for buffer in buffers]
-        operands, found = (ctypes.c_int64 * 3)(*places[:3]), (ctypes.c_int64 * 1)(places[3])
+        operands = (ctypes.c_int64 * len(arguments))(*places[: len(arguments)])
+        found = (ctypes.c_int64 * len(results))(*places[len(arguments) :])
         frame = (ctypes.c_int64 * 24)()
         frame[2], frame[9], frame[14] = (ctypes.addressof(each) for each in (self.interface, operands, found))
         assert self.handler(ctypes.addressof(frame)) is None
         return results
 
+    def finish(self):
+        """Run what the pool still has, and see that nothing is left behind."""
+        for task, record in self.late:
+            task(record)
+        for thread in self.running:
+            thread.join()
+        assert self.errors == 0
+        assert not self.records
+        assert (len(self.late) > 0) == (self.pool == "is late")
+        assert (len(self.running) > 0) == (self.pool == "has threads")
 
-@pytest.mark.parametrize("pool", ["is missing", "refuses", "runs at once", "is late", "has threads"])
-def test_whatever_the_pool_does_results_are_whole_and_records_freed(pool):
+
+POOLS = pytest.mark.parametrize("pool", ["is missing", "refuses", "runs at once", "is late", "has threads"])
+
+
+@POOLS
+def test_whatever_the_pool_does_products_are_whole_and_records_freed(pool):
+    """Of three matrices with rows and columns of their own, and of layers and parts."""
     rng = np.random.default_rng(6)
-    calls = Calls(pool, threads=5)
-    for rows, outputs in itertools.product((1, 4, 9), (1, 90, 700)):
+    calls = Calls(dot_module(HOST, "float32", 3), pool, threads=5)
+    for rows, outputs in itertools.product((1, 4, 9), ((1, 5, 2), (90, 4, 300), (700, 1, 3))):
         rows_IMK = rng.standard_normal((4, rows, 64), dtype=np.float32)
-        stack_LBSF = rng.standard_normal((3, 2, outputs + 2, 136), dtype=np.float32)
-        found = calls.call(rows_IMK, stack_LBSF, 2, outputs)
-        parts = stack_LBSF[2, :, :outputs, :128].reshape(2, outputs, 2, 64)
-        expected = np.einsum("bcmk,bnck->bcmn", rows_IMK.reshape(2, 2, rows, 64), parts)
-        np.testing.assert_allclose(found, expected.reshape(found.shape), atol=1e-4)
-        assert calls.errors == 0
-    for task, record in calls.late:
-        task(record)
-    for thread in calls.running:
-        thread.join()
-    assert not calls.records
-    assert (len(calls.late) > 0) == (pool == "is late")
-    assert (len(calls.running) > 0) == (pool == "has threads")
+        stacks = [
+            rng.standard_normal((3, 2, count + spare, 128 + 8 * spare), dtype=np.float32)
+            for spare, count in enumerate(outputs)
+        ]
+        found = calls.call([rows_IMK, np.array(2, np.int32), *stacks], [(4, rows, count) for count in outputs])
+        for result, stack_LBSF, count in zip(found, stacks, outputs):
+            parts = stack_LBSF[2, :, :count, :128].reshape(2, count, 2, 64)
+            expected = np.einsum("bcmk,bnck->bcmn", rows_IMK.reshape(2, 2, rows, 64), parts)
+            np.testing.assert_allclose(result, expected.reshape(result.shape), atol=1e-4)
+    calls.finish()
+
+
+@POOLS
+def test_whatever_the_pool_does_attention_is_whole_and_records_freed(pool):
+    rng = np.random.default_rng(12)
+    calls = Calls(attention_module(HOST), pool, threads=5)
+    for tokens, slots in itertools.product((1, 6), (CHUNK, 5 * CHUNK)):
+        query_IXH = rng.standard_normal((4, 2 * tokens, 32), dtype=np.float32)
+        keys, values = rng.standard_normal((2, 3, 2, slots, 72), dtype=np.float32)
+        hidden_BTP = np.zeros((2, tokens, slots), np.float32)
+        hidden_BTP[:, :, 100:] = np.finfo(np.float32).min
+        hidden_BTP[1, :, :slots] = 0
+        ranges = np.array([[0, 100], [0, slots]], np.int32)
+        shapes = query_IXH.shape, (4 * slots // CHUNK, scratch_numbers(2 * tokens, 32))
+        arguments = query_IXH, np.array(1, np.int32), keys, values, hidden_BTP, ranges
+        found = calls.call(arguments, shapes)[0].reshape(2, 2, 2 * tokens, 32)
+        for row, (_, last) in enumerate(ranges):
+            of_slots = [stack[1, row, :last, :64].reshape(last, 2, 32) for stack in (keys, values)]
+            scores = np.einsum("cxh,sch->cxs", query_IXH.reshape(2, 2, -1, 32)[row], of_slots[0])
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            expected = np.einsum("cxs,sch->cxh", weights / weights.sum(-1, keepdims=True), of_slots[1])
+            np.testing.assert_allclose(found[row], expected, atol=1e-4)
+    calls.finish()
 
 
 @pytest.mark.parametrize("layer", [-4, -3, -1, 0, 2, 3, 1 << 24])
@@ -314,6 +351,8 @@ def test_what_does_not_fit_is_refused():
         (weights, weights[:1], mask),
         (weights, weights, jnp.ones((2, 4, 8), bool)),
         (weights, weights, mask[..., :0]),
+        (weights, weights, mask[:1]),
+        (weights, weights, mask[:, :1]),
     ):
         with refused:
             attend_to_seen(query, keys, values, 0, seen)
@@ -356,17 +395,27 @@ def test_a_query_has_the_same_results_among_any_others_and_in_a_longer_cache():
         np.testing.assert_array_equal(alone, whole[part])
 
 
-def test_a_query_that_sees_nothing_spoils_no_other():
+def test_a_query_that_sees_nothing_gets_the_mean_of_all_and_spoils_no_other():
     rng = np.random.default_rng(10)
-    query, keys, values = drawn(rng, (2, 1, 1, 3, 32)), drawn(rng, (1, 2, 40, 32)), drawn(rng, (1, 2, 40, 32))
-    mask = np.ones((2, 3, 40), bool)
-    mask[0, 1] = mask[1] = False
+    query, keys, values = drawn(rng, (2, 1, 1, 3, 32)), drawn(rng, (1, 2, 300, 32)), drawn(rng, (1, 2, 300, 32))
+    mask = np.zeros((2, 3, 300), bool)
+    mask[0, ::2, 60:90] = True
     found = attend_to_seen(query, keys, values, 0, jnp.asarray(mask))
     means = np.asarray(values[0]).mean(1)
     np.testing.assert_allclose(found[0, 0, 0, 1], means[0], atol=1e-5)
     np.testing.assert_allclose(found[1, 0, 0], np.tile(means[1], (3, 1)), atol=1e-5)
-    seen = attend_to_seen(query, keys, values, 0, jnp.ones(mask.shape, bool))
+    mask[0, 1] = mask[0, 0]
+    seen = attend_to_seen(query, keys, values, 0, jnp.asarray(mask))
     np.testing.assert_array_equal(found[0, 0, 0, ::2], seen[0, 0, 0, ::2])
+
+
+@pytest.mark.parametrize("key", [np.nan, np.inf, -np.inf, 3e38])
+def test_hidden_keys_count_for_nothing_whatever_they_are(key):
+    rng = np.random.default_rng(13)
+    query, keys, values = drawn(rng, (1, 1, 1, 2, 32)), drawn(rng, (1, 1, 200, 32)), drawn(rng, (1, 1, 200, 32))
+    mask = jnp.ones((1, 2, 200), bool).at[..., 20].set(False).at[:, 0, 128:].set(False)
+    expected = attend_to_seen(query, keys, values, 0, mask)
+    np.testing.assert_array_equal(attend_to_seen(query, keys.at[0, 0, 20].set(key), values, 0, mask), expected)
 
 
 def test_great_and_small_scores():
@@ -453,6 +502,17 @@ def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
     assert not [name for name in stacks if re.match(r"(copy|slice|transpose|convert|reshape)", name)]
     assert " dot(" not in text
     assert "__ynn" not in text
+
+
+def test_attention_to_keys_and_values_of_two_dtypes_is_left_to_xla():
+    rng = np.random.default_rng(14)
+    query, keys, values = drawn(rng, (1, 2, 4, 32)), drawn(rng, (1, 40, 64)), drawn(rng, (1, 40, 64), "bfloat16")
+    mask = jnp.ones((1, 2, 40), bool)
+    own, by_xla = (
+        attend(query, keys, values, mask, 0.1, backend)
+        for backend in (float32_backend(), replace(float32_backend(), kernel_rows=0))
+    )
+    np.testing.assert_allclose(own, by_xla, atol=1e-5)
 
 
 def test_products_of_other_shapes_and_dtypes_are_left_to_xla():

@@ -29,30 +29,33 @@ def attend_to_seen(
 ) -> Float[Array, "B C R T H"]:
     """Attend from scaled queries to the first E slots of ``keys[layer]``, and return the values' means, in float32.
 
-    All float32; a slot has C heads of H numbers, and may have more. Slots before all that a row of the batch sees, and
-    after, are not read; a query that sees nothing gets the mean of those that are. Ask `attends` first.
+    All float32; a slot has C heads of H numbers, and may have more. Slots after all that a row of the batch sees are
+    not read, nor those before but for fewer than a vector's lanes. A query that sees nothing gets the mean of all E.
+    Ask `attends` first.
     """
     batch, heads, group, tokens, numbers = query_BCRTH.shape
     extent = mask_BTE.shape[2]
     shape, dtype = keys_LBSF.shape, keys_LBSF.dtype
-    fits = shape[1] == batch and extent <= shape[2] and heads * numbers <= shape[3] and values_LBSF.shape == shape
+    fits = shape[1] == batch and extent <= shape[2] and heads * numbers <= shape[3]
+    are_alike = values_LBSF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
     is_single = query_BCRTH.dtype == values_LBSF.dtype == dtype == jnp.float32
     # The kernel itself looks at nothing.
-    if not fits or not is_single or 0 in (*query_BCRTH.shape, *shape, extent):
-        raise ValueError(f"{query_BCRTH.dtype}{query_BCRTH.shape}, {dtype}{shape} and {extent} slots do not fit")
-    bias_BTP = jnp.where(mask_BTE, jnp.float32(0), jnp.finfo(jnp.float32).min)
-    bias_BTP = jnp.pad(bias_BTP, ((0, 0), (0, 0), (0, -extent % CHUNK)))
-    is_seen_BE = jnp.any(mask_BTE, axis=1)
-    is_seen_BE = is_seen_BE | ~jnp.any(is_seen_BE, axis=1, keepdims=True)
+    if not fits or not are_alike or not is_single or 0 in (*query_BCRTH.shape, *shape, extent):
+        arrays = query_BCRTH, keys_LBSF, values_LBSF, mask_BTE
+        raise ValueError(f"{', '.join(f'{array.dtype}{array.shape}' for array in arrays)} do not fit")
+    hidden_BTP = jnp.where(mask_BTE, jnp.float32(0), jnp.finfo(jnp.float32).min)
+    hidden_BTP = jnp.pad(hidden_BTP, ((0, 0), (0, 0), (0, -extent % CHUNK)))
+    sees_none_BT = ~jnp.any(mask_BTE, axis=2)
+    is_seen_BE = jnp.any(mask_BTE | sees_none_BT[..., None], axis=1)
     first_B, after_B = jnp.argmax(is_seen_BE, axis=1), extent - jnp.argmax(is_seen_BE[:, ::-1], axis=1)
     ranges_B2 = jnp.stack([first_B, after_B], axis=1).astype(jnp.int32)
-    items, rows, chunks = batch * heads, group * tokens, bias_BTP.shape[2] // CHUNK
+    items, rows, chunks = batch * heads, group * tokens, hidden_BTP.shape[2] // CHUNK
     results = (
         jax.ShapeDtypeStruct((items, rows, numbers), jnp.float32),
         jax.ShapeDtypeStruct((items * chunks, scratch_numbers(rows, numbers)), jnp.float32),
     )
     query_IXH = query_BCRTH.reshape(items, rows, numbers)
-    operands = query_IXH, jnp.asarray(layer, jnp.int32), keys_LBSF, values_LBSF, bias_BTP, ranges_B2
+    operands = query_IXH, jnp.asarray(layer, jnp.int32), keys_LBSF, values_LBSF, hidden_BTP, ranges_B2
     means_IXH, _ = call("attend", attention_module, dtype.name, numbers, results, *operands)
     return means_IXH.reshape(query_BCRTH.shape)
 

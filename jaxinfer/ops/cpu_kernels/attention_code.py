@@ -18,18 +18,19 @@ CHUNK = 128
 _LINE = 16
 
 _RECORD = Record(
-    "q", "k", "v", "bias", "ranges", "y", "scratch", "items", "rows", "numbers", "tokens", "slots", "stride",
+    "q", "k", "v", "hidden", "ranges", "y", "scratch", "items", "rows", "numbers", "tokens", "slots", "stride",
     "lines", "groups", "first_batch", "chunks",
 )  # fmt: skip
 
 
 def attention_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(q, l, k, v, bias, ranges) -> y, scratch``.
+    """Return the assembly of ``handler(q, l, k, v, hidden, ranges) -> y, scratch``.
 
-    q [I, X, H], k and v [L, B, S, F], bias [B, T, P], y [I, X, H] and scratch [I * P / CHUNK, `scratch_numbers`] are
+    q [I, X, H], k and v [L, B, S, F], hidden [B, T, P], y [I, X, H] and scratch [I * P / CHUNK, `scratch_numbers`] are
     float32, l and ranges [B, 2] int32; I = B * C, F >= C * H, P is a multiple of CHUNK, H of the lanes.
     Row x of q[b * C + c], which is of token x % T, attends to part c of the slots ranges[b, 0] <= s < ranges[b, 1] of
-    k[l, b] and v[l, b], with bias[b, x % T, s] added to its scores.
+    k[l, b] and v[l, b], and to fewer than a vector's lanes before them; hidden[b, x % T, s] is its score where that is
+    not 0.
     """
     functions = [*dot_functions(vectors, "float32"), *column_functions(vectors)]
     own = [_exponential(vectors), _soften(vectors), _piece(vectors), _end(vectors)]
@@ -42,10 +43,10 @@ def scratch_numbers(rows: int, numbers: int) -> int:
 
 
 def _plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
-    q, layer, k, v, bias, ranges = arguments
+    q, layer, k, v, hidden, ranges = arguments
     items, rows, numbers = q.shape(code, 3)
     layers, batches, lines, stride = k.shape(code, 4)
-    _, tokens, slots = bias.shape(code, 3)
+    _, tokens, slots = hidden.shape(code, 3)
     groups = code.arithmetic("sdiv", items, batches)
     chunks = code.arithmetic("sdiv", slots, CHUNK)
     first_batch = code.arithmetic("mul", layer.layer(code, layers), batches)
@@ -54,7 +55,7 @@ def _plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: s
         seen.left = code.arithmetic("add", seen.held, code.arithmetic("sub", last, first))
     lanes = code.arithmetic("mul", code.arithmetic("mul", groups, numbers), 2)
     weights = code.arithmetic("mul", seen.held, lanes)
-    pointers = {"q": q, "k": k, "v": v, "bias": bias, "ranges": ranges, "y": results[0], "scratch": results[1]}
+    pointers = {"q": q, "k": k, "v": v, "hidden": hidden, "ranges": ranges, "y": results[0], "scratch": results[1]}
     integers = {
         "items": items, "rows": rows, "numbers": numbers, "tokens": tokens, "slots": slots, "stride": stride,
         "lines": lines, "groups": groups, "first_batch": first_batch, "chunks": chunks,
@@ -117,10 +118,10 @@ def _piece(vectors: Vectors) -> str:
                 code.effect(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
     integers = ", ".join(f"i64 {number}" for number in (rows, count, numbers, numbers, stride, CHUNK))
     code.effect(f"call void @dots(ptr {query}, ptr {keys}, ptr {scores}, {integers})")
-    of_bias = code.arithmetic("add", code.arithmetic("mul", batch, code.arithmetic("mul", tokens, slots)), first)
-    bias = code.at("float", _RECORD.pointer(code, "bias"), of_bias)
+    of_hidden = code.arithmetic("add", code.arithmetic("mul", batch, code.arithmetic("mul", tokens, slots)), first)
+    hidden = code.at("float", _RECORD.pointer(code, "hidden"), of_hidden)
     integers = ", ".join(f"i64 {number}" for number in (rows, tokens, count, slots))
-    code.effect(f"call void @soften(ptr {scores}, ptr {bias}, ptr {largest}, ptr {totals}, {integers})")
+    code.effect(f"call void @soften(ptr {scores}, ptr {hidden}, ptr {largest}, ptr {totals}, {integers})")
     integers = ", ".join(f"i64 {number}" for number in (rows, numbers, count, CHUNK, stride, numbers))
     code.effect(f"call void @columns(ptr {scores}, ptr {values}, ptr {weighted}, {integers})")
     code.effect("br label %none")
@@ -130,33 +131,36 @@ def _piece(vectors: Vectors) -> str:
 
 
 def _soften(vectors: Vectors) -> str:
-    """Return ``soften(scores, bias, largest, totals, rows, tokens, count, slots)``.
+    """Return ``soften(scores, hidden, largest, totals, rows, tokens, count, slots)``.
 
-    It adds their bias to each row's first ``count`` scores, ``CHUNK`` apart, puts ``exp(score - largest)`` in their
-    place, and tells the largest and the sum.
+    Of each row's first ``count`` scores, ``CHUNK`` apart, those that are hidden are replaced; then ``exp(score -
+    largest)`` takes the place of each, and the largest and the sum are told.
     """
     lanes, wide = vectors.lanes, vectors.wide
-    parameters = "ptr %scores, ptr %bias, ptr %largest, ptr %totals, i64 %rows, i64 %tokens, i64 %count, i64 %slots"
+    parameters = "ptr %scores, ptr %hidden, ptr %largest, ptr %totals, i64 %rows, i64 %tokens, i64 %count, i64 %slots"
     code = Code(f"internal void @soften({parameters}) #0")
     order = f"<{', '.join(f'i64 {lane}' for lane in range(lanes))}>"
     lowest = vectors.constant(float("-inf"))
     with code.repeated("each_row", 0, "%rows") as each_row:
         row = each_row.index
         own = code.at("float", "%scores", code.arithmetic("mul", row, CHUNK))
-        bias = code.at("float", "%bias", code.arithmetic("mul", code.arithmetic("srem", row, "%tokens"), "%slots"))
+        hidden = code.at("float", "%hidden", code.arithmetic("mul", code.arithmetic("srem", row, "%tokens"), "%slots"))
         with code.repeated("each_score", 0, "%count", lanes, (wide, lowest)) as scores:
             place = code.at("float", own, scores.index)
-            at_slots = code.load(wide, code.at("float", bias, scores.index), 4)
-            sums = _sum(code, vectors, code.load(wide, place, 4), at_slots)
+            hidden = code.load(wide, code.at("float", hidden, scores.index), 4)
+            # Chosen, not added: a hidden score may be anything, and counts for nothing.
+            is_seen = code.value(f"fcmp oeq {wide} {hidden}, zeroinitializer")
+            seen = f"<{lanes} x i1> {is_seen}, {wide} {code.load(wide, place, 4)}, {wide} {hidden}"
+            shown = code.value(f"select {seen}")
             # Past the last slot stands whatever stood there before.
             left = code.arithmetic("sub", "%count", scores.index)
             single = code.value(f"insertelement <{lanes} x i64> poison, i64 {left}, i32 0")
             every = f"<{lanes} x i32> zeroinitializer"
             lefts = code.value(f"shufflevector <{lanes} x i64> {single}, <{lanes} x i64> poison, {every}")
             is_slot = code.value(f"icmp slt <{lanes} x i64> {order}, {lefts}")
-            biased = code.value(f"select <{lanes} x i1> {is_slot}, {wide} {sums}, {wide} {lowest}")
-            code.effect(f"store {wide} {biased}, ptr {place}, align 4")
-            scores.left = _greater(code, vectors, scores.held, biased)
+            score = code.value(f"select <{lanes} x i1> {is_slot}, {wide} {shown}, {wide} {lowest}")
+            code.effect(f"store {wide} {score}, ptr {place}, align 4")
+            scores.left = _greater(code, vectors, scores.held, score)
         highest = _everywhere(code, vectors, scores.held, _greater)
         with code.repeated("each_weight", 0, "%count", lanes, (wide, "zeroinitializer")) as weights:
             place = code.at("float", own, weights.index)
@@ -236,8 +240,8 @@ def _exponential(vectors: Vectors) -> str:
         polynomial = vectors.multiply_add(code, polynomial, rest, vectors.constant(factor))
     integers = f"<{lanes} x i32>"
     exponent = code.value(f"fptosi {wide} {whole} to {integers}")
-    biased = code.value(f"add {integers} {exponent}, <{', '.join(['i32 127'] * lanes)}>")
-    bits = code.value(f"shl {integers} {biased}, <{', '.join(['i32 23'] * lanes)}>")
+    hiddened = code.value(f"add {integers} {exponent}, <{', '.join(['i32 127'] * lanes)}>")
+    bits = code.value(f"shl {integers} {hiddened}, <{', '.join(['i32 23'] * lanes)}>")
     power = code.value(f"bitcast {integers} {bits} to {wide}")
     result = code.value(f"fmul {wide} {polynomial}, {power}")
     code.effect(f"ret {wide} {code.value(f'select <{lanes} x i1> {is_low}, {wide} zeroinitializer, {wide} {result}')}")
