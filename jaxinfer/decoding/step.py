@@ -1,5 +1,6 @@
 """One step of any strategy, and prefill: pure functions from state to state."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -97,7 +98,7 @@ def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) 
     logits_B1V = model.logits(hidden_B1D)
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history)
     emitted_B = jnp.where(state.finished_B, 0, 1)
-    logprobs_B1 = log_probabilities(logits_B1V, draws_B1)
+    logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1)
     state = _append(state._replace(cache=cache), draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), emitted_B)
     return state, Prompt(hidden_B1D[:, 0], num_tokens)
 
@@ -113,13 +114,16 @@ def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, 
     verified = _forward(model, strategy, own, state, proposal, nodes)
     draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV)
     tokens_BM = emitted_tokens(tree, walk)
-    path_logits_BMV = jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
     emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
     # The accepted nodes of a chain stand where they belong.
     cache = verified.cache.keep(start_B, walk.path_BM, emitted_B) if strategy.branches else verified.cache
     state = _count(state._replace(cache=cache), proposal, verified, jnp.minimum(walk.taken_B - 1, emitted_B))
     from_draft_BM = jnp.arange(tokens_BM.shape[1])[None, :] < walk.taken_B[:, None] - 1
-    state = _append(state, tokens_BM, log_probabilities(path_logits_BMV, tokens_BM), from_draft_BM, emitted_B)
+
+    def path_logits() -> Float[Array, "B M V"]:
+        return jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
+
+    state = _append(state, tokens_BM, _reported(state, path_logits, tokens_BM), from_draft_BM, emitted_B)
     return state, strategy.observe(model, own, state, proposal, verified, draws_BM, walk)
 
 
@@ -169,6 +173,17 @@ def accept(
     return draws_BM, walk
 
 
+def _reported(
+    state: DecodeState, logits: Callable[[], Float[Array, "B M V"]], tokens_BM: Int[Array, "B M"]
+) -> Float[Array, "B M"]:
+    """Return the tokens' log-probabilities, zeros where no row is asked for them: they read every logit again."""
+
+    def computed() -> Float[Array, "B M"]:
+        return log_probabilities(logits(), tokens_BM).astype(jnp.float32)
+
+    return jax.lax.cond(state.sampling.reports_B.any(), computed, lambda: jnp.zeros(tokens_BM.shape, jnp.float32))
+
+
 def _count(state: DecodeState, proposal: Proposal, verified: Verified, accepted_B: Int[Array, " B"]) -> DecodeState:
     """Add a step to the counters of the rows that run."""
     running_B = ~state.finished_B
@@ -196,7 +211,7 @@ def _until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Arr
 def _append(
     state: DecodeState,
     tokens_BM: Int[Array, "B M"],
-    logprobs_BM: Array,
+    logprobs_BM: Float[Array, "B M"],
     from_draft_BM: Bool[Array, "B M"],
     count_B: Int[Array, " B"],
 ) -> DecodeState:
@@ -209,7 +224,7 @@ def _append(
     stopped_B = (is_stop(state, tokens_BM) & is_new_BM).any(axis=1)
     return state._replace(
         tokens_BS=set_in_rows(state.tokens_BS, slots_BM, tokens_BM),
-        logprobs_BS=set_in_rows(state.logprobs_BS, slots_BM, logprobs_BM.astype(jnp.float32)),
+        logprobs_BS=set_in_rows(state.logprobs_BS, slots_BM, logprobs_BM),
         from_draft_BS=set_in_rows(state.from_draft_BS, slots_BM, from_draft_BM),
         lengths_B=lengths_B,
         finished_B=state.finished_B | stopped_B | (lengths_B >= state.limits_B),

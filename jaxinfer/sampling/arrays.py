@@ -17,7 +17,10 @@ MIN_WIDTH = 8
 
 
 class SamplingArrays(NamedTuple):
-    """Sampling parameters of B rows; X bias entries and E stop ids a row, padded with NO_TOKEN."""
+    """Sampling parameters of B rows; X bias entries and E stop ids a row, padded with NO_TOKEN.
+
+    ``reports_B`` are the rows whose tokens' log-probabilities are asked for.
+    """
 
     temperature_B: Float[Array, "B"]
     top_k_B: Int[Array, "B"]
@@ -31,6 +34,7 @@ class SamplingArrays(NamedTuple):
     key_data_B2: UInt32[Array, "B 2"]
     min_new_tokens_B: Int[Array, "B"]
     stop_ids_BE: Int[Array, "B E"]
+    reports_B: Bool[Array, "B"]
 
     def samples_B(self) -> Bool[Array, "B"]:
         """Tell the rows that draw noise from the greedy ones."""
@@ -82,6 +86,7 @@ def sampling_arrays(
         key_data_B2=jnp.asarray([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
         min_new_tokens_B=counts("min_new_tokens"),
         stop_ids_BE=_padded(stops, NO_TOKEN, np.int32),
+        reports_B=jnp.asarray([row.logprobs for row in params], bool),
     )
 
 

@@ -1,6 +1,7 @@
 """Runs batches of requests without text around them, and measures how near their draws were to other ones."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -41,8 +42,8 @@ class Row(NamedTuple):
 
 
 def request(prompt: Sequence[int], max_new_tokens: int, sampling: SamplingParams | None = None) -> Request:
-    """Ask for so many tokens after a prompt."""
-    return Request(prompt, len(prompt) + max_new_tokens, sampling or SamplingParams())
+    """Ask for so many tokens after a prompt, and their log-probabilities."""
+    return Request(prompt, len(prompt) + max_new_tokens, replace(sampling or SamplingParams(), logprobs=True))
 
 
 def run(

@@ -15,6 +15,7 @@ from jaxinfer.sampling import (
     request_key,
     transform_logits,
 )
+from jaxinfer.sampling.draw import best_token
 from tests.sampling.rows import arrays_of, blank_history, history_of, row_of
 
 V = 300
@@ -121,6 +122,17 @@ def test_greedy_takes_the_lowest_id_of_the_best(mixed):
     logits[0, 1] = -np.inf
     draws = jax.jit(draw)(jnp.asarray(logits), jnp.array([[1, 2]]), row_of(arrays, [0]), blank_history(1))
     assert draws.tolist() == [[17, 0]]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 256, 257, 1000, 50257])
+def test_the_best_token_is_the_first_of_the_highest_in_any_vocabulary(vocab_size):
+    rng = np.random.default_rng(vocab_size)
+    # Few values, so that most rows have the highest several times; and rows without a finite score.
+    scores_MV = rng.integers(-3, 4, size=(9, vocab_size)).astype(np.float32)
+    scores_MV[1], scores_MV[2], scores_MV[3, -1] = -np.inf, -1e30, 5.0
+    assert best_token(jnp.asarray(scores_MV)).tolist() == scores_MV.argmax(axis=-1).tolist()
+    scores_MV[4, vocab_size // 2] = np.nan
+    assert 0 <= best_token(jnp.asarray(scores_MV))[4] < vocab_size
 
 
 def test_a_draw_is_the_best_of_logits_plus_the_published_noise():
