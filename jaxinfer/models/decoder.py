@@ -27,6 +27,7 @@ from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.matmul import product
+from jaxinfer.ops.once import computed_once
 from jaxinfer.ops.split_tokens import enter_region
 
 
@@ -137,7 +138,8 @@ def build_step(
             rotations.append((cosines_BTR * factor, sines_BTR * factor))
             placement = placement._replace(rotation=unbounded_tables(kind.rope, placement.shift_BT, dtype))
         placed.append(placement)
-    return Step(tuple(rotations), tuple(placed))
+    rotations, placed = computed_once((tuple(rotations), tuple(placed)), context_lengths_B, backend)
+    return Step(rotations, placed)
 
 
 class Bias(nn.Module):
