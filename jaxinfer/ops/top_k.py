@@ -7,6 +7,10 @@ from jax.sharding import PartitionSpec
 from jaxinfer.notation import DATA, Array, Int
 from jaxinfer.ops.backend import Backend
 
+# How many values a block has, whose greatest are compared first; and how many blocks are worth that for each value.
+_BLOCK = 64
+_BLOCKS_PER_VALUE = 8
+
 
 def top_k(
     values: Array, count: int, backend: Backend, axes: tuple[str | None, ...] = (DATA,)
@@ -19,7 +23,8 @@ def top_k(
     """
     mesh = backend.mesh
     if mesh is None:
-        best, places = lax.top_k(values, count)
+        by_blocks = backend.platform == "cpu" and values.shape[-1] >= _BLOCK * _BLOCKS_PER_VALUE * count
+        best, places = _top_k_by_blocks(values, count) if by_blocks else lax.top_k(values, count)
         return best, places
     axes = axes + (None,) * (values.ndim - len(axes))
     split = [
@@ -40,3 +45,20 @@ def top_k(
 
     whole = PartitionSpec(*rows, None)
     return backend.on_devices(best_of_shard, PartitionSpec(*split), (whole, whole))(values)
+
+
+def _top_k_by_blocks(values: Array, count: int) -> tuple[Array, Array]:
+    """Return what `lax.top_k` does, which takes a CPU several times as long for long rows.
+
+    The best of all are among the blocks with the greatest maxima, of equal ones the first: each of these has one value
+    that comes before all of any other block.
+    """
+    *lead, size = values.shape
+    lowest = -jnp.inf if jnp.issubdtype(values.dtype, jnp.floating) else jnp.iinfo(values.dtype).min
+    values = jnp.pad(values, [(0, 0)] * len(lead) + [(0, -size % _BLOCK)], constant_values=lowest)
+    blocks = values.reshape(*lead, -1, _BLOCK)
+    # In their order in the row, so that the lowest place still comes first among equals.
+    chosen = jnp.sort(lax.top_k(jnp.max(blocks, axis=-1), count)[1], axis=-1)
+    candidates = jnp.take_along_axis(blocks, chosen[..., None], axis=-2).reshape(*lead, -1)
+    best, among = lax.top_k(candidates, count)
+    return best, jnp.take_along_axis(chosen, among // _BLOCK, axis=-1) * _BLOCK + among % _BLOCK
