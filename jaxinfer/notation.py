@@ -30,7 +30,7 @@ Devices form a mesh of the axes ``data`` (rows), ``pipeline`` (layers), ``sequen
 
 from typing import Any
 
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int8, UInt32
 
 # A nested dictionary of arrays, as Flax Linen stores parameters.
 Params = dict[str, Any]
@@ -49,6 +49,7 @@ __all__ = [
     "Bool",
     "Float",
     "Int",
+    "Int8",
     "Params",
     "UInt32",
 ]

@@ -24,6 +24,7 @@ from jaxinfer.models.extra_heads import (
     heads_width,
     is_conditioned,
     plain_logits,
+    rounded_outputs,
     top_chances,
     top_tokens,
     vocabulary_rows,
@@ -109,8 +110,9 @@ class Medusa(Strategy):
         self._check_fit(extra, shaped, target)
         if "ids" in extra and "output" not in extra and "output" not in extra["heads"][0]:
             extra = {**extra, "output": vocabulary_rows(target.config, target.params, extra["ids"])}
-        heads = tuple(extra["heads"][: shaped.max_depth])
-        return replace(shaped, extra=target.partitioner.place_heads({**extra, "heads": heads}))
+        # Those that are used alone, and rounded, for they only draft.
+        extra = rounded_outputs({**extra, "heads": extra["heads"][: shaped.max_depth]}, target.backend)
+        return replace(shaped, extra=target.partitioner.place_heads(extra))
 
     def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Float[Array, "B D"]:
         return prompt.hidden_BD

@@ -24,6 +24,7 @@ from jaxinfer.models.model import Model
 from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.matmul import linear, product
+from jaxinfer.ops.seven_bits import round_rows, rounded_product, rounds
 from jaxinfer.ops.top_k import top_k
 
 
@@ -62,7 +63,10 @@ def head_logits(model: Model, extra: Params, index: int, states: Float[Array, "*
     output = extra["heads"][index].get("output") or extra.get("output")
     if output is None:
         return model.logits(states)
-    logits = product(states, output["kernel"], model.decoder.backend)
+    if "scale" in output:
+        logits = rounded_product(states, output["kernel"], output["scale"])
+    else:
+        logits = product(states, output["kernel"], model.decoder.backend)
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
 
 
@@ -91,6 +95,18 @@ def top_chances(
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) / temperature
     best, rows = top_k(jax.nn.log_softmax(wide, axis=-1), count, backend, (DATA, None, TENSOR))
     return best, extra["ids"][rows] if "ids" in extra else rows
+
+
+def rounded_outputs(extra: Params, backend: Backend) -> Params:
+    """Return heads with their own output matrices rounded, and a ``"scale"`` beside each, where that is faster."""
+
+    def rounded(part: Params) -> Params:
+        if "output" not in part or not rounds(part["output"]["kernel"], backend):
+            return part
+        integers, scale = round_rows(part["output"]["kernel"])
+        return {**part, "output": {**part["output"], "kernel": integers, "scale": scale}}
+
+    return {**rounded(extra), "heads": tuple(rounded(head) for head in extra["heads"])}
 
 
 def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[Array, " W"]) -> Params:

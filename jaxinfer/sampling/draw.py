@@ -13,6 +13,7 @@ from jaxinfer.sampling.transforms import edits_any, transform_logits
 # How many scores a block has, whose maxima are compared first.
 _BLOCK = 256
 
+
 def draw(
     logits_BMV: Float[Array, "B M V"],
     positions_BM: Int[Array, "B M"],

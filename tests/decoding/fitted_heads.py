@@ -156,7 +156,12 @@ def head_scores(head: Params, hidden_D: np.ndarray, along_PD: np.ndarray) -> np.
     inputs = np.concatenate([hidden_D, along_PD.reshape(-1)]) if is_conditioned else hidden_D
     inner = _silu(kernel @ inputs + np.asarray(block["bias"]))
     state_D = hidden_D + (np.asarray(block["out"]) @ inner if "out" in block else inner)
-    return np.asarray(head["output"]["kernel"]) @ state_D
+    output = head["output"]
+    if "scale" not in output:
+        return np.asarray(output["kernel"]) @ state_D
+    # Rounded, as a CPU's drafters are.
+    rounded_D = np.asarray(jnp.asarray(state_D, jnp.bfloat16), np.float32)
+    return (np.asarray(output["kernel"], np.float32) @ rounded_D) * np.asarray(output["scale"])
 
 
 def _pairs(hidden_TD: np.ndarray, targets: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:

@@ -77,10 +77,11 @@ def test_texts_of_this_file_are_screened(lm, requests, oracle):
 @pytest.mark.parametrize("kind", ["plain", "conditioned"])
 def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, requests, oracle, fitted, kind):
     """Step by step against NumPy: hidden state, path and rank of every draft are the right ones."""
-    rows = run(lm, requests, resolve(lm, Medusa(extra=fitted[kind], paths=TREE)))
+    strategy = resolve(lm, Medusa(extra=fitted[kind], paths=TREE))
+    rows = run(lm, requests, strategy)
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     expected = [
-        expected_acceptance(lm, fitted[kind], TREE, [*asked.prompt, *row.tokens], len(asked.prompt))
+        expected_acceptance(lm, strategy.extra, TREE, [*asked.prompt, *row.tokens], len(asked.prompt))
         for asked, row in zip(requests, oracle)
     ]
     assert [(row.counts.steps, row.counts.accepted_by_depth) for row in rows] == [one[:2] for one in expected]
@@ -93,11 +94,11 @@ def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, reques
 
 @pytest.mark.parametrize(("kind", "deepest"), [("plain", 2), ("conditioned", 3)])
 def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, requests, oracle, fitted, kind, deepest):
-    extra = sharpened(fitted[kind])
-    rows = run(lm, requests, resolve(lm, Medusa(extra=extra, growth=GROWTH)))
+    strategy = resolve(lm, Medusa(extra=sharpened(fitted[kind]), growth=GROWTH))
+    rows = run(lm, requests, strategy)
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     expected = [
-        expected_steps(lm, extra, GROWTH, [*asked.prompt, *row.tokens], len(asked.prompt))
+        expected_steps(lm, strategy.extra, GROWTH, [*asked.prompt, *row.tokens], len(asked.prompt))
         for asked, row in zip(requests, oracle)
     ]
     assert [(row.counts.steps, row.counts.accepted_by_depth) for row in rows] == expected

@@ -2,7 +2,15 @@
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.tiles import COLUMN_VECTORS, LLVM_TYPES, OUTPUTS, Vectors, column_tile, dot_tile
+from jaxinfer.ops.cpu_kernels.tiles import (
+    COLUMN_VECTORS,
+    LLVM_TYPES,
+    OUTPUTS,
+    ROW_TYPES,
+    Vectors,
+    column_tile,
+    dot_tile,
+)
 
 # Several pieces for each thread even out what else the threads have to do.
 _PIECES_PER_THREAD = 4
@@ -16,10 +24,11 @@ def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
     """Return the assembly of ``handler(x [I, M, K], l, w [L, B, S, F], ...) -> y [I, M, N], ...``.
 
     There are ``count`` matrices w, each with its own S, F, y and N; I = B * C, F >= C * K, S >= N. x and w are of
-    ``dtype``, y is float32, l int32; part c of row n of w[l, b] meets the rows of x[b * C + c].
+    ``dtype``, but x of bfloat16 where that is int8; y is float32, l int32; part c of row n of w[l, b] meets the rows of
+    x[b * C + c].
     """
     functions = dot_functions(vectors, dtype)
-    return _module(vectors, functions, "dots", LLVM_TYPES[dtype], OUTPUTS, count, rows_are_outputs=True)
+    return _module(vectors, functions, "dots", dtype, OUTPUTS, count, rows_are_outputs=True)
 
 
 def column_module(vectors: Vectors) -> str:
@@ -28,14 +37,13 @@ def column_module(vectors: Vectors) -> str:
     All float32 but l, an int32; number k of x[b * C + c] is the factor of part c of row k of w[l, b].
     """
     unit = COLUMN_VECTORS * vectors.lanes
-    return _module(vectors, column_functions(vectors), "columns", "float", unit, 1, rows_are_outputs=False)
+    return _module(vectors, column_functions(vectors), "columns", "float32", unit, 1, rows_are_outputs=False)
 
 
 def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
     """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and what it calls, as for `dot_tile`."""
-    kind = LLVM_TYPES[dtype]
     tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in range(1, vectors.rows + 1)]
-    return [*tiles, _cover(vectors, "dot", kind, (OUTPUTS, 1), (OUTPUTS, 1), rows_are_outputs=True)]
+    return [*tiles, _cover(vectors, "dot", dtype, (OUTPUTS, 1), (OUTPUTS, 1), rows_are_outputs=True)]
 
 
 def column_functions(vectors: Vectors) -> list[str]:
@@ -43,11 +51,11 @@ def column_functions(vectors: Vectors) -> list[str]:
     names = COLUMN_VECTORS, 1
     tiles = [column_tile(vectors, name, rows) for name in names for rows in range(1, vectors.rows + 1)]
     widths = COLUMN_VECTORS * vectors.lanes, vectors.lanes
-    return [*tiles, _cover(vectors, "column", "float", names, widths, rows_are_outputs=False)]
+    return [*tiles, _cover(vectors, "column", "float32", names, widths, rows_are_outputs=False)]
 
 
 def _module(
-    vectors: Vectors, functions: list[str], name: str, kind: str, unit: int, count: int, rows_are_outputs: bool
+    vectors: Vectors, functions: list[str], name: str, dtype: str, unit: int, count: int, rows_are_outputs: bool
 ) -> str:
     """Return a module whose outputs are shared out in multiples of ``unit``."""
     record = Record(*_SHARED, *(f"{each}{matrix}" for matrix in range(count) for each in _OF_MATRIX))
@@ -75,11 +83,11 @@ def _module(
         weights = code.arithmetic("mul", items, code.arithmetic("mul", all_outputs, length))
         return Plan(pointers, numbers, code.arithmetic("mul", items, per_group), weights)
 
-    functions = [*functions, _piece(record, name, kind, count, rows_are_outputs)]
+    functions = [*functions, _piece(record, name, dtype, count, rows_are_outputs)]
     return make_module(vectors, functions, record, (2 + count, count), plan)
 
 
-def _piece(record: Record, name: str, kind: str, count: int, rows_are_outputs: bool) -> str:
+def _piece(record: Record, name: str, dtype: str, count: int, rows_are_outputs: bool) -> str:
     """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix, of all rows of one x."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
     x = record.pointer(code, "x")
@@ -105,8 +113,8 @@ def _piece(record: Record, name: str, kind: str, count: int, rows_are_outputs: b
     of_w = code.arithmetic("add", line, code.arithmetic("mul", group, length if rows_are_outputs else outputs))
     of_w = code.arithmetic("add", of_w, code.arithmetic("mul", first, stride) if rows_are_outputs else first)
     operands = [
-        f"ptr {code.at(kind, x, of_x)}",
-        f"ptr {code.at(kind, w, of_w)}",
+        f"ptr {code.at(ROW_TYPES[dtype], x, of_x)}",
+        f"ptr {code.at(LLVM_TYPES[dtype], w, of_w)}",
         f"ptr {code.at('float', y, code.arithmetic('add', of_y, first))}",
         *(f"i64 {number}" for number in (rows, width, length, length, stride, outputs)),
     ]
@@ -124,7 +132,7 @@ def _matrix(code: Code, record: Record, index: int) -> list[str]:
 def _cover(
     vectors: Vectors,
     tile: str,
-    kind: str,
+    dtype: str,
     names: tuple[int, int],
     widths: tuple[int, int],
     rows_are_outputs: bool,
@@ -134,7 +142,7 @@ def _cover(
     ``names`` are those of the wide tile and of the one for what is left, ``widths`` their outputs.
     """
     parameters = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
-    code = Code(f"internal void @{tile}s({parameters}) #0")
+    code, kind = Code(f"internal void @{tile}s({parameters}) #0"), LLVM_TYPES[dtype]
     code.effect("br label %output")
     code.start("output")
     code.value("phi i64 [ 0, %entry ], [ %wider, %after_wide ], [ %narrower, %after_narrow ]", "%n")
@@ -151,7 +159,7 @@ def _cover(
         code.start(f"{block}_rows")
         code.value(f"phi i64 [ 0, %{block} ], [ %{block}_next, %{block}_full ]", f"%{block}_m")
         m = f"%{block}_m"
-        row_x = code.at(kind, "%x", code.arithmetic("mul", m, "%pitch"))
+        row_x = code.at(ROW_TYPES[dtype], "%x", code.arithmetic("mul", m, "%pitch"))
         row_y = code.at("float", this_y, code.arithmetic("mul", m, "%width"))
         left = code.arithmetic("sub", "%rows", m)
         # What the tiles ask for ahead: the next tile's weights, and with further rows of x those of tiles after it.

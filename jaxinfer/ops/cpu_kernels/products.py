@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import Array, Float, Int, Int8
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
@@ -24,7 +24,7 @@ MAX_ROWS = 64
 
 
 def multiplies(dtype: Any, numbers: int) -> bool:
-    """Whether `multiply` takes rows of so many numbers of a dtype."""
+    """Whether `multiply` takes weights of a dtype in rows of so many numbers."""
     vectors = host_vectors()
     name = jnp.dtype(dtype).name
     return vectors is not None and name in vectors.dtypes and numbers > 0 and numbers % vectors.lanes == 0
@@ -37,14 +37,15 @@ def combines(dtype: Any, columns: int) -> bool:
 
 def multiply(
     rows_BCMK: Float[Array, "B C M K"],
-    weights_LBSF: Float[Array, "L B S F"],
+    weights_LBSF: Float[Array, "L B S F"] | Int8[Array, "L B S F"],
     layer: Int[Array, ""] | int,
     outputs: int,
 ) -> Float[Array, "B C M N"]:
     """Return the dot products of rows with the first ``outputs`` rows of ``weights[layer]``, in float32.
 
-    A row of weights has C parts of K numbers, and may have more. Both are of one dtype. Ask `multiplies` first. A
-    compiler that splits arrays over devices would give each the whole.
+    A row of weights has C parts of K numbers, and may have more. Both are of one dtype, or the weights are int8, from
+    `tiles.LEAST_INTEGER` to `tiles.MOST_INTEGER`, and the rows bfloat16. Ask `multiplies` first. A compiler that splits
+    arrays over devices would give each the whole.
     """
     return multiply_by_each(rows_BCMK, (weights_LBSF,), layer, (outputs,))[0]
 
@@ -52,12 +53,12 @@ def multiply(
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def multiply_by_each(
     rows_BCMK: Float[Array, "B C M K"],
-    weights: tuple[Float[Array, "L B _ _"], ...],
+    weights: tuple[Float[Array, "L B _ _"] | Int8[Array, "L B _ _"], ...],
     layer: Int[Array, ""] | int,
     outputs: tuple[int, ...],
 ) -> tuple[Float[Array, "B C M _"], ...]:
     """Return what `multiply` does for each of several weights, in one call, for which threads come together once."""
-    dtype = rows_BCMK.dtype.name
+    dtype = weights[0].dtype.name
     for each, count in zip(weights, outputs, strict=True):
         _check_fit(rows_BCMK, each, count, rows_BCMK.shape[1] * rows_BCMK.shape[3])
     build = functools.partial(dot_module, dtype=dtype, count=len(weights))
@@ -105,13 +106,14 @@ def _parts(stack_LBSF: jax.Array, layer: Any, slots: int, groups: int, lanes: in
 
 def _einsum(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
     precision = jax.lax.Precision.HIGHEST
-    return jnp.einsum(equation, one, other, precision=precision, preferred_element_type=jnp.float32)
+    return jnp.einsum(equation, one, other.astype(one.dtype), precision=precision, preferred_element_type=jnp.float32)
 
 
 def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, slots: int, lanes: int) -> None:
     """Refuse what would be read past its end: the kernels themselves look at nothing."""
     fits = stack_LBSF.shape[1] == rows_BCMK.shape[0] and slots <= stack_LBSF.shape[2] and lanes <= stack_LBSF.shape[3]
-    if not fits or rows_BCMK.dtype != stack_LBSF.dtype or 0 in (*rows_BCMK.shape, *stack_LBSF.shape):
+    dtype = jnp.dtype(jnp.bfloat16) if stack_LBSF.dtype == jnp.int8 else stack_LBSF.dtype
+    if not fits or rows_BCMK.dtype != dtype or 0 in (*rows_BCMK.shape, *stack_LBSF.shape):
         raise ValueError(f"{rows_BCMK.dtype}{rows_BCMK.shape} and {stack_LBSF.dtype}{stack_LBSF.shape} do not fit")
 
 

@@ -8,10 +8,17 @@ import numpy as np
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 
-LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half"}
+# Of weights, and of the rows that they multiply.
+LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half", "int8": "i8"}
+ROW_TYPES = LLVM_TYPES | {"int8": "bfloat"}
+_SIZES = {"float": 4, "bfloat": 2, "half": 2, "i8": 1}
 # Output rows, or vectors of output columns, of a tile.
 OUTPUTS = 4
 COLUMN_VECTORS = 2
+
+# Whole numbers from -64 to 63 that are added to the bits of the bfloat16 192 are those of bfloat16 192 greater.
+LEAST_INTEGER, MOST_INTEGER = -64, 63
+_OFFSET = 0x4340
 
 _PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead"
 _PAUSE_X86 = "void @llvm.x86.sse2.pause()"
@@ -38,7 +45,7 @@ class Vectors:
 
     def pairs(self, dtype: str) -> bool:
         """Whether products of this dtype are of pairs."""
-        return dtype == "bfloat16" and self.pairs_bfloat16
+        return dtype in ("bfloat16", "int8") and self.pairs_bfloat16
 
     def for_rows_of(self, numbers: int) -> "Vectors":
         """Return the same without products of pairs where rows of so many numbers are no multiple of their vectors."""
@@ -71,10 +78,10 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
     """Return what a processor with these LLVM features offers; None for one of an unknown make."""
     make = triple.partition("-")[0]
     if make in ("aarch64", "arm64"):
-        return Vectors(4, 4, False, ("float32", "bfloat16", "float16"), _PAUSE_ARM)
+        return Vectors(4, 4, False, ("float32", "bfloat16", "float16", "int8"), _PAUSE_ARM)
     if make not in ("x86_64", "amd64"):
         return None
-    dtypes = ("float32", "bfloat16", "float16") if features.get("f16c") else ("float32", "bfloat16")
+    dtypes = ("float32", "bfloat16", "int8", *(["float16"] if features.get("f16c") else []))
     if features.get("avx512f"):
         return Vectors(16, 4, features.get("avx512bf16", False), dtypes, _PAUSE_X86)
     return Vectors(8 if features.get("avx") else 4, 2, False, dtypes, _PAUSE_X86)
@@ -98,43 +105,67 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
     numbers are added up in an order that does not depend on the tile, so that a row's results are the same among any
     others. As many numbers of w from ``ahead`` on are asked for meanwhile: left to itself, a processor waits for
     weights as long as it computes with them.
+
+    Weights of int8 are from `LEAST_INTEGER` to `MOST_INTEGER`, and their rows of bfloat16. Where there are products of
+    bfloat16 pairs, they are of weights 192 greater, and products with 192 are taken away in the end.
     """
-    kind, lanes, step, wide = LLVM_TYPES[dtype], vectors.lanes, vectors.step(dtype), vectors.wide
+    kind, row_kind = LLVM_TYPES[dtype], ROW_TYPES[dtype]
+    lanes, step, wide = vectors.lanes, vectors.step(dtype), vectors.wide
+    is_offset = kind == "i8" and vectors.pairs(dtype)
     code = Code(f"internal void @dot_{outputs}x{rows}({_PARAMETERS}) #0")
-    starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
+    starts_x = [code.at(row_kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
     starts_w = [code.at(kind, "%w", code.arithmetic("mul", "%stride", output)) for output in range(outputs)]
     code.effect("br label %loop")
     code.start("loop")
     code.value("phi i64 [ 0, %entry ], [ %further, %loop ]", "%i")
-    for index in range(outputs * rows):
-        code.value(f"phi {wide} [ zeroinitializer, %entry ], [ %sum{index}, %loop ]", f"%old{index}")
+    names = [f"{index}" for index in range(outputs * rows)]
+    if is_offset:
+        names += [f"_offset{row}" for row in range(rows)]
+    for name in names:
+        code.value(f"phi {wide} [ zeroinitializer, %entry ], [ %sum{name}, %loop ]", f"%old{name}")
 
-    def read(start: str) -> str:
-        numbers = code.load(f"<{step} x {kind}>", code.at(kind, start, "%i"), 4 if dtype == "float32" else 2)
-        if dtype == "float32" or vectors.pairs(dtype):
+    offset = f"<{', '.join([f'i16 {_OFFSET}'] * step)}>"
+
+    def add_pairs(one: str, other: str, to: str, name: str) -> None:
+        operands = f"{wide} {to}, <32 x bfloat> {one}, <32 x bfloat> {other}"
+        code.value(f"call {wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})", name)
+
+    def read(start: str, kind: str) -> str:
+        numbers = code.load(f"<{step} x {kind}>", code.at(kind, start, "%i"), _SIZES[kind])
+        if kind == "i8" and is_offset:
+            widened = code.value(f"sext <{step} x i8> {numbers} to <{step} x i16>")
+            greater = code.value(f"add <{step} x i16> {widened}, {offset}")
+            return code.value(f"bitcast <{step} x i16> {greater} to <{step} x bfloat>")
+        if kind == "float" or vectors.pairs(dtype):
             return numbers
-        return code.value(f"fpext <{step} x {kind}> {numbers} to {wide}")
+        return code.value(f"{'sitofp' if kind == 'i8' else 'fpext'} <{step} x {kind}> {numbers} to {wide}")
 
     for output in range(outputs):
         line = code.at(kind, code.at(kind, "%ahead", code.arithmetic("mul", "%stride", output)), "%i")
         code.effect(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
-    parts_x = [read(start) for start in starts_x]
+    parts_x = [read(start, row_kind) for start in starts_x]
     for output, start in enumerate(starts_w):
-        part_w = read(start)
+        part_w = read(start, kind)
         for row, part_x in enumerate(parts_x):
             index = row * outputs + output
             if vectors.pairs(dtype):
-                operands = f"{wide} %old{index}, <32 x bfloat> {part_w}, <32 x bfloat> {part_x}"
-                code.value(f"call {wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})", f"%sum{index}")
+                add_pairs(part_w, part_x, f"%old{index}", f"%sum{index}")
             else:
                 vectors.multiply_add(code, part_w, part_x, f"%old{index}", f"%sum{index}")
+    if is_offset:
+        offsets = code.value(f"bitcast <{step} x i16> {offset} to <{step} x bfloat>")
+        for row, part_x in enumerate(parts_x):
+            add_pairs(offsets, part_x, f"%old_offset{row}", f"%sum_offset{row}")
     code.value(f"add i64 %i, {step}", "%further")
     code.branch(code.value("icmp slt i64 %further, %length"), "loop", "done")
     code.start("done")
+    sums = [f"%sum{index}" for index in range(outputs * rows)]
+    if is_offset:
+        sums = [code.value(f"fsub {wide} {total}, %sum_offset{index // outputs}") for index, total in enumerate(sums)]
     # As many sums as a vector has lanes at a time become one vector of their totals.
     for first in range(0, outputs * rows, lanes):
         count = min(lanes, outputs * rows - first)
-        totals = _add_up(code, [f"%sum{first + index}" for index in range(count)], lanes)
+        totals = _add_up(code, sums[first : first + count], lanes)
         run = min(outputs, count)
         for begin in range(0, count, run):
             row, output = divmod(first + begin, outputs)

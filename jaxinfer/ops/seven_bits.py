@@ -1,0 +1,36 @@
+"""Weights rounded to seven bits a number, which a CPU reads in half of bfloat16's time: enough for what only drafts.
+
+The bits are those of `jaxinfer.ops.cpu_kernels.tiles`: what a bfloat16 holds beside an offset.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Float, Int8
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels import products
+from jaxinfer.ops.cpu_kernels.tiles import MOST_INTEGER
+
+
+def rounds(kernel_ND: Array, backend: Backend) -> bool:
+    """Whether products with such a kernel, rounded, are to be had, and worth it."""
+    is_float = jnp.issubdtype(kernel_ND.dtype, jnp.floating)
+    return backend.kernel_rows > 0 and is_float and products.multiplies(jnp.int8, kernel_ND.shape[1])
+
+
+@jax.jit
+def round_rows(kernel_ND: Float[Array, "N D"]) -> tuple[Int8[Array, "N D"], Float[Array, " N"]]:
+    """Round each row to multiples of its own scale; return the multiples and the scales."""
+    largest_N = jnp.max(jnp.abs(kernel_ND), axis=1).astype(jnp.float32)
+    scale_N = jnp.where(largest_N > 0, largest_N / MOST_INTEGER, 1)
+    return jnp.round(kernel_ND / scale_N[:, None]).astype(jnp.int8), scale_N
+
+
+def rounded_product(
+    inputs: Float[Array, "*rows D"], integers_ND: Int8[Array, "N D"], scale_N: Float[Array, " N"]
+) -> Float[Array, "*rows N"]:
+    """Multiply the last axis, rounded to bfloat16, by a rounded kernel, in float32. Ask `rounds` first."""
+    *lead, width = inputs.shape
+    rows_11RD = inputs.astype(jnp.bfloat16).reshape(1, 1, -1, width)
+    output_11RN = products.multiply(rows_11RD, integers_ND[None, None], 0, integers_ND.shape[0])
+    return output_11RN.reshape(*lead, -1) * scale_N

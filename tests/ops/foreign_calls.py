@@ -1,0 +1,120 @@
+"""XLA's side of the CPU's own kernels, played by a test; and what the tests of these kernels share."""
+
+import ctypes
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from llvmlite import binding as llvm
+
+from jaxinfer.ops.cpu_kernels import machine_code
+
+HOST = machine_code.host_vectors()
+assert HOST is not None, "the tests need llvmlite"
+POOLS = pytest.mark.parametrize("pool", ["is missing", "refuses", "runs at once", "is late", "has threads"])
+
+
+def drawn(rng, shape, dtype="float32"):
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def exact(array):
+    return np.asarray(array.astype(jnp.float32), np.float64)
+
+
+class Calls:
+    """XLA's side of a handler: its interface, whose pool answers as told, and a count of what is allocated."""
+
+    def __init__(self, assembly, pool, threads):
+        self.pool, self.threads = pool, threads
+        self.records, self.errors, self.late, self.running = set(), 0, [], []
+        assembly = assembly.replace("@malloc", "@test_malloc").replace("@free", "@test_free")
+        library = ctypes.CDLL(None)
+        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        library.free.argtypes = [ctypes.c_void_p]
+
+        def allocate(size):
+            record = library.malloc(size)
+            self.records.add(record)
+            return record
+
+        def free(record):
+            self.records.remove(record)
+            library.free(record)
+
+        def schedule(request):
+            if self.pool == "refuses":
+                return self.error()
+            task, record = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(request[3]), request[4]
+            if self.pool == "runs at once":
+                task(record)
+            elif self.pool == "is late":
+                self.late.append((task, record))
+            else:
+                self.running.append(threading.Thread(target=task, args=(record,)))
+                self.running[-1].start()
+            return None
+
+        def count(request):
+            if self.pool == "is missing":
+                return self.error()
+            ctypes.c_int64.from_address(request[3]).value = self.threads
+            return None
+
+        def destroy(request):
+            assert request[2] == 0xBAD
+            self.errors -= 1
+
+        function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+        self.kept = [function(each) for each in (destroy, schedule, count)]
+        self.kept.append(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(allocate))
+        self.kept.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(free))
+        places = [ctypes.cast(each, ctypes.c_void_p).value for each in self.kept]
+        llvm.add_symbol("test_malloc", places[3])
+        llvm.add_symbol("test_free", places[4])
+        self.interface = (ctypes.c_int64 * 24)()
+        for word, place in zip((8, 17, 18), places):
+            self.interface[word] = place
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        features = llvm.get_host_cpu_features().flatten()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=features, jit=True
+        )
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(assembly), machine)
+        self.engine.finalize_object()
+        address = self.engine.get_function_address("handler")
+        self.handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+
+    def error(self):
+        self.errors += 1
+        return 0xBAD
+
+    def call(self, arguments, shapes):
+        """Call the handler; results of these shapes hold NaN before."""
+        results = [np.full(shape, np.nan, np.float32) for shape in shapes]
+        arrays = [*arguments, *results]
+        lengths = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+        buffers = [
+            (ctypes.c_int64 * 6)(48, 0, 0, array.ctypes.data, array.ndim, ctypes.addressof(length))
+            for array, length in zip(arrays, lengths)
+        ]
+        places = [ctypes.addressof(buffer) for buffer in buffers]
+        operands = (ctypes.c_int64 * len(arguments))(*places[: len(arguments)])
+        found = (ctypes.c_int64 * len(results))(*places[len(arguments) :])
+        frame = (ctypes.c_int64 * 24)()
+        frame[2], frame[9], frame[14] = (ctypes.addressof(each) for each in (self.interface, operands, found))
+        assert self.handler(ctypes.addressof(frame)) is None
+        return results
+
+    def finish(self):
+        """Run what the pool still has, and see that nothing is left behind."""
+        for task, record in self.late:
+            task(record)
+        for thread in self.running:
+            thread.join()
+        assert self.errors == 0
+        assert not self.records
+        assert (len(self.late) > 0) == (self.pool == "is late")
+        assert (len(self.running) > 0) == (self.pool == "has threads")

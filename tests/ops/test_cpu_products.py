@@ -1,0 +1,146 @@
+"""The CPU's own products: against NumPy, in any company, from many threads."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.ops.cpu_kernels import products
+from jaxinfer.ops.cpu_kernels.product_code import dot_module
+from jaxinfer.ops.cpu_kernels.tiles import LEAST_INTEGER, MOST_INTEGER
+from jaxinfer.ops.matmul import product
+from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn, exact
+from tests.toys import float32_backend
+
+
+def check_multiply(rng, dtype, batch, groups, rows, numbers, outputs, spare=(0, 0), layers=1, layer=0):
+    rows_BCMK = drawn(rng, (batch, groups, rows, numbers), "bfloat16" if dtype == "int8" else dtype)
+    shape = layers, batch, outputs + spare[0], groups * numbers + spare[1]
+    if dtype == "int8":
+        weights_LBSF = jnp.asarray(rng.integers(LEAST_INTEGER, MOST_INTEGER + 1, shape, np.int8))
+    else:
+        weights_LBSF = drawn(rng, shape, dtype)
+    assert products.multiplies(dtype, numbers)
+    found = jax.jit(products.multiply, static_argnums=3)(rows_BCMK, weights_LBSF, layer, outputs)
+    parts = exact(weights_LBSF)[layer, :, :outputs, : groups * numbers].reshape(batch, outputs, groups, numbers)
+    expected = np.einsum("bcmk,bnck->bcmn", exact(rows_BCMK), parts)
+    size = MOST_INTEGER if dtype == "int8" else 1
+    np.testing.assert_allclose(found, expected, atol=1e-5 * size * numbers**0.5)
+
+
+def check_combine(rng, batch, groups, rows, count, columns, spare=(0, 0), layers=1, layer=0):
+    factors_BCMK = drawn(rng, (batch, groups, rows, count))
+    lines_LBSF = drawn(rng, (layers, batch, count + spare[0], groups * columns + spare[1]))
+    assert products.combines("float32", columns)
+    found = jax.jit(products.combine, static_argnums=3)(factors_BCMK, lines_LBSF, layer, columns)
+    parts = exact(lines_LBSF)[layer, :, :count, : groups * columns].reshape(batch, count, groups, columns)
+    expected = np.einsum("bcmk,bkcn->bcmn", exact(factors_BCMK), parts)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * count**0.5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 18), st.integers(1, 5), st.integers(1, 70)),
+    st.tuples(st.integers(0, 5), st.integers(0, 40)),
+    st.integers(0, 2),
+)
+def test_rows_times_weights_of_any_shape(dtype, shape, spare, layer):
+    if dtype not in HOST.dtypes:
+        pytest.skip("this processor converts no halves")
+    batch, groups, rows, vectors, outputs = shape
+    numbers = vectors * HOST.lanes
+    check_multiply(np.random.default_rng(rows), dtype, batch, groups, rows, numbers, outputs, spare, 3, layer)
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 18), st.integers(1, 70), st.integers(1, 5)),
+    st.tuples(st.integers(0, 5), st.integers(0, 40)),
+    st.integers(0, 2),
+)
+def test_columns_added_up_of_any_shape(shape, spare, layer):
+    batch, groups, rows, count, vectors = shape
+    columns = vectors * HOST.lanes
+    check_combine(np.random.default_rng(rows), batch, groups, rows, count, columns, spare, 3, layer)
+
+
+@POOLS
+def test_whatever_the_pool_does_products_are_whole_and_records_freed(pool):
+    """Of three matrices with rows and columns of their own, and of layers and parts."""
+    rng = np.random.default_rng(6)
+    calls = Calls(dot_module(HOST, "float32", 3), pool, threads=5)
+    for rows, outputs in itertools.product((1, 4, 9), ((1, 5, 2), (90, 4, 300), (700, 1, 3))):
+        rows_IMK = rng.standard_normal((4, rows, 64), dtype=np.float32)
+        stacks = [
+            rng.standard_normal((3, 2, count + spare, 128 + 8 * spare), dtype=np.float32)
+            for spare, count in enumerate(outputs)
+        ]
+        found = calls.call([rows_IMK, np.array(2, np.int32), *stacks], [(4, rows, count) for count in outputs])
+        for result, stack_LBSF, count in zip(found, stacks, outputs):
+            parts = stack_LBSF[2, :, :count, :128].reshape(2, count, 2, 64)
+            expected = np.einsum("bcmk,bnck->bcmn", rows_IMK.reshape(2, 2, rows, 64), parts)
+            np.testing.assert_allclose(result, expected.reshape(result.shape), atol=1e-4)
+    calls.finish()
+
+
+@pytest.mark.parametrize("layer", [-4, -3, -1, 0, 2, 3, 1 << 24])
+def test_a_layer_is_counted_as_jax_counts_it(layer):
+    rng = np.random.default_rng(7)
+    rows, weights = drawn(rng, (1, 1, 2, 32)), drawn(rng, (3, 1, 6, 32))
+    found = jax.jit(products.multiply, static_argnums=3)(rows, weights, layer, 6)
+    expected = products.multiply(rows, jax.jit(lambda stack, index: stack[index])(weights, layer)[None], 0, 6)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_row_has_the_same_results_among_any_others():
+    rng = np.random.default_rng(1)
+    rows_MK, weights_NK = drawn(rng, (37, 576), "bfloat16"), drawn(rng, (50, 576), "bfloat16")
+    integers_NK = jnp.asarray(rng.integers(-64, 64, (50, 576), np.int8))
+    factors_MK, lines_KN = drawn(rng, (37, 91)), drawn(rng, (91, 96))
+
+    @jax.jit
+    def each(rows, factors):
+        return (
+            products.multiply(rows[None, None], weights_NK[None, None], 0, 50)[0, 0],
+            products.multiply(rows[None, None], integers_NK[None, None], 0, 50)[0, 0],
+            products.combine(factors[None, None], lines_KN[None, None], 0, 96)[0, 0],
+        )
+
+    whole = each(rows_MK, factors_MK)
+    for first, count in ((0, 1), (5, 1), (3, 2), (30, 7), (2, 16)):
+        for part, all_rows in zip(each(rows_MK[first : first + count], factors_MK[first : first + count]), whole):
+            np.testing.assert_array_equal(part, all_rows[first : first + count])
+
+
+def test_calls_from_many_threads_at_once():
+    rng = np.random.default_rng(2)
+    weights_NK = drawn(rng, (300, 512))
+    multiply = jax.jit(lambda rows: products.multiply(rows[None, None], weights_NK[None, None], 0, 300))
+    inputs = [drawn(rng, (count % 5 + 1, 512)) for count in range(60)]
+    expected = [multiply(rows) for rows in inputs]
+    with ThreadPoolExecutor(12) as pool:
+        for _ in range(5):
+            for found, alone in zip(pool.map(multiply, inputs), expected):
+                np.testing.assert_array_equal(found, alone)
+
+
+def test_products_of_other_shapes_and_dtypes_are_left_to_xla():
+    backend = float32_backend()
+    rng = np.random.default_rng(5)
+
+    def is_own(rows, weights):
+        text = jax.jit(lambda x, w: product(x, w, backend)).lower(rows, weights).as_text()
+        return "jaxinfer_multiply" in text
+
+    rows, weights = drawn(rng, (3, 64)), drawn(rng, (10, 64))
+    assert is_own(rows, weights)
+    assert not is_own(drawn(rng, (products.MAX_ROWS + 1, 64)), weights)
+    assert not is_own(drawn(rng, (3, 60)), drawn(rng, (10, 60)))
+    text = jax.jit(lambda x, w: product(x, w, backend, transposed=True)).lower(rows, weights.T).as_text()
+    assert "jaxinfer_multiply" not in text

@@ -1,0 +1,47 @@
+"""Weights of seven bits, which only drafts are made with."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.models.extra_heads import rounded_outputs
+from jaxinfer.ops.seven_bits import round_rows, rounded_product, rounds
+from tests.toys import float32_backend
+
+
+def test_a_rounded_product_is_near_the_exact_one_in_any_number_of_rows():
+    rng = np.random.default_rng(0)
+    # Rows of very different sizes, and one of nothing.
+    kernel = (rng.standard_normal((300, 64)) * 10.0 ** rng.integers(-6, 4, (300, 1))).astype(np.float32)
+    kernel[7] = 0
+    integers, scale = round_rows(jnp.asarray(kernel))
+    assert np.abs(np.asarray(integers)).max() == 63
+    largest = np.abs(kernel).max(axis=1, keepdims=True)
+    assert (np.abs(np.asarray(integers) * np.asarray(scale)[:, None] - kernel) <= largest / 126 * 1.0001).all()
+    for shape in ((1, 64), (2, 3, 64), (130, 64)):
+        inputs = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        found = np.asarray(rounded_product(inputs, integers, scale))
+        exact = np.asarray(inputs.astype(jnp.bfloat16), np.float64) @ (np.asarray(integers, np.float64).T * scale)
+        np.testing.assert_allclose(found / largest[:, 0].clip(1e-9), exact / largest[:, 0].clip(1e-9), atol=1e-4)
+
+
+def test_only_outputs_of_heads_are_rounded_and_only_where_the_kernels_are():
+    rng = np.random.default_rng(1)
+    block = {"kernel": jnp.ones((64, 64)), "bias": jnp.zeros(64)}
+    output = {"kernel": jnp.asarray(rng.standard_normal((100, 64)), jnp.float32), "bias": jnp.ones(100)}
+    shared = {"heads": ({"blocks": [block]},), "output": output, "ids": jnp.arange(100)}
+    own = {"heads": ({"blocks": [block], "output": output},)}
+    backend = float32_backend()
+    for extra in (shared, own):
+        rounded = rounded_outputs(extra, backend)
+        assert rounded["heads"][0]["blocks"] == [block]
+        found = rounded.get("output") or rounded["heads"][0]["output"]
+        assert found["kernel"].dtype == jnp.int8
+        assert found["scale"].shape == (100,)
+        assert found["bias"] is output["bias"]
+        again = rounded_outputs(rounded, backend)
+        assert (again.get("output") or again["heads"][0]["output"])["scale"] is found["scale"]
+        plain = rounded_outputs(extra, replace(backend, kernel_rows=0))
+        assert plain.get("output", output)["kernel"].dtype == jnp.float32
+    assert not rounds(jnp.ones((100, 60)), backend)
