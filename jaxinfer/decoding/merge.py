@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxinfer.decoding.tree import DraftTree
+from jaxinfer.decoding.tree import DraftTree, ancestors, depths
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rows import set_in_rows
@@ -16,8 +16,8 @@ from jaxinfer.ops.top_k import top_k
 class Merged(NamedTuple):
     """One tree of several: its root is theirs, then come the other nodes of each in turn.
 
-    ``places`` holds, for each of them, where its nodes stand in the whole: those that repeat one of an earlier tree
-    stand where that does, and their own place is padding.
+    ``places`` holds, for each of them, where its nodes stand in the whole: those of the second on that repeat an earlier
+    one stand where that does, and their own place is padding.
     """
 
     tree: DraftTree
@@ -25,41 +25,39 @@ class Merged(NamedTuple):
 
 
 def merge(trees: Sequence[DraftTree]) -> Merged:
-    """Join trees of the same roots."""
-    joined = [jnp.concatenate([trees[0][field], *[tree[field][:, 1:] for tree in trees[1:]]], 1) for field in range(4)]
-    whole = DraftTree(*joined)
-    batch, first_size = trees[0].tokens_BM.shape
-    places = [jnp.broadcast_to(jnp.arange(first_size, dtype=jnp.int32), (batch, first_size))]
-    offset = first_size - 1
-    for tree in trees[1:]:
-        whole, places_BM = _merge_into(whole, tree, offset)
-        places.append(places_BM)
-        offset += tree.tokens_BM.shape[1] - 1
-    return Merged(whole, tuple(places))
+    """Join trees of the same roots; what must not be taken repeats nothing."""
+    firsts = np.cumsum([0, *[tree.tokens_BM.shape[1] - 1 for tree in trees]])
+    # Where each tree's nodes stand if none repeats another: all roots in one place.
+    own_places = [
+        np.arange(tree.tokens_BM.shape[1]) + first * (np.arange(tree.tokens_BM.shape[1]) > 0)
+        for tree, first in zip(trees, firsts)
+    ]
+    moved = [tree._replace(parents_BM=jnp.asarray(own)[tree.parents_BM]) for tree, own in zip(trees, own_places)]
+    whole = DraftTree(
+        *(jnp.concatenate([moved[0][field], *[tree[field][:, 1:] for tree in moved[1:]]], axis=1) for field in range(4))
+    )
+    index_M = jnp.arange(whole.tokens_BM.shape[1], dtype=jnp.int32)
+    place_BM = jnp.where(index_M <= firsts[1], index_M, _first_of_path(whole))
+    is_first_BM = place_BM == index_M
+    parents_BM = jnp.take_along_axis(place_BM, whole.parents_BM, axis=1)
+    tree = whole._replace(parents_BM=parents_BM, valid_BM=whole.valid_BM & is_first_BM)
+    return Merged(tree, tuple(place_BM[:, own] for own in own_places))
 
 
-def _merge_into(whole: DraftTree, tree: DraftTree, offset: int) -> tuple[DraftTree, Int[Array, "B M"]]:
-    """Put a tree's nodes, the root apart, at ``offset`` plus their index, except where an earlier node is equal."""
-    batch, size = tree.tokens_BM.shape
-    index_M = jnp.arange(whole.tokens_BM.shape[1])
-
-    def visit(carry, node):
-        whole, places_BM = carry
-        own = offset + node
-        parent_B = jnp.take_along_axis(places_BM, tree.parents_BM[:, node, None], axis=1)[:, 0]
-        is_equal_BM = (whole.tokens_BM == tree.tokens_BM[:, node, None]) & (whole.parents_BM == parent_B[:, None])
-        is_equal_BM &= whole.valid_BM & whole.acceptable_BM & (index_M > 0) & (index_M < own)
-        repeats_B = is_equal_BM.any(axis=1) & tree.valid_BM[:, node] & tree.acceptable_BM[:, node]
-        place_B = jnp.where(repeats_B, jnp.argmax(is_equal_BM, axis=1).astype(jnp.int32), own)
-        whole = whole._replace(
-            parents_BM=whole.parents_BM.at[:, own].set(parent_B),
-            valid_BM=whole.valid_BM.at[:, own].set(tree.valid_BM[:, node] & ~repeats_B),
-        )
-        return (whole, places_BM.at[:, node].set(place_B)), None
-
-    carry = (whole, jnp.zeros((batch, size), jnp.int32))
-    (whole, places_BM), _ = jax.lax.scan(visit, carry, jnp.arange(1, size, dtype=jnp.int32))
-    return whole, places_BM
+def _first_of_path(forest: DraftTree) -> Int[Array, "B M"]:
+    """Return for each node the first that the same tokens lead to from the root: itself if it is that."""
+    relation_BMM = ancestors(forest.parents_BM)
+    depth_BM = depths(relation_BMM)
+    counts_BM = forest.valid_BM & forest.acceptable_BM
+    is_same_BMM = forest.tokens_BM[:, :, None] == forest.tokens_BM[:, None, :]
+    is_same_BMM &= counts_BM[:, :, None] & counts_BM[:, None, :]
+    is_same_BMM |= jnp.eye(depth_BM.shape[1], dtype=bool)
+    is_beside_BMM = depth_BM[:, :, None] == depth_BM[:, None, :]
+    # How often, on the ways to two nodes of one depth, the nodes that stand side by side differ.
+    above_BMM = relation_BMM.astype(jnp.float32)
+    differs_BMM = (is_beside_BMM & ~is_same_BMM).astype(jnp.float32)
+    differences_BMM = above_BMM @ differs_BMM @ above_BMM.swapaxes(1, 2)
+    return jnp.argmax(is_beside_BMM & (differences_BMM == 0), axis=2).astype(jnp.int32)
 
 
 def select(

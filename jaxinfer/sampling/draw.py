@@ -1,17 +1,17 @@
 """Draw tokens: the best of the transformed logits plus keyed Gumbel noise."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.cpu_kernels.best import best_places, finds_best
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History
 from jaxinfer.sampling.noise import ROLE_TARGET, gumbel, vocabulary_ids
 from jaxinfer.sampling.transforms import edits_any, transform_logits
-
-# How many scores a block has, whose maxima are compared first.
-_BLOCK = 256
 
 
 def draw(
@@ -61,31 +61,25 @@ def add_noise(
 
 def best_token(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
     """Return the id of the highest score, the lowest id among equals."""
-    # The barrier has all that follows read the same values. A CPU is slow in reducing long rows, and other devices may
-    # have parts of a row each, which are no whole blocks.
+    rows, numbers = math.prod(scores.shape[:-1]), scores.shape[-1]
+    # The barrier has both passes read the same values.
     scores = lax.optimization_barrier(scores)
-    return lax.platform_dependent(scores, cpu=_best_by_blocks, default=_best_of_all)
+    if jax.default_backend() != "cpu" or scores.dtype != jnp.float32 or not finds_best(rows, numbers):
+        return _best_of_all(scores)
+    return lax.platform_dependent(scores, cpu=_best_on_cpu, default=_best_of_all)
+
+
+def _best_on_cpu(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
+    return best_places(scores.reshape(-1, scores.shape[-1])).reshape(scores.shape[:-1])
 
 
 def _best_of_all(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
-    return _first(scores == jnp.max(scores, axis=-1, keepdims=True))
-
-
-def _best_by_blocks(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
+    # Two reductions, because XLA's CPU backend runs an argmax, which reduces pairs, several times slower.
     vocab_size = scores.shape[-1]
-    scores = jnp.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(0, -vocab_size % _BLOCK)], constant_values=-jnp.inf)
-    blocks = scores.reshape(*scores.shape[:-1], -1, _BLOCK)
-    block_bests = jnp.max(blocks, axis=-1)
-    best = jnp.max(block_bests, axis=-1, keepdims=True)
-    block = _first(block_bests == best)
-    place = _first(jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :] == best)
-    return jnp.minimum(block * _BLOCK + place, vocab_size - 1)
-
-
-def _first(holds: Bool[Array, "*rows N"]) -> Int[Array, "*rows"]:
-    """Return the first index at which a condition holds, the last where it holds at none: not-a-number is no score."""
-    indices = lax.iota(jnp.int32, holds.shape[-1])
-    return jnp.min(jnp.where(holds, indices, holds.shape[-1] - 1), axis=-1)
+    is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
+    ids = jnp.min(jnp.where(is_best, vocabulary_ids(vocab_size), vocab_size), axis=-1)
+    # Not-a-number equals nothing; the id must still be one of the vocabulary's.
+    return jnp.minimum(ids, vocab_size - 1)
 
 
 def log_probabilities(logits_BMV: Float[Array, "B M V"], tokens_BM: Int[Array, "B M"]) -> Float[Array, "B M"]:

@@ -124,15 +124,20 @@ def test_greedy_takes_the_lowest_id_of_the_best(mixed):
     assert draws.tolist() == [[17, 0]]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 7, 256, 257, 1000, 50257])
+@pytest.mark.parametrize("vocab_size", [1, 7, 16, 257, 4096, 4097, 50257])
 def test_the_best_token_is_the_first_of_the_highest_in_any_vocabulary(vocab_size):
     rng = np.random.default_rng(vocab_size)
     # Few values, so that most rows have the highest several times; and rows without a finite score.
     scores_MV = rng.integers(-3, 4, size=(9, vocab_size)).astype(np.float32)
-    scores_MV[1], scores_MV[2], scores_MV[3, -1] = -np.inf, -1e30, 5.0
-    assert best_token(jnp.asarray(scores_MV)).tolist() == scores_MV.argmax(axis=-1).tolist()
-    scores_MV[4, vocab_size // 2] = np.nan
-    assert 0 <= best_token(jnp.asarray(scores_MV))[4] < vocab_size
+    scores_MV[1], scores_MV[2], scores_MV[3, -1], scores_MV[4] = -np.inf, -1e30, 5.0, np.nan
+    scores_MV[5, : vocab_size - 1] = -np.inf
+    rows = [row for row in range(9) if row != 4]
+    for dtype in (jnp.float32, jnp.bfloat16):
+        found = jax.jit(best_token)(jnp.asarray(scores_MV, dtype))
+        assert found[np.array(rows)].tolist() == scores_MV[rows].argmax(axis=-1).tolist()
+        assert 0 <= found[4] < vocab_size
+    assert best_token(jnp.zeros((0, vocab_size))).shape == (0,)
+    assert best_token(jnp.asarray(scores_MV[:6].reshape(2, 3, -1))).shape == (2, 3)
 
 
 def test_a_draw_is_the_best_of_logits_plus_the_published_noise():

@@ -1,0 +1,115 @@
+"""The place of the greatest number of each row on a CPU, in one pass that threads share.
+
+XLA's CPU backend hands reductions of long rows to a pool of threads that sleep, which take longer to wake than the
+reduction takes.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
+from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
+from jaxinfer.ops.cpu_kernels.tiles import Vectors
+
+# Numbers that a thread looks at twice, while they are in the processor's nearest cache.
+_CHUNK = 4096
+_NOWHERE = 2**31 - 1
+_RECORD = Record("x", "y", "largest", "places", "rows", "length", "chunks")
+
+
+def finds_best(rows: int, numbers: int) -> bool:
+    """Whether `best_places` looks through rows of so many float32."""
+    vectors = host_vectors()
+    return vectors is not None and rows > 0 and numbers >= vectors.lanes
+
+
+def best_places(scores_RV: Float[Array, "R V"]) -> Int[Array, " R"]:
+    """Return the place of each row's greatest float32, the first of equals; not-a-number is less than any other.
+
+    Ask `finds_best` first. A compiler that splits arrays over devices would give each the whole.
+    """
+    rows, numbers = scores_RV.shape
+    if scores_RV.dtype != jnp.float32 or not finds_best(rows, numbers):
+        raise ValueError(f"the best of {scores_RV.dtype}{scores_RV.shape} is not looked for")
+    chunks = -(-numbers // _CHUNK)
+    # A chunk's greatest number, and its place.
+    results = (
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+        jax.ShapeDtypeStruct((rows, chunks), jnp.float32),
+        jax.ShapeDtypeStruct((rows, chunks), jnp.int32),
+    )
+    return call("best_places", best_module, "float32", 0, results, jax.lax.stop_gradient(scores_RV))[0]
+
+
+def best_module(vectors: Vectors) -> str:
+    """Return the assembly of ``handler(x [R, V]) -> y [R], largest [R, C], places [R, C]``, C chunks a row."""
+
+    def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
+        rows, length = arguments[0].shape(code, 2)
+        _, chunks = results[1].shape(code, 2)
+        names = "x", "y", "largest", "places"
+        pointers = {name: buffer.numbers for name, buffer in zip(names, [*arguments, *results])}
+        pieces, weights = code.arithmetic("mul", rows, chunks), code.arithmetic("mul", rows, length)
+        return Plan(pointers, {"rows": rows, "length": length, "chunks": chunks}, pieces, weights)
+
+    return make_module(vectors, [_piece(vectors), _end()], _RECORD, (1, 3), plan, has_end=True)
+
+
+def _piece(vectors: Vectors) -> str:
+    """Return ``piece(record, index)``, which finds a chunk's greatest number and the first place that has it."""
+    lanes, wide, integers = vectors.lanes, vectors.wide, f"<{vectors.lanes} x i32>"
+    code = Code("internal void @piece(ptr %record, i64 %index) #0")
+    length, chunks = (_RECORD.number(code, name) for name in ("length", "chunks"))
+    row, chunk = code.arithmetic("sdiv", "%index", chunks), code.arithmetic("srem", "%index", chunks)
+    line = code.at("float", _RECORD.pointer(code, "x"), code.arithmetic("mul", row, length))
+    begin = code.arithmetic("mul", chunk, _CHUNK)
+    past = code.smaller(code.arithmetic("add", begin, _CHUNK), length)
+    # The last vector ends where the row does, and may have numbers of the one before.
+    last = code.arithmetic("sub", length, lanes)
+    with code.repeated("each_number", begin, past, lanes, (wide, vectors.constant(float("-inf")))) as numbers:
+        part = code.load(wide, code.at("float", line, code.smaller(numbers.index, last)), 4)
+        is_greater = code.value(f"fcmp ogt {wide} {part}, {numbers.held}")
+        numbers.left = code.value(f"select <{lanes} x i1> {is_greater}, {wide} {part}, {wide} {numbers.held}")
+    largest = code.value(f"call float @llvm.vector.reduce.fmax.v{lanes}f32({wide} {numbers.held})")
+    spread = vectors.spread(code, largest)
+    order = f"<{', '.join(f'i32 {lane}' for lane in range(lanes))}>"
+    nowhere = f"<{', '.join([f'i32 {_NOWHERE}'] * lanes)}>"
+    with code.repeated("each_place", begin, past, lanes, (integers, nowhere)) as places:
+        first = code.smaller(places.index, last)
+        part = code.load(wide, code.at("float", line, first), 4)
+        single = code.value(f"insertelement {integers} poison, i32 {code.value(f'trunc i64 {first} to i32')}, i32 0")
+        firsts = code.value(f"shufflevector {integers} {single}, {integers} poison, {integers} zeroinitializer")
+        own = code.value(f"add {integers} {firsts}, {order}")
+        is_largest = code.value(f"fcmp oeq {wide} {part}, {spread}")
+        place = code.value(f"select <{lanes} x i1> {is_largest}, {integers} {own}, {integers} {nowhere}")
+        is_before = code.value(f"icmp slt {integers} {place}, {places.held}")
+        places.left = code.value(f"select <{lanes} x i1> {is_before}, {integers} {place}, {integers} {places.held}")
+    place = code.value(f"call i32 @llvm.vector.reduce.smin.v{lanes}i32({integers} {places.held})")
+    code.store_at("float", largest, _RECORD.pointer(code, "largest"), "%index")
+    code.store_at("i32", place, _RECORD.pointer(code, "places"), "%index")
+    code.effect("ret void")
+    declared = f"declare float @llvm.vector.reduce.fmax.v{lanes}f32({wide})\n"
+    declared += f"declare i32 @llvm.vector.reduce.smin.v{lanes}i32({integers})\n"
+    return declared + code.text()
+
+
+def _end() -> str:
+    """Return ``end(record)``, which finds the first of each row's chunks that has the greatest number."""
+    code = Code("internal void @end(ptr %record)")
+    rows, length, chunks = (_RECORD.number(code, name) for name in ("rows", "length", "chunks"))
+    y, largest, places = (_RECORD.pointer(code, name) for name in ("y", "largest", "places"))
+    with code.repeated("each_row", 0, rows) as each_row:
+        first = code.arithmetic("mul", each_row.index, chunks)
+        with code.repeated("each_chunk", 1, chunks, 1, ("i64", first)) as best:
+            place = code.arithmetic("add", first, best.index)
+            one, other = (code.load_at("float", largest, each) for each in (place, best.held))
+            is_greater = code.value(f"fcmp ogt float {one}, {other}")
+            best.left = code.value(f"select i1 {is_greater}, i64 {place}, i64 {best.held}")
+        place = code.value(f"sext i32 {code.load_at('i32', places, best.held)} to i64")
+        # Where all is not-a-number, there is no place.
+        place = code.smaller(place, code.arithmetic("sub", length, 1))
+        code.store_at("i32", code.value(f"trunc i64 {place} to i32"), y, each_row.index)
+    code.effect("ret void")
+    return code.text()
