@@ -16,8 +16,8 @@ from jaxinfer.ops.top_k import top_k
 class Merged(NamedTuple):
     """One tree of several: its root is theirs, then come the other nodes of each in turn.
 
-    ``places`` holds, for each of them, where its nodes stand in the whole: those of the second on that repeat an earlier
-    one stand where that does, and their own place is padding.
+    ``places`` holds, for each of them, where its nodes stand in the whole: those of later trees that repeat an earlier
+    node stand where that does, and their own place is padding.
     """
 
     tree: DraftTree
