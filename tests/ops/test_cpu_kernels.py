@@ -17,10 +17,11 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels import machine_code, products
 from jaxinfer.ops.cpu_kernels.attention import attend_to_seen
 from jaxinfer.ops.cpu_kernels.attention_code import attention_module
+from jaxinfer.ops.cpu_kernels.best import best_module, best_places
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
-from jaxinfer.ops.cpu_kernels.rows import take_rows
+from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import describe_vectors
-from tests.ops.foreign_calls import HOST, drawn
+from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn
 from tests.ops.test_cpu_attention import check_attention
 from tests.ops.test_cpu_products import check_combine, check_multiply
 from tests.toys import write_tiny_llama
@@ -67,10 +68,12 @@ def test_processors_of_other_makes_have_code(triple, processor, features, regist
     assert dtype in vectors.dtypes
     enabled = ",".join(f"+{feature}" for feature in features)
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=enabled)
-    for assembly in (dot_module(vectors, dtype), column_module(vectors), attention_module(vectors)):
+    makers = dot_module(vectors, dtype), column_module(vectors), attention_module(vectors), best_module(vectors)
+    for assembly in (*makers, rows_module(vectors)):
         module = llvm.parse_assembly(assembly)
         module.triple = triple
-        assert register in machine.emit_assembly(module)
+        # Rows are copied by the machine's own means.
+        assert register in machine.emit_assembly(module) or "memcpy" in assembly
         assert machine.emit_object(module)
 
 
@@ -78,6 +81,24 @@ def test_a_processor_of_an_unknown_make_has_none():
     assert describe_vectors("riscv64-unknown-linux-gnu", {}) is None
     assert describe_vectors("x86_64-unknown-linux-gnu", {}).lanes == 4
     assert "float16" not in describe_vectors("x86_64-unknown-linux-gnu", {}).dtypes
+
+
+@POOLS
+def test_whatever_the_pool_does_the_best_are_found_and_records_freed(pool):
+    rng = np.random.default_rng(17)
+    calls = Calls(best_module(HOST), pool, threads=5)
+    for rows, length in itertools.product((1, 9), (HOST.lanes, 4095, 4096, 4097, 20_011)):
+        scores_RV = rng.integers(0, length // 4, (rows, length)).astype(np.float32)
+        chunks = -(-length // 4096)
+        places, _, _ = calls.call([scores_RV], [(rows,), (rows, chunks), (rows, chunks)])
+        assert places.view(np.int32).tolist() == scores_RV.argmax(axis=1).tolist()
+    calls.finish()
+
+
+def test_the_best_are_looked_for_in_float32_of_a_vector_at_least():
+    for scores in (jnp.zeros((2, HOST.lanes - 1)), jnp.zeros((0, 64)), jnp.zeros((2, 64), jnp.bfloat16)):
+        with pytest.raises(ValueError, match="not looked for"):
+            best_places(scores)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -27,7 +27,7 @@ def take_rows(table_VD: Float[Array, "V D"], ids_N: Int[Array, " N"]) -> Float[A
     if table_VD.dtype.itemsize != 2 or 0 in table_VD.shape:
         raise ValueError(f"{table_VD.dtype}{table_VD.shape} is no table of 16-bit floats")
     result = jax.ShapeDtypeStruct((*ids_N.shape, table_VD.shape[1]), table_VD.dtype)
-    return call("take_rows", _module, table_VD.dtype.name, 0, result, table_VD, ids_N.astype(jnp.int32))
+    return call("take_rows", rows_module, table_VD.dtype.name, 0, result, table_VD, ids_N.astype(jnp.int32))
 
 
 @take_rows.defjvp
@@ -38,7 +38,7 @@ def _take_jvp(primals: Any, tangents: Any) -> Any:
     return take_rows(*primals), jax.jvp(reference, primals, tangents)[1]
 
 
-def _module(vectors: Vectors) -> str:
+def rows_module(vectors: Vectors) -> str:
     """Return the assembly of ``handler(table [V, D], ids [N]) -> rows [N, D]``, of 16-bit numbers and int32."""
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
