@@ -146,7 +146,7 @@ class RunningBatch:
             self._waiting_B[list(rows)] = False
 
     def log_probabilities(self, row: int, num_tokens: int) -> list[float]:
-        """Return the log-probabilities of a row's first ``num_tokens`` output tokens; zeros if no request asks."""
+        """Return the log-probabilities of a row's first ``num_tokens`` output tokens, zeros if it asked for none."""
         start = len(self._requests[row].prompt)
         return self._fetch(self._state.logprobs_BS)[row, start : start + num_tokens].tolist()
 

@@ -48,7 +48,8 @@ class Medusa(Strategy):
     JSON file of paths (`jaxinfer.decoding.draft_trees`), ``dynamic:N`` for the N nodes that the heads find likeliest at
     each step (`jaxinfer.decoding.dynamic_tree`), or ``own``: the one that comes with the heads or, where none
     does, mc_sim_7b_63. ``epsilon`` and ``delta`` are those of typical acceptance.
-    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand.
+    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand. On a CPU own
+    output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it once.
     """
 
     name: ClassVar[str] = "medusa"
@@ -111,7 +112,8 @@ class Medusa(Strategy):
         if "ids" in extra and "output" not in extra and "output" not in extra["heads"][0]:
             extra = {**extra, "output": vocabulary_rows(target.config, target.params, extra["ids"])}
         # Those that are used alone, and rounded, for they only draft.
-        extra = rounded_outputs({**extra, "heads": extra["heads"][: shaped.max_depth]}, target.backend)
+        extra = {**extra, "heads": extra["heads"][: shaped.max_depth]}
+        extra = rounded_outputs(extra, target.partitioner.partition(target.config, target.backend).backend)
         return replace(shaped, extra=target.partitioner.place_heads(extra))
 
     def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Float[Array, "B D"]:

@@ -47,7 +47,7 @@ class Runner(Protocol):
         ...
 
     def log_probabilities(self, row: int, num_tokens: int) -> list[float]:
-        """Return the log-probabilities of a row's first ``num_tokens`` output tokens."""
+        """Return the log-probabilities of a row's first ``num_tokens`` output tokens, if its request asks for them."""
         ...
 
     def from_draft(self, row: int) -> list[bool]:

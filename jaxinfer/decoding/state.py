@@ -19,7 +19,7 @@ class DecodeState(NamedTuple):
     which a row ends for lack of room. ``context_lengths_B``, which rotary positions depend on (`rotary_tables`), is the
     length of text that prefill filled the cache for: the prompt's, or a later one (`jaxinfer.decoding.rope_crossing`).
     ``logprobs_BS`` float32 and ``from_draft_BS`` bool (was the token accepted from a draft, or the target's own?) stand
-    beside ``tokens_BS`` and are zero in the prompt; log-probabilities also where no row's sampling parameters ask.
+    beside ``tokens_BS`` and are zero in the prompt; log-probabilities also in rows that do not ask for them.
     ``steps_B`` counts a row's verifications by the target after prefill, ``passes_B`` float32 the reads of its blocks
     that they and drafting took (layers read / layers); ``drafted_B`` and ``accepted_B`` the draft tokens that they
     verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).

@@ -16,6 +16,7 @@ from jaxinfer.decoding.typical import accept_typical
 from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.ops.ring_attention import goes_around, in_text_order, ring_order
 from jaxinfer.ops.rows import set_in_rows
@@ -96,7 +97,8 @@ def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) 
     last_B11 = jnp.clip(counts_B - 1, 0, num_tokens - 1)[:, None, None]
     hidden_B1D = jnp.take_along_axis(hidden_BTD, last_B11, axis=1)
     logits_B1V = model.logits(hidden_B1D)
-    draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history)
+    backend = model.decoder.backend
+    draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history, backend=backend)
     emitted_B = jnp.where(state.finished_B, 0, 1)
     logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1)
     state = _append(state._replace(cache=cache), draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), emitted_B)
@@ -112,7 +114,7 @@ def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, 
     start_B, relation_BMM = state.lengths_B - 1, ancestors(tree.parents_BM)
     nodes = Nodes(start_B, relation_BMM, start_B[:, None] + depths(relation_BMM))
     verified = _forward(model, strategy, own, state, proposal, nodes)
-    draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV)
+    draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV, model.decoder.backend)
     tokens_BM = emitted_tokens(tree, walk)
     emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
     # The accepted nodes of a chain stand where they belong.
@@ -155,12 +157,17 @@ def _forward(
 
 
 def accept(
-    strategy: Strategy, state: DecodeState, proposal: Proposal, nodes: Nodes, logits_BMV: Float[Array, "B M V"]
+    strategy: Strategy,
+    state: DecodeState,
+    proposal: Proposal,
+    nodes: Nodes,
+    logits_BMV: Float[Array, "B M V"],
+    backend: Backend | None = None,
 ) -> tuple[Int[Array, "B M"], Walk]:
     """Return the target's own token at every node, and the path that is taken."""
     tree, arrays = proposal.tree, state.sampling
     history = state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=nodes.ancestors_BMM)
-    draws_BM = draw(logits_BMV, nodes.positions_BM + 1, arrays, history)
+    draws_BM = draw(logits_BMV, nodes.positions_BM + 1, arrays, history, backend=backend)
     if strategy.acceptance == "match":
         return draws_BM, match(tree, draws_BM, strategy.max_depth)
     log_p_BMV = drawing_distribution(logits_BMV, nodes.positions_BM + 1, arrays, history)
@@ -176,12 +183,13 @@ def accept(
 def _reported(
     state: DecodeState, logits: Callable[[], Float[Array, "B M V"]], tokens_BM: Int[Array, "B M"]
 ) -> Float[Array, "B M"]:
-    """Return the tokens' log-probabilities, zeros where no row is asked for them: they read every logit again."""
+    """Return the tokens' log-probabilities in rows that ask for them, for they read every logit again, or zeros."""
+    reports_B = state.sampling.reports_B
 
     def computed() -> Float[Array, "B M"]:
-        return log_probabilities(logits(), tokens_BM).astype(jnp.float32)
+        return jnp.where(reports_B[:, None], log_probabilities(logits(), tokens_BM).astype(jnp.float32), 0)
 
-    return jax.lax.cond(state.sampling.reports_B.any(), computed, lambda: jnp.zeros(tokens_BM.shape, jnp.float32))
+    return jax.lax.cond(reports_B.any(), computed, lambda: jnp.zeros(tokens_BM.shape, jnp.float32))
 
 
 def _count(state: DecodeState, proposal: Proposal, verified: Verified, accepted_B: Int[Array, " B"]) -> DecodeState:

@@ -64,4 +64,6 @@ def _verify(model: Model, cache: Any, tokens_BM: Int[Array, "B M"]) -> tuple[Any
     placements = cache.place(start_B, causal_ancestors(count)[None])
     hidden_BMD, cache = model.forward(tokens_BM, positions_BM, cache, placements, start_B)
     path_BM = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (num_rows, count))
-    return cache.keep(start_B, path_BM, jnp.ones_like(start_B)), best_token(model.logits(hidden_BMD))
+    return cache.keep(start_B, path_BM, jnp.ones_like(start_B)), best_token(
+        model.logits(hidden_BMD), model.decoder.backend
+    )

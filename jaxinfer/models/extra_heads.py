@@ -64,7 +64,7 @@ def head_logits(model: Model, extra: Params, index: int, states: Float[Array, "*
     if output is None:
         return model.logits(states)
     if "scale" in output:
-        logits = rounded_product(states, output["kernel"], output["scale"])
+        logits = rounded_product(states, output["kernel"], output["scale"], model.decoder.backend)
     else:
         logits = product(states, output["kernel"], model.decoder.backend)
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits

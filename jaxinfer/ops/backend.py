@@ -44,7 +44,8 @@ class Backend:
     `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case. ``remat_layers`` has a
     backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is the first token of a
     pass that adapters beside kernels act on (`jaxinfer.models.linear`). The products and the attention of a pass over
-    at most ``kernel_rows`` tokens go to the CPU's own kernels; 0 where there are none.
+    at most ``kernel_rows`` tokens go to the CPU's own kernels, and for any number of tokens rows of 16-bit tables, the
+    search for the best token and what drafters have rounded; 0 where there are none.
     """
 
     platform: Platform

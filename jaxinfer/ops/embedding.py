@@ -1,5 +1,8 @@
 """Rows of an embedding table."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -10,14 +13,23 @@ from jaxinfer.ops.cpu_kernels.rows import take_rows
 
 def embed(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"], backend: Backend) -> Float[Array, "B T D"]:
     """Return the tokens' rows in the compute dtype; ids outside the vocabulary read its first or last row."""
-    if backend.kernel_rows and table_VD.dtype.itemsize == 2:
-        rows = take_rows(table_VD, tokens_BT.reshape(-1)).reshape(*tokens_BT.shape, -1)
-        return rows.astype(backend.compute_dtype)
     ids = jnp.clip(tokens_BT, 0, table_VD.shape[0] - 1)
     if backend.platform == "cpu" and table_VD.dtype.itemsize == 2:
-        # XLA's CPU compiler gathers no 16-bit floats: it would convert the whole table to float32 first.
-        bits = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[ids]
-        rows = jax.lax.bitcast_convert_type(bits, table_VD.dtype)
+        rows = _short_rows(table_VD, ids, backend.kernel_rows > 0)
     else:
         rows = table_VD[ids]
     return rows.astype(backend.compute_dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _short_rows(table_VD: jax.Array, ids_BT: jax.Array, has_kernels: bool) -> jax.Array:
+    """Return rows of 16-bit floats, which XLA's CPU compiler would convert to float32 first, a whole table of them."""
+    if has_kernels:
+        return take_rows(table_VD, ids_BT.reshape(-1)).reshape(*ids_BT.shape, -1)
+    bits = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[ids_BT]
+    return jax.lax.bitcast_convert_type(bits, table_VD.dtype)
+
+
+@_short_rows.defjvp
+def _short_rows_jvp(has_kernels: bool, primals: Any, tangents: Any) -> Any:
+    return _short_rows(*primals, has_kernels), jax.jvp(lambda table, ids: table[ids], primals, tangents)[1]

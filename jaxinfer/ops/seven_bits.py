@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Float, Int8
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
-from jaxinfer.ops.cpu_kernels.tiles import MOST_INTEGER
+from jaxinfer.ops.cpu_kernels.tiles import LEAST_INTEGER, MOST_INTEGER
+from jaxinfer.ops.matmul import product
 
 
 def rounds(kernel_ND: Array, backend: Backend) -> bool:
@@ -22,15 +23,19 @@ def rounds(kernel_ND: Array, backend: Backend) -> bool:
 def round_rows(kernel_ND: Float[Array, "N D"]) -> tuple[Int8[Array, "N D"], Float[Array, " N"]]:
     """Round each row to multiples of its own scale; return the multiples and the scales."""
     largest_N = jnp.max(jnp.abs(kernel_ND), axis=1).astype(jnp.float32)
-    scale_N = jnp.where(largest_N > 0, largest_N / MOST_INTEGER, 1)
-    return jnp.round(kernel_ND / scale_N[:, None]).astype(jnp.int8), scale_N
+    scale_N = largest_N / MOST_INTEGER
+    scale_N = jnp.where(scale_N > 0, scale_N, 1)
+    multiples_ND = jnp.clip(jnp.round(kernel_ND / scale_N[:, None]), LEAST_INTEGER, MOST_INTEGER)
+    return multiples_ND.astype(jnp.int8), scale_N
 
 
 def rounded_product(
-    inputs: Float[Array, "*rows D"], integers_ND: Int8[Array, "N D"], scale_N: Float[Array, " N"]
+    inputs: Float[Array, "*rows D"], integers_ND: Int8[Array, "N D"], scale_N: Float[Array, " N"], backend: Backend
 ) -> Float[Array, "*rows N"]:
-    """Multiply the last axis, rounded to bfloat16, by a rounded kernel, in float32. Ask `rounds` first."""
+    """Multiply the last axis, rounded to bfloat16, by a rounded kernel, in float32."""
     *lead, width = inputs.shape
+    if not backend.kernel_rows:
+        return product(inputs.astype(jnp.bfloat16), integers_ND.astype(jnp.bfloat16), backend) * scale_N
     rows_11RD = inputs.astype(jnp.bfloat16).reshape(1, 1, -1, width)
     output_11RN = products.multiply(rows_11RD, integers_ND[None, None], 0, integers_ND.shape[0])
     return output_11RN.reshape(*lead, -1) * scale_N

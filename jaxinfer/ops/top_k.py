@@ -1,4 +1,4 @@
-"""The best of many values, where devices hold parts of them."""
+"""The best of many values, where devices hold parts of them, or rows are long."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -49,6 +49,8 @@ def top_k(
 
 def _top_k_by_blocks(values: Array, count: int) -> tuple[Array, Array]:
     """Return what `lax.top_k` does, which takes a CPU several times as long for long rows.
+
+    That holds for numbers; in rows that have not-a-number, or zeros of both signs, others may come first.
 
     The best of all are among the blocks with the greatest maxima, of equal ones the first: each of these has one value
     that comes before all of any other block.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.best import best_places, finds_best
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History
@@ -20,22 +21,24 @@ def draw(
     arrays: SamplingArrays,
     history: History,
     role: int | Int[Array, ""] = ROLE_TARGET,
+    backend: Backend | None = None,
 ) -> Int[Array, "B M"]:
     """Draw the token of each node from its raw logits; ties go to the lowest id, temperature 0 draws no noise.
 
-    Positions are those of the drawn tokens in prompt + output, and with the row's key decide the noise.
+    Positions are those of the drawn tokens in prompt + output, and with the row's key decide the noise. ``backend`` is
+    that of the logits, if one is to be faster (`best_token`).
     """
 
     def drawn() -> Array:
         transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM)
         return lax.cond(
             arrays.samples_B().any(),
-            lambda: best_token(add_noise(transformed_BMV, positions_BM, arrays, role)),
-            lambda: best_token(transformed_BMV),
+            lambda: best_token(add_noise(transformed_BMV, positions_BM, arrays, role), backend),
+            lambda: best_token(transformed_BMV, backend),
         )
 
     plain = ~arrays.samples_B().any() & ~edits_any(arrays, history, positions_BM)
-    return lax.cond(plain, lambda: best_token(logits_BMV), drawn)
+    return lax.cond(plain, lambda: best_token(logits_BMV, backend), drawn)
 
 
 def drawing_distribution(
@@ -59,23 +62,18 @@ def add_noise(
     return transformed_BMV + jnp.where(arrays.samples_B()[:, None, None], noise_BMV, 0)
 
 
-def best_token(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
-    """Return the id of the highest score, the lowest id among equals."""
-    rows, numbers = math.prod(scores.shape[:-1]), scores.shape[-1]
+def best_token(scores: Float[Array, "*rows V"], backend: Backend | None = None) -> Int[Array, "*rows"]:
+    """Return the id of the highest score, the lowest id among equals.
+
+    A ``backend`` that has the CPU's own kernels has one find it. A row with not-a-number gets some id, no certain one.
+    """
+    lead, vocab_size = scores.shape[:-1], scores.shape[-1]
     # The barrier has both passes read the same values.
     scores = lax.optimization_barrier(scores)
-    if jax.default_backend() != "cpu" or scores.dtype != jnp.float32 or not finds_best(rows, numbers):
-        return _best_of_all(scores)
-    return lax.platform_dependent(scores, cpu=_best_on_cpu, default=_best_of_all)
-
-
-def _best_on_cpu(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
-    return best_places(scores.reshape(-1, scores.shape[-1])).reshape(scores.shape[:-1])
-
-
-def _best_of_all(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
+    has_kernels = backend is not None and backend.kernel_rows > 0 and scores.dtype == jnp.float32
+    if has_kernels and finds_best(math.prod(lead), vocab_size):
+        return best_places(scores.reshape(-1, vocab_size)).reshape(lead)
     # Two reductions, because XLA's CPU backend runs an argmax, which reduces pairs, several times slower.
-    vocab_size = scores.shape[-1]
     is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
     ids = jnp.min(jnp.where(is_best, vocabulary_ids(vocab_size), vocab_size), axis=-1)
     # Not-a-number equals nothing; the id must still be one of the vocabulary's.

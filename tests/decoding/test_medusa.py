@@ -1,12 +1,16 @@
 """Medusa drafts what its heads say, takes what the target draws, and with ``match`` changes no token."""
 
+from dataclasses import replace
 from itertools import pairwise
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import jaxinfer
+from jaxinfer import LanguageModel
 from jaxinfer.checkpoint import drafters
 from jaxinfer.checkpoint.medusa_heads import write_heads
 from jaxinfer.decoding.draft_trees import PUBLISHED_TREES
@@ -14,10 +18,13 @@ from jaxinfer.decoding.dynamic_tree import Growth
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategy import Target
 from jaxinfer.decoding.tree import DraftTree, ancestors
 from jaxinfer.decoding.typical import accept_typical
 from jaxinfer.decoding.union import Union
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
+from jaxinfer.notation import MESH_AXES
+from jaxinfer.parallel.partitioner import partitioner_of
 from tests.decoding.fitted_heads import expected_acceptance, expected_steps, fit_conditioned, fit_plain, sharpened
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
 from tests.toys import encode_bytes, fable_tokens
@@ -115,6 +122,19 @@ def test_a_sum_keeps_the_nodes_that_their_drafter_holds_likeliest(lm, requests, 
     rows = run(lm, requests, resolve(lm, Union(parts=parts, nodes=8)))
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     assert [row.counts.steps for row in rows] == [row.counts.steps for row in alone]
+
+
+def test_outputs_are_rounded_for_the_kernels_alone_and_serve_models_without_them_too(lm, requests, oracle, fitted):
+    given = Medusa(extra=fitted["conditioned"], paths=TREE)
+    rounded = resolve(lm, given)
+    assert rounded.extra["heads"][0]["output"]["kernel"].dtype == jnp.int8
+    mesh = partitioner_of(Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), MESH_AXES))
+    on_mesh = given.resolve(Target(lm.config, lm.backend, lm.params, partitioner=mesh))
+    assert on_mesh.extra["heads"][0]["output"]["kernel"].dtype == jnp.float32
+    without = LanguageModel(lm.config, lm.params, replace(lm.backend, kernel_rows=0))
+    rows = run(without, requests, rounded)
+    assert [row.tokens for row in rows] == [row.tokens for row in oracle]
+    assert [row.counts.steps for row in rows] == [row.counts.steps for row in run(lm, requests, rounded)]
 
 
 @pytest.mark.parametrize(("conditioned", "share", "with_ids"), [(False, True, False), (True, True, True)])

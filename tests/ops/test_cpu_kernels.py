@@ -21,6 +21,7 @@ from jaxinfer.ops.cpu_kernels.best import best_module, best_places
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import describe_vectors
+from jaxinfer.ops.embedding import embed
 from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn
 from tests.ops.test_cpu_attention import check_attention
 from tests.ops.test_cpu_products import check_combine, check_multiply
@@ -87,7 +88,7 @@ def test_a_processor_of_an_unknown_make_has_none():
 def test_whatever_the_pool_does_the_best_are_found_and_records_freed(pool):
     rng = np.random.default_rng(17)
     calls = Calls(best_module(HOST), pool, threads=5)
-    for rows, length in itertools.product((1, 9), (HOST.lanes, 4095, 4096, 4097, 20_011)):
+    for rows, length in itertools.product((0, 1, 9), (HOST.lanes, 4095, 4096, 4097, 20_011)):
         scores_RV = rng.integers(0, length // 4, (rows, length)).astype(np.float32)
         chunks = -(-length // 4096)
         places, _, _ = calls.call([scores_RV], [(rows,), (rows, chunks), (rows, chunks)])
@@ -111,8 +112,13 @@ def test_rows_of_a_table_are_taken_where_they_lie(dtype):
     many = drawn(np.random.default_rng(16), (1000, 300), dtype)
     ids = jnp.arange(999, -1, -1)
     np.testing.assert_array_equal(take_rows(many, ids), np.asarray(many)[::-1])
-    counts = jax.grad(lambda table: take_rows(table, jnp.asarray([2, 2, 40])).astype(jnp.float32).sum())(table)
-    assert counts[:, 0].astype(int).tolist() == [0, 0, 2, *[0] * 33, 1]
+    own = choose_backend(dtype, "cpu")
+    for backend in (own, replace(own, kernel_rows=0)):
+        embedded = jax.jit(embed, static_argnums=2)(table, jnp.asarray([[2, 2, 40, -1]]), backend)
+        np.testing.assert_array_equal(embedded[0], np.asarray(table, np.float32)[[2, 2, 36, 0]])
+        pull = jax.vjp(lambda table, backend=backend: embed(table, jnp.asarray([[2, 2, 40]]), backend), table)[1]
+        (counts,) = pull(jnp.ones((1, 3, 5), backend.compute_dtype))
+        assert counts[:, 0].astype(int).tolist() == [0, 0, 2, *[0] * 33, 1]
     with pytest.raises(ValueError, match="16-bit"):
         take_rows(table.astype(jnp.float32), ids)
 
@@ -134,6 +140,10 @@ def test_what_does_not_fit_is_refused():
         products.multiply(rows, weights.astype(jnp.bfloat16), 0, 7)
     with refused:
         products.multiply(rows, weights.astype(jnp.int8), 0, 7)
+    mixed = weights.astype(jnp.bfloat16), weights.astype(jnp.int8)
+    for two in (mixed, mixed[::-1]):
+        with refused:
+            products.multiply_by_each(rows.astype(jnp.bfloat16), two, 0, (7, 7))
     with refused:
         products.combine(drawn(rng, (2, 3, 4, 8)), weights, 0, 32)
     with refused:

@@ -1,4 +1,6 @@
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from jaxinfer.ops.cpu_kernels.best import finds_best
 from jaxinfer.sampling import (
     ROLE_DRAFT,
     SamplingParams,
@@ -17,6 +20,7 @@ from jaxinfer.sampling import (
 )
 from jaxinfer.sampling.draw import best_token
 from tests.sampling.rows import arrays_of, blank_history, history_of, row_of
+from tests.toys import float32_backend
 
 V = 300
 MIXED = [
@@ -132,12 +136,16 @@ def test_the_best_token_is_the_first_of_the_highest_in_any_vocabulary(vocab_size
     scores_MV[1], scores_MV[2], scores_MV[3, -1], scores_MV[4] = -np.inf, -1e30, 5.0, np.nan
     scores_MV[5, : vocab_size - 1] = -np.inf
     rows = [row for row in range(9) if row != 4]
-    for dtype in (jnp.float32, jnp.bfloat16):
-        found = jax.jit(best_token)(jnp.asarray(scores_MV, dtype))
+    own = float32_backend()
+    for dtype, backend in itertools.product((jnp.float32, jnp.bfloat16), (own, replace(own, kernel_rows=0), None)):
+        find = jax.jit(lambda scores, backend=backend: best_token(scores, backend))
+        has_own = backend is own and dtype == jnp.float32 and finds_best(9, vocab_size)
+        assert ("jaxinfer_best" in find.lower(jnp.asarray(scores_MV, dtype)).as_text()) == has_own
+        found = find(jnp.asarray(scores_MV, dtype))
         assert found[np.array(rows)].tolist() == scores_MV[rows].argmax(axis=-1).tolist()
         assert 0 <= found[4] < vocab_size
-    assert best_token(jnp.zeros((0, vocab_size))).shape == (0,)
-    assert best_token(jnp.asarray(scores_MV[:6].reshape(2, 3, -1))).shape == (2, 3)
+    assert best_token(jnp.zeros((0, vocab_size)), own).shape == (0,)
+    assert best_token(jnp.asarray(scores_MV[:6].reshape(2, 3, -1)), own).shape == (2, 3)
 
 
 def test_a_draw_is_the_best_of_logits_plus_the_published_noise():

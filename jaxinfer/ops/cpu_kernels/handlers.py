@@ -180,6 +180,8 @@ def _handler(
     available = code.load("i64", threads)
     pointers, numbers, pieces, weights = plan(code, arguments, results, available)
     users = code.smaller(code.smaller(available, pieces), code.ceiling(weights, _WEIGHTS_PER_THREAD))
+    # This one works on it even if there is nothing to do.
+    users = code.larger(users, 1)
 
     record = code.value(f"call ptr @malloc(i64 {record_of.size})")
     record_of.write(code, record, pointers, numbers)

@@ -31,7 +31,7 @@ def call(
 ) -> Any:
     """Have XLA call the module that ``build`` gives for this processor, compiled when it is first asked for.
 
-    Its dot products are of so many ``numbers`` of a dtype.
+    Its dot products, if it has any, are of so many ``numbers`` of a dtype.
     """
     vectors = host_vectors()
     assert vectors is not None

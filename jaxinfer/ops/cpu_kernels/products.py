@@ -59,6 +59,8 @@ def multiply_by_each(
 ) -> tuple[Float[Array, "B C M _"], ...]:
     """Return what `multiply` does for each of several weights, in one call, for which threads come together once."""
     dtype = weights[0].dtype.name
+    if any(each.dtype != dtype for each in weights):
+        raise ValueError(f"weights of {', '.join(each.dtype.name for each in weights)} do not fit one another")
     for each, count in zip(weights, outputs, strict=True):
         _check_fit(rows_BCMK, each, count, rows_BCMK.shape[1] * rows_BCMK.shape[3])
     build = functools.partial(dot_module, dtype=dtype, count=len(weights))
