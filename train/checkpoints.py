@@ -1,10 +1,13 @@
 """Checkpoints of a run with Orbax: written in the background, each whole or not there, the last few kept."""
 
 import errno
+import gc
 import logging
 import os
 import shutil
 import sys
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -57,15 +60,19 @@ class Checkpoints:
     def restore(self, like: Any) -> Any:
         """Return the last state, with the shapes, dtypes and shardings of ``like``."""
         step, abstract = self.latest(), jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        try:
-            args = ocp.args.Composite(**{_ITEM: ocp.args.StandardRestore(abstract)})
-            restored = self._manager.restore(step, args=args)
-        except Exception as error:  # Orbax and TensorStore have errors of several classes for damaged files
-            raise InvalidCheckpoint(
-                f"{self._folder / str(step)}: the checkpoint cannot be read ({' '.join(str(error).split())[:160]}); "
-                "remove its folder to go on from the one before"
-            ) from None
-        return restored[_ITEM]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            try:
+                args = ocp.args.Composite(**{_ITEM: ocp.args.StandardRestore(abstract)})
+                return self._manager.restore(step, args=args)[_ITEM]
+            except Exception as error:  # Orbax and TensorStore have errors of several classes for damaged files
+                reason = " ".join(str(error).split())[:160]
+            # Orbax leaves the other reads under way, which would complain whenever they are collected.
+            gc.collect()
+        raise InvalidCheckpoint(
+            f"{self._folder / str(step)}: the checkpoint cannot be read ({reason}); remove its folder to go on from "
+            "the one before"
+        )
 
     def close(self) -> None:
         """Wait for writes under way, whatever becomes of them (`wait` tells), and let go of the folder."""
@@ -87,7 +94,7 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 class _Hush(logging.Filter):
-    """Drops records of failed writes to a folder: of those that are under way one is raised, the others are logged."""
+    """Drops records of Orbax's tasks and of writes to a folder: of those that fail one is raised, the others logged."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -96,7 +103,8 @@ class _Hush(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a record is of something else."""
         error = record.exc_info[1] if record.exc_info else None
-        return self._folder not in record.getMessage() and self._folder not in str(error)
+        text = record.getMessage() + ("".join(traceback.format_exception(error)) if error else "")
+        return "orbax" not in text and self._folder not in text
 
 
 def _report(unraisable: "sys.UnraisableHookArgs") -> None:

@@ -26,18 +26,18 @@ class Merged(NamedTuple):
 
 def merge(trees: Sequence[DraftTree]) -> Merged:
     """Join trees of the same roots; what must not be taken repeats nothing."""
-    firsts = np.cumsum([0, *[tree.tokens_BM.shape[1] - 1 for tree in trees]])
     # Where each tree's nodes stand if none repeats another: all roots in one place.
-    own_places = [
-        np.arange(tree.tokens_BM.shape[1]) + first * (np.arange(tree.tokens_BM.shape[1]) > 0)
-        for tree, first in zip(trees, firsts)
-    ]
+    own_places, last = [], 0
+    for tree in trees:
+        past = last + tree.tokens_BM.shape[1]
+        own_places.append(np.array([0, *range(last + 1, past)], np.int32))
+        last = past - 1
     moved = [tree._replace(parents_BM=jnp.asarray(own)[tree.parents_BM]) for tree, own in zip(trees, own_places)]
     whole = DraftTree(
         *(jnp.concatenate([moved[0][field], *[tree[field][:, 1:] for tree in moved[1:]]], axis=1) for field in range(4))
     )
     index_M = jnp.arange(whole.tokens_BM.shape[1], dtype=jnp.int32)
-    place_BM = jnp.where(index_M <= firsts[1], index_M, _first_of_path(whole))
+    place_BM = jnp.where(index_M < trees[0].tokens_BM.shape[1], index_M, _first_of_path(whole))
     is_first_BM = place_BM == index_M
     parents_BM = jnp.take_along_axis(place_BM, whole.parents_BM, axis=1)
     tree = whole._replace(parents_BM=parents_BM, valid_BM=whole.valid_BM & is_first_BM)

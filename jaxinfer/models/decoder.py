@@ -127,19 +127,22 @@ def build_step(
     """Compute what all blocks share in a forward pass of tokens at these positions."""
     dtype = jnp.dtype(backend.compute_dtype)
     rotations, placed = [], []
+
+    def kept(tables: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return computed_once(tables, context_lengths_B, backend)
+
     for kind, placement in zip(config.kinds, placements, strict=True):
         if kind.rope is None:
             rotations.append(None)
         elif placement.shift_BT is None:
-            rotations.append(rotary_tables(kind.rope, positions_BT, context_lengths_B, dtype))
+            rotations.append(kept(rotary_tables(kind.rope, positions_BT, context_lengths_B, dtype)))
         else:
             factor = static_frequencies(kind.rope)[1]
             cosines_BTR, sines_BTR = unbounded_tables(kind.rope, positions_BT, dtype)
-            rotations.append((cosines_BTR * factor, sines_BTR * factor))
-            placement = placement._replace(rotation=unbounded_tables(kind.rope, placement.shift_BT, dtype))
+            rotations.append(kept((cosines_BTR * factor, sines_BTR * factor)))
+            placement = placement._replace(rotation=kept(unbounded_tables(kind.rope, placement.shift_BT, dtype)))
         placed.append(placement)
-    rotations, placed = computed_once((tuple(rotations), tuple(placed)), context_lengths_B, backend)
-    return Step(rotations, placed)
+    return Step(tuple(rotations), tuple(placed))
 
 
 class Bias(nn.Module):

@@ -65,15 +65,15 @@ def add_noise(
 def best_token(scores: Float[Array, "*rows V"], backend: Backend | None = None) -> Int[Array, "*rows"]:
     """Return the id of the highest score, the lowest id among equals.
 
-    A ``backend`` that has the CPU's own kernels has one find it. A row with not-a-number gets some id, no certain one.
+    Where the ``backend`` has the CPU's own kernels, one of them finds it. A row that has not-a-number gets some id.
     """
     lead, vocab_size = scores.shape[:-1], scores.shape[-1]
-    # The barrier has both passes read the same values.
-    scores = lax.optimization_barrier(scores)
     has_kernels = backend is not None and backend.kernel_rows > 0 and scores.dtype == jnp.float32
     if has_kernels and finds_best(math.prod(lead), vocab_size):
         return best_places(scores.reshape(-1, vocab_size)).reshape(lead)
-    # Two reductions, because XLA's CPU backend runs an argmax, which reduces pairs, several times slower.
+    # Two reductions, because XLA's CPU backend runs an argmax, which reduces pairs, several times slower. The barrier
+    # has both read the same values.
+    scores = lax.optimization_barrier(scores)
     is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
     ids = jnp.min(jnp.where(is_best, vocabulary_ids(vocab_size), vocab_size), axis=-1)
     # Not-a-number equals nothing; the id must still be one of the vocabulary's.

@@ -91,8 +91,10 @@ def test_a_token_too_many_after_a_refused_draft_changes_every_row(lm, asked, mon
 def test_penalties_that_ignore_ancestors_change_penalized_rows(lm, asked, monkeypatch):
     draw = step.draw
 
-    def drawn(logits_BMV: Any, positions_BM: Any, arrays: Any, history: Any) -> Any:
-        return draw(logits_BMV, positions_BM, arrays, history._replace(node_tokens_BM=None, ancestors_BMM=None))
+    def drawn(logits_BMV: Any, positions_BM: Any, arrays: Any, history: Any, **others: Any) -> Any:
+        return draw(
+            logits_BMV, positions_BM, arrays, history._replace(node_tokens_BM=None, ancestors_BMM=None), **others
+        )
 
     monkeypatch.setattr(step, "draw", drawn)
     wrong = wrong_rows(lm, asked)

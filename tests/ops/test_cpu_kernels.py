@@ -17,7 +17,7 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels import machine_code, products
 from jaxinfer.ops.cpu_kernels.attention import attend_to_seen
 from jaxinfer.ops.cpu_kernels.attention_code import attention_module
-from jaxinfer.ops.cpu_kernels.best import best_module, best_places
+from jaxinfer.ops.cpu_kernels.best import CHUNK, best_module, best_places
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import describe_vectors
@@ -88,9 +88,9 @@ def test_a_processor_of_an_unknown_make_has_none():
 def test_whatever_the_pool_does_the_best_are_found_and_records_freed(pool):
     rng = np.random.default_rng(17)
     calls = Calls(best_module(HOST), pool, threads=5)
-    for rows, length in itertools.product((0, 1, 9), (HOST.lanes, 4095, 4096, 4097, 20_011)):
+    for rows, length in itertools.product((0, 1, 9), (HOST.lanes, CHUNK - 1, CHUNK, CHUNK + 1, 20_011)):
         scores_RV = rng.integers(0, length // 4, (rows, length)).astype(np.float32)
-        chunks = -(-length // 4096)
+        chunks = -(-length // CHUNK)
         places, _, _ = calls.call([scores_RV], [(rows,), (rows, chunks), (rows, chunks)])
         assert places.view(np.int32).tolist() == scores_RV.argmax(axis=1).tolist()
     calls.finish()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,9 +146,23 @@ def test_a_full_disk_is_told_before_it_is_written_to(tmp_path, monkeypatch):
         checkpoints.save(2, {"w": np.arange(4.0)})
     assert checkpoints.latest() == 1
     np.testing.assert_array_equal(checkpoints.restore({"w": np.zeros(4)})["w"], np.arange(4.0))
-    with pytest.raises(InvalidCheckpoint, match="cannot be read"):
-        checkpoints.restore({"w": np.zeros(5)})
     checkpoints.close()
+
+
+def test_a_damaged_checkpoint_is_told_in_one_line_and_can_be_removed(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted, folder)
+    last = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    for path in last.rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    code, errors = finish(start(folder))
+    assert code == 2
+    assert errors.startswith(f"error: {last}: the checkpoint cannot be read (")
+    assert errors.endswith("; remove its folder to go on from the one before\n")
+    assert errors.count("\n") == 1
+    shutil.rmtree(last)
+    assert finish(start(folder)) == (0, "")
+    assert_same_result(folder, uninterrupted)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

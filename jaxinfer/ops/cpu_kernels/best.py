@@ -14,7 +14,7 @@ from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
 # Numbers that a thread looks at twice, while they are in the processor's nearest cache.
-_CHUNK = 4096
+CHUNK = 4096
 _NOWHERE = 2**31 - 1
 _RECORD = Record("x", "y", "largest", "places", "rows", "length", "chunks")
 
@@ -33,7 +33,7 @@ def best_places(scores_RV: Float[Array, "R V"]) -> Int[Array, " R"]:
     rows, numbers = scores_RV.shape
     if scores_RV.dtype != jnp.float32 or not finds_best(rows, numbers):
         raise ValueError(f"the best of {scores_RV.dtype}{scores_RV.shape} is not looked for")
-    chunks = -(-numbers // _CHUNK)
+    chunks = -(-numbers // CHUNK)
     # A chunk's greatest number, and its place.
     results = (
         jax.ShapeDtypeStruct((rows,), jnp.int32),
@@ -64,8 +64,8 @@ def _piece(vectors: Vectors) -> str:
     length, chunks = (_RECORD.number(code, name) for name in ("length", "chunks"))
     row, chunk = code.arithmetic("sdiv", "%index", chunks), code.arithmetic("srem", "%index", chunks)
     line = code.at("float", _RECORD.pointer(code, "x"), code.arithmetic("mul", row, length))
-    begin = code.arithmetic("mul", chunk, _CHUNK)
-    past = code.smaller(code.arithmetic("add", begin, _CHUNK), length)
+    begin = code.arithmetic("mul", chunk, CHUNK)
+    past = code.smaller(code.arithmetic("add", begin, CHUNK), length)
     # The last vector ends where the row does, and may have numbers of the one before.
     last = code.arithmetic("sub", length, lanes)
     with code.repeated("each_number", begin, past, lanes, (wide, vectors.constant(float("-inf")))) as numbers:
