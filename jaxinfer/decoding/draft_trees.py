@@ -5,6 +5,7 @@ first ranks first. The root itself is not listed, and every path's parent is.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from os.path import expanduser
@@ -12,14 +13,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import Array, Float, Int
 
 TreePath = tuple[int, ...]
 Paths = tuple[TreePath, ...]
 
 MAX_NODES = 1024
+# How many nodes are drafted for each one that a bounded sum verifies: it chooses, by chances, among these.
+_CHOICE = 1.25
+
+# Divides heads' logits before chances are taken of them, as heads are surer than they are right. Simulated along 39
+# plain float32 texts, the default model's greedy answers to Spec-Bench prompts that its heads had not learned from, 16
+# nodes gave 1.86 tokens a step at 0.8, 1.91 at 1, 1.93 at 1.3, 1.91 at 1.6 and 1.89 at 2 (1.87 with the best tree of
+# ranks), and 64 nodes 2.10, 2.15 and 2.13 at 1, 1.3 and 1.6 (2.11).
+CAUTION = 1.3
 
 # The sparse trees published with Medusa (Cai et al., 2401.10774), in the order of their nodes' gain; a digit a rank.
 _PUBLISHED = {
@@ -60,6 +71,25 @@ def lay_out(paths: Paths) -> TreeLayout:
     )
 
 
+def choose_nodes(
+    layout: TreeLayout,
+    roots_B: Int[Array, " B"],
+    log_p_BKR: Float[Array, "B K R"],
+    tokens_BKR: Int[Array, "B K R"],
+) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
+    """Return the tokens of a tree's nodes, and the log-probability of the path to each.
+
+    ``tokens_BKR`` are those that are likeliest at each depth, the first the likeliest, whatever stands above them.
+    """
+    nodes = slice(1, None)
+    depths, ranks = layout.depths_M[nodes] - 1, layout.ranks_M[nodes]
+    steps_BM = jnp.pad(log_p_BKR[:, depths, ranks], ((0, 0), (1, 0)))
+    scores_BM = steps_BM
+    for _ in range(int(layout.depths_M.max()) - 1):
+        scores_BM = steps_BM + scores_BM[:, layout.parents_M]
+    return jnp.concatenate([roots_B[:, None], tokens_BKR[:, depths, ranks]], axis=1), scores_BM
+
+
 def read_tree(name: str) -> Paths:
     """Return the tree that a user names: a published one, ``chain:K``, or a JSON file with a list of paths."""
     if name in PUBLISHED_TREES:
@@ -77,6 +107,17 @@ def read_tree(name: str) -> Paths:
     except (ValueError, RecursionError, OSError) as error:
         raise InvalidOption(f"tree {name}: no JSON list of paths ({error})") from None
     return check_tree(listed, name)
+
+
+def drafts_for(nodes: int) -> int:
+    """Return how many nodes to draft for a sum that verifies at most ``nodes``, the root included."""
+    return math.ceil((nodes - 1) * _CHOICE)
+
+
+def first_paths(paths: Paths, count: int) -> Paths:
+    """Return the first ``count`` paths, and those above them."""
+    kept = {path[:depth] for path in paths[:count] for depth in range(1, len(path) + 1)}
+    return tuple(path for path in paths if path in kept)
 
 
 def check_tree(listed: Any, name: str) -> Paths:

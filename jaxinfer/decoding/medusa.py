@@ -10,7 +10,17 @@ import numpy as np
 
 from jaxinfer.checkpoint.drafters import own_tree, shipped_folder
 from jaxinfer.checkpoint.medusa_heads import read_heads
-from jaxinfer.decoding.draft_trees import Paths, check_tree, lay_out, read_tree, tree_depth
+from jaxinfer.decoding.draft_trees import (
+    CAUTION,
+    Paths,
+    check_tree,
+    choose_nodes,
+    drafts_for,
+    first_paths,
+    lay_out,
+    read_tree,
+    tree_depth,
+)
 from jaxinfer.decoding.dynamic_tree import Beams, Growth, Guess, check_growth, grow, read_growth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
@@ -26,17 +36,10 @@ from jaxinfer.models.extra_heads import (
     plain_logits,
     rounded_outputs,
     top_chances,
-    top_tokens,
     vocabulary_rows,
 )
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int, Params
-
-# Divides heads' logits before chances are taken of them, as heads are surer than they are right. Simulated along 39
-# plain float32 texts, the default model's greedy answers to Spec-Bench prompts that its heads had not learned from, 16
-# nodes gave 1.86 tokens a step at 0.8, 1.91 at 1, 1.93 at 1.3, 1.91 at 1.6 and 1.89 at 2 (1.87 with the best tree of
-# ranks), and 64 nodes 2.10, 2.15 and 2.13 at 1, 1.3 and 1.6 (2.11).
-_CAUTION = 1.3
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Medusa(Strategy):
     JSON file of paths (`jaxinfer.decoding.draft_trees`), ``dynamic:N`` for the N nodes that the heads find likeliest at
     each step (`jaxinfer.decoding.dynamic_tree`), or ``own``: the one that comes with the heads or, where none
     does, mc_sim_7b_63. ``epsilon`` and ``delta`` are those of typical acceptance.
-    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand. On a CPU own
+    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand;
+    ``most_drafts`` cuts the tree that comes with heads, whose nodes are listed as they gain. On a CPU own
     output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it once.
     """
 
@@ -62,6 +66,7 @@ class Medusa(Strategy):
     delta: float = 0.3
     paths: Paths = field(default=(), repr=False)
     growth: Growth | None = field(default=None, repr=False)
+    most_drafts: int = field(default=0, repr=False)
     extra: Params | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +97,9 @@ class Medusa(Strategy):
     @property
     def max_depth(self) -> int:
         return tree_depth(self.paths) if self.growth is None else self.growth.max_depth
+
+    def bounded(self, nodes: int) -> "Medusa":
+        return replace(self, most_drafts=drafts_for(nodes))
 
     def resolve(self, target: Target) -> "Medusa":
         folder, extra = None, self.extra
@@ -126,10 +134,10 @@ class Medusa(Strategy):
             tree, log_p_BM = grow(self.growth, roots_B, guess(model, own, self.growth, state, memory), backend)
             return Proposal(tree, memory, chances_BM=jnp.exp(log_p_BM))
         draft = draft_conditioned if is_conditioned(own) else draft_plain
-        tokens_BM = draft(model, own, self.paths, state, memory)
+        tokens_BM, log_p_BM = draft(model, own, self.paths, state, memory)
         parents_BM = jnp.broadcast_to(jnp.asarray(lay_out(self.paths).parents_M), tokens_BM.shape)
         all_BM = jnp.ones(tokens_BM.shape, bool)
-        return Proposal(DraftTree(tokens_BM, parents_BM, all_BM, all_BM), memory)
+        return Proposal(DraftTree(tokens_BM, parents_BM, all_BM, all_BM), memory, chances_BM=jnp.exp(log_p_BM))
 
     def observe(
         self,
@@ -150,7 +158,8 @@ class Medusa(Strategy):
         if self.tree != "own":
             return read_tree(self.tree)
         path = own_tree(folder)
-        return read_tree("mc_sim_7b_63" if path is None else str(path))
+        paths = read_tree("mc_sim_7b_63" if path is None else str(path))
+        return first_paths(paths, self.most_drafts) if self.most_drafts else paths
 
     def _check_fit(self, extra: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"
@@ -175,39 +184,41 @@ class Medusa(Strategy):
 
 def draft_plain(
     model: Model, extra: Params, paths: Paths, state: DecodeState, hidden_BD: Float[Array, "B D"]
-) -> Int[Array, "B M"]:
-    """Return the tokens of a tree's nodes from heads that see the hidden state alone: all depths at once."""
+) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
+    """Return the tokens of a tree's nodes, and the log-probability of the path to each, by heads that see no drafts."""
     layout = lay_out(paths)
     logits_BHW, most = plain_logits(model, extra, hidden_BD), int(layout.ranks_M.max()) + 1
-    best_BHR = top_tokens(extra, logits_BHW, most, model.decoder.backend)
-    drafted_BM = best_BHR[:, layout.depths_M[1:] - 1, layout.ranks_M[1:]]
-    return jnp.concatenate([current_tokens(state)[:, None], drafted_BM], axis=1)
+    log_p_BHR, best_BHR = top_chances(extra, logits_BHW, most, model.decoder.backend, CAUTION)
+    return choose_nodes(layout, current_tokens(state), log_p_BHR, best_BHR)
 
 
 def draft_conditioned(
     model: Model, extra: Params, paths: Paths, state: DecodeState, hidden_BD: Float[Array, "B D"]
-) -> Int[Array, "B M"]:
-    """Return the tokens of a tree's nodes from heads that see the path to each: a level at a time."""
+) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
+    """Return what `draft_plain` does, by heads that see the path to each node: a level at a time."""
     layout, backend = lay_out(paths), model.decoder.backend
     batch, width = hidden_BD.shape
     position_B1 = state.lengths_B[:, None] - 1
-    tokens_BM = current_tokens(state)[:, None]
+    tokens_BM, scores_BM = current_tokens(state)[:, None], jnp.zeros((batch, 1), jnp.float32)
     path_BMD = model.embedded(tokens_BM, position_B1)
     # Of the nodes one level up: the embeddings along the path to each, and where that level begins.
     first = 0
     for depth in range(1, tree_depth(paths) + 1):
         level = np.flatnonzero(layout.depths_M == depth)
         parents, parent_of = np.unique(layout.parents_M[level], return_inverse=True)
+        ranks = layout.ranks_M[level]
         path_BPD = path_BMD[:, parents - first]
         hidden_BPD = jnp.broadcast_to(hidden_BD[:, None], (batch, len(parents), width))
         states_BPD = head_states(extra["heads"][depth - 1], hidden_BPD, path_BPD, backend)
         logits_BPW = head_logits(model, extra, depth - 1, states_BPD)
-        best_BPR = top_tokens(extra, logits_BPW, int(layout.ranks_M[level].max()) + 1, backend)
-        drafted_BM = best_BPR[:, parent_of, layout.ranks_M[level]]
+        log_p_BPR, best_BPR = top_chances(extra, logits_BPW, int(ranks.max()) + 1, backend, CAUTION)
+        drafted_BM = best_BPR[:, parent_of, ranks]
         embedded_BMD = model.embedded(drafted_BM, jnp.broadcast_to(position_B1 + depth, drafted_BM.shape))
         path_BMD = jnp.concatenate([path_BPD[:, parent_of], embedded_BMD], axis=-1)
+        above_BM = scores_BM[:, layout.parents_M[level]]
+        scores_BM = jnp.concatenate([scores_BM, above_BM + log_p_BPR[:, parent_of, ranks]], axis=1)
         tokens_BM, first = jnp.concatenate([tokens_BM, drafted_BM], axis=1), int(level[0])
-    return tokens_BM
+    return tokens_BM, scores_BM
 
 
 def guess_plain(
@@ -215,7 +226,7 @@ def guess_plain(
 ) -> Guess:
     """Return what heads that see the hidden state alone guess: at each depth the same after every beam."""
     logits_BHW = plain_logits(model, extra, hidden_BD)
-    log_p_BHR, tokens_BHR = top_chances(extra, logits_BHW, growth.num_ranks, model.decoder.backend, _CAUTION)
+    log_p_BHR, tokens_BHR = top_chances(extra, logits_BHW, growth.num_ranks, model.decoder.backend, CAUTION)
 
     def guess(depth: int, beams: Beams, _: Any) -> tuple[Any, Any, Any]:
         shape = (*beams.tokens_BW.shape, growth.num_ranks)
@@ -240,6 +251,6 @@ def guess_conditioned(
         hidden_BWD = jnp.broadcast_to(hidden_BD[:, None], (*tokens_BW.shape, hidden_BD.shape[-1]))
         states_BWD = head_states(extra["heads"][depth - 1], hidden_BWD, embedded_BWD, backend)
         logits_BWV = head_logits(model, extra, depth - 1, states_BWD)
-        return *top_chances(extra, logits_BWV, growth.num_ranks, backend, _CAUTION), embedded_BWD
+        return *top_chances(extra, logits_BWV, growth.num_ranks, backend, CAUTION), embedded_BWD
 
     return guess

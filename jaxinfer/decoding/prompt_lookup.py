@@ -11,7 +11,14 @@ from jaxinfer.decoding.strategy import Proposal, Strategy, Target, current_token
 from jaxinfer.decoding.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.model import Model
-from jaxinfer.notation import Array, Int
+from jaxinfer.notation import Array, Float, Int
+
+# How often the token that followed a match of 1, 2, ... tokens, and of the last number or more, was the next one again:
+# along 52 plain texts, the default model's greedy answers to Spec-Bench prompts. A draft that was right so far is a
+# longer match, and its further tokens were right as often as those of one.
+_GOES_ON = (0.22, 0.49, 0.65, 0.66, 0.75, 0.9)
+# Of texts, too, it differs how often: matches of one, of two, and of more tokens are counted apart.
+_KINDS = 3
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,15 @@ class PromptLookup(Strategy):
         return self if self.min_ngram else replace(self, min_ngram=shortest)
 
     @property
+    def num_kinds(self) -> int:
+        return _KINDS
+
+    def bounded(self, nodes: int) -> "PromptLookup":
+        # So many nodes are verified in any case: what a single token predicts takes the place of what is less likely.
+        shortest = self.min_ngram or 1
+        return replace(self, num_draft_tokens=min(self.num_draft_tokens, nodes - 1), min_ngram=shortest)
+
+    @property
     def headroom(self) -> int:
         return self.num_draft_tokens + 1
 
@@ -73,7 +89,30 @@ class PromptLookup(Strategy):
         drafts_BG = jnp.take_along_axis(state.tokens_BS, source_BG, axis=1, mode="clip")
         tokens_BM = jnp.concatenate([current_tokens(state)[:, None], drafts_BG], axis=1)
         is_root_1M = jnp.arange(tokens_BM.shape[1])[None, :] == 0
-        return Proposal(chain(tokens_BM, is_root_1M | is_found_B[:, None]), memory)
+        length_B = _length_at(best_B, state.tokens_BS, state.lengths_B, len(_GOES_ON))
+        tree, kinds_B = chain(tokens_BM, is_root_1M | is_found_B[:, None]), jnp.clip(length_B, 1, _KINDS) - 1
+        chances_BM = _chances(length_B, self.num_draft_tokens)
+        return Proposal(tree, memory, chances_BM=chances_BM, kinds_B=kinds_B)
+
+
+def _chances(length_B: Int[Array, " B"], num_drafts: int) -> Float[Array, "B M"]:
+    """Return how likely the root and each further token after matches of these lengths are right."""
+    longer_BG = jnp.clip(length_B[:, None] + jnp.arange(num_drafts), 1, len(_GOES_ON))
+    goes_on_BG = jnp.asarray(_GOES_ON, jnp.float32)[longer_BG - 1]
+    return jnp.pad(jnp.cumprod(goes_on_BG, axis=1), ((0, 0), (1, 0)), constant_values=1.0)
+
+
+def _length_at(
+    place_B: Int[Array, " B"], tokens_BS: Int[Array, "B S"], lengths_B: Int[Array, " B"], most: int
+) -> Int[Array, " B"]:
+    """Return how many tokens up to and with one place equal those at the text's end, counted up to ``most``."""
+    back_1N = jnp.arange(most)[None, :]
+    ends_BN, places_BN = (each_B[:, None] - back_1N for each_B in (lengths_B - 1, place_B))
+    last_BN, there_BN = (
+        jnp.take_along_axis(tokens_BS, jnp.maximum(at_BN, 0), axis=1) for at_BN in (ends_BN, places_BN)
+    )
+    is_equal_BN = (last_BN == there_BN) & (places_BN >= 0)
+    return jnp.sum(jnp.cumprod(is_equal_BN, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
 
 
 def match_lengths(tokens_BS: Int[Array, "B S"], lengths_B: Int[Array, " B"], most: int) -> Int[Array, "B S"]:

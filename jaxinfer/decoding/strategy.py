@@ -26,7 +26,8 @@ class Proposal(NamedTuple):
     ``cache`` is the target's where drafting wrote to it, else None. ``log_q_BMV`` are the log-probabilities that the
     children of each node were drawn from, for ``verify="rejection"``. ``passes`` is how much of the target's blocks
     drafting has read, as layers read / layers. ``chances_BM`` is how likely the drafter holds each node to be taken,
-    where it can tell.
+    where it can tell: for good, or, with ``kinds_B``, until drafts of the same kind (`Strategy.num_kinds`) have been
+    seen to be taken more or less often.
     """
 
     tree: DraftTree
@@ -35,6 +36,7 @@ class Proposal(NamedTuple):
     log_q_BMV: Any = None
     passes: Any = 0.0
     chances_BM: Any = None
+    kinds_B: Any = None
 
 
 class Prompt(NamedTuple):
@@ -125,6 +127,11 @@ class Strategy(ABC):
         return False
 
     @property
+    def num_kinds(self) -> int:
+        """How many kinds of drafts it makes whose chances are not alike (`Proposal.kinds_B`)."""
+        return 1
+
+    @property
     def verifies_any_tree(self) -> bool:
         """Whether its `forward` serves trees of other drafters, so that it can be part of a sum."""
         return type(self).forward is Strategy.forward
@@ -162,6 +169,13 @@ class Strategy(ABC):
     def num_results(self, sampling: SamplingParams) -> int:
         """Return how many results a prompt gives; raise InvalidOption for sampling that the strategy cannot serve."""
         return sampling.n
+
+    def bounded(self, nodes: int) -> "Strategy":
+        """Return the strategy for a sum that verifies at most so many nodes, before it is resolved.
+
+        It need not draft what would hardly ever be among them.
+        """
+        return self
 
     def resolve(self, target: Target) -> "Strategy":
         """Return the strategy with what its options name loaded for this target; itself where nothing is missing.

@@ -13,7 +13,19 @@ import numpy as np
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.checkpoint.drafters import own_tree, shipped_folder
 from jaxinfer.checkpoint.stream_heads import read_streams
-from jaxinfer.decoding.draft_trees import MAX_NODES, Paths, TreeLayout, check_tree, lay_out, read_tree, tree_depth
+from jaxinfer.decoding.draft_trees import (
+    CAUTION,
+    MAX_NODES,
+    Paths,
+    TreeLayout,
+    check_tree,
+    choose_nodes,
+    drafts_for,
+    first_paths,
+    lay_out,
+    read_tree,
+    tree_depth,
+)
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified, current_tokens
@@ -22,11 +34,14 @@ from jaxinfer.decoding.tree_pruning import best_nodes, kept_tree, path_scores
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.extra_heads import top_chances
 from jaxinfer.models.model import Model
 from jaxinfer.models.padding import pad_adapters
 from jaxinfer.models.stream_heads import exit_logits, run_streams
-from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
-from jaxinfer.ops.top_k import top_k
+from jaxinfer.notation import Array, Float, Int, Params
+
+# What each stream of a token finds likeliest to stand at its place: log-probabilities and tokens.
+_Best = tuple[Float[Array, "B J K"], Int[Array, "B J K"]]
 
 _PRODUCT = re.compile(r"[1-9]\d*(\.[1-9]\d*)*")
 
@@ -42,7 +57,8 @@ class Streams(Strategy):
     streams, drafts are pruned by what an early exit makes of them: those that it gives less than ``prune_below`` after
     their parents go with all that follows them, and of the rest the likeliest ``keep_nodes`` stay (0: all). ``paths``,
     ``num_layers`` and ``extra`` are the tree, the number of layers with streams and the streams' parameters themselves,
-    for those who have them at hand.
+    for those who have them at hand; ``most_drafts`` cuts the tree that comes with streams, whose nodes are listed as
+    they gain.
     """
 
     name: ClassVar[str] = "streams"
@@ -53,6 +69,7 @@ class Streams(Strategy):
     prune_below: float = 0.0
     keep_nodes: int = 0
     paths: Paths = field(default=(), repr=False)
+    most_drafts: int = field(default=0, repr=False)
     num_layers: int = field(default=0, repr=False)
     extra: Params | None = field(default=None, compare=False, repr=False)
 
@@ -90,6 +107,9 @@ class Streams(Strategy):
         """Whether drafts are looked at before the top layers."""
         return self.prune_below > 0 or self.num_kept <= len(self.paths)
 
+    def bounded(self, nodes: int) -> "Streams":
+        return replace(self, most_drafts=drafts_for(nodes))
+
     def resolve(self, target: Target) -> "Streams":
         """Read the streams and the tree; raises InvalidOption where they do not fit each other or the target."""
         folder, extra, num_layers = None, self.extra, self.num_layers
@@ -108,7 +128,7 @@ class Streams(Strategy):
         extra = target.partitioner.place(extra)
         return replace(self, paths=paths, num_layers=num_layers, extra=extra)
 
-    def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Int[Array, "B J K"]:
+    def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> _Best:
         # The last token in the cache runs once more, now with streams; what that writes to the cache is dropped.
         start_B = jnp.maximum(state.lengths_B - 2, 0)
         tokens_B1, position_B1 = jnp.take_along_axis(state.tokens_BS, start_B[:, None], axis=1), start_B[:, None]
@@ -118,14 +138,15 @@ class Streams(Strategy):
         run = run_streams(model, own, self.num_layers, hidden_B1D, *nodes, cache, state.context_lengths_B)
         return self._best_tokens(model, run.streams_BMJD[:, 0])
 
-    def propose(self, model: Model, own: Params, state: DecodeState, memory: Int[Array, "B J K"]) -> Proposal:
+    def propose(self, model: Model, own: Params, state: DecodeState, memory: _Best) -> Proposal:
         layout = lay_out(self.paths)
-        drafted_BM = memory[:, layout.depths_M[1:] - 1, layout.ranks_M[1:]]
-        tokens_BM = jnp.concatenate([current_tokens(state)[:, None], drafted_BM], axis=1)
+        tokens_BM, log_p_BM = choose_nodes(layout, current_tokens(state), *memory)
         parents_BM = jnp.broadcast_to(jnp.asarray(layout.parents_M), tokens_BM.shape)
         all_BM = jnp.ones(tokens_BM.shape, bool)
         tree = DraftTree(tokens_BM, parents_BM, all_BM, all_BM)
-        return self._pruned(model, own, state, tree, layout) if self.prunes else Proposal(tree, None)
+        if self.prunes:
+            return self._pruned(model, own, state, tree, layout)
+        return Proposal(tree, None, chances_BM=jnp.exp(log_p_BM))
 
     def forward(self, model: Model, own: Params, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         hidden_BMD, cache, passes = proposal.memory, state.cache, self.num_layers / model.config.num_layers
@@ -144,7 +165,7 @@ class Streams(Strategy):
         verified: Verified,
         draws_BM: Any,
         walk: Walk,
-    ) -> Int[Array, "B J K"]:
+    ) -> _Best:
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         streams_BJD = jnp.take_along_axis(verified.extra, last_B1[..., None, None], axis=1)[:, 0]
         return self._best_tokens(model, streams_BJD)
@@ -154,7 +175,8 @@ class Streams(Strategy):
         if self.tree != "own":
             return read_product(self.tree)
         path = own_tree(folder)
-        return read_product("4.2.1") if path is None else read_tree(str(path))
+        paths = read_product("4.2.1") if path is None else read_tree(str(path))
+        return first_paths(paths, self.most_drafts) if path is not None and self.most_drafts else paths
 
     def _run_first(
         self, model: Model, state: DecodeState, tokens_BM: Int[Array, "B M"], nodes: Nodes
@@ -165,10 +187,9 @@ class Streams(Strategy):
         hidden_BMD = model.embedded(tokens_BM, positions_BM)
         return model.run_layers(0, stop, hidden_BMD, positions_BM, state.cache, placements, state.context_lengths_B)
 
-    def _best_tokens(self, model: Model, streams_BJD: Float[Array, "B J D"]) -> Int[Array, "B J K"]:
+    def _best_tokens(self, model: Model, streams_BJD: Float[Array, "B J D"]) -> _Best:
         count = 1 + max(max(path) for path in self.paths)
-        _, best_BJK = top_k(model.logits(streams_BJD), count, model.decoder.backend, (DATA, None, TENSOR))
-        return best_BJK
+        return top_chances({}, model.logits(streams_BJD), count, model.decoder.backend, CAUTION)
 
     def _pruned(self, model: Model, own: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout) -> Proposal:
         """Run the layers without streams, and go on with the nodes that their result speaks for."""

@@ -92,8 +92,9 @@ def top_chances(
     extra: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
 ) -> tuple[Float[Array, "B heads count"], Int[Array, "B heads count"]]:
     """Return the log-probabilities that a head gives its best tokens, and these tokens' ids, the best first."""
-    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) / temperature
-    best, rows = top_k(jax.nn.log_softmax(wide, axis=-1), count, backend, (DATA, None, TENSOR))
+    best, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
+    best, wide = (each.astype(jnp.promote_types(each.dtype, jnp.float32)) / temperature for each in (best, logits))
+    best -= jax.nn.logsumexp(wide, axis=-1, keepdims=True)
     return best, extra["ids"][rows] if "ids" in extra else rows
 
 

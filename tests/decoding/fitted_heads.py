@@ -10,9 +10,8 @@ import numpy as np
 
 from jaxinfer import LanguageModel
 from jaxinfer.decoding.batch import prompt_bucket
-from jaxinfer.decoding.draft_trees import Paths, tree_depth
+from jaxinfer.decoding.draft_trees import CAUTION, Paths, tree_depth
 from jaxinfer.decoding.dynamic_tree import Growth
-from jaxinfer.decoding.medusa import _CAUTION
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
@@ -134,7 +133,7 @@ def expected_steps(
 
         def log_p_after(path: TokenPath, current: int = current) -> np.ndarray:
             along_PD = table_VD[[text[current], *path]]
-            scores_W = head_scores(extra["heads"][len(path)], hidden_TD[current - 1], along_PD) / _CAUTION
+            scores_W = head_scores(extra["heads"][len(path)], hidden_TD[current - 1], along_PD) / CAUTION
             log_p_V = np.full(lm.config.vocab_size, -1e9)
             log_p_V[ids] = scores_W - np.log(np.exp(scores_W - scores_W.max()).sum()) - scores_W.max()
             return log_p_V

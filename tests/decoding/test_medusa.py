@@ -1,5 +1,6 @@
 """Medusa drafts what its heads say, takes what the target draws, and with ``match`` changes no token."""
 
+import json
 from itertools import pairwise
 
 import jax
@@ -16,11 +17,13 @@ from jaxinfer.decoding.dynamic_tree import Growth
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.registry import parse_strategy
-from jaxinfer.decoding.strategy import Target
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategy import Proposal, Target
 from jaxinfer.decoding.tree import DraftTree, ancestors
 from jaxinfer.decoding.typical import accept_typical
 from jaxinfer.decoding.union import Union
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
+from jaxinfer.models.model import Model
 from jaxinfer.notation import MESH_AXES
 from jaxinfer.parallel.partitioner import partitioner_of
 from tests.decoding.fitted_heads import expected_acceptance, expected_steps, fit_conditioned, fit_plain, sharpened
@@ -120,6 +123,52 @@ def test_a_sum_keeps_the_nodes_that_their_drafter_holds_likeliest(lm, requests, 
     rows = run(lm, requests, resolve(lm, Union(parts=parts, nodes=8)))
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     assert [row.counts.steps for row in rows] == [row.counts.steps for row in alone]
+
+
+@pytest.mark.parametrize("kind", ["plain", "conditioned"])
+def test_a_tree_of_ranks_knows_the_chances_that_a_dynamic_one_grows_by(lm, fitted, kind):
+    rng, extra = np.random.default_rng(3), sharpened(fitted[kind])
+    state = DecodeState(**dict.fromkeys(DecodeState._fields))._replace(
+        tokens_BS=jnp.asarray(rng.integers(2, 258, (3, 16)), jnp.int32), lengths_B=jnp.asarray([5, 1, 16], jnp.int32)
+    )
+    hidden_BD = jnp.asarray(rng.standard_normal((3, lm.config.model_dim)), jnp.float32)
+    model, chances = Model(lm.programs.decoder, lm.params), []
+    for given in (Medusa(extra=extra, paths=TREE), Medusa(extra=extra, growth=GROWTH)):
+        strategy = resolve(lm, given)
+        drafted = strategy.propose(model, strategy.extra, state, hidden_BD)
+        chances.append([chances_of_paths(drafted, row) for row in range(3)])
+    for of_ranks, dynamic in zip(*chances):
+        assert len(of_ranks) == 1 + len(TREE)
+        common = of_ranks.keys() & dynamic.keys()
+        assert len(common) > 4
+        np.testing.assert_allclose([of_ranks[path] for path in common], [dynamic[path] for path in common], rtol=1e-5)
+
+
+def chances_of_paths(drafted: Proposal, row: int) -> dict[tuple[int, ...], float]:
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(drafted.tree.tokens_BM[row, 1:].tolist(), drafted.tree.parents_BM[row, 1:].tolist()):
+        paths.append((*paths[parent], token))
+    return dict(zip(paths, drafted.chances_BM[row].tolist()))
+
+
+def test_a_bounded_sum_asks_for_no_drafts_that_it_would_hardly_take(trained_folder, fitted, tmp_path, monkeypatch):
+    lm = jaxinfer.load(trained_folder)  # its own, for it remembers what it found
+    monkeypatch.setattr(drafters, "DRAFTERS", tmp_path)
+    (tmp_path / "this").mkdir()
+    beside = {"tree.json": json.dumps([[0], [1], [0, 0], [2], [3], [0, 1], [1, 0], [0, 0, 0]])}
+    folder, vocab_size = tmp_path / "this" / "heads", lm.config.vocab_size
+    write_heads(folder, fitted["plain"], vocab_size, base_fingerprint=lm.fingerprint, beside=beside)
+    bounded, whole, named = (
+        lm.resolve(spec).parts[0]
+        for spec in (
+            "medusa+prompt_lookup+nodes=5",
+            "medusa+prompt_lookup",
+            f"medusa:tree={folder / 'tree.json'}+prompt_lookup+nodes=5",
+        )
+    )
+    assert bounded.paths == ((0,), (1,), (0, 0), (2,), (3,))
+    assert len(bounded.extra["heads"]) == 2
+    assert len(whole.paths) == len(named.paths) == 8
 
 
 def test_outputs_are_rounded_for_one_processor_and_not_for_a_mesh(lm, fitted):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Target
+from jaxinfer.decoding.strategy import Proposal, Target
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
@@ -32,7 +32,7 @@ def expected_draft(text: list[int], strategy: PromptLookup) -> list[int] | None:
     return None
 
 
-def drafts(texts: list[list[int]], strategy: PromptLookup) -> list[list[int] | None]:
+def propose(texts: list[list[int]], strategy: PromptLookup) -> Proposal:
     tokens_BS = np.full((len(texts), NUM_SLOTS), 1, np.int32)
     for row, text in enumerate(texts):
         tokens_BS[row, : len(text)] = text
@@ -40,7 +40,11 @@ def drafts(texts: list[list[int]], strategy: PromptLookup) -> list[list[int] | N
     state = DecodeState(**dict.fromkeys(DecodeState._fields))._replace(
         tokens_BS=jnp.asarray(tokens_BS), lengths_B=lengths_B
     )
-    tree = strategy.propose(UNUSED, (), state, ()).tree
+    return strategy.propose(UNUSED, (), state, ())
+
+
+def drafts(texts: list[list[int]], strategy: PromptLookup) -> list[list[int] | None]:
+    tree = propose(texts, strategy).tree
     np.testing.assert_array_equal(tree.tokens_BM[:, 0], [text[-1] for text in texts])
     return [
         tokens[1:].tolist() if valid[1:].all() else None
@@ -55,6 +59,22 @@ def drafts(texts: list[list[int]], strategy: PromptLookup) -> list[list[int] | N
 def test_it_drafts_what_followed_the_longest_match(match, max_ngram, min_ngram, texts):
     strategy = PromptLookup(num_draft_tokens=5, max_ngram=max_ngram, min_ngram=min_ngram, match=match)
     assert drafts(texts, strategy) == [expected_draft(text, strategy) for text in texts]
+
+
+def test_a_longer_match_is_likelier_to_go_on():
+    """As long as the texts are equal, further than what a match is looked for by."""
+    repeated = [1, 2, 3, 4, 5, 6, 7]
+    texts = [[9, *repeated[-size:], 8, *repeated[-size:]] for size in range(1, 8)]
+    drafted = propose(texts, PromptLookup(num_draft_tokens=3, min_ngram=1))
+    goes_on = (0.22, 0.49, 0.65, 0.66, 0.75, 0.9, 0.9, 0.9, 0.9)
+    expected = [[1.0, *np.cumprod(goes_on[size - 1 : size + 2])] for size in (1, 2, 3, 4, 5, 6, 6)]
+    np.testing.assert_allclose(drafted.chances_BM, expected, rtol=1e-6)
+    assert drafted.kinds_B.tolist() == [0, 1, 2, 2, 2, 2, 2]
+
+
+def test_in_a_bounded_sum_it_drafts_what_there_is_place_for():
+    assert PromptLookup().bounded(8) == PromptLookup(num_draft_tokens=7, min_ngram=1)
+    assert PromptLookup(num_draft_tokens=4, min_ngram=2).bounded(8) == PromptLookup(num_draft_tokens=4, min_ngram=2)
 
 
 def test_a_shortest_match_longer_than_the_longest_is_refused():

@@ -9,13 +9,21 @@ from hypothesis import strategies as st
 
 import jaxinfer
 from jaxinfer.decoding.merge import merge, select
+from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategy import Proposal, Verified
 from jaxinfer.decoding.tree import DraftTree, ancestors
+from jaxinfer.decoding.union import Chances, Sum, Union
+from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.decoder import Decoder, create_cache
+from jaxinfer.models.model import Model
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
-from tests.toys import encode_bytes, fable, float32_backend
+from tests.toys import TINY_LLAMA, encode_bytes, fable, float32_backend
 
 SIZES = (4, 5, 3)
+UNUSED = Model(Decoder(TINY_LLAMA, float32_backend()), {})
 few = settings(derandomize=True, max_examples=60, deadline=None)
 trees = st.tuples(
     *[
@@ -110,6 +118,34 @@ def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec
     assert [row.tokens for row in rows] == [row.tokens for row in plain]
     assert sum(row.counts.accepted_by_depth[1] for row in rows) > 0
     assert sum(row.counts.drafted - row.counts.accepted for row in rows) > 0
+
+
+def test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_from_none():
+    """Two rows draft the same chain, the second's of another kind; the first's has often been right before."""
+    tree = DraftTree(
+        jnp.asarray([[0, 5, 6]] * 2), jnp.asarray([[0, 0, 1]] * 2), jnp.ones((2, 3), bool), jnp.ones((2, 3), bool)
+    )
+    chances_BM = jnp.asarray([[1.0, 0.5, 0.25]] * 2)
+    guessed = Proposal(tree, (), chances_BM=chances_BM, kinds_B=jnp.asarray([1, 0]))
+    union, places_BM = Union(parts=(PromptLookup(num_draft_tokens=2),), nodes=2), jnp.asarray([[0, 1, 2]] * 2)
+    memory = Sum(((),), (Chances(*[jnp.zeros((2, 3, 3))] * 2),), (guessed,), (places_BM,))
+    walk = Walk(*[None] * len(Walk._fields))._replace(path_BM=jnp.asarray([[0, 1, 2]] * 2), taken_B=jnp.asarray([3, 2]))
+    state = DecodeState(**dict.fromkeys(DecodeState._fields))
+    verified = Verified(None, None, create_cache(TINY_LLAMA, 2, 16, UNUSED.decoder.backend))
+    for _ in range(30):
+        proposal = Proposal(tree, memory)
+        memory = union.observe(UNUSED, ((),), state, proposal, verified, jnp.zeros((2, 3), jnp.int32), walk)
+        memory = memory._replace(proposals=(guessed,), places=(places_BM,))
+
+    def gains(draft: Proposal) -> np.ndarray:
+        return np.asarray(union._gains((2, 3), (draft,), (places_BM,), memory.chances))[:, 1:]
+
+    weight = sum(0.95**step for step in range(30))
+    prior, learned = 8 * np.array([0.5, 0.25]), np.array([[weight, weight], [weight, 0.0]])
+    np.testing.assert_allclose(gains(guessed), (learned + prior) / (weight + 8), rtol=1e-4)
+    swapped = guessed._replace(kinds_B=jnp.asarray([0, 1]))
+    np.testing.assert_allclose(gains(swapped), [[0.5, 0.25]] * 2, rtol=1e-4)
+    np.testing.assert_allclose(gains(guessed._replace(kinds_B=None)), [[0.5, 0.25]] * 2, rtol=1e-4)
 
 
 def test_what_cannot_be_summed_is_refused_by_name():
