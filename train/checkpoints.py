@@ -29,7 +29,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._silence = ExitStack()
-        self._silence.enter_context(_silenced(folder))
+        self._hush = self._silence.enter_context(_silenced(folder))
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
@@ -67,6 +67,7 @@ class Checkpoints:
                 return self._manager.restore(step, args=args)[_ITEM]
             except Exception as error:  # Orbax and TensorStore have errors of several classes for damaged files
                 reason = " ".join(str(error).split())[:160]
+                self._hush.drops_orbax = True
             # Orbax leaves the other reads under way, which would complain whenever they are collected.
             gc.collect()
         raise InvalidCheckpoint(
@@ -94,17 +95,21 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 class _Hush(logging.Filter):
-    """Drops records of Orbax's tasks and of writes to a folder: of those that fail one is raised, the others logged."""
+    """Drops records of failed writes to a folder: of those that are under way one is raised, the others are logged.
+
+    With ``drops_orbax``, also those of other tasks of Orbax: reads that a failed restore has left.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
+        self.drops_orbax = False
         self._folder = str(folder.resolve())
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a record is of something else."""
         error = record.exc_info[1] if record.exc_info else None
         text = record.getMessage() + ("".join(traceback.format_exception(error)) if error else "")
-        return "orbax" not in text and self._folder not in text
+        return self._folder not in text and not (self.drops_orbax and "orbax" in text)
 
 
 def _report(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -115,15 +120,16 @@ def _report(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 @contextmanager
-def _silenced(folder: Path) -> Iterator[None]:
+def _silenced(folder: Path) -> Iterator[_Hush]:
     """Keep Orbax and its event loops from logging, with a traceback, the errors that they also raise."""
     logger = logging.getLogger("absl")
     was_disabled, logger.disabled = logger.disabled, True
     # These stay, as the other writes of a save that has failed may end, and be collected, at any time later.
-    logging.getLogger("asyncio").addFilter(_Hush(folder))
+    hush = _Hush(folder)
+    logging.getLogger("asyncio").addFilter(hush)
     if sys.unraisablehook is sys.__unraisablehook__:  # else another program's own is left in place
         sys.unraisablehook = _report
     try:
-        yield
+        yield hush
     finally:
         logger.disabled = was_disabled

@@ -1,7 +1,7 @@
 """Parameters of speculative streams on disk: ``streams.json``, a `StreamsDescription`, and ``streams.safetensors``.
 
 Tensors are named by their path in `jaxinfer.models.stream_heads`: ``init.down``, ``identifiers`` and so on. A draft
-tree that suits the streams may stand beside them as ``tree.json``.
+tree that suits the streams may stand beside them as ``tree.json``, the paths that gain most first.
 """
 
 import hashlib

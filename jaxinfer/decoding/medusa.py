@@ -52,7 +52,7 @@ class Medusa(Strategy):
     each step (`jaxinfer.decoding.dynamic_tree`), or ``own``: the one that comes with the heads or, where none
     does, mc_sim_7b_63. ``epsilon`` and ``delta`` are those of typical acceptance.
     ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand;
-    ``most_drafts`` cuts the tree that comes with heads, whose nodes are listed as they gain. On a CPU own
+    ``most_drafts`` cuts the ``own`` tree, whose nodes are listed as they gain. On a CPU own
     output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it once.
     """
 
@@ -110,7 +110,7 @@ class Medusa(Strategy):
             num_nodes = self.growth.num_nodes
         else:
             num_nodes = None if self.paths else read_growth(self.tree)
-        paths = self._read_paths(folder) if num_nodes is None else ()
+        paths = self.read_paths(folder) if num_nodes is None else ()
         if extra is None:
             assert folder is not None
             extra = read_heads(folder, target.config, target.backend, tree_depth(paths) or None, target.fingerprint)
@@ -152,7 +152,8 @@ class Medusa(Strategy):
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         return jnp.take_along_axis(verified.hidden_BMD, last_B1[..., None], axis=1)[:, 0]
 
-    def _read_paths(self, folder: Path | None) -> Paths:
+    def read_paths(self, folder: Path | None = None) -> Paths:
+        """Return the tree of ranks that the options name, for heads of a folder."""
         if self.paths:
             return check_tree(self.paths, "of paths")
         if self.tree != "own":

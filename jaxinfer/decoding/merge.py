@@ -65,9 +65,10 @@ def select(
 ) -> tuple[DraftTree, Int[Array, "B M"]]:
     """Return the tree of the ``count`` nodes that gain most, and where each node stands in it, -1 where nowhere.
 
-    A node gains no more than its ancestors, so with it they are chosen too. The root always is.
+    A node gains no more than its ancestors, so with it they are chosen too. The root always is: what is not a number
+    gains nothing.
     """
-    gains_BM = gains_BM.at[:, 0].set(jnp.inf)
+    gains_BM = jnp.where(jnp.isnan(gains_BM), 0.0, gains_BM).at[:, 0].set(jnp.inf)
     reach_BM = jnp.min(jnp.where(ancestors_BMM, gains_BM[:, None, :], jnp.inf), axis=-1)
     reach_BM = jnp.where(tree.valid_BM, reach_BM, -1.0).at[:, 0].set(jnp.inf)
     _, chosen_BC = top_k(reach_BM, count, backend)

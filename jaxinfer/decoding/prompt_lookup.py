@@ -27,8 +27,8 @@ class PromptLookup(Strategy):
 
     The longest match of ``min_ngram`` to ``max_ngram`` tokens is taken, of equally long ones the ``last`` or the
     ``first``. Where the match reaches into its own continuation, the draft goes on periodically. A ``min_ngram`` of 0
-    is 1, as published, or 2 on a CPU in float32, where the nodes of a step cost more than what single tokens predict
-    is worth.
+    is 1, as published and in sums of bounded size, or else 2 on a CPU, where the nodes of a step cost more than what
+    single tokens predict is worth.
     """
 
     name: ClassVar[str] = "prompt_lookup"

@@ -173,7 +173,8 @@ class Strategy(ABC):
     def bounded(self, nodes: int) -> "Strategy":
         """Return the strategy for a sum that verifies at most so many nodes, before it is resolved.
 
-        It need not draft what would hardly ever be among them.
+        It need not draft what would hardly ever be among them, and may draft what would not be worth nodes of its own.
+        A strategy that has been resolved cannot be bounded anew.
         """
         return self
 

@@ -100,7 +100,7 @@ class Streams(Strategy):
 
     @property
     def verifies_any_tree(self) -> bool:
-        return not self.prunes
+        return self.prune_below == 0 and self.keep_nodes == 0
 
     @property
     def prunes(self) -> bool:
@@ -136,7 +136,7 @@ class Streams(Strategy):
         nodes = Nodes(start_B, itself_111, position_B1)
         hidden_B1D, cache = self._run_first(model, state, tokens_B1, nodes)
         run = run_streams(model, own, self.num_layers, hidden_B1D, *nodes, cache, state.context_lengths_B)
-        return self._best_tokens(model, run.streams_BMJD[:, 0])
+        return self._best(model, run.streams_BMJD[:, 0])
 
     def propose(self, model: Model, own: Params, state: DecodeState, memory: _Best) -> Proposal:
         layout = lay_out(self.paths)
@@ -146,7 +146,7 @@ class Streams(Strategy):
         tree = DraftTree(tokens_BM, parents_BM, all_BM, all_BM)
         if self.prunes:
             return self._pruned(model, own, state, tree, layout)
-        return Proposal(tree, None, chances_BM=jnp.exp(log_p_BM))
+        return Proposal(tree, None, chances_BM=jnp.exp(log_p_BM) if self.most_drafts else None)
 
     def forward(self, model: Model, own: Params, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         hidden_BMD, cache, passes = proposal.memory, state.cache, self.num_layers / model.config.num_layers
@@ -168,7 +168,7 @@ class Streams(Strategy):
     ) -> _Best:
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         streams_BJD = jnp.take_along_axis(verified.extra, last_B1[..., None, None], axis=1)[:, 0]
-        return self._best_tokens(model, streams_BJD)
+        return self._best(model, streams_BJD)
 
     def read_paths(self, folder: Path | None = None) -> Paths:
         """Return the tree that the options name, for streams of a folder."""
@@ -187,9 +187,11 @@ class Streams(Strategy):
         hidden_BMD = model.embedded(tokens_BM, positions_BM)
         return model.run_layers(0, stop, hidden_BMD, positions_BM, state.cache, placements, state.context_lengths_B)
 
-    def _best_tokens(self, model: Model, streams_BJD: Float[Array, "B J D"]) -> _Best:
-        count = 1 + max(max(path) for path in self.paths)
-        return top_chances({}, model.logits(streams_BJD), count, model.decoder.backend, CAUTION)
+    def _best(self, model: Model, streams_BJD: Float[Array, "B J D"]) -> _Best:
+        count, logits_BJV = 1 + max(max(path) for path in self.paths), model.logits(streams_BJD)
+        log_p_BJK, tokens_BJK = top_chances({}, logits_BJV, count, model.decoder.backend, CAUTION)
+        # Remembered from step to step, they would be computed even where no bounded sum reads them.
+        return log_p_BJK if self.most_drafts else jnp.zeros_like(log_p_BJK), tokens_BJK
 
     def _pruned(self, model: Model, own: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout) -> Proposal:
         """Run the layers without streams, and go on with the nodes that their result speaks for."""

@@ -92,9 +92,14 @@ class Union(Strategy):
     def max_depth(self) -> int:
         return max(part.max_depth for part in self.parts)
 
+    @property
+    def asked_parts(self) -> tuple[Strategy, ...]:
+        """The parts before they are resolved, asked for no more than the sum has a use for."""
+        return tuple(part.bounded(self.nodes) for part in self.parts) if self.nodes else self.parts
+
     def resolve(self, target: Target) -> "Union":
         """Load what the parts name; a draft model then has to catch up with tokens that others drafted."""
-        parts = [(part.bounded(self.nodes) if self.nodes else part).resolve(target) for part in self.parts]
+        parts = [part.resolve(target) for part in self.asked_parts]
         depth = max(part.max_depth for part in parts)
         behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
         return replace(self, parts=tuple(behind))
@@ -173,7 +178,7 @@ class Union(Strategy):
                 kinds_B11 = _kinds(draft)[:, None, None]
                 tries_BM, hits_BM = (jnp.take_along_axis(counts, kinds_B11, axis=1)[:, 0] for counts in seen)
                 chance_BM = (hits_BM + _PRIOR_STEPS * prior_BM) / (tries_BM + _PRIOR_STEPS)
-            missed_BM = jnp.where(draft.tree.valid_BM, 1 - jnp.minimum(chance_BM, 1 - 1e-6), 1.0)
+            missed_BM = jnp.where(draft.tree.valid_BM, 1 - jnp.minimum(chance_BM.astype(jnp.float32), 1 - 1e-6), 1.0)
             log_missed_BM = add_in_rows(log_missed_BM, places_BM, jnp.log(missed_BM))
         return 1 - jnp.exp(log_missed_BM)
 

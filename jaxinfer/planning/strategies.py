@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.decoding.beam import BeamSearch
 from jaxinfer.decoding.draft_model import DraftModel
-from jaxinfer.decoding.draft_trees import read_tree, tree_depth
+from jaxinfer.decoding.draft_trees import tree_depth
 from jaxinfer.decoding.dynamic_tree import Growth, check_growth, read_growth
 from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
@@ -39,7 +39,7 @@ def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: 
 
 def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
     if isinstance(strategy, Union):
-        parts = [_described(part, config, mesh, dtype) for part in strategy.parts]
+        parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]
         depth = max(part.max_depth for part in parts)
         behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
         return replace(strategy, parts=tuple(behind))
@@ -52,7 +52,7 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
         if (num_nodes := read_growth(strategy.tree)) is not None:
             growth = check_growth(Growth(num_nodes, _NUM_HEADS))
             return replace(strategy, growth=growth, extra=_heads(target, _NUM_HEADS))
-        paths = read_tree("mc_sim_7b_63" if strategy.tree == "own" else strategy.tree)
+        paths = strategy.read_paths()
         return replace(strategy, paths=paths, extra=_heads(target, tree_depth(paths)))
     if isinstance(strategy, Streams) and not strategy.heads:
         return _streams(strategy, target)

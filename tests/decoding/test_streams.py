@@ -2,13 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer.checkpoint.stream_heads import write_streams
+from jaxinfer.decoding.draft_trees import CAUTION, lay_out
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.streams import Streams, read_product
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
+from jaxinfer.models.model import Model
 from jaxinfer.models.stream_heads import StreamsConfig
 from tests.decoding.fitted_streams import expected_acceptance, fit_streams
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
@@ -100,6 +104,33 @@ def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, op
     rows = check_same(lm, requests, oracle, strategy)
     assert sum(row.counts.drafted for row in rows) > 0
     assert sum(row.counts.accepted < row.counts.drafted for row in rows) == len(rows)
+
+
+def test_in_a_bounded_sum_streams_tell_how_likely_their_tokens_are(lm, fitted, folder):
+    rng, alone = np.random.default_rng(6), Streams(extra=fitted, num_layers=1, paths=TREE)
+    model = Model(lm.programs.decoder, lm.params)
+    streams_BJD = jnp.asarray(rng.standard_normal((2, 3, lm.config.model_dim)), jnp.float32)
+    state = DecodeState(**dict.fromkeys(DecodeState._fields))._replace(
+        tokens_BS=jnp.ones((2, 8), jnp.int32), lengths_B=jnp.asarray([3, 8], jnp.int32)
+    )
+    bounded, unbounded = lm.resolve(alone.bounded(8)), lm.resolve(alone)
+    drafted = bounded.propose(model, bounded.extra, state, bounded._best(model, streams_BJD))
+    log_p_BJV = jax.nn.log_softmax(model.logits(streams_BJD) / CAUTION, axis=-1)
+    best_BJV = -jnp.sort(-log_p_BJV, axis=-1)
+    layout = lay_out(TREE)
+    for node, path in enumerate([(), *sorted(TREE, key=lambda path: (len(path), path))]):
+        assert len(path) == layout.depths_M[node]
+        expected_B = jnp.exp(sum((best_BJV[:, stream, rank] for stream, rank in enumerate(path)), jnp.zeros(2)))
+        np.testing.assert_allclose(drafted.chances_BM[:, node], expected_B, rtol=1e-5)
+    plain = unbounded.propose(model, unbounded.extra, state, unbounded._best(model, streams_BJD))
+    assert plain.chances_BM is None
+    np.testing.assert_array_equal(plain.tree.tokens_BM, drafted.tree.tokens_BM)
+    cut, named = (
+        lm.resolve(f"streams:heads={folder}{tree}+prompt_lookup+nodes=3").parts[0] for tree in ("", ",tree=2.1")
+    )
+    assert cut.paths == ((0,), (1,), (0, 0))
+    assert len(cut.extra["identifiers"]) == 2
+    assert len(named.paths) == 4
 
 
 def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, fitted, folder):

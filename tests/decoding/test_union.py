@@ -13,7 +13,7 @@ from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Proposal, Verified
-from jaxinfer.decoding.tree import DraftTree, ancestors
+from jaxinfer.decoding.tree import DraftTree, ancestors, chain
 from jaxinfer.decoding.union import Chances, Sum, Union
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
@@ -120,6 +120,14 @@ def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec
     assert sum(row.counts.drafted - row.counts.accepted for row in rows) > 0
 
 
+def test_what_is_not_a_number_gains_nothing_and_the_root_stays():
+    tree = chain(jnp.asarray([[7, 8, 9, 10]]), jnp.ones((1, 4), bool))
+    gains_BM = jnp.asarray([[1.0, *[np.nan] * 3]], jnp.float32)
+    chosen, places_BM = selected(tree, ancestors(tree.parents_BM), gains_BM, 2, float32_backend())
+    assert chosen.tokens_BM.tolist() == [[7, 8]]
+    assert places_BM.tolist() == [[0, 1, -1, -1]]
+
+
 def test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_from_none():
     """Two rows draft the same chain, the second's of another kind; the first's has often been right before."""
     tree = DraftTree(
@@ -146,6 +154,9 @@ def test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_fro
     swapped = guessed._replace(kinds_B=jnp.asarray([0, 1]))
     np.testing.assert_allclose(gains(swapped), [[0.5, 0.25]] * 2, rtol=1e-4)
     np.testing.assert_allclose(gains(guessed._replace(kinds_B=None)), [[0.5, 0.25]] * 2, rtol=1e-4)
+    with jax.enable_x64(True):
+        of_float64 = guessed._replace(chances_BM=chances_BM.astype(jnp.float64), kinds_B=None)
+        np.testing.assert_allclose(gains(of_float64), [[0.5, 0.25]] * 2, rtol=1e-4)
 
 
 def test_what_cannot_be_summed_is_refused_by_name():
@@ -153,6 +164,8 @@ def test_what_cannot_be_summed_is_refused_by_name():
         parse_strategy("prompt_lookup+layerskip")
     with pytest.raises(InvalidOption, match="streams cannot be part of a sum: it does not verify any drafter's tree"):
         parse_strategy("streams:prune_below=0.1+prompt_lookup")
+    with pytest.raises(InvalidOption, match="streams cannot be part of a sum: it does not verify any drafter's tree"):
+        parse_strategy("streams:keep_nodes=4+prompt_lookup")
     with pytest.raises(InvalidOption, match="streams and streams cannot be parts of one sum"):
         parse_strategy("streams+streams")
     with pytest.raises(InvalidOption, match="beam cannot be part of a sum"):

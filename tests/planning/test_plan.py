@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from jaxinfer.decoding.union import Union
 from jaxinfer.errors import InvalidOption
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.deployment import Deployment
@@ -187,6 +188,13 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(changes, message):
 def test_a_dynamic_tree_is_planned_as_deep_as_published_trees():
     strategy = planned_strategy("medusa:tree=dynamic:64", LLAMA_2_7B, MeshConfig(), "bfloat16")
     assert (strategy.headroom, strategy.max_depth, strategy.branches) == (64, 4, True)
+
+
+def test_a_bounded_sum_is_planned_with_the_drafts_that_it_asks_for():
+    strategy = planned_strategy("medusa+prompt_lookup+nodes=8", LLAMA_2_7B, MeshConfig(), "bfloat16")
+    assert isinstance(strategy, Union)
+    assert [part.max_depth for part in strategy.parts] == [3, 7]
+    assert [part.headroom for part in strategy.parts] == [10, 8]
 
 
 def test_longer_texts_than_a_model_was_made_for_can_be_planned():

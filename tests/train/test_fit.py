@@ -149,6 +149,26 @@ def test_a_full_disk_is_told_before_it_is_written_to(tmp_path, monkeypatch):
     checkpoints.close()
 
 
+def test_a_checkpoint_of_other_shapes_is_told_in_one_line(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; import numpy as np; from train.checkpoints import Checkpoints\n"
+        "from train.command import run_command\n"
+        "def run(options):\n"
+        "    checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)\n"
+        "    checkpoints.save(1, {name: np.zeros(4) for name in 'abc'})\n"
+        "    checkpoints.wait()\n"
+        "    checkpoints.restore({name: np.zeros(5) for name in 'abc'})\n"
+        "sys.exit(run_command('trial', '', lambda parser: None, run, []))\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", program, str(tmp_path / "checkpoints")]
+    process = subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
+    code, errors = finish(process)
+    assert code == 2
+    assert errors.startswith(f"error: {tmp_path / 'checkpoints' / '1'}: the checkpoint cannot be read (")
+    assert errors.count("\n") == 1
+
+
 def test_a_damaged_checkpoint_is_told_in_one_line_and_can_be_removed(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted, folder)
