@@ -2,10 +2,10 @@
 
 Medusa: ``config.json`` and ``medusa_lm_head.safetensors``. Own: ``heads.json``, with the fields of `HeadsDescription`,
 ``heads.safetensors`` and, with a draft tree that suits the heads, ``tree.json``: paths of ranks, those that gain most
-first. Tensors have the same names in both:
-``{head}.{block}.linear.weight`` and ``.bias``, ``{head}.{block}.out.weight`` where a block is an MLP, and
-``{head}.{blocks}.weight`` for a head's own output matrix. Where the own form stores a matrix in eight bits, each of its
-rows is to be multiplied by its number in the tensor of the same name that ends in ``_scale``.
+first. Tensors have the same names in both: ``{head}.{block}.linear.weight``, ``.bias``, ``{head}.{block}.out.weight``
+where a block is an MLP, and ``{head}.{blocks}.weight`` for a head's own output matrix. Where the own form stores a
+matrix in eight bits, each of its rows is to be multiplied by its number in the tensor of the same name that ends in
+``_scale``.
 """
 
 import json

@@ -71,7 +71,7 @@ def lay_out(paths: Paths) -> TreeLayout:
     )
 
 
-def choose_nodes(
+def fill_tree(
     layout: TreeLayout,
     roots_B: Int[Array, " B"],
     log_p_BKR: Float[Array, "B K R"],
@@ -109,13 +109,14 @@ def read_tree(name: str) -> Paths:
     return check_tree(listed, name)
 
 
-def drafts_for(nodes: int) -> int:
-    """Return how many nodes to draft for a sum that verifies at most ``nodes``, the root included."""
-    return math.ceil((nodes - 1) * _CHOICE)
+def paths_for(paths: Paths, nodes: int) -> Paths:
+    """Return the paths to draft for a sum that verifies at most ``nodes``, the root included; all where it is 0.
 
-
-def first_paths(paths: Paths, count: int) -> Paths:
-    """Return the first ``count`` paths, and those above them."""
+    They are listed as they gain; those above the ones that stay do too.
+    """
+    if not nodes:
+        return paths
+    count = math.ceil((nodes - 1) * _CHOICE)
     kept = {path[:depth] for path in paths[:count] for depth in range(1, len(path) + 1)}
     return tuple(path for path in paths if path in kept)
 

@@ -14,10 +14,9 @@ from jaxinfer.decoding.draft_trees import (
     CAUTION,
     Paths,
     check_tree,
-    choose_nodes,
-    drafts_for,
-    first_paths,
+    fill_tree,
     lay_out,
+    paths_for,
     read_tree,
     tree_depth,
 )
@@ -51,9 +50,9 @@ class Medusa(Strategy):
     JSON file of paths (`jaxinfer.decoding.draft_trees`), ``dynamic:N`` for the N nodes that the heads find likeliest at
     each step (`jaxinfer.decoding.dynamic_tree`), or ``own``: the one that comes with the heads or, where none
     does, mc_sim_7b_63. ``epsilon`` and ``delta`` are those of typical acceptance.
-    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand;
-    ``most_drafts`` cuts the ``own`` tree, whose nodes are listed as they gain. On a CPU own
-    output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it once.
+    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand; ``sum_nodes``
+    are those of a sum that it is part of, for which the ``own`` tree is cut. On a CPU own output matrices of heads are
+    rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it once.
     """
 
     name: ClassVar[str] = "medusa"
@@ -66,7 +65,7 @@ class Medusa(Strategy):
     delta: float = 0.3
     paths: Paths = field(default=(), repr=False)
     growth: Growth | None = field(default=None, repr=False)
-    most_drafts: int = field(default=0, repr=False)
+    sum_nodes: int = field(default=0, repr=False)
     extra: Params | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +98,7 @@ class Medusa(Strategy):
         return tree_depth(self.paths) if self.growth is None else self.growth.max_depth
 
     def bounded(self, nodes: int) -> "Medusa":
-        return replace(self, most_drafts=drafts_for(nodes))
+        return replace(self, sum_nodes=nodes)
 
     def resolve(self, target: Target) -> "Medusa":
         folder, extra = None, self.extra
@@ -159,8 +158,7 @@ class Medusa(Strategy):
         if self.tree != "own":
             return read_tree(self.tree)
         path = own_tree(folder)
-        paths = read_tree("mc_sim_7b_63" if path is None else str(path))
-        return first_paths(paths, self.most_drafts) if self.most_drafts else paths
+        return paths_for(read_tree("mc_sim_7b_63" if path is None else str(path)), self.sum_nodes)
 
     def _check_fit(self, extra: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"
@@ -190,7 +188,7 @@ def draft_plain(
     layout = lay_out(paths)
     logits_BHW, most = plain_logits(model, extra, hidden_BD), int(layout.ranks_M.max()) + 1
     log_p_BHR, best_BHR = top_chances(extra, logits_BHW, most, model.decoder.backend, CAUTION)
-    return choose_nodes(layout, current_tokens(state), log_p_BHR, best_BHR)
+    return fill_tree(layout, current_tokens(state), log_p_BHR, best_BHR)
 
 
 def draft_conditioned(

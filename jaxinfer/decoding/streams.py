@@ -19,10 +19,9 @@ from jaxinfer.decoding.draft_trees import (
     Paths,
     TreeLayout,
     check_tree,
-    choose_nodes,
-    drafts_for,
-    first_paths,
+    fill_tree,
     lay_out,
+    paths_for,
     read_tree,
     tree_depth,
 )
@@ -57,8 +56,8 @@ class Streams(Strategy):
     streams, drafts are pruned by what an early exit makes of them: those that it gives less than ``prune_below`` after
     their parents go with all that follows them, and of the rest the likeliest ``keep_nodes`` stay (0: all). ``paths``,
     ``num_layers`` and ``extra`` are the tree, the number of layers with streams and the streams' parameters themselves,
-    for those who have them at hand; ``most_drafts`` cuts the tree that comes with streams, whose nodes are listed as
-    they gain.
+    for those who have them at hand; ``sum_nodes`` are those of a sum that they are part of, for which the tree that
+    comes with them is cut.
     """
 
     name: ClassVar[str] = "streams"
@@ -69,7 +68,7 @@ class Streams(Strategy):
     prune_below: float = 0.0
     keep_nodes: int = 0
     paths: Paths = field(default=(), repr=False)
-    most_drafts: int = field(default=0, repr=False)
+    sum_nodes: int = field(default=0, repr=False)
     num_layers: int = field(default=0, repr=False)
     extra: Params | None = field(default=None, compare=False, repr=False)
 
@@ -108,7 +107,7 @@ class Streams(Strategy):
         return self.prune_below > 0 or self.num_kept <= len(self.paths)
 
     def bounded(self, nodes: int) -> "Streams":
-        return replace(self, most_drafts=drafts_for(nodes))
+        return replace(self, sum_nodes=nodes)
 
     def resolve(self, target: Target) -> "Streams":
         """Read the streams and the tree; raises InvalidOption where they do not fit each other or the target."""
@@ -140,13 +139,13 @@ class Streams(Strategy):
 
     def propose(self, model: Model, own: Params, state: DecodeState, memory: _Best) -> Proposal:
         layout = lay_out(self.paths)
-        tokens_BM, log_p_BM = choose_nodes(layout, current_tokens(state), *memory)
+        tokens_BM, log_p_BM = fill_tree(layout, current_tokens(state), *memory)
         parents_BM = jnp.broadcast_to(jnp.asarray(layout.parents_M), tokens_BM.shape)
         all_BM = jnp.ones(tokens_BM.shape, bool)
         tree = DraftTree(tokens_BM, parents_BM, all_BM, all_BM)
         if self.prunes:
             return self._pruned(model, own, state, tree, layout)
-        return Proposal(tree, None, chances_BM=jnp.exp(log_p_BM) if self.most_drafts else None)
+        return Proposal(tree, None, chances_BM=jnp.exp(log_p_BM) if self.sum_nodes else None)
 
     def forward(self, model: Model, own: Params, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         hidden_BMD, cache, passes = proposal.memory, state.cache, self.num_layers / model.config.num_layers
@@ -175,8 +174,7 @@ class Streams(Strategy):
         if self.tree != "own":
             return read_product(self.tree)
         path = own_tree(folder)
-        paths = read_product("4.2.1") if path is None else read_tree(str(path))
-        return first_paths(paths, self.most_drafts) if path is not None and self.most_drafts else paths
+        return read_product("4.2.1") if path is None else paths_for(read_tree(str(path)), self.sum_nodes)
 
     def _run_first(
         self, model: Model, state: DecodeState, tokens_BM: Int[Array, "B M"], nodes: Nodes
@@ -191,7 +189,7 @@ class Streams(Strategy):
         count, logits_BJV = 1 + max(max(path) for path in self.paths), model.logits(streams_BJD)
         log_p_BJK, tokens_BJK = top_chances({}, logits_BJV, count, model.decoder.backend, CAUTION)
         # Remembered from step to step, they would be computed even where no bounded sum reads them.
-        return log_p_BJK if self.most_drafts else jnp.zeros_like(log_p_BJK), tokens_BJK
+        return log_p_BJK if self.sum_nodes else jnp.zeros_like(log_p_BJK), tokens_BJK
 
     def _pruned(self, model: Model, own: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout) -> Proposal:
         """Run the layers without streams, and go on with the nodes that their result speaks for."""

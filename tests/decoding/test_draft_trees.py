@@ -12,10 +12,10 @@ from jaxinfer.decoding.draft_trees import (
     PUBLISHED_TREES,
     build_tree,
     check_tree,
-    choose_nodes,
     expected_tokens,
-    first_paths,
+    fill_tree,
     lay_out,
+    paths_for,
     read_tree,
     tree_depth,
 )
@@ -66,20 +66,22 @@ def test_a_tree_is_laid_out_as_drawn_by_hand():
     assert np.asarray(depths(relation_1MM)[0]).tolist() == layout.depths_M.tolist()
 
 
-def test_nodes_are_chosen_by_rank_and_as_likely_as_the_path_to_them():
+def test_a_tree_is_filled_by_rank_and_as_likely_as_the_path_to_them():
     layout = lay_out(((0,), (1,), (0, 0), (1, 1), (1, 1, 0)))
     log_p_BKR = jnp.log(jnp.asarray([[[0.5, 0.25], [0.8, 0.1], [0.4, 0.2]]]))
     tokens_BKR = jnp.asarray([[[10, 11], [20, 21], [30, 31]]])
-    tokens_BM, scores_BM = choose_nodes(layout, jnp.asarray([7]), log_p_BKR, tokens_BKR)
+    tokens_BM, scores_BM = fill_tree(layout, jnp.asarray([7]), log_p_BKR, tokens_BKR)
     assert tokens_BM.tolist() == [[7, 10, 11, 20, 21, 30]]
     np.testing.assert_allclose(jnp.exp(scores_BM), [[1, 0.5, 0.25, 0.4, 0.025, 0.01]], rtol=1e-5)
 
 
-def test_the_first_paths_of_a_tree_are_a_tree():
-    paths = ((1, 0), (0,), (0, 0), (1,), (2,))
-    assert first_paths(paths, 1) == ((1, 0), (1,))
-    assert first_paths(paths, 3) == ((1, 0), (0,), (0, 0), (1,))
-    assert first_paths(paths, 9) == paths
+def test_what_is_drafted_for_a_bounded_sum_is_a_tree():
+    """A quarter more than the nodes below its root, and what stands above them."""
+    paths = ((1, 0), (0,), (0, 0), (1,), (2,), (3,), (4,))
+    assert paths_for(paths, 2) == ((1, 0), (0,), (1,))
+    assert paths_for(paths, 3) == ((1, 0), (0,), (0, 0), (1,))
+    assert paths_for(paths, 5) == paths[:5]
+    assert paths_for(paths, 64) == paths_for(paths, 0) == paths
 
 
 def test_a_chain_and_a_file_name_trees_too(tmp_path):
