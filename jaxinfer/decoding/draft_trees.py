@@ -23,6 +23,8 @@ TreePath = tuple[int, ...]
 Paths = tuple[TreePath, ...]
 
 MAX_NODES = 1024
+# The name of the tree that comes with drafters.
+OWN_TREE = "own"
 # How many nodes are drafted for each one that a bounded sum verifies: it chooses, by chances, among these.
 _CHOICE = 1.25
 
@@ -109,14 +111,14 @@ def read_tree(name: str) -> Paths:
     return check_tree(listed, name)
 
 
-def paths_for(paths: Paths, nodes: int) -> Paths:
-    """Return the paths to draft for a sum that verifies at most ``nodes``, the root included; all where it is 0.
+def paths_for(paths: Paths, nodes: int, is_summed: bool) -> Paths:
+    """Return the paths to draft for a pass over at most ``nodes``, the root included; all where it is 0.
 
-    They are listed as they gain; those above the ones that stay do too.
+    They are listed as they gain; those above the ones that stay do too. A sum of drafters has a choice of some more.
     """
     if not nodes:
         return paths
-    count = math.ceil((nodes - 1) * _CHOICE)
+    count = math.ceil((nodes - 1) * _CHOICE) if is_summed else nodes - 1
     kept = {path[:depth] for path in paths[:count] for depth in range(1, len(path) + 1)}
     return tuple(path for path in paths if path in kept)
 

@@ -12,6 +12,7 @@ from jaxinfer.checkpoint.drafters import own_tree, shipped_folder
 from jaxinfer.checkpoint.medusa_heads import read_heads
 from jaxinfer.decoding.draft_trees import (
     CAUTION,
+    OWN_TREE,
     Paths,
     check_tree,
     fill_tree,
@@ -23,7 +24,7 @@ from jaxinfer.decoding.draft_trees import (
 from jaxinfer.decoding.dynamic_tree import Beams, Growth, Guess, check_growth, grow, read_growth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Target, Verified, current_tokens
+from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Target, Verified, current_tokens, few_nodes
 from jaxinfer.decoding.tree import DraftTree
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
@@ -46,20 +47,20 @@ class Medusa(Strategy):
     """Draft what heads rank best at each depth, along a tree of ranks.
 
     ``heads`` is a folder of heads (`jaxinfer.checkpoint.medusa_heads`), by default those that come with the package for
-    the target's weights, and ``tree`` a published tree, ``chain:K`` or a
-    JSON file of paths (`jaxinfer.decoding.draft_trees`), ``dynamic:N`` for the N nodes that the heads find likeliest at
-    each step (`jaxinfer.decoding.dynamic_tree`), or ``own``: the one that comes with the heads or, where none
-    does, mc_sim_7b_63. ``epsilon`` and ``delta`` are those of typical acceptance.
-    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand; ``sum_nodes``
-    are those of a sum that it is part of, for which the ``own`` tree is cut. On a CPU own output matrices of heads are
-    rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it once.
+    the target's weights, and ``tree`` a published tree, ``chain:K`` or a JSON file of paths
+    (`jaxinfer.decoding.draft_trees`), ``dynamic:N`` for the N nodes that the heads find likeliest at each step
+    (`jaxinfer.decoding.dynamic_tree`), or ``own``: the one that comes with the heads or, where none does, mc_sim_7b_63.
+    By default it is that one too, but its first nodes alone on a CPU, where more cost more than they gain, and in a sum
+    of bounded size, whose nodes are ``sum_nodes``. ``epsilon`` and ``delta`` are those of typical acceptance.
+    ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand. On a CPU own
+    output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it once.
     """
 
     name: ClassVar[str] = "medusa"
     description: ClassVar[str] = "draft a tree with heads on the target's last hidden state"
 
     heads: str = ""
-    tree: str = "own"
+    tree: str = ""
     verify: Literal["match", "typical"] = "match"
     epsilon: float = 0.09
     delta: float = 0.3
@@ -109,7 +110,7 @@ class Medusa(Strategy):
             num_nodes = self.growth.num_nodes
         else:
             num_nodes = None if self.paths else read_growth(self.tree)
-        paths = self.read_paths(folder) if num_nodes is None else ()
+        paths = self.read_paths(folder, few_nodes(target)) if num_nodes is None else ()
         if extra is None:
             assert folder is not None
             extra = read_heads(folder, target.config, target.backend, tree_depth(paths) or None, target.fingerprint)
@@ -151,14 +152,15 @@ class Medusa(Strategy):
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         return jnp.take_along_axis(verified.hidden_BMD, last_B1[..., None], axis=1)[:, 0]
 
-    def read_paths(self, folder: Path | None = None) -> Paths:
-        """Return the tree of ranks that the options name, for heads of a folder."""
+    def read_paths(self, folder: Path | None = None, most: int = 0) -> Paths:
+        """Return the tree of ranks that the options name for heads of a folder, or ``most`` nodes if they name none."""
         if self.paths:
             return check_tree(self.paths, "of paths")
-        if self.tree != "own":
+        if self.tree not in ("", OWN_TREE):
             return read_tree(self.tree)
         path = own_tree(folder)
-        return paths_for(read_tree("mc_sim_7b_63" if path is None else str(path)), self.sum_nodes)
+        paths = read_tree("mc_sim_7b_63" if path is None else str(path))
+        return paths if self.tree else paths_for(paths, self.sum_nodes or most, self.sum_nodes > 0)
 
     def _check_fit(self, extra: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"

@@ -16,6 +16,7 @@ from jaxinfer.checkpoint.stream_heads import read_streams
 from jaxinfer.decoding.draft_trees import (
     CAUTION,
     MAX_NODES,
+    OWN_TREE,
     Paths,
     TreeLayout,
     check_tree,
@@ -27,7 +28,7 @@ from jaxinfer.decoding.draft_trees import (
 )
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified, current_tokens
+from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified, current_tokens, few_nodes
 from jaxinfer.decoding.tree import DraftTree, ancestors
 from jaxinfer.decoding.tree_pruning import best_nodes, kept_tree, path_scores
 from jaxinfer.decoding.verify import Walk
@@ -52,19 +53,19 @@ class Streams(Strategy):
     ``heads`` is a folder of streams (`jaxinfer.checkpoint.stream_heads`), by default those that come with the package
     for the target's weights. ``tree`` is how many tokens of each stream are combined, as in ``4.2.1``, or a tree as
     `jaxinfer.decoding.draft_trees` reads it, or ``own``: the one that comes with the streams or, where none does,
-    4.2.1. Before the layers that have
+    4.2.1. By default it is that one too, but where it comes with streams its first nodes alone on a CPU, where more
+    cost more than they gain, and in a sum of bounded size, whose nodes are ``sum_nodes``. Before the layers that have
     streams, drafts are pruned by what an early exit makes of them: those that it gives less than ``prune_below`` after
     their parents go with all that follows them, and of the rest the likeliest ``keep_nodes`` stay (0: all). ``paths``,
     ``num_layers`` and ``extra`` are the tree, the number of layers with streams and the streams' parameters themselves,
-    for those who have them at hand; ``sum_nodes`` are those of a sum that they are part of, for which the tree that
-    comes with them is cut.
+    for those who have them at hand.
     """
 
     name: ClassVar[str] = "streams"
     description: ClassVar[str] = "draft with streams beside each token in the target's top layers"
 
     heads: str = ""
-    tree: str = "own"
+    tree: str = ""
     prune_below: float = 0.0
     keep_nodes: int = 0
     paths: Paths = field(default=(), repr=False)
@@ -117,7 +118,9 @@ class Streams(Strategy):
             folder = given or shipped_folder("streams", target.fingerprint, "python -m train.streams")
             streams, extra = read_streams(folder, target.config, target.backend, target.fingerprint)
             num_layers = streams.num_layers
-        paths = check_tree(self.paths, "of paths") if self.paths else self.read_paths(folder)
+        # Each node has its streams beside it; what is to be pruned has to be drafted first.
+        most = few_nodes(target) // 2 if self.verifies_any_tree else 0
+        paths = check_tree(self.paths, "of paths") if self.paths else self.read_paths(folder, most)
         self._check_fit(extra, num_layers, paths, target.config)
         # Streams that no node of the tree is drafted from need not run.
         identifiers = extra["identifiers"][: tree_depth(paths)]
@@ -169,12 +172,14 @@ class Streams(Strategy):
         streams_BJD = jnp.take_along_axis(verified.extra, last_B1[..., None, None], axis=1)[:, 0]
         return self._best(model, streams_BJD)
 
-    def read_paths(self, folder: Path | None = None) -> Paths:
-        """Return the tree that the options name, for streams of a folder."""
-        if self.tree != "own":
+    def read_paths(self, folder: Path | None = None, most: int = 0) -> Paths:
+        """Return the tree that the options name for streams of a folder, or ``most`` nodes if they name none."""
+        if self.tree not in ("", OWN_TREE):
             return read_product(self.tree)
         path = own_tree(folder)
-        return read_product("4.2.1") if path is None else paths_for(read_tree(str(path)), self.sum_nodes)
+        paths = read_product("4.2.1") if path is None else read_tree(str(path))
+        is_listed = path is not None and not self.tree
+        return paths_for(paths, self.sum_nodes or most, self.sum_nodes > 0) if is_listed else paths
 
     def _run_first(
         self, model: Model, state: DecodeState, tokens_BM: Int[Array, "B M"], nodes: Nodes

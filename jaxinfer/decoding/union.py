@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.draft_trees import MAX_NODES
 from jaxinfer.decoding.merge import merge, select
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified, few_nodes
 from jaxinfer.decoding.tree import ancestors, depths
 from jaxinfer.decoding.verify import Walk
 from jaxinfer.errors import InvalidOption
@@ -46,9 +47,9 @@ class Union(Strategy):
     """Draft with several strategies at once.
 
     Nodes on which drafters agree are verified once. ``nodes`` bounds the union, root included: the likeliest nodes
-    stay, by what their drafter knows of them, or by how often such nodes were taken in each row's own recent steps; 0
-    keeps all. Only drafters that accept by match and whose verification serves any tree can be summed, at most
-    one of them with a verification of its own.
+    stay, by what their drafter knows of them, or by how often such nodes were taken in each row's own recent steps. 0
+    keeps all, but on a CPU, where more cost more than they gain, few. Only drafters that accept by match and whose
+    verification serves any tree can be summed, at most one of them with a verification of its own.
     """
 
     parts: tuple[Strategy, ...] = ()
@@ -63,8 +64,7 @@ class Union(Strategy):
         if len(own := [part.name for part in self.parts if _verifies(part)]) > 1:
             raise InvalidOption(f"{' and '.join(own)} cannot be parts of one sum: each verifies in a way of its own")
         if self.nodes:
-            fixed = 1 + sum(_nodes(part) - 1 for part in self.parts if part.needs_every_node)
-            check_range(self, "nodes", max(2, fixed), 1024)
+            check_range(self, "nodes", max(2, self._least_nodes), MAX_NODES)
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -99,10 +99,11 @@ class Union(Strategy):
 
     def resolve(self, target: Target) -> "Union":
         """Load what the parts name; a draft model then has to catch up with tokens that others drafted."""
-        parts = [part.resolve(target) for part in self.asked_parts]
+        asked = self._bounded_for(target)
+        parts = [part.resolve(target) for part in asked.asked_parts]
         depth = max(part.max_depth for part in parts)
         behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
-        return replace(self, parts=tuple(behind))
+        return replace(asked, parts=tuple(behind))
 
     def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Sum:
         memories = tuple(part.start(model, mine, state, prompt) for part, mine in zip(self.parts, own))
@@ -159,6 +160,17 @@ class Union(Strategy):
             tries_BKM += is_kind_BK1 & was_tried_BM[:, None]
             chances.append(Chances(tries_BKM, hits_BKM + (is_kind_BK1 & was_taken_BM[:, None])))
         return Sum(tuple(memories), tuple(chances))
+
+    @property
+    def _least_nodes(self) -> int:
+        """The root, and the nodes of parts that need all of theirs."""
+        return 1 + sum(_nodes(part) - 1 for part in self.parts if part.needs_every_node)
+
+    def _bounded_for(self, target: Target) -> "Union":
+        """Choose how many nodes to verify on the target's device, unless that is given."""
+        few = few_nodes(target)
+        nodes = self._least_nodes - 1 + few
+        return self if self.nodes or not few or nodes > MAX_NODES else replace(self, nodes=nodes)
 
     def _gains(
         self, shape: tuple[int, ...], drafts: Any, places: Any, chances: tuple[Chances, ...]

@@ -142,7 +142,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         ),
         "streams+prompt_lookup": Case(
             (
-                "streams+prompt_lookup:num_draft_tokens=3",
+                "streams+prompt_lookup:num_draft_tokens=3+nodes=64",
                 "streams+prompt_lookup:num_draft_tokens=3+nodes=8",
             ),
             _fit_parts,

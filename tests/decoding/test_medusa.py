@@ -1,6 +1,7 @@
 """Medusa drafts what its heads say, takes what the target draws, and with ``match`` changes no token."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import jax
@@ -158,17 +159,36 @@ def test_a_bounded_sum_asks_for_no_drafts_that_it_would_hardly_take(trained_fold
     beside = {"tree.json": json.dumps([[0], [1], [0, 0], [2], [3], [0, 1], [1, 0], [0, 0, 0]])}
     folder, vocab_size = tmp_path / "this" / "heads", lm.config.vocab_size
     write_heads(folder, fitted["plain"], vocab_size, base_fingerprint=lm.fingerprint, beside=beside)
-    bounded, whole, named = (
+    bounded, *whole = (
         lm.resolve(spec).parts[0]
         for spec in (
             "medusa+prompt_lookup+nodes=5",
-            "medusa+prompt_lookup",
+            "medusa+prompt_lookup+nodes=64",
+            "medusa:tree=own+prompt_lookup+nodes=5",
             f"medusa:tree={folder / 'tree.json'}+prompt_lookup+nodes=5",
         )
     )
     assert bounded.paths == ((0,), (1,), (0, 0), (2,), (3,))
     assert len(bounded.extra["heads"]) == 2
-    assert len(whole.paths) == len(named.paths) == 8
+    assert [len(one.paths) for one in whole] == [8, 8, 8]
+
+
+def test_where_rows_cost_time_the_tree_that_comes_with_heads_is_cut_unless_it_is_named(
+    trained_folder, fitted, tmp_path
+):
+    lm, paths = jaxinfer.load(trained_folder), [[0], [1], [0, 0], [2], [3], [0, 1], [1, 0], [4], [0, 0, 0]]
+    beside = {"tree.json": json.dumps(paths)}
+    write_heads(tmp_path / "heads", fitted["plain"], lm.config.vocab_size, beside=beside)
+    strategy = parse_strategy(f"medusa:heads={tmp_path / 'heads'}")
+    on_cpu, on_tpu, own = (
+        one.resolve(Target(lm.config, replace(lm.backend, platform=platform), lm.params, fingerprint=lambda: None))
+        for one, platform in ((strategy, "cpu"), (strategy, "tpu"), (replace(strategy, tree="own"), "cpu"))
+    )
+    assert on_cpu.paths == tuple(map(tuple, paths[:7]))
+    assert len(on_cpu.extra["heads"]) == 2
+    assert on_tpu.paths == own.paths == tuple(map(tuple, paths))
+    without = replace(strategy, heads="", extra=fitted["plain"])
+    assert lm.resolve(without).paths == PUBLISHED_TREES["mc_sim_7b_63"][:7]
 
 
 def test_outputs_are_rounded_for_one_processor_and_not_for_a_mesh(lm, fitted):
@@ -238,7 +258,7 @@ def test_typical_acceptance_follows_the_published_rule():
 def test_options_are_those_of_the_publication():
     strategy = parse_strategy("medusa:heads=there")
     assert isinstance(strategy, Medusa)
-    assert (strategy.tree, strategy.verify, strategy.typical_thresholds) == ("own", "match", (0.09, 0.3))
+    assert (strategy.tree, strategy.verify, strategy.typical_thresholds) == ("", "match", (0.09, 0.3))
     assert jaxinfer.strategies()["medusa"]["options"].keys() == {"heads", "tree", "verify", "epsilon", "delta"}
 
 

@@ -138,7 +138,10 @@ def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, f
         (0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)
     )  # fmt: skip
     assert read_product("chain:2") == ((0,), (0, 0))
-    assert lm.resolve(f"streams:heads={folder}").paths == ((0,), (1,), (0, 0), (0, 0, 0)), "it comes with the streams"
+    own = ((0,), (1,), (0, 0), (0, 0, 0))
+    assert lm.resolve(f"streams:heads={folder},tree=own").paths == own, "it comes with the streams"
+    assert lm.resolve(f"streams:heads={folder}").paths == own[:3], "a CPU serves few nodes"
+    assert lm.resolve(f"streams:heads={folder},keep_nodes=2").paths == own, "to be pruned"
     assert lm.resolve(Streams(extra=fitted, num_layers=1)).paths == TREE
     strategy = lm.resolve(Streams(extra=fitted, num_layers=1, tree="4.2"))
     assert (strategy.max_depth, strategy.num_kept, strategy.headroom) == (2, 13, 13 * 3)
@@ -146,7 +149,7 @@ def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, f
     pruned = Streams(paths=TREE, keep_nodes=3)
     assert (pruned.num_kept, pruned.headroom, pruned.prunes) == (4, 21, True)
     options = jaxinfer.strategies()["streams"]
-    assert options["options"] == {"heads": "", "tree": "own", "prune_below": 0.0, "keep_nodes": 0}
+    assert options["options"] == {"heads": "", "tree": "", "prune_below": 0.0, "keep_nodes": 0}
     assert (options["exactness"], parse_strategy("streams:tree=3.3")) == ("identical", Streams(tree="3.3"))
 
 

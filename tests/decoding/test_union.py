@@ -1,5 +1,7 @@
 """A sum of drafters verifies every path that any of them drafted, each once, and changes no token."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from jaxinfer.decoding.merge import merge, select
 from jaxinfer.decoding.prompt_lookup import PromptLookup
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Proposal, Verified
+from jaxinfer.decoding.strategy import Proposal, Target, Verified
 from jaxinfer.decoding.tree import DraftTree, ancestors, chain
 from jaxinfer.decoding.union import Chances, Sum, Union
 from jaxinfer.decoding.verify import Walk
@@ -157,6 +159,17 @@ def test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_fro
     with jax.enable_x64(True):
         of_float64 = guessed._replace(chances_BM=chances_BM.astype(jnp.float64), kinds_B=None)
         np.testing.assert_allclose(gains(of_float64), [[0.5, 0.25]] * 2, rtol=1e-4)
+
+
+def test_where_rows_cost_time_a_sum_has_few_nodes_beside_those_that_have_to_be(trained_folder):
+    lm = jaxinfer.load(trained_folder)
+    elsewhere = Target(lm.config, replace(lm.backend, platform="tpu"), lm.params)
+    for spec, on_cpu, on_tpu in (
+        ("prompt_lookup+prompt_lookup:match=first", 8, 0),
+        ("prompt_lookup+jacobi:num_draft_tokens=3", 11, 0),
+        ("prompt_lookup+prompt_lookup:match=first+nodes=5", 5, 5),
+    ):
+        assert (lm.resolve(spec).nodes, parse_strategy(spec).resolve(elsewhere).nodes) == (on_cpu, on_tpu)
 
 
 def test_what_cannot_be_summed_is_refused_by_name():
