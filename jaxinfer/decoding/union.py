@@ -80,9 +80,9 @@ class Union(Strategy):
         # What a draft model catches up on stands in its own cache at these places.
         drafting = 1 + sum(part.headroom for part in self.parts)
         if not any(_verifies(part) for part in self.parts):
-            return self.nodes or drafting
-        nodes = self.nodes or 1 + sum(_nodes(part) - 1 for part in self.parts)
-        return max(drafting, nodes * self.slots_per_node)
+            return min(self.nodes or drafting, drafting)
+        nodes = 1 + sum(_nodes(part) - 1 for part in self.parts)
+        return max(drafting, min(self.nodes or nodes, nodes) * self.slots_per_node)
 
     @property
     def slots_per_node(self) -> int:

@@ -170,6 +170,8 @@ def test_where_rows_cost_time_a_sum_has_few_nodes_beside_those_that_have_to_be(t
         ("prompt_lookup+prompt_lookup:match=first+nodes=5", 5, 5),
     ):
         assert (lm.resolve(spec).nodes, parse_strategy(spec).resolve(elsewhere).nodes) == (on_cpu, on_tpu)
+    every = "prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3"
+    assert lm.resolve(f"{every}+nodes=1024").headroom == parse_strategy(every).headroom == 10
 
 
 def test_what_cannot_be_summed_is_refused_by_name():
