@@ -75,13 +75,15 @@ def test_a_tree_is_filled_by_rank_and_as_likely_as_the_path_to_them():
     np.testing.assert_allclose(jnp.exp(scores_BM), [[1, 0.5, 0.25, 0.4, 0.025, 0.01]], rtol=1e-5)
 
 
-def test_what_is_drafted_for_a_bounded_sum_is_a_tree():
-    """A quarter more than the nodes below its root, and what stands above them."""
+def test_what_is_drafted_for_few_nodes_is_a_tree():
+    """As many as there are below its root, for a sum a quarter more, and what stands above them."""
     paths = ((1, 0), (0,), (0, 0), (1,), (2,), (3,), (4,))
-    assert paths_for(paths, 2) == ((1, 0), (0,), (1,))
-    assert paths_for(paths, 3) == ((1, 0), (0,), (0, 0), (1,))
-    assert paths_for(paths, 5) == paths[:5]
-    assert paths_for(paths, 64) == paths_for(paths, 0) == paths
+    assert paths_for(paths, 2, False) == ((1, 0), (1,))
+    assert paths_for(paths, 4, False) == paths[:4]
+    assert paths_for(paths, 2, True) == ((1, 0), (0,), (1,))
+    assert paths_for(paths, 3, True) == ((1, 0), (0,), (0, 0), (1,))
+    assert paths_for(paths, 5, True) == paths[:5]
+    assert all(paths_for(paths, nodes, is_summed) == paths for nodes in (0, 64) for is_summed in (False, True))
 
 
 def test_a_chain_and_a_file_name_trees_too(tmp_path):
