@@ -90,7 +90,7 @@ def run(trained_folder, answers, tmp_path_factory):
 def test_exported_heads_draft_well_and_change_no_token(trained_folder, run):
     """With the tree that they come with, on sentences of another seed than those in training."""
     lm = jaxinfer.load(trained_folder)
-    strategy = f"medusa:heads={run / 'heads'}"
+    strategy = f"medusa:heads={run / 'heads'},tree=own"
     assert len(lm.resolve(strategy).paths) == 15
     prompts = [line[:9] for line in fable(4, seed=77).splitlines()]
     plain, drafted = (lm.generate(prompts, max_new_tokens=40, strategy=one) for one in ("autoregressive", strategy))

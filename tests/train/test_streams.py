@@ -42,7 +42,7 @@ def run(trained_folder, answers, tmp_path_factory):
 def test_exported_streams_draft_and_change_no_token(trained_folder, run):
     """With the tree that they come with, on sentences of another seed than those in training."""
     lm = jaxinfer.load(trained_folder)
-    strategy = lm.resolve(f"streams:heads={run / 'streams'}")
+    strategy = lm.resolve(f"streams:heads={run / 'streams'},tree=own")
     assert len(strategy.paths) == 15
     plain, drafted = (lm.generate(PROMPTS, max_new_tokens=40, strategy=one) for one in ("autoregressive", strategy))
     assert [one.tokens for one in plain] == [one.tokens for one in drafted]
