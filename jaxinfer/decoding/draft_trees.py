@@ -103,7 +103,8 @@ def read_tree(name: str) -> Paths:
         return tuple((0,) * length for length in range(1, int(depth) + 1))
     path = Path(expanduser(name))
     if not path.is_file():
-        raise InvalidOption(f"tree {name!r} is none of {', '.join(PUBLISHED_TREES)}, chain:K or a JSON file of paths")
+        known = ", ".join((OWN_TREE, *PUBLISHED_TREES))
+        raise InvalidOption(f"tree {name!r} is none of {known}, chain:K or a JSON file of paths")
     try:
         listed = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
