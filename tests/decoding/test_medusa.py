@@ -303,7 +303,7 @@ MISTAKES = {
         "no heads come with the package for these weights .[0-9a-f]{16}.: name a folder",
     ),
     "no folder": ("medusa:heads=/nowhere/heads", CheckpointNotFound, "/nowhere/heads: no such folder"),
-    "no such tree": ("medusa:heads=x,tree=oak", InvalidOption, "tree 'oak' is none of mc_sim_7b_63"),
+    "no such tree": ("medusa:heads=x,tree=oak", InvalidOption, "tree 'oak' is none of own, mc_sim_7b_63"),
     "another way to verify": ("medusa:verify=rejection", InvalidOption, "verify.*match, typical"),
     "a threshold": ("medusa:epsilon=2", InvalidOption, "epsilon=2.0 is not a number from 0 to 1"),
 }
