@@ -11,6 +11,35 @@ import pytest
 
 from tests.toys import write_tiny_llama, write_trained_llama
 
+# The tests of what optimisations decide: kernels, products, timings, commands and the real model's texts.
+OPTIMISED = ("bench", "cli", "ops", "pallas_kernels", "planning", "test_language_model.py", "test_shipped_drafters.py")
+# The files that take minutes, first, so that no worker is left alone with one at the end.
+LONG = (
+    "test_meshes_of_llama_and_gemma.py",
+    "test_exactness.py",
+    "test_meshes_of_opt_and_gpt2.py",
+    "test_parity.py",
+    "test_sequences_on_eight_devices.py",
+    "test_strategies_compile.py",
+    "test_stages_on_eight_devices.py",
+    "test_medusa.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Choose how a test's programs are compiled, before its fixtures compile any.
+
+    Without most optimisations they mean the same, and are ready sooner. A TPU's programs and full products keep all.
+    """
+    marked = {mark.name for mark in item.iter_markers()} & {"tpu_compile", "exhaustive"}
+    jax.config.update("jax_disable_most_optimizations", not marked and not set(OPTIMISED) & set(item.path.parts))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache() -> Iterator[None]:

@@ -1,7 +1,6 @@
 """Tiny models of families that differ in all that a strategy meets, and what is asked of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -225,12 +224,3 @@ def least_margins(lm: LanguageModel, asked: Asked) -> np.ndarray:
 
 
 _jitted_margins = jax.jit(margins)
-
-
-@contextmanager
-def quick_compilation() -> Iterator[None]:
-    """Compile with few optimisations within: programs mean the same, and are ready in half the time."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

@@ -10,7 +10,6 @@ import jaxinfer
 from jaxinfer import SamplingParams
 from jaxinfer.decoding.registry import STRATEGIES
 from jaxinfer.decoding.runner import start_batch
-from tests.decoding.covered_models import quick_compilation
 from tests.decoding.rows import request
 from tests.decoding.strategy_cases import CASES
 from tests.toys import encode_bytes
@@ -28,10 +27,9 @@ def lm(trained_folder):
 def count_compilations(lm, strategy, prompts, limit: int, sampling: SamplingParams, eos_token_ids=()) -> int:
     """Decode a batch step by step, and return how many programs have been compiled so far."""
     requests = [request(encode_bytes(prompt), limit, sampling) for prompt in prompts]
-    with quick_compilation():
-        batch = start_batch(lm.programs, lm.params, strategy, requests, eos_token_ids, lm.max_len)
-        while not batch.done:
-            batch.advance(1)
+    batch = start_batch(lm.programs, lm.params, strategy, requests, eos_token_ids, lm.max_len)
+    while not batch.done:
+        batch.advance(1)
     if not eos_token_ids:
         assert max(batch.counts(row).steps for row in range(len(requests))) >= min(limit - 1, NUM_STEPS)
     return lm.programs.compilations

@@ -5,8 +5,7 @@ with few optimisations; the full product, of fully optimised ones, is marked exh
 drafted: tokens taken at depth 2, tokens refused, siblings that came second.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,6 @@ from tests.decoding.covered_models import (
     Covered,
     ask,
     cover_random,
-    quick_compilation,
     random_model,
     random_prompts,
 )
@@ -45,8 +43,7 @@ def covered() -> Cover:
 
     def get(name: str) -> Covered:
         if name not in made:
-            with quick_compilation():
-                made[name] = cover_random(name)
+            made[name] = cover_random(name)
         return made[name]
 
     return get
@@ -73,8 +70,7 @@ def test_texts_of_this_file_are_screened(covered, model):
 @pytest.mark.parametrize("name", CASES)
 def test_texts_of_every_family_are_those_of_plain_decoding(covered, name, model):
     one, alone = covered(model), (model == "gemma2") == (list(CASES).index(name) % 2 == 0)
-    with quick_compilation():
-        check_covered(one, CASES[name].strategy(1 + MODELS.index(model), one.lm, one.whole.texts), alone)
+    check_covered(one, CASES[name].strategy(1 + MODELS.index(model), one.lm, one.whole.texts), alone)
 
 
 @pytest.mark.exhaustive
@@ -86,16 +82,10 @@ def test_all_texts_are_those_of_plain_decoding(covered, name, index, model, alon
     check_covered(one, CASES[name].strategy(index, one.lm, one.whole.texts), alone)
 
 
-@contextmanager
-def in_64_bits() -> Iterator[None]:
-    with jax.enable_x64(True), quick_compilation():
-        yield
-
-
 @pytest.fixture(scope="module")
 def wide():
     """Return a model in 64 bits, whose texts need no screening."""
-    with in_64_bits():
+    with jax.enable_x64(True):
         narrow = random_model("gemma2")
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), narrow.params)
         lm = LanguageModel(narrow.config, params, choose_backend("float64", "cpu", scan_layers=False))
@@ -106,7 +96,7 @@ def wide():
 def test_texts_in_64_bits_are_those_of_plain_decoding(wide, name):
     lm, asked = wide
     forget_programs(lm)
-    with in_64_bits():
+    with jax.enable_x64(True):
         assert lm.params["embed"]["embedding"].dtype == jnp.float64
         strategy = CASES[name].strategy(0, lm, asked.texts)
         check_not_vacuous(strategy, check_identical(lm, asked, strategy))

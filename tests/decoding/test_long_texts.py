@@ -18,7 +18,6 @@ from tests.decoding.covered_models import (
     ask_clearly,
     cover_trained,
     damp_last_layer,
-    quick_compilation,
 )
 from tests.decoding.identity import check_identical, check_not_vacuous, check_screened, forget_programs
 from tests.decoding.strategy_cases import CASES, with_model
@@ -29,8 +28,7 @@ from tests.toys import encode_bytes
 
 @pytest.fixture(scope="module")
 def covered(trained_folder):
-    with quick_compilation():
-        return cover_trained(trained_folder)
+    return cover_trained(trained_folder)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +37,8 @@ def stories():
     lm = jaxinfer.load(shared_data("models/stories260K-hf"))
     prompts = [lm.tokenizer.encode(text) for text in ("Once upon a time, Tim", "The cat sat on the mat. The cat")]
     samplings = (SamplingParams(), SamplingParams(temperature=0.7, top_p=0.95, seed=3))
-    with quick_compilation():
-        asked = ask_clearly(lm, prompts, (200, 200), samplings)
-        check_screened(lm, asked)
+    asked = ask_clearly(lm, prompts, (200, 200), samplings)
+    check_screened(lm, asked)
     return lm, asked
 
 
@@ -49,9 +46,8 @@ def stories():
 def test_stories_are_those_of_plain_decoding(stories, name):
     lm, asked = stories
     forget_programs(lm)
-    with quick_compilation():
-        strategy = CASES[name].strategy(0, lm, asked.texts)
-        check_not_vacuous(strategy, check_identical(lm, asked, strategy))
+    strategy = CASES[name].strategy(0, lm, asked.texts)
+    check_not_vacuous(strategy, check_identical(lm, asked, strategy))
 
 
 @pytest.mark.parametrize("kind", ["whole", "stopped"])
@@ -65,18 +61,16 @@ def test_texts_of_the_trained_model_are_screened(covered, kind):
 @pytest.fixture(scope="module", params=CASES)
 def trained(request, covered):
     """Return a trained model with each strategy in turn, and the strategy's name."""
-    with quick_compilation():
-        return covered, request.param, CASES[request.param].strategy(0, covered.lm, covered.whole.texts)
+    return covered, request.param, CASES[request.param].strategy(0, covered.lm, covered.whole.texts)
 
 
 def test_long_texts_of_a_trained_model_are_those_of_plain_decoding(trained):
     """And one compilation serves them: step by step, in a second call, with other sampling and early ends."""
     one, _, strategy = trained
     forget_programs(one.lm)
-    with quick_compilation():
-        seen = check_identical(one.lm, one.whole, strategy, stride=1)
-        assert seen["steps"] >= 50
-        seen += check_identical(one.lm, one.stopped, strategy)
+    seen = check_identical(one.lm, one.whole, strategy, stride=1)
+    assert seen["steps"] >= 50
+    seen += check_identical(one.lm, one.stopped, strategy)
     check_not_vacuous(strategy, seen)
     assert one.lm.programs.compilations == 2
 
@@ -92,8 +86,7 @@ def test_a_text_that_sampling_forces_is_drafted_whole_or_never(trained):
     (forced,) = encode_bytes("Z")
     samplings = [SamplingParams(temperature=0.7 * (row % 3), logit_bias={forced: 1000.0}, seed=row) for row in range(5)]
     requests = [replace(asked, sampling=sampling) for asked, sampling in zip(one.whole.requests, samplings)]
-    with quick_compilation():
-        found = run_watched(one.lm, requests, strategy)
+    found = run_watched(one.lm, requests, strategy)
     assert found.tokens == [[forced] * limit for limit in LONG_LIMITS]
     if CASES[name].follows_sampling:
         most = [steps + CASES[name].warm_up for steps in fewest_steps(LONG_LIMITS, strategy.max_depth)]
@@ -107,10 +100,9 @@ def test_a_perfect_draft_model_is_accepted_whole_and_its_opposite_never(covered)
     strategy = CASES["draft_model"].strategy(0, lm, whole.texts)
     # What the model finds likely, this drafter finds unlikely.
     negated = {**lm.params, "final_norm": jax.tree.map(jnp.negative, lm.params["final_norm"])}
-    with quick_compilation():
-        perfect, adversarial = (
-            run_watched(lm, whole.requests, with_model(strategy, lm, weights)) for weights in (lm.params, negated)
-        )
+    perfect, adversarial = (
+        run_watched(lm, whole.requests, with_model(strategy, lm, weights)) for weights in (lm.params, negated)
+    )
     assert perfect.tokens == adversarial.tokens == [row.tokens for row in whole.oracle]
     assert perfect.steps == fewest_steps(LONG_LIMITS, strategy.max_depth)
     assert adversarial.steps[0] == LONG_LIMITS[0] - 1
@@ -119,10 +111,9 @@ def test_a_perfect_draft_model_is_accepted_whole_and_its_opposite_never(covered)
 def test_first_layers_that_decide_alone_are_accepted_whole(covered):
     config = covered.lm.config
     lm = LanguageModel(config, damp_last_layer(config, covered.lm.params, 0.0), covered.lm.backend)
-    with quick_compilation():
-        asked = ask_clearly(lm, [row.prompt for row in covered.whole.requests], LONG_LIMITS, SAMPLINGS)
-        check_screened(lm, asked)
-        strategy = CASES["layerskip"].strategy(0, lm, asked.texts)
-        found = run_watched(lm, asked.requests, strategy)
+    asked = ask_clearly(lm, [row.prompt for row in covered.whole.requests], LONG_LIMITS, SAMPLINGS)
+    check_screened(lm, asked)
+    strategy = CASES["layerskip"].strategy(0, lm, asked.texts)
+    found = run_watched(lm, asked.requests, strategy)
     assert found.tokens == [row.tokens for row in asked.oracle]
     assert found.steps == fewest_steps(LONG_LIMITS, strategy.max_depth)

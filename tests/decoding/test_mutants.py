@@ -13,7 +13,7 @@ from jaxinfer import LanguageModel
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding import rejection, step
 from jaxinfer.decoding.programs import Programs
-from tests.decoding.covered_models import Asked, ask, least_margins, quick_compilation
+from tests.decoding.covered_models import Asked, ask, least_margins
 from tests.decoding.joint_law import chance, draft_and_reject, random_chains
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, run
 from tests.decoding.scripted import Branches, Chain
@@ -66,8 +66,7 @@ MUTANTS: Mapping[str, Patch] = MappingProxyType(
 def wrong_rows(lm: LanguageModel, asked: Asked, drafter: type[Chain] = Branches, lies_from: int = 99) -> list[int]:
     """Draft every row's text with programs that are traced anew, and return the rows that come out wrong."""
     lm.programs = Programs(lm.programs.decoder)
-    with quick_compilation():
-        rows = run(lm, asked.requests, drafter(tuple(map(tuple, asked.texts)), DEPTH, lies_from))
+    rows = run(lm, asked.requests, drafter(tuple(map(tuple, asked.texts)), DEPTH, lies_from))
     return [at for at, (row, plain) in enumerate(zip(rows, asked.oracle)) if row.tokens != plain.tokens]
 
 

@@ -23,6 +23,8 @@ from train.loop import Schedule, StepSettings, TrainState, compile_step
 from train.lora import init_lora
 from train.placement import describe_learned
 
+pytestmark = pytest.mark.tpu_compile
+
 TOPOLOGY, MESH = "v5e:4x4", MeshConfig(data=4, tensor=4)
 CONFIG = planned_config("llama-2-7b")
 NUM_HEADS = 4

@@ -8,6 +8,8 @@ from types import MappingProxyType
 import jax
 
 from jaxinfer import LanguageModel, MeshConfig
+from jaxinfer.planning.hlo_collectives import COLLECTIVES, collective_kind
+from jaxinfer.planning.hlo_text import Line, read_line
 from tests.decoding.covered_models import (
     LIMITS,
     SAMPLINGS,
@@ -15,7 +17,6 @@ from tests.decoding.covered_models import (
     Asked,
     ask_clearly,
     damp_last_layer,
-    quick_compilation,
     random_model,
     random_prompts,
 )
@@ -53,9 +54,14 @@ class Single:
 
 def make_single(name: str, num_layers: int = 2) -> Single:
     """Make a model with its texts; no prompt is left whose tokens were nearly others."""
-    with quick_compilation():
-        lm = _nine_heads(num_layers) if name == "llama" else random_model(name, num_layers)
-        return Single(lm, ask_clearly(lm, random_prompts(), LIMITS, SAMPLINGS))
+    lm = _nine_heads(num_layers) if name == "llama" else random_model(name, num_layers)
+    return Single(lm, ask_clearly(lm, random_prompts(), LIMITS, SAMPLINGS))
+
+
+def sent(hlo: str) -> list[Line]:
+    """Return the instructions of a program that send something to other devices."""
+    read = (read_line(text) for text in hlo.splitlines() if any(kind in text for kind in COLLECTIVES))
+    return [line for line in read if line is not None and collective_kind(line.opcode)]
 
 
 def is_search(hlo: str, name: str) -> bool:

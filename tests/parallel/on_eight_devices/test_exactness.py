@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from jaxinfer import LanguageModel, SamplingParams
-from jaxinfer.planning.hlo_walk import walk
-from tests.decoding.covered_models import quick_compilation
+from jaxinfer.planning.hlo_collectives import collective_kind
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
-from tests.parallel.on_eight_devices.meshes import MESHES, MODELS, Single, is_search
+from tests.parallel.on_eight_devices.meshes import MESHES, MODELS, Single, is_search, sent
 
 # Each strategy meets each of these meshes once and each family once, and each mesh every family.
 COVER = [
@@ -33,14 +32,13 @@ REST = [
 def test_logits_are_those_of_one_device(single, model):
     one = single(model)
     check_screened(one.lm, one.asked)
-    with quick_compilation():
-        expected = np.asarray(one.lm.logits(one.asked.texts))
-        for mesh in MESHES.values():
-            found = np.asarray(one.on(mesh).logits(one.asked.texts))
-            assert found.shape == expected.shape
-            for row, text in enumerate(one.asked.texts):
-                error = np.abs(found[row, : len(text)] - expected[row, : len(text)]).max()
-                assert error <= 1e-5 * expected.std()
+    expected = np.asarray(one.lm.logits(one.asked.texts))
+    for mesh in MESHES.values():
+        found = np.asarray(one.on(mesh).logits(one.asked.texts))
+        assert found.shape == expected.shape
+        for row, text in enumerate(one.asked.texts):
+            error = np.abs(found[row, : len(text)] - expected[row, : len(text)]).max()
+            assert error <= 1e-5 * expected.std()
 
 
 @pytest.mark.parametrize(("strategy", "mesh", "model"), COVER)
@@ -56,9 +54,8 @@ def test_all_tokens_are_those_of_one_device(single, strategy, mesh, model):
 
 def check_tokens(one: Single, strategy: str, mesh: str, model: str) -> None:
     lm, case = one.on(MESHES[mesh]), CASES[strategy]
-    with quick_compilation():
-        fitted = case.strategy(MODELS.index(model), one.lm, one.asked.texts)
-        seen = check_identical(lm, one.asked, lm.resolve(fitted))
+    fitted = case.strategy(MODELS.index(model), one.lm, one.asked.texts)
+    seen = check_identical(lm, one.asked, lm.resolve(fitted))
     assert not fitted.max_depth or seen["deep"] > 0
     assert lm.programs.compilations == 2
     check_communication(lm)
@@ -71,18 +68,17 @@ def check_communication(lm: LanguageModel) -> None:
 
 
 def check_reductions(compiled: jax.stages.Compiled) -> None:
-    sent = [found for found in walk(compiled.as_text()) if found.collective]
-    gathered = [found.name for found in sent if found.collective != "all-reduce"]
-    assert all(is_search(compiled.as_text(), name) for name in gathered), gathered
+    hlo = compiled.as_text()
+    gathered = [line.name for line in sent(hlo) if collective_kind(line.opcode) != "all-reduce"]
+    assert all(is_search(hlo, name) for name in gathered), gathered
 
 
 def test_beam_search_keeps_the_texts_of_one_device(single):
     one = single("llama")
     prompts = [list(request.prompt) for request in one.asked.requests]
     asked = {"max_new_tokens": 12, "strategy": "beam:width=3,n=2", "sampling": SamplingParams(logit_bias={5: -30.0})}
-    with quick_compilation():
-        expected = one.lm.generate(prompts, **asked)
-        found = one.on(MESHES["data=2,tensor=4"]).generate(prompts, **asked)
+    expected = one.lm.generate(prompts, **asked)
+    found = one.on(MESHES["data=2,tensor=4"]).generate(prompts, **asked)
     assert [result.tokens for result in found] == [result.tokens for result in expected]
 
 
@@ -93,9 +89,8 @@ def test_a_streaming_cache_gives_the_text_of_one_device(single):
         [[5, 6, 7, 8], [9, 3, 2]],
         {"max_new_tokens": 60, "sampling": SamplingParams(temperature=1, seed=2)},
     )
-    with quick_compilation():
-        expected = LanguageModel(lm.config, lm.params, lm.backend, **layout).generate(prompts, **asked)
-        found = LanguageModel(lm.config, lm.params, lm.backend, **layout, mesh=mesh).generate(prompts, **asked)
+    expected = LanguageModel(lm.config, lm.params, lm.backend, **layout).generate(prompts, **asked)
+    found = LanguageModel(lm.config, lm.params, lm.backend, **layout, mesh=mesh).generate(prompts, **asked)
     assert [result.tokens for result in found] == [result.tokens for result in expected]
 
 

@@ -14,12 +14,12 @@ from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.streams import Streams, read_product
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.stream_heads import StreamsConfig, init_streams
+from jaxinfer.planning.hlo_collectives import collective_kind
 from jaxinfer.planning.hlo_walk import Instruction, walk
-from tests.decoding.covered_models import quick_compilation
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
 from tests.models.dense_streams import random_adapters
-from tests.parallel.on_eight_devices.meshes import MODELS, Single, is_search, make_single
+from tests.parallel.on_eight_devices.meshes import MODELS, Single, is_search, make_single, sent
 from tests.toys import random_params, write_tiny_llama
 
 NUM_LAYERS = 4
@@ -55,13 +55,12 @@ def test_logits_are_those_of_one_device(single, model):
     check_screened(one.lm, one.asked)
     texts = [*one.asked.texts, one.asked.texts[0][:9]]
     meshes = {"llama": {FOUR: 6, ALL: 3}, "gemma2": {TWO: 1, TENSOR: 3}, "opt": {FOUR: 1}, "gpt2": {TWO: 2}}[model]
-    with quick_compilation():
-        expected = np.asarray(one.lm.logits(texts))
-        for mesh, microbatches in meshes.items():
-            found = np.asarray(one.on(mesh, microbatches).logits(texts))
-            for row, text in enumerate(texts):
-                error = np.abs(found[row, : len(text)] - expected[row, : len(text)]).max()
-                assert error <= 1e-5 * expected.std()
+    expected = np.asarray(one.lm.logits(texts))
+    for mesh, microbatches in meshes.items():
+        found = np.asarray(one.on(mesh, microbatches).logits(texts))
+        for row, text in enumerate(texts):
+            error = np.abs(found[row, : len(text)] - expected[row, : len(text)]).max()
+            assert error <= 1e-5 * expected.std()
 
 
 @pytest.mark.parametrize(("strategy", "mesh", "model", "microbatches"), [case for case in COVER if case not in SUMS])
@@ -77,9 +76,8 @@ def test_sums_of_strategies_give_the_tokens_of_one_device(single, strategy, mesh
 
 def check_tokens(one: Single, strategy: str, mesh: MeshConfig, model: str, microbatches: int) -> None:
     lm, case = one.on(mesh, microbatches), CASES[strategy]
-    with quick_compilation():
-        fitted = case.strategy(MODELS.index(model), one.lm, one.asked.texts)
-        seen = check_identical(lm, one.asked, lm.resolve(fitted))
+    fitted = case.strategy(MODELS.index(model), one.lm, one.asked.texts)
+    seen = check_identical(lm, one.asked, lm.resolve(fitted))
     assert not fitted.max_depth or seen["deep"] > 0
     check_communication(lm)
 
@@ -95,30 +93,29 @@ def test_adapters_of_streams_act_in_stages_and_on_padded_heads_as_on_one_device(
         for each in (blocks, jax.tree.map(jnp.zeros_like, blocks))
     )
     lm = one.on(ALL)
-    with quick_compilation():
-        expected = check_identical(one.lm, one.asked, one.lm.resolve(adapted))
-        assert check_identical(lm, one.asked, lm.resolve(adapted)) == expected
-        assert check_identical(one.lm, one.asked, one.lm.resolve(idle)) != expected
+    expected = check_identical(one.lm, one.asked, one.lm.resolve(adapted))
+    assert check_identical(lm, one.asked, lm.resolve(adapted)) == expected
+    assert check_identical(one.lm, one.asked, one.lm.resolve(idle)) != expected
 
 
 def check_communication(lm: LanguageModel) -> None:
     """Stages hand on what they computed; nothing else is sent but sums, and the best of each part of a vocabulary."""
     for compiled in lm.programs._compiled.values():
-        sent = [found for found in walk(compiled.as_text()) if found.collective]
-        assert "collective-permute" in {found.collective for found in sent}
-        others = [found.name for found in sent if found.collective not in ("all-reduce", "collective-permute")]
-        assert all(is_search(compiled.as_text(), name) for name in others), others
+        hlo = compiled.as_text()
+        kinds = {line.name: collective_kind(line.opcode) for line in sent(hlo)}
+        assert "collective-permute" in kinds.values()
+        others = [name for name, kind in kinds.items() if kind not in ("all-reduce", "collective-permute")]
+        assert all(is_search(hlo, name) for name in others), others
 
 
 def test_stages_send_hidden_states_and_keep_weights_and_cache(single):
     one, microbatches = single("llama"), 4
     lm = one.on(TWO, microbatches)
-    with quick_compilation():
-        lm.generate([[5, 6, 7]] * 4, max_new_tokens=3)
+    lm.generate([[5, 6, 7]] * 4, max_new_tokens=3)
     name = next(key for key in lm.programs._compiled if key[0][0] == "decode")
-    sent = [found for found in walk(lm.programs._compiled[name].as_text()) if found.collective]
+    walked = [found for found in walk(lm.programs._compiled[name].as_text()) if found.collective]
     hidden_bytes = lm.config.model_dim * 4
-    assert described(sent) == [
+    assert described(walked) == [
         ("all-reduce", 4 * hidden_bytes, 1),
         ("collective-permute", 4 // microbatches * hidden_bytes, microbatches + 1),
     ]
@@ -128,8 +125,8 @@ def test_stages_send_hidden_states_and_keep_weights_and_cache(single):
     assert {shard.data.shape for shard in cache.addressable_shards} == {(NUM_LAYERS // 2, 4, 64, 24)}
 
 
-def described(sent: list[Instruction]) -> list[tuple[str | None, int, int]]:
-    return sorted((found.collective, found.bytes, found.runs) for found in sent)
+def described(walked: list[Instruction]) -> list[tuple[str | None, int, int]]:
+    return sorted((found.collective, found.bytes, found.runs) for found in walked)
 
 
 def test_a_streaming_cache_gives_the_text_of_one_device(single):
@@ -139,9 +136,8 @@ def test_a_streaming_cache_gives_the_text_of_one_device(single):
         [[5, 6, 7, 8], [9, 3, 2]],
         {"max_new_tokens": 60, "sampling": SamplingParams(temperature=1, seed=2)},
     )
-    with quick_compilation():
-        expected = LanguageModel(lm.config, lm.params, lm.backend, **layout).generate(prompts, **asked)
-        found = LanguageModel(lm.config, lm.params, lm.backend, **layout, mesh=mesh).generate(prompts, **asked)
+    expected = LanguageModel(lm.config, lm.params, lm.backend, **layout).generate(prompts, **asked)
+    found = LanguageModel(lm.config, lm.params, lm.backend, **layout, mesh=mesh).generate(prompts, **asked)
     assert [result.tokens for result in found] == [result.tokens for result in expected]
 
 
@@ -149,9 +145,8 @@ def test_beam_search_keeps_the_texts_of_one_device(single):
     one = single("llama")
     prompts = [list(request.prompt) for request in one.asked.requests[:2]]
     asked = {"max_new_tokens": 8, "strategy": "beam:width=3,n=2"}
-    with quick_compilation():
-        expected = one.lm.generate(prompts, **asked)
-        found = one.on(TWO, 2).generate(prompts, **asked)
+    expected = one.lm.generate(prompts, **asked)
+    found = one.on(TWO, 2).generate(prompts, **asked)
     assert [result.tokens for result in found] == [result.tokens for result in expected]
     assert [result.stats.decode_bubble for result in (found[0], expected[0])] == [1 / 3, 0]
 
@@ -162,9 +157,8 @@ def test_a_draft_model_whose_layers_do_not_divide_is_on_every_stage(single):
     spec = parse_strategy("draft_model:num_draft_tokens=2")
     drafter = replace(spec, config=config, backend=one.lm.backend, weights=random_params(config, seed=8))
     lm = one.on(TWO)
-    with quick_compilation():
-        resolved = lm.resolve(drafter)
-        check_identical(lm, one.asked, resolved)
+    resolved = lm.resolve(drafter)
+    check_identical(lm, one.asked, resolved)
     assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(resolved.parameters)} == {True}
     check_communication(lm)
 
@@ -172,10 +166,9 @@ def test_a_draft_model_whose_layers_do_not_divide_is_on_every_stage(single):
 def test_kernels_run_inside_a_stage_on_each_devices_own_heads_and_rows(single):
     one = single("gpt2")
     backend, mesh = replace(one.lm.backend, kernels="reference"), ALL.build(jax.devices())
-    with quick_compilation():
-        expected = np.asarray(one.lm.logits([[5, 6, 7, 8], [9, 3, 2, 7]]))
-        lm = LanguageModel(one.lm.config, one.lm.params, backend, mesh=mesh)
-        found = np.asarray(lm.logits([[5, 6, 7, 8], [9, 3, 2, 7]]))
+    expected = np.asarray(one.lm.logits([[5, 6, 7, 8], [9, 3, 2, 7]]))
+    lm = LanguageModel(one.lm.config, one.lm.params, backend, mesh=mesh)
+    found = np.asarray(lm.logits([[5, 6, 7, 8], [9, 3, 2, 7]]))
     assert np.abs(found - expected).max() <= 1e-5 * expected.std()
 
 
