@@ -1,5 +1,6 @@
 """What all tests share: strict array shapes, one compilation cache a run, and models that are made once."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,8 +12,17 @@ import pytest
 
 from tests.toys import write_tiny_llama, write_trained_llama
 
-# The tests of what optimisations decide: kernels, products, timings, commands and the real model's texts.
-OPTIMISED = ("bench", "cli", "ops", "pallas_kernels", "planning", "test_language_model.py", "test_shipped_drafters.py")
+# The tests of what optimisations decide: kernels, products, timings, commands, notebooks and the real model's texts.
+OPTIMISED = (
+    "bench",
+    "cli",
+    "colab",
+    "ops",
+    "pallas_kernels",
+    "planning",
+    "test_language_model.py",
+    "test_shipped_drafters.py",
+)
 # The files that take minutes, first, so that no worker is left alone with one at the end.
 LONG = (
     "test_meshes_of_llama_and_gemma.py",
@@ -33,12 +43,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Choose how a test's programs are compiled, before its fixtures compile any.
+    """Choose how a test's programs, and those of the processes that it starts, are compiled, before any is.
 
     Without most optimisations they mean the same, and are ready sooner. A TPU's programs and full products keep all.
     """
     marked = {mark.name for mark in item.iter_markers()} & {"tpu_compile", "exhaustive"}
-    jax.config.update("jax_disable_most_optimizations", not marked and not set(OPTIMISED) & set(item.path.parts))
+    quick = not marked and not set(OPTIMISED) & set(item.path.relative_to(item.config.rootpath).parts)
+    jax.config.update("jax_disable_most_optimizations", quick)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
 
 
 @pytest.fixture(scope="session", autouse=True)
