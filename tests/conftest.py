@@ -12,16 +12,18 @@ import pytest
 
 from tests.toys import write_tiny_llama, write_trained_llama
 
-# The tests of what optimisations decide: kernels, products, timings, commands, notebooks and the real model's texts.
-OPTIMISED = (
-    "bench",
-    "cli",
-    "colab",
-    "ops",
-    "pallas_kernels",
-    "planning",
-    "test_language_model.py",
-    "test_shipped_drafters.py",
+# Where tests compile many programs whose meaning is what is tested, not how fast or how exactly they compute it.
+QUICK = (
+    "cache",
+    "checkpoint",
+    "models",
+    "parallel",
+    "sampling",
+    "train",
+    "test_compilations.py",
+    "test_exactness.py",
+    "test_long_texts.py",
+    "test_mutants.py",
 )
 # The files that take minutes, first, so that no worker is left alone with one at the end.
 LONG = (
@@ -32,7 +34,9 @@ LONG = (
     "test_sequences_on_eight_devices.py",
     "test_strategies_compile.py",
     "test_stages_on_eight_devices.py",
-    "test_medusa.py",
+    "test_long_texts.py",
+    "test_plan.py",
+    "test_tpu_steps.py",
 )
 
 
@@ -45,10 +49,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose how a test's programs, and those of the processes that it starts, are compiled, before any is.
 
-    Without most optimisations they mean the same, and are ready sooner. A TPU's programs and full products keep all.
+    Without most optimisations they mean the same, and are ready sooner. A TPU's programs, full products and the real
+    model's texts are compiled as for users.
     """
-    marked = {mark.name for mark in item.iter_markers()} & {"tpu_compile", "exhaustive"}
-    quick = not marked and not set(OPTIMISED) & set(item.path.relative_to(item.config.rootpath).parts)
+    marked = {mark.name for mark in item.iter_markers()} & {"tpu_compile", "exhaustive", "optimised"}
+    quick = not marked and bool(set(QUICK) & set(item.path.relative_to(item.config.rootpath).parts))
     jax.config.update("jax_disable_most_optimizations", quick)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
 

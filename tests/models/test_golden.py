@@ -9,6 +9,8 @@ import jaxinfer
 from tests.default_model import default_model_path
 from tests.shared_data import shared_data
 
+pytestmark = pytest.mark.optimised
+
 STORIES = "models/stories260K-hf"
 SMOLLM = "models/smollm2-135m-instruct"
 

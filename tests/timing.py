@@ -1,0 +1,112 @@
+"""A pytest plugin: where a run's time goes, by file. Print it with `--timing`, write it with `--timing FILE.json`.
+
+For each file: wall time, seconds in tracing, lowering and compiling, programs compiled and read from the run's cache,
+and child processes. For each worker: the most memory that it held.
+"""
+
+import json
+import os
+import resource
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+# JAX's names of what it measures, and ours.
+SECONDS = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+    "/jax/core/compile/backend_compile_duration": "compile",
+}
+HITS = "/jax/compilation_cache/cache_hits"
+COLUMNS = ("wall", "trace", "lower", "compile", "programs", "hits", "children")
+PROPERTY = "timing"
+
+_counts: Counter[str] = Counter()
+
+
+def _count_seconds(event: str, seconds: float, **_: object) -> None:
+    if event in SECONDS:
+        _counts[SECONDS[event]] += seconds  # type: ignore[assignment]
+    if event.endswith("backend_compile_duration"):
+        _counts["programs"] += 1
+
+
+def _count_events(event: str, **_: object) -> None:
+    if event == HITS:
+        _counts["hits"] += 1
+
+
+def _count_children(event: str, _: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen":
+        _counts["children"] += 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--timing`."""
+    parser.addoption(
+        "--timing", nargs="?", const="-", metavar="FILE.json", help="print, or write, where the time went by file"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to listen, in every worker."""
+    if config.getoption("timing") is None:
+        return
+    jax.monitoring.register_event_duration_secs_listener(_count_seconds)
+    jax.monitoring.register_event_listener(_count_events)
+    sys.addaudithook(_count_children)
+    config.pluginmanager.register(_Recorder(), "timing-recorder")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Table(config), "timing-table")
+
+
+class _Recorder:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        _counts.clear()
+        yield
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        report = yield
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+        report.user_properties = [(PROPERTY, {**_counts, "wall": report.duration, "worker": worker, "memory": memory})]
+        _counts.clear()
+        return report
+
+
+class _Table:
+    def __init__(self, config: pytest.Config) -> None:
+        self.files: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.tests: Counter[str] = Counter()
+        self.memory: Counter[str] = Counter()
+        self.target = config.getoption("timing")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, values in report.user_properties:
+            if name != PROPERTY:
+                continue
+            file = report.nodeid.partition("::")[0]
+            for column in COLUMNS:
+                self.files[file][column] += values.get(column, 0)
+            self.tests[report.nodeid] += values["wall"]
+            self.memory[values["worker"]] = max(self.memory[values["worker"]], values["memory"])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        files = dict(sorted(self.files.items(), key=lambda row: -row[1]["wall"]))
+        terminalreporter.write_line("".join(f"{column:>10}" for column in COLUMNS) + "  file")
+        for file, row in files.items():
+            terminalreporter.write_line("".join(f"{row[column]:>10.0f}" for column in COLUMNS) + f"  {file}")
+        total = {column: sum(row[column] for row in files.values()) for column in COLUMNS}
+        terminalreporter.write_line("".join(f"{total[column]:>10.0f}" for column in COLUMNS) + "  all")
+        held = ", ".join(f"{worker} {size / 2**30:.1f} GiB" for worker, size in sorted(self.memory.items()))
+        terminalreporter.write_line(f"most memory held: {held}")
+        if self.target != "-":
+            record = {"files": {name: dict(row) for name, row in files.items()}, "tests": dict(self.tests)}
+            Path(self.target).write_text(json.dumps({**record, "memory": dict(self.memory)}, indent=1))
