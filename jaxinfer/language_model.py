@@ -275,7 +275,7 @@ class LanguageModel:
         padding = self.programs.partitioner.padding(self.config, self.backend)
         tensors = LoadedTensors(self.params, names, padding)
         # Imported here: few save.
-        from jaxinfer.checkpoint.orbax_convert import save
+        from jaxinfer.checkpoint.convert import save
 
         return save(replace(self._checkpoint, tensors=tensors), folder, overwrite=overwrite, progress=progress)
 

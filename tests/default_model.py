@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxinfer.checkpoint.fetch import DEFAULT_MODEL, default_cache_dir
+from jaxinfer.checkpoint.hub.fetch import DEFAULT_MODEL, default_cache_dir
 
 
 def default_model_path() -> Path:

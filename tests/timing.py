@@ -1,7 +1,8 @@
 """A pytest plugin: where a run's time goes, by file. Print it with `--timing`, write it with `--timing FILE.json`.
 
-For each file: wall time, seconds in tracing, lowering and compiling, programs compiled and read from the run's cache,
-and child processes. For each worker: the most memory that it held.
+For each file: wall time, processor time (all threads, child processes included), seconds in tracing, lowering and
+compiling, programs compiled and read from the run's cache, and child processes. For each worker: the most memory held.
+Processor time is what to compare: it hardly changes when other work runs beside the tests.
 """
 
 import json
@@ -22,7 +23,7 @@ SECONDS = {
     "/jax/core/compile/backend_compile_duration": "compile",
 }
 HITS = "/jax/compilation_cache/cache_hits"
-COLUMNS = ("wall", "trace", "lower", "compile", "programs", "hits", "children")
+COLUMNS = ("wall", "cpu", "trace", "lower", "compile", "programs", "hits", "children")
 PROPERTY = "timing"
 
 _counts: Counter[str] = Counter()
@@ -64,10 +65,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Table(config), "timing-table")
 
 
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 class _Recorder:
+    def __init__(self) -> None:
+        self.seen = 0.0
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         _counts.clear()
+        self.seen = _processor_seconds()
         yield
 
     @pytest.hookimpl(wrapper=True)
@@ -75,7 +85,10 @@ class _Recorder:
         report = yield
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-        report.user_properties = [(PROPERTY, {**_counts, "wall": report.duration, "worker": worker, "memory": memory})]
+        now = _processor_seconds()
+        values = {**_counts, "wall": report.duration, "cpu": now - self.seen, "worker": worker, "memory": memory}
+        report.user_properties = [(PROPERTY, values)]
+        self.seen = now
         _counts.clear()
         return report
 
@@ -94,12 +107,12 @@ class _Table:
             file = report.nodeid.partition("::")[0]
             for column in COLUMNS:
                 self.files[file][column] += values.get(column, 0)
-            self.tests[report.nodeid] += values["wall"]
+            self.tests[report.nodeid] += values["cpu"]
             self.memory[values["worker"]] = max(self.memory[values["worker"]], values["memory"])
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        files = dict(sorted(self.files.items(), key=lambda row: -row[1]["wall"]))
+        files = dict(sorted(self.files.items(), key=lambda row: -row[1]["cpu"]))
         terminalreporter.write_line("".join(f"{column:>10}" for column in COLUMNS) + "  file")
         for file, row in files.items():
             terminalreporter.write_line("".join(f"{row[column]:>10.0f}" for column in COLUMNS) + f"  {file}")

@@ -13,9 +13,9 @@ from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 from jaxinfer.models.decoder import Decoder, init_params
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
-from train.data import window_batches
-from train.export import save_hf_folder
-from train.loop import Schedule, train
+from train.loop.step import Schedule, train
+from train.model.export import save_hf_folder
+from train.texts.batches import window_batches
 
 END, BEGIN = 0, 1
 NUM_SPECIAL = 2

@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel
 from jaxinfer.ops.backend import DTYPES
 from jaxinfer.parallel.mesh import parse_mesh
 from train.command import existing_file, number
-from train.examples import read_examples
-from train.fit import FitSettings
-from train.loop import Schedule
-from train.packing import Example
+from train.loop.fit import FitSettings
+from train.loop.step import Schedule
+from train.texts.examples import read_examples
+from train.texts.packing import Example
 
 # What a run's result does not depend on.
 _FREE = ("out", "dry_run", "cache", "keep", "save_every")
@@ -128,15 +126,6 @@ def check_batch(options: argparse.Namespace) -> int:
     if options.batch_size % options.microbatches:
         raise InvalidOption(f"--batch-size {options.batch_size} does not split into {options.microbatches} parts")
     return options.batch_size // options.microbatches
-
-
-def split_texts(num_texts: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the texts to train on and of those held out, at least one of each."""
-    shuffled = np.random.default_rng(seed).permutation(num_texts)
-    num_held_out = max(1, round(held_out * num_texts))
-    if num_held_out >= num_texts:
-        raise InvalidOption(f"{num_texts} texts leave none to train on: give more, or a smaller --held-out")
-    return shuffled[num_held_out:], shuffled[:num_held_out]
 
 
 def build_schedule(options: argparse.Namespace, steps_per_epoch: float) -> Schedule:

@@ -2,7 +2,7 @@
 
 The model's hidden states are computed once and kept on the disk; heads then train on them alone, so that a CPU
 suffices. The folder ``OUT/heads`` that it writes is what ``--strategy medusa:heads=OUT/heads`` loads. ``--joint``
-trains the model with its heads (Medusa-2), which makes it another model; see `train.joint_medusa`.
+trains the model with its heads (Medusa-2), which makes it another model; see `train.heads.joint`.
 """
 
 import argparse
@@ -27,21 +27,21 @@ from train.arguments import (
     identity,
     read_data,
     refuse_changed,
-    split_texts,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
-from train.estimate import estimate
-from train.fit import FitSettings, claim_folder, fit_and_draw
-from train.head_evaluation import HeadEvaluation
-from train.head_export import export_heads
-from train.head_loss import HeadLoss, Windows, WindowSource
-from train.head_shapes import HeadShape, frozen_extra, init_heads, read_shape
-from train.hidden_states import HiddenStates, cache_hidden_states, first_state
-from train.joint_medusa import JOINT_OPTIONS, add_joint_arguments, run_joint
-from train.loop import Schedule, StepSettings, TrainState, compile_step
-from train.packing import Example, Order, split_batch
-from train.placement import build_mesh, place_base, place_batch, place_learned
-from train.progress import step_progress
+from train.features.hidden_states import HiddenStates, cache_hidden_states, first_state
+from train.heads.evaluation import HeadEvaluation
+from train.heads.export import export_heads
+from train.heads.joint import JOINT_OPTIONS, add_joint_arguments, run_joint
+from train.heads.loss import HeadLoss, Windows, WindowSource
+from train.heads.shapes import HeadShape, frozen_extra, init_heads, read_shape
+from train.loop.estimate import estimate
+from train.loop.fit import FitSettings, claim_folder, fit_and_draw
+from train.loop.placement import build_mesh, place_base, place_batch, place_learned
+from train.loop.progress import step_progress
+from train.loop.step import Schedule, StepSettings, TrainState, compile_step
+from train.texts.packing import Example, Order, split_batch
+from train.texts.rows import split_texts
 
 CACHE = "hidden_states"
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxinfer.errors import InvalidOption
 from train.command import number, run_command
-from train.prompt_tasks import GERMAN, QUESTIONS, SUBJECTS, TASKS
-from train.records import RecordWriter, read_records
+from train.data.prompt_tasks import GERMAN, QUESTIONS, SUBJECTS, TASKS
+from train.texts.records import RecordWriter, read_records
 
 # The share of each kind; what a kind has too little of is made up by nothing.
 SHARES = {"math": 0.24, "sql": 0.08, "documentation": 0.2, "encyclopedia": 0.18, "table": 0.04, "chat": 0.26}

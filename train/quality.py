@@ -20,9 +20,9 @@ from jaxinfer.language_model import DEFAULT_MODEL, load
 from jaxinfer.results import GenerationResult
 from train.arguments import add_answer_arguments
 from train.command import existing_file, run_command
-from train.progress import step_progress
-from train.records import Record, RecordWriter, read_records
-from train.target_texts import encode_prompt
+from train.data.target_texts import encode_prompt
+from train.loop.progress import step_progress
+from train.texts.records import Record, RecordWriter, read_records
 
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 

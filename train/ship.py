@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxinfer.checkpoint.drafters import DRAFTERS
+from jaxinfer.checkpoint.drafters.shipped import DRAFTERS
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.errors import JaxinferError
 from jaxinfer.language_model import DEFAULT_MODEL
 from train.command import EXIT_INTERRUPTED, run_command
-from train.records import read_records
-from train.self_prompts import CATEGORY
+from train.data.self_prompts import CATEGORY
+from train.texts.records import read_records
 
 ASKED = ("train.prompts", "--count", "4000", "--seed", "0")
 SELF_WRITTEN = ("train.data", "prompts", "--dtype", "bfloat16", "--count", "1200", "--seed", "0")

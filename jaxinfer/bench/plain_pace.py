@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxinfer.decoding.autoregressive import Autoregressive
 from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.runner import start_batch
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.results import GenerationResult
 from jaxinfer.sampling.params import SamplingParams

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.bench.acceptance_chart import check_chart
+from jaxinfer.bench.acceptance.chart import check_chart
 from jaxinfer.planning.report import PlanReport
 from jaxinfer.planning.roofline import peak_flops
 from pallas_kernels.chips import Chip

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from os.path import expanduser
 from pathlib import Path
 
-from jaxinfer.checkpoint import fetch, hub
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, open_hf_folder, refuse_pickle
-from jaxinfer.checkpoint.orbax_layout import is_orbax_folder
+from jaxinfer.checkpoint.hub import fetch
+from jaxinfer.checkpoint.hub import repository as hub
+from jaxinfer.checkpoint.orbax.layout import is_orbax_folder
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 
@@ -50,18 +51,18 @@ def _existing(name: str) -> Path | None:
 def _open_path(path: Path) -> Checkpoint:
     if path.is_dir() and is_orbax_folder(path):
         # Imported here: only a converted folder needs TensorStore.
-        from jaxinfer.checkpoint.orbax_folder import open_orbax_folder
+        from jaxinfer.checkpoint.orbax.folder import open_orbax_folder
 
         return open_orbax_folder(path)
     if path.is_dir():
         return open_hf_folder(path)
     if path.suffix.lower() == ".gguf":
         # Imported here: opening a folder needs no GGUF reader.
-        from jaxinfer.checkpoint.gguf import open_gguf
+        from jaxinfer.checkpoint.gguf.file import open_gguf
 
         return open_gguf(path)
     if path.suffix.lower() == ".bin":
-        from jaxinfer.checkpoint.llama2c import open_llama2c
+        from jaxinfer.checkpoint.llama2c.file import open_llama2c
 
         return open_llama2c(path)
     if path.suffix.lower() in PICKLE_SUFFIXES:

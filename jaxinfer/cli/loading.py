@@ -3,8 +3,8 @@
 import argparse
 import sys
 
+from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.cli.processes import join_processes
-from jaxinfer.cli.progress import byte_progress
 from jaxinfer.jax_setup import prepare_jax
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
 

@@ -17,13 +17,13 @@ from jaxinfer.errors import JaxinferError
 # Where each subcommand's ``add_arguments`` and ``run`` stand; only the one that is asked for is imported.
 COMMANDS = MappingProxyType(
     {
-        "generate": ("jaxinfer.cli.generate", "continue a prompt, or answer it with --chat"),
-        "chat": ("jaxinfer.cli.chat", "hold a conversation in the terminal"),
-        "verify": ("jaxinfer.cli.verify", "audit that a strategy changes no token of plain decoding"),
-        "fetch": ("jaxinfer.cli.fetch", "bring a known model to the local cache"),
-        "convert": ("jaxinfer.cli.convert", "write a model as a folder that loads fast, in Orbax's format"),
-        "plan": ("jaxinfer.cli.plan", "say what fits on TPUs that are not here, and how fast it can be"),
-        "bench": ("jaxinfer.cli.bench", "measure speed beside the machine's roofline"),
+        "generate": ("jaxinfer.cli.commands.generate", "continue a prompt, or answer it with --chat"),
+        "chat": ("jaxinfer.cli.commands.chat", "hold a conversation in the terminal"),
+        "verify": ("jaxinfer.cli.commands.verify", "audit that a strategy changes no token of plain decoding"),
+        "fetch": ("jaxinfer.cli.commands.fetch", "bring a known model to the local cache"),
+        "convert": ("jaxinfer.cli.commands.convert", "write a model as a folder that loads fast, in Orbax's format"),
+        "plan": ("jaxinfer.cli.commands.plan", "say what fits on TPUs that are not here, and how fast it can be"),
+        "bench": ("jaxinfer.cli.commands.bench", "measure speed beside the machine's roofline"),
     }
 )
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
-from jaxinfer.decoding.autoregressive import Autoregressive
-from jaxinfer.decoding.beam import BeamSearch
-from jaxinfer.decoding.draft_model import DraftModel
-from jaxinfer.decoding.jacobi import Jacobi
-from jaxinfer.decoding.layerskip import LayerSkip
-from jaxinfer.decoding.lookahead import Lookahead
-from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.options import spelling
-from jaxinfer.decoding.prompt_lookup import PromptLookup
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
+from jaxinfer.decoding.strategies.beam import BeamSearch
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.jacobi import Jacobi
+from jaxinfer.decoding.strategies.layerskip import LayerSkip
+from jaxinfer.decoding.strategies.lookahead import Lookahead
+from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
+from jaxinfer.decoding.strategies.streams import Streams
+from jaxinfer.decoding.strategies.triforce import TriForce
+from jaxinfer.decoding.strategies.union import Union
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.decoding.streams import Streams
-from jaxinfer.decoding.triforce import TriForce
-from jaxinfer.decoding.union import Union
 from jaxinfer.errors import InvalidOption
 
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxinfer.decoding.batch import Request, RowCounts, RunningBatch
-from jaxinfer.decoding.beam import BeamSearch
-from jaxinfer.decoding.beam_batch import BeamBatch
+from jaxinfer.decoding.beam.batch import BeamBatch
 from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.notation import Params
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.decoding.rejection import reject
+from jaxinfer.decoding.acceptance.rejection import reject
+from jaxinfer.decoding.acceptance.typical import accept_typical
+from jaxinfer.decoding.acceptance.walk import Walk, emitted_tokens, is_draft, match
 from jaxinfer.decoding.state import DecodeState, is_stop
 from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Verified
-from jaxinfer.decoding.tree import DraftTree, ancestors, depths
-from jaxinfer.decoding.typical import accept_typical
-from jaxinfer.decoding.verify import Walk, emitted_tokens, is_draft, match
+from jaxinfer.decoding.trees.tree import DraftTree, ancestors, depths
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend

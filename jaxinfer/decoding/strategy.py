@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.tree import DraftTree
-from jaxinfer.decoding.verify import Walk
+from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
@@ -99,7 +99,7 @@ class Strategy(ABC):
     decoding with the same seed), ``"distribution"`` (its distribution), ``"beam"`` (the texts of a beam search) or
     ``"lossy"``. `headroom` is how many cache slots past a text's end its trees may write, `max_depth` how many drafted
     tokens one step can accept, `verify` how drafts are accepted (``match``, ``rejection`` or ``typical``; see
-    `jaxinfer.decoding.verify`). One that `needs_dense_cache` runs on no cache that forgets tokens.
+    `jaxinfer.decoding.acceptance.walk`). One that `needs_dense_cache` runs on no cache that forgets tokens.
 
     Its methods from `start` on are traced. Each receives the target and the strategy's own `parameters`, which are
     arrays and therefore never part of what a program is compiled for: their field has ``compare=False`` and

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh
 
-from jaxinfer.decoding.autoregressive import Autoregressive
 from jaxinfer.decoding.programs import decode, prefill
 from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Prompt, Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
@@ -26,7 +26,7 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_axes, partition
-from jaxinfer.planning.hlo_walk import Instruction, walk
+from jaxinfer.planning.hlo.walk import Instruction, walk
 from jaxinfer.planning.placement import (
     device_bytes,
     placed,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.union import Union
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.decoding.tree_cost import NODE_COUNTS, measure_costs
-from jaxinfer.decoding.union import Union
+from jaxinfer.decoding.tuning.tree_cost import NODE_COUNTS, measure_costs
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.notation import Params
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxinfer.cache.slots import slots_for
-from jaxinfer.decoding.autoregressive import Autoregressive
 from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig

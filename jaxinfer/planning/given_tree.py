@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, current_tokens
-from jaxinfer.decoding.tree import DraftTree
+from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.models.model import Model
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.decoding.draft_model import DraftModel
 from jaxinfer.decoding.state import DecodeState, initial_state
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.union import Union
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.decoding.union import Union
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params, create_cache
 from jaxinfer.notation import Params

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxinfer.decoding.draft_model import DraftModel
+from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.planning.compile import CompiledProgram, DoesNotFit
 from jaxinfer.planning.cost_model import acceptance_needed
@@ -18,7 +18,7 @@ from jaxinfer.planning.footprint import (
     pipeline_schedule,
     prefill_floor,
 )
-from jaxinfer.planning.hlo_walk import total
+from jaxinfer.planning.hlo.walk import total
 from jaxinfer.planning.roofline import Work, roofline
 
 Notice = Callable[[str], None]

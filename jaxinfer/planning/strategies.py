@@ -5,19 +5,19 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.decoding.beam import BeamSearch
-from jaxinfer.decoding.draft_model import DraftModel
-from jaxinfer.decoding.draft_trees import tree_depth
-from jaxinfer.decoding.dynamic_tree import Growth, check_growth, read_growth
-from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies.beam import BeamSearch
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.streams import Streams
+from jaxinfer.decoding.strategies.union import Union
 from jaxinfer.decoding.strategy import Strategy, Target
-from jaxinfer.decoding.streams import Streams
-from jaxinfer.decoding.union import Union
+from jaxinfer.decoding.trees.dynamic import Growth, check_growth, read_growth
+from jaxinfer.decoding.trees.static import tree_depth
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
-from jaxinfer.models.stream_heads import StreamsConfig, init_streams
+from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned

@@ -12,8 +12,8 @@ from pathlib import Path
 from jaxinfer.checkpoint.mapped_file import map_file
 from jaxinfer.errors import InvalidCheckpoint, InvalidTokenizer
 from jaxinfer.tokenizers.folder_settings import FolderSettings
-from jaxinfer.tokenizers.sentence_piece import SentencePieceTokenizer
-from jaxinfer.tokenizers.sentence_piece_model import PieceKind, write_sentence_piece_model
+from jaxinfer.tokenizers.sentence_piece.model import PieceKind, write_sentence_piece_model
+from jaxinfer.tokenizers.sentence_piece.tokenizer import SentencePieceTokenizer
 
 _LEADING = struct.Struct("<i")
 _ENTRY = struct.Struct("<fi")

@@ -6,12 +6,12 @@ from typing import Any
 
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidTokenizer
-from jaxinfer.tokenizers.byte_level_folder import MERGES, VOCABULARY, read_vocab_and_merges
+from jaxinfer.tokenizers.byte_level.folder import MERGES, VOCABULARY, read_vocab_and_merges
 from jaxinfer.tokenizers.folder_settings import read_folder_settings
-from jaxinfer.tokenizers.gguf_vocabulary import read_gguf_vocabulary
+from jaxinfer.tokenizers.gguf.vocabulary import read_gguf_vocabulary
 from jaxinfer.tokenizers.hugging_face import read_tokenizer_json
 from jaxinfer.tokenizers.llama2c import load_llama2c_tokenizer
-from jaxinfer.tokenizers.sentence_piece import read_sentence_piece
+from jaxinfer.tokenizers.sentence_piece.tokenizer import read_sentence_piece
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 

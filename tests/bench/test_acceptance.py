@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import jaxinfer
-from jaxinfer.bench import acceptance
-from jaxinfer.bench.acceptance import AcceptanceRun, Sample, pick
-from jaxinfer.bench.acceptance_tally import Group, Tally, add_up
+from jaxinfer.bench.acceptance import measure as acceptance
+from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, pick
+from jaxinfer.bench.acceptance.tally import Group, Tally, add_up
 from jaxinfer.cli import loading
-from jaxinfer.cli.acceptance import split_strategies
+from jaxinfer.cli.commands.acceptance import split_strategies
 from jaxinfer.cli.main import main
-from jaxinfer.decoding.draft_model import DraftModel
-from jaxinfer.decoding.prompt_lookup import PromptLookup
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.planning.cost_model import StepCosts, drafter_seconds, measure_step_costs, step_seconds
 from jaxinfer.results import GenerationStats

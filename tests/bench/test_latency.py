@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxinfer.bench import latency
-from jaxinfer.bench.latency import LatencyReport, Workload, measure_latency
-from jaxinfer.bench.latency_table import latency_lines
-from jaxinfer.bench.machine import measure_bandwidth, measure_product
-from jaxinfer.bench.roofline import Cost, decode_cost, prefill_cost
+from jaxinfer.bench.latency import measure as latency
+from jaxinfer.bench.latency.machine import measure_bandwidth, measure_product
+from jaxinfer.bench.latency.measure import LatencyReport, Workload, measure_latency
+from jaxinfer.bench.latency.roofline import Cost, decode_cost, prefill_cost
+from jaxinfer.bench.latency.table import latency_lines
 from jaxinfer.cli.main import main
 from jaxinfer.errors import InvalidOption
 from tests.toys import TINY_LLAMA, random_params

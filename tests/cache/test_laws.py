@@ -15,7 +15,7 @@ from jaxinfer.cache.interface import Cache, Scores
 from jaxinfer.cache.retrieval import RetrievalCache
 from jaxinfer.cache.ring import RingCache, create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import StreamingCache
-from jaxinfer.decoding.tree import ancestors
+from jaxinfer.decoding.trees.tree import ancestors
 from jaxinfer.ops.masks import causal_ancestors
 from tests.toys import float32_backend
 

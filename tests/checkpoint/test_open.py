@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxinfer.checkpoint import fetch, hub
+from jaxinfer.checkpoint.hub import fetch
+from jaxinfer.checkpoint.hub import repository as hub
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 from tests.checkpoint.weights import tensors, write_folder

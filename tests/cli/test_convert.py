@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import jaxinfer
-from jaxinfer.checkpoint import orbax_writer
+from jaxinfer.checkpoint.orbax import writer as orbax_writer
 from tests.cli.test_mistakes import assert_mistake
 from tests.cli.test_process import ROOT, child
 from tests.default_model import default_model_path
@@ -94,8 +94,10 @@ def test_overwriting_replaces_what_convert_wrote_and_never_the_source(run, sourc
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from jaxinfer.checkpoint import new_folder, orbax_convert
-from jaxinfer.cli import main, progress
+from jaxinfer.checkpoint import new_folder
+from jaxinfer.checkpoint import convert as orbax_convert
+from jaxinfer.cli import main
+from jaxinfer.cli.output import progress
 import contextlib
 
 moment, number = sys.argv[3], getattr(signal, sys.argv[4])
@@ -108,7 +110,7 @@ def watched(label):
     yield lambda done, total: strike() if (done == total) == (moment == "last") else None
 
 if moment in ("first", "last"):
-    from jaxinfer.cli import convert
+    from jaxinfer.cli.commands import convert
     convert.byte_progress = watched
 if moment == "before":
     new_folder._publish = strike
@@ -196,7 +198,7 @@ def test_a_file_that_cannot_be_copied_is_named(run, source, tmp_path, monkeypatc
 WATCH = """
 import sys, threading, time
 from pathlib import Path
-from jaxinfer.checkpoint.orbax_convert import convert
+from jaxinfer.checkpoint.convert import convert
 
 def anonymous_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -3,7 +3,7 @@
 import json
 import shutil
 
-from tests.checkpoint import llama2c_files as files
+from tests.checkpoint.llama2c import files
 from tests.cli.test_mistakes import assert_mistake
 from tests.shared_data import shared_data
 

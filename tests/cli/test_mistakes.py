@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxinfer.checkpoint import hub, wheel
+from jaxinfer.checkpoint.hub import repository as hub
+from jaxinfer.checkpoint.hub import wheel
 from jaxinfer.errors import CheckpointNotFound
 from tests.checkpoint.weights import write_folder
 from tests.cli.conftest import Outcome

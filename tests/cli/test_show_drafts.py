@@ -11,7 +11,7 @@ import pytest
 import jaxinfer
 from jaxinfer.bench import plain_pace
 from jaxinfer.cli import loading
-from jaxinfer.cli.draft_marks import DraftMarks, colours_drafts
+from jaxinfer.cli.output.draft_marks import DraftMarks, colours_drafts
 from jaxinfer.results import StreamPiece
 from tests.cli.conftest import Outcome
 

@@ -11,11 +11,11 @@ import pytest
 
 import jaxinfer
 from jaxinfer import SamplingParams
-from jaxinfer.bench.identity import explain, retell_text
+from jaxinfer.bench.identity.audit import explain, retell_text
 from jaxinfer.cli import loading
 from jaxinfer.cli.sample_prompts import SAMPLE_PROMPTS
 from jaxinfer.decoding import registry
-from jaxinfer.decoding.prompt_lookup import PromptLookup
+from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.language_model import LanguageModel
 from tests.cli.conftest import Outcome
 from tests.decoding.rows import SAMPLINGS

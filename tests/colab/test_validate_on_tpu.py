@@ -46,7 +46,7 @@ def test_it_checks_kernels_and_strategies_and_writes_a_report(
 # In jacobi's place, drafts of untrained heads are all taken.
 BROKEN = """
 from dataclasses import replace
-from jaxinfer.bench import strategy_identity as identity
+from jaxinfer.bench.identity import strategies as identity
 
 heads = identity._MADE_UP["medusa"]
 all_taken = lambda model: replace(heads(model), verify="typical", epsilon=0.0, delta=0.0)

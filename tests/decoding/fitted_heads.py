@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxinfer import LanguageModel
 from jaxinfer.decoding.batch import prompt_bucket
-from jaxinfer.decoding.draft_trees import CAUTION, Paths, tree_depth
-from jaxinfer.decoding.dynamic_tree import Growth
 from jaxinfer.decoding.step import forward_prompt
+from jaxinfer.decoding.trees.dynamic import Growth
+from jaxinfer.decoding.trees.static import CAUTION, Paths, tree_depth
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params

@@ -8,14 +8,14 @@ import numpy as np
 import optax
 
 from jaxinfer import LanguageModel
-from jaxinfer.decoding.draft_trees import Paths, tree_depth
+from jaxinfer.decoding.trees.static import Paths, tree_depth
 from jaxinfer.models.decoder import create_cache
+from jaxinfer.models.drafters.streams import StreamsConfig, exit_logits, init_streams, run_streams
 from jaxinfer.models.model import Model
-from jaxinfer.models.stream_heads import StreamsConfig, exit_logits, init_streams, run_streams
 from jaxinfer.notation import Params
 from jaxinfer.ops.masks import causal_ancestors
 from tests.decoding.fitted_heads import Acceptance
-from tests.models.dense_streams import dense_streams
+from tests.models.drafters.dense_streams import dense_streams
 
 
 def fit_streams(

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer import LanguageModel, SamplingParams, Strategy
-from jaxinfer.decoding.autoregressive import Autoregressive
 from jaxinfer.decoding.batch import Request, RowCounts, RunningBatch, prompt_bucket
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.sampling import History, margins, sampling_arrays
 
 PLAIN = Autoregressive()

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, current_tokens
-from jaxinfer.decoding.tree import DraftTree, chain
+from jaxinfer.decoding.trees.tree import DraftTree, chain
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array
 

@@ -8,20 +8,20 @@ import jax
 import numpy as np
 
 from jaxinfer import LanguageModel, Strategy
-from jaxinfer.decoding.draft_model import DraftModel
-from jaxinfer.decoding.draft_trees import Paths
-from jaxinfer.decoding.dynamic_tree import read_growth
-from jaxinfer.decoding.layerskip import LayerSkip
-from jaxinfer.decoding.medusa import Medusa
 from jaxinfer.decoding.registry import parse_strategy
-from jaxinfer.decoding.streams import Streams, read_product
-from jaxinfer.decoding.union import Union
-from jaxinfer.models.stream_heads import StreamsConfig, init_streams
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.layerskip import LayerSkip
+from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.streams import Streams, read_product
+from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.trees.dynamic import read_growth
+from jaxinfer.decoding.trees.static import Paths
+from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from tests.decoding.covered_models import VOCAB_SIZE
 from tests.decoding.fitted_heads import fit_plain, sharpened
 from tests.decoding.fitted_streams import fit_streams
-from tests.models.dense_streams import random_adapters
+from tests.models.drafters.dense_streams import random_adapters
 
 TREE: Paths = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 1, 0))
 

@@ -11,10 +11,11 @@ import pytest
 import jaxinfer
 from jaxinfer import LanguageModel
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.decoding import rejection, step
+from jaxinfer.decoding import step
+from jaxinfer.decoding.acceptance import rejection
 from jaxinfer.decoding.programs import Programs
+from tests.decoding.acceptance.joint_law import chance, draft_and_reject, random_chains
 from tests.decoding.covered_models import Asked, ask, least_margins
-from tests.decoding.joint_law import chance, draft_and_reject, random_chains
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, run
 from tests.decoding.scripted import Branches, Chain
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer import LanguageModel, Strategy
+from jaxinfer.decoding.acceptance.walk import Walk, is_draft
 from jaxinfer.decoding.batch import Request, RunningBatch
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Verified
-from jaxinfer.decoding.verify import Walk, is_draft
 from jaxinfer.models.model import Model
 
 

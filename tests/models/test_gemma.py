@@ -15,9 +15,9 @@ from jaxinfer.cache.ring import RingCache
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.families.registry import decoder_config
 from jaxinfer.ops.backend import choose_backend
-from tests.models.test_published_gemma import GEMMA_3_1B
+from tests.models.families.test_published_gemma import GEMMA_3_1B
 from tests.toys import float32_backend
-from train.export import named_tensors
+from train.model.export import named_tensors
 
 TEXT: dict[str, Any] = {
     "model_type": "gemma3_text", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8,

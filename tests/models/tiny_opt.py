@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from jaxinfer.models.families.registry import decoder_config
 from tests.toys import VOCAB_SIZE, random_params
-from train.export import named_tensors
+from train.model.export import named_tensors
 
 NUM_POSITIONS = 24
 CONFIG: Mapping[str, Any] = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.models.extra_heads import rounded_outputs
+from jaxinfer.models.drafters.heads import rounded_outputs
 from jaxinfer.ops.seven_bits import round_rows, rounded_product, rounds
 from tests.toys import float32_backend
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxinfer.decoding.union import Union
+from jaxinfer.decoding.strategies.union import Union
 from jaxinfer.errors import InvalidOption
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.deployment import Deployment

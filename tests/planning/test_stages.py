@@ -6,7 +6,7 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import CompiledProgram, compile_programs
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import count_footprint, decode_floor, estimate_step, pipeline_schedule
-from jaxinfer.planning.hlo_walk import total
+from jaxinfer.planning.hlo.walk import total
 from tests.planning.models import LLAMA_2_7B
 
 pytestmark = pytest.mark.tpu_compile

@@ -10,16 +10,16 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxinfer.decoding.beam_state import BeamState, SearchRule, initial_beams
-from jaxinfer.decoding.beam_step import run_beams
-from jaxinfer.decoding.draft_model import DraftModel
-from jaxinfer.decoding.draft_trees import read_tree
-from jaxinfer.decoding.dynamic_tree import Growth
-from jaxinfer.decoding.medusa import Medusa
+from jaxinfer.decoding.beam.state import BeamState, SearchRule, initial_beams
+from jaxinfer.decoding.beam.step import run_beams
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
-from jaxinfer.decoding.streams import Streams, read_product
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.streams import Streams, read_product
+from jaxinfer.decoding.trees.dynamic import Growth
+from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
-from jaxinfer.models.stream_heads import StreamsConfig, init_streams
+from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.planning.compile import compile_programs
 from jaxinfer.planning.topology import tensor_mesh, without_persistent_cache

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
 from jaxinfer.tokenizers import Tokenizer, load_tokenizer
-from jaxinfer.tokenizers.word_splits import WORD_SPLITS
+from jaxinfer.tokenizers.byte_level.word_splits import WORD_SPLITS
 from tests.tokenizers import texts
 from tests.tokenizers.vocabularies import SPECIAL, open_folder, open_gguf, to_gguf_metadata, train_byte_level
 

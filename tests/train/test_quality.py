@@ -5,8 +5,9 @@ import json
 import pytest
 
 from tests.toys import fable
-from train import data, quality
+from train import quality
 from train.command import run_command
+from train.data import __main__ as data
 
 SQL = "table: 1\ncolumns: A, B\nQ: What is A\nA: SELECT A FROM 1"
 E2E = "mr,ref\n" + "".join(f'"name[{n}], area[x]",{n} is at x.\n"name[{n}], area[x]",At x is {n}.\n' for n in range(20))

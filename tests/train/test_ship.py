@@ -8,10 +8,12 @@ import threading
 
 import pytest
 
-from jaxinfer.checkpoint.drafters import DRAFTERS
+from jaxinfer.checkpoint.drafters.shipped import DRAFTERS
 from jaxinfer.language_model import DEFAULT_MODEL
-from train import data, medusa, prompts, ship, streams
+from train import medusa, prompts, ship
 from train.arguments import identity
+from train.data import __main__ as data
+from train.streams import __main__ as streams
 
 COMMANDS = {module.__name__: module for module in (data, medusa, prompts, streams)}
 SHIPPED = {"heads": (ship.HEADS, "Hydra heads"), "streams": (ship.STREAMS, "streams")}

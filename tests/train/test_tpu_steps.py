@@ -15,13 +15,13 @@ from jaxinfer.parallel.mesh import DATA, MeshConfig
 from jaxinfer.parallel.rules import parameter_shardings
 from jaxinfer.planning.known_models import planned_config
 from jaxinfer.planning.topology import chip_of, topology_mesh, without_persistent_cache
-from train.head_loss import HeadLoss, Windows
-from train.head_shapes import HeadShape, init_heads
-from train.joint_heads import JointBatch, JointLoss
-from train.joint_medusa import raise_rate
-from train.loop import Schedule, StepSettings, TrainState, compile_step
-from train.lora import init_lora
-from train.placement import describe_learned
+from train.heads.joint import raise_rate
+from train.heads.joint_loss import JointBatch, JointLoss
+from train.heads.loss import HeadLoss, Windows
+from train.heads.shapes import HeadShape, init_heads
+from train.loop.placement import describe_learned
+from train.loop.step import Schedule, StepSettings, TrainState, compile_step
+from train.model.lora import init_lora
 
 pytestmark = pytest.mark.tpu_compile
 

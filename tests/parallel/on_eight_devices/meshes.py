@@ -8,8 +8,8 @@ from types import MappingProxyType
 import jax
 
 from jaxinfer import LanguageModel, MeshConfig
-from jaxinfer.planning.hlo_collectives import COLLECTIVES, collective_kind
-from jaxinfer.planning.hlo_text import Line, read_line
+from jaxinfer.planning.hlo.collectives import COLLECTIVES, collective_kind
+from jaxinfer.planning.hlo.text import Line, read_line
 from tests.decoding.covered_models import (
     LIMITS,
     SAMPLINGS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LanguageModel, SamplingParams
-from jaxinfer.planning.hlo_collectives import collective_kind
+from jaxinfer.planning.hlo.collectives import collective_kind
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
 from tests.parallel.on_eight_devices.meshes import MESHES, MODELS, Single, is_search, sent

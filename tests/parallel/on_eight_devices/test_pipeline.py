@@ -11,14 +11,14 @@ import pytest
 import jaxinfer
 from jaxinfer import LanguageModel, MeshConfig, SamplingParams
 from jaxinfer.decoding.registry import parse_strategy
-from jaxinfer.decoding.streams import Streams, read_product
+from jaxinfer.decoding.strategies.streams import Streams, read_product
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.stream_heads import StreamsConfig, init_streams
-from jaxinfer.planning.hlo_collectives import collective_kind
-from jaxinfer.planning.hlo_walk import Instruction, walk
+from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
+from jaxinfer.planning.hlo.collectives import collective_kind
+from jaxinfer.planning.hlo.walk import Instruction, walk
 from tests.decoding.identity import check_identical, check_screened
 from tests.decoding.strategy_cases import CASES
-from tests.models.dense_streams import random_adapters
+from tests.models.drafters.dense_streams import random_adapters
 from tests.parallel.on_eight_devices.meshes import MODELS, Single, is_search, make_single, sent
 from tests.toys import random_params, write_tiny_llama
 

@@ -15,7 +15,7 @@ from jaxinfer.decoding import programs
 from jaxinfer.ops import ring_attention
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.ops.masks import causal_ancestors
-from jaxinfer.planning.hlo_collectives import collective_kind
+from jaxinfer.planning.hlo.collectives import collective_kind
 from tests.decoding.identity import check_identical
 from tests.decoding.strategy_cases import CASES
 from tests.parallel.on_eight_devices.meshes import MODELS, sent

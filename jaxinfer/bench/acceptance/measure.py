@@ -1,0 +1,204 @@
+"""Measures what strategies gain on prompts: tokens a step, acceptance, and net speed against plain decoding."""
+
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jaxinfer.bench.acceptance.tally import Group, Tally, add_up
+from jaxinfer.decoding.batch import cache_bucket
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.planning.cost_model import StepCosts, drafter_seconds, measure_step_costs
+from jaxinfer.results import GenerationStats
+from jaxinfer.sampling.params import SamplingParams
+
+BASELINE = "autoregressive"
+# A run that compiled does not count; one of the same shapes after it compiles nothing.
+_MOST_WARMUPS = 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt's ids and what kind of prompt it is."""
+
+    tokens: Sequence[int]
+    category: str = ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is run: every strategy and the baseline in turn on each group of ``batch`` prompts, ``repeats`` times."""
+
+    strategies: tuple[str, ...]
+    batches: tuple[int, ...]
+    max_new_tokens: int
+    repeats: int
+    sampling: SamplingParams
+    node_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StrategyReport:
+    """What one strategy did at one batch size; by category too where there are several."""
+
+    strategy: str
+    nodes: int
+    overall: Tally
+    categories: dict[str, Tally]
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """Everything about one batch size; ``costs`` are relative to a step of one node."""
+
+    batch: int
+    groups: int
+    slots: int
+    one_node_seconds: float
+    costs: dict[int, float]
+    strategies: tuple[StrategyReport, ...]
+
+
+@dataclass(frozen=True)
+class AcceptanceReport:
+    """Everything that was found out; ``complete`` is false where the measurement was cut short."""
+
+    model: str
+    device: str
+    cores: int
+    dtype: str
+    prompts: int
+    max_new_tokens: int
+    repeats: int
+    temperature: float
+    complete: bool
+    batches: tuple[BatchReport, ...]
+
+
+class AcceptanceRun:
+    """A measurement under way, which can be reported on at any time, as after an interrupt."""
+
+    def __init__(self, model: LanguageModel, samples: Sequence[Sample], workload: Workload) -> None:
+        self.model, self.samples, self.workload = model, samples, workload
+        self.groups: list[Group] = []
+        self.costs: dict[int, StepCosts] = {}
+        self.drafters: dict[tuple[int, str], float] = {}
+        names = dict.fromkeys((BASELINE, *workload.strategies))
+        self.strategies: dict[str, Strategy] = {name: model.resolve(name) for name in names}
+        for name, strategy in self.strategies.items():
+            if strategy.exactness == "beam":
+                raise InvalidOption(
+                    f"{name} searches for other texts; name strategies that decode the same ones faster"
+                )
+        longest = max(len(sample.tokens) for sample in samples)
+        if longest + workload.max_new_tokens > model.max_len:
+            raise InvalidOption(
+                f"the longest prompt has {longest} tokens, with {workload.max_new_tokens} new ones more than the "
+                f"model's context of {model.max_len}: shorten it or lower --max-new-tokens"
+            )
+
+    @property
+    def num_runs(self) -> int:
+        """How many counted runs there are in all."""
+        groups = sum(-(-len(self.samples) // batch) for batch in self.workload.batches)
+        return groups * self.workload.repeats * len(self.strategies)
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether all groups have been run."""
+        return len(self.groups) * self.workload.repeats * len(self.strategies) == self.num_runs
+
+    def measure(self, advance: Callable[[str], None] = lambda label: None) -> None:
+        """Run everything; ``advance`` is told of each counted run."""
+        for batch in self.workload.batches:
+            # The median text's cache: one figure has to stand for all.
+            length = statistics.median_high(len(sample.tokens) for sample in self.samples)
+            slots = cache_bucket(length + self.workload.max_new_tokens, 1, self.model.max_len)
+            decoder, params = self.model.programs.decoder, self.model.params
+            self.costs[batch] = measure_step_costs(decoder, params, batch, slots, self.workload.node_counts)
+            for name, strategy in self.strategies.items():
+                self.drafters[batch, name] = drafter_seconds(strategy, batch, slots)
+            for rows, num_new in _cut(self.samples, batch):
+                self.groups.append(self._run_group(batch, rows, num_new, advance))
+
+    def report(self, model_name: str) -> AcceptanceReport:
+        """Sum up the groups that are done."""
+        return AcceptanceReport(
+            model=model_name,
+            device=jax.devices()[0].device_kind,
+            cores=os.cpu_count() or 1,
+            dtype=str(self.model.backend.param_dtype),
+            prompts=len(self.samples),
+            max_new_tokens=self.workload.max_new_tokens,
+            repeats=self.workload.repeats,
+            temperature=self.workload.sampling.temperature,
+            complete=self.is_complete,
+            batches=tuple(self._report_batch(batch) for batch in self.costs),
+        )
+
+    def _run_group(self, batch: int, rows: Sequence[Sample], num_new: int, advance: Callable[[str], None]) -> Group:
+        prompts = [list(sample.tokens) for sample in rows]
+        stats: dict[str, tuple[GenerationStats, ...]] = {}
+        seconds: dict[str, list[float]] = {name: [] for name in self.strategies}
+        for _ in range(self.workload.repeats):
+            for name in self.strategies:
+                stats[name] = self._run_warm(prompts, name)
+                seconds[name].append(stats[name][0].decode_seconds)
+                advance(f"batch {batch}, {name}")
+        return Group(
+            batch,
+            tuple(sample.category for sample in rows[:num_new]),
+            stats,
+            {name: statistics.median(found) for name, found in seconds.items()},
+        )
+
+    def _run_warm(self, prompts: list[list[int]], name: str) -> tuple[GenerationStats, ...]:
+        for _ in range(_MOST_WARMUPS):
+            results = self.model.generate(
+                prompts,
+                max_new_tokens=self.workload.max_new_tokens,
+                sampling=self.workload.sampling,
+                strategy=self.strategies[name],
+                batch_size=len(prompts),
+            )
+            if results[0].stats.compile_seconds == 0:
+                break
+        return tuple(result.stats for result in results)
+
+    def _report_batch(self, batch: int) -> BatchReport:
+        costs = self.costs[batch]
+        groups = [group for group in self.groups if group.batch == batch]
+        categories = sorted({category for group in groups for category in group.categories})
+        reports = []
+        for name, strategy in self.strategies.items():
+
+            def tally(category: str | None, name: str = name, strategy: Strategy = strategy) -> Tally:
+                drafter = self.drafters.get((batch, name), 0.0)
+                return add_up(groups, category, name, BASELINE, strategy, costs, drafter)
+
+            by_category = {category: tally(category) for category in categories} if len(categories) > 1 else {}
+            reports.append(StrategyReport(name, strategy.headroom, tally(None), by_category))
+        return BatchReport(batch, len(groups), costs.slots, costs.of(1), costs.relative, tuple(reports))
+
+
+def pick(samples: Sequence[Sample], per_category: int | None) -> list[Sample]:
+    """Return the first so many samples of each category, in their order; all for None."""
+    taken: dict[str, int] = {}
+    picked = []
+    for sample in samples:
+        taken[sample.category] = taken.get(sample.category, 0) + 1
+        if per_category is None or taken[sample.category] <= per_category:
+            picked.append(sample)
+    return picked
+
+
+def _cut(samples: Sequence[Sample], batch: int) -> Iterator[tuple[list[Sample], int]]:
+    """Cut samples into batches, the last filled with samples from the start, which count for time only."""
+    for first in range(0, len(samples), batch):
+        rows = list(samples[first : first + batch])
+        fillers = [samples[at % len(samples)] for at in range(batch - len(rows))]
+        yield rows + fillers, len(rows)

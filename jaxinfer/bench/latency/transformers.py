@@ -1,0 +1,64 @@
+"""Runs Hugging Face transformers on the same checkpoint: the other side of a comparison."""
+
+import contextlib
+import importlib.util
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.bench.latency.times import Times
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption
+
+_DTYPES = ("float32", "bfloat16")
+
+
+def check_rival(dtypes: Sequence[str]) -> None:
+    """Raise InvalidOption where the comparison cannot be made."""
+    absent = [name for name in ("torch", "transformers", "accelerate") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise InvalidOption(f"--compare transformers needs {', '.join(absent)}: pip install {' '.join(absent)}")
+    for dtype in dtypes:
+        if dtype not in _DTYPES:
+            raise InvalidOption(f"--compare transformers runs in {' and '.join(_DTYPES)}, not in {dtype}")
+
+
+def time_transformers(
+    path: Path, dtype: str, prompts: Sequence[Sequence[int]], new_tokens: int, repeats: int
+) -> list[Times]:
+    """Return the times of warm greedy runs: a forward pass over the prompts, then one a token over its cache."""
+    import torch
+
+    model = _load(path, dtype)
+    ids = torch.tensor(prompts)
+    times = []
+    with torch.inference_mode():
+        for _ in range(1 + repeats):
+            began = time.perf_counter()
+            output = model(ids, use_cache=True, logits_to_keep=1)
+            token = output.logits[:, -1:].argmax(-1)
+            prefilled = time.perf_counter()
+            for _ in range(new_tokens - 1):
+                output = model(token, past_key_values=output.past_key_values, use_cache=True)
+                token = output.logits[:, -1:].argmax(-1)
+            prefill = prefilled - began
+            times.append(Times(prefill, time.perf_counter() - prefilled, prefill))
+    return times[1:]
+
+
+def _load(path: Path, dtype: str) -> Any:
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    # Its progress bars have no switch that reaches all of them.
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=getattr(torch, dtype), local_files_only=True, **options
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise InvalidCheckpoint(f"{path}: transformers cannot load it: {error}") from error
+    return model.eval()

@@ -1,0 +1,186 @@
+"""Writes any checkpoint that can be opened as a folder of our own: configuration, tokenizer, and weights by Orbax."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.checkpoint.load import check_tensors
+from jaxinfer.checkpoint.new_folder import check_target, new_folder, staging_of
+from jaxinfer.checkpoint.open import open_checkpoint
+from jaxinfer.checkpoint.orbax.layout import CONFIG, GGUF_METADATA, MARKER, WEIGHTS, Marker, describe_marker
+from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
+from jaxinfer.errors import InvalidOption, JaxinferError, WriteFailed
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.ops.backend import DTYPES, choose_backend
+
+FOLDER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "vocab.json",
+    "merges.txt",
+)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENAMETOOLONG)
+
+
+def convert(
+    model: str | Path,
+    destination: str | Path,
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    notice: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write ``model`` to the folder ``destination``, which loads as the model does; return the folder.
+
+    Every tensor keeps the dtype that it is stored in, quantised ones become float32; ``dtype`` makes it one for all.
+    ``overwrite`` replaces a folder that this function wrote, once the new one is complete. Nothing stands at
+    ``destination`` before that. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises
+    subclasses of JaxinferError, :class:`WriteFailed` where the disk is full.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidOption(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+    target = _check_target(destination, overwrite)
+    checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
+    _keep_source(checkpoint, target)
+    dtypes = _choose_dtypes(checkpoint, None if dtype is None else np.dtype(dtype), notice)
+    return _write_new(target, overwrite, checkpoint, dtypes, progress)
+
+
+def save(
+    checkpoint: Checkpoint,
+    destination: str | Path,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write a checkpoint whose tensors are a loaded model's, as `convert` does, in the dtype that the model has."""
+    target = _check_target(destination, overwrite)
+    _keep_source(checkpoint, target)
+    return _write_new(target, overwrite, checkpoint, _choose_dtypes(checkpoint, None, None), progress)
+
+
+def _check_target(destination: str | Path, overwrite: bool) -> Path:
+    target = Path(os.path.realpath(Path(destination).expanduser()))
+    check_target(target, MARKER if overwrite else None)
+    return target
+
+
+def _write_new(
+    target: Path,
+    overwrite: bool,
+    checkpoint: Checkpoint,
+    dtypes: Mapping[str, np.dtype],
+    progress: Callable[[int, int], None] | None,
+) -> Path:
+    try:
+        with new_folder(target, MARKER if overwrite else None) as folder:
+            _write(folder, checkpoint, dtypes, progress)
+    except (JaxinferError, MemoryError):
+        raise
+    except Exception as error:  # TensorStore reports what the disk says in errors of several classes
+        raise _explain(error, target) from None
+    return target
+
+
+def _write(
+    folder: Path,
+    checkpoint: Checkpoint,
+    dtypes: Mapping[str, np.dtype],
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    # Imported here: Orbax takes most of a second, and a mistake should be told before.
+    from jaxinfer.checkpoint.orbax.writer import write_tensors
+
+    source = _write_tokenizer(folder, checkpoint)
+    tensors = write_tensors(folder / WEIGHTS, checkpoint.tensors, dtypes, progress)
+    _write_json(folder / CONFIG, checkpoint.config)
+    # The digest is of the configuration as it will be read: JSON turns tuples into lists.
+    config = json.loads((folder / CONFIG).read_bytes())
+    _write_json(folder / MARKER, describe_marker(Marker(source, tensors), config))
+
+
+def _choose_dtypes(
+    checkpoint: Checkpoint, dtype: np.dtype | None, notice: Callable[[str], None] | None
+) -> dict[str, np.dtype]:
+    family = family_of(checkpoint.config)
+    config = family.translate(checkpoint.config)
+    names = family.tensor_names(config)
+    check_tensors(checkpoint, names, abstract_params(config, choose_backend("float32", "cpu")))
+    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in names.ignored) or r"(?!)")
+    wanted = [name for name in checkpoint.tensors.shapes() if not ignored.fullmatch(name)]
+    if dtype is not None:
+        return dict.fromkeys(wanted, dtype)
+    source = checkpoint.tensors
+    stored = {name: source.stored_dtype(name) if isinstance(source, TypedTensorSource) else None for name in wanted}
+    if notice is not None and (unpacked := sum(kind is None for kind in stored.values())):
+        notice(f"{checkpoint.origin}: {unpacked} quantised tensors become float32; --dtype chooses another")
+    return {name: np.dtype(np.float32) if kind is None else kind for name, kind in stored.items()}
+
+
+def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> str:
+    """Copy what the tokenizer is made from; return the format that it came in."""
+    if checkpoint.gguf_metadata is not None:
+        kept = {
+            key: value
+            for key, value in checkpoint.gguf_metadata.items()
+            if key == "general.architecture" or key.startswith("tokenizer.")
+        }
+        _write_json(folder / GGUF_METADATA, kept)
+        return "gguf"
+    if checkpoint.llama2c_file is not None:
+        names = (f"tok{checkpoint.config['vocab_size']}.bin", "tokenizer.bin", "tokenizer.model")
+        copy_files(checkpoint.llama2c_file.parent, folder, names)
+        return "llama2c"
+    if checkpoint.folder is not None:
+        copy_files(checkpoint.folder, folder)
+    return "hugging_face"
+
+
+def copy_files(source: Path, folder: Path, patterns: tuple[str, ...] = FOLDER_FILES) -> None:
+    """Copy the files of a folder that match, by default what a Hugging Face folder has beside its weights."""
+    for path in (path for pattern in patterns for path in sorted(source.glob(pattern)) if path.is_file()):
+        place = folder / path.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    # GGUF metadata and translated configurations may hold what NumPy made of them.
+    text = json.dumps(dict(content), ensure_ascii=False, default=lambda value: value.tolist())
+    path.write_text(text, encoding="utf-8")
+
+
+def _keep_source(checkpoint: Checkpoint, target: Path) -> None:
+    source = Path(os.path.realpath(checkpoint.origin))
+    if target == source or target in source.parents:
+        raise InvalidOption(f"{target}: holds the model that is to be converted; give another destination")
+
+
+def _explain(error: Exception, target: Path) -> WriteFailed:
+    text = " ".join(str(error).split())
+    found, name = (error.errno, str(error.filename or "")) if isinstance(error, OSError) else (None, "")
+    # Of the files that are being written only their destination means something to a user.
+    place = name if name and not Path(name).is_relative_to(staging_of(target)) else target
+    for number in (*_FULL, *_REFUSED):
+        if number == found or (found is None and os.strerror(number) in text):
+            mend = "free some space" if number in _FULL else "check its permissions and limits"
+            return WriteFailed(f"{place}: {os.strerror(number)}; {mend} or give another destination")
+    return WriteFailed(f"{place}: cannot be written ({text.partition(' [')[0][:200]}); give another destination")

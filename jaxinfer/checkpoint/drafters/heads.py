@@ -1,0 +1,263 @@
+"""Heads that draft, on disk: checkpoints of the Medusa project, and this library's own form, which can hold more.
+
+Medusa: ``config.json`` and ``medusa_lm_head.safetensors``. Own: ``heads.json``, with the fields of `HeadsDescription`,
+``heads.safetensors`` and, with a draft tree that suits the heads, ``tree.json``: paths of ranks, those that gain most
+first. Tensors have the same names in both: ``{head}.{block}.linear.weight``, ``.bias``, ``{head}.{block}.out.weight``
+where a block is an MLP, and ``{head}.{blocks}.weight`` for a head's own output matrix. Where the own form stores a
+matrix in eight bits, each of its rows is to be multiplied by its number in the tensor of the same name that ends in
+``_scale``.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
+from jaxinfer.checkpoint.hf_folder import read_json_object, refuse_pickle
+from jaxinfer.checkpoint.new_folder import new_folder
+from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.drafters.heads import heads_width, is_conditioned
+from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+
+_OWN, _OWN_WEIGHTS = "heads.json", "heads.safetensors"
+_MEDUSA, _MEDUSA_WEIGHTS, _MEDUSA_PICKLE = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+_SCALE = "_scale"
+_PREFIX = re.compile(r"medusa_heads?\.")
+
+
+@dataclass(frozen=True)
+class HeadsDescription:
+    """What heads are. ``conditioned``: they read the drafted tokens before theirs (Hydra).
+
+    ``draft_ids`` are the tokens that the output rows stand for, None where these are all ``vocab_size``; ``base`` names
+    the model that the heads were trained on, for the reader, and ``base_fingerprint`` its weights
+    (`jaxinfer.models.fingerprint`).
+    """
+
+    num_heads: int
+    num_layers: int
+    model_dim: int
+    vocab_size: int
+    conditioned: bool = False
+    share_lm_head: bool = False
+    draft_ids: tuple[int, ...] | None = None
+    base: str | None = None
+    base_fingerprint: str | None = None
+
+
+def read_heads(
+    folder: Path,
+    config: DecoderConfig,
+    backend: Backend,
+    most: int | None = None,
+    fingerprint: Callable[[], str | None] = lambda: None,
+) -> Params:
+    """Read heads for a model of this configuration, the first ``most`` of them, as `models.drafters.heads` does.
+
+    Raises :class:`CheckpointNotFound` or :class:`InvalidCheckpoint` for files that are missing, damaged, pickled or
+    made for a model of another width or vocabulary, or for other weights than those of ``fingerprint``.
+    """
+    description, path = _describe(folder, config)
+    tensors = SafetensorsFile(path, int8=True)
+    names = {_PREFIX.sub("", name, count=1): name for name in tensors.shapes()}
+    shapes = {name: tensors.shapes()[stored] for name, stored in names.items() if not name.endswith(_SCALE)}
+    _check_model(folder, description, config)
+    check_fingerprint(folder, description.base_fingerprint, fingerprint)
+    _check_names(path, description, shapes)
+    dtype = np.dtype(backend.param_dtype)
+
+    def read(name: str, shape: tuple[int, ...]) -> jax.Array:
+        if tuple(shapes[name]) != shape:
+            raise InvalidCheckpoint(
+                f"{path}: tensor {name} has shape {list(shapes[name])}, but the model needs {list(shape)}"
+            )
+        scale = names.get(name + _SCALE)
+        if scale is not None:
+            scales = tensors.read(scale, np.dtype(np.float32))
+            if scales.shape != shape[:1]:
+                raise InvalidCheckpoint(f"{path}: tensor {scale} has shape {list(scales.shape)}, not {list(shape[:1])}")
+            return jnp.array((tensors.read(names[name], np.dtype(np.float32)) * scales[:, None]).astype(dtype))
+        # A copy: the file may change while the model is in use.
+        return jnp.array(tensors.read(names[name], dtype))
+
+    count = description.num_heads if most is None else min(most, description.num_heads)
+    extra: Params = {"heads": tuple(_read_head(description, index, read, shapes) for index in range(count))}
+    if description.draft_ids is not None:
+        extra["ids"] = jnp.asarray(description.draft_ids, jnp.int32)
+    return extra
+
+
+def write_heads(
+    folder: Path,
+    extra: Params,
+    vocab_size: int,
+    *,
+    base: str | None = None,
+    base_fingerprint: str | None = None,
+    in_int8: bool = False,
+    beside: Mapping[str, str] = MappingProxyType({}),
+    overwrite: bool = False,
+) -> HeadsDescription:
+    """Write heads to a new folder in this library's own form; an ``"output"`` that all share is the model's own.
+
+    ``in_int8`` stores each row of a matrix as whole numbers times a scale of its own. ``beside`` are further files,
+    texts by their names; ``overwrite`` replaces a folder of heads.
+    """
+    heads = extra["heads"]
+    tensors: dict[str, Any] = {}
+    for index, head in enumerate(heads):
+        for layer, block in enumerate(head["blocks"]):
+            tensors[f"{index}.{layer}.linear.weight"] = block["kernel"]
+            tensors[f"{index}.{layer}.linear.bias"] = block["bias"]
+            if "out" in block:
+                tensors[f"{index}.{layer}.out.weight"] = block["out"]
+        if "output" in head:
+            tensors[f"{index}.{len(head['blocks'])}.weight"] = head["output"]["kernel"]
+    description = HeadsDescription(
+        num_heads=len(heads),
+        num_layers=len(heads[0]["blocks"]),
+        model_dim=heads_width(extra),
+        vocab_size=vocab_size,
+        conditioned=is_conditioned(extra),
+        share_lm_head="output" not in heads[0],
+        draft_ids=tuple(np.asarray(extra["ids"]).tolist()) if "ids" in extra else None,
+        base=base,
+        base_fingerprint=base_fingerprint,
+    )
+    with new_folder(folder, _OWN if overwrite else None) as new:
+        (new / _OWN).write_text(json.dumps(asdict(description)) + "\n")
+        if in_int8:
+            tensors = dict(stored for name, array in tensors.items() for stored in _in_int8(name, array))
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, new / _OWN_WEIGHTS)
+        for name, text in beside.items():
+            (new / name).write_text(text, encoding="utf-8")
+    return description
+
+
+def _in_int8(name: str, array: Any) -> Iterator[tuple[str, np.ndarray]]:
+    numbers = np.asarray(array, np.float32)
+    if numbers.ndim < 2:
+        yield name, np.asarray(array)
+        return
+    scales = np.maximum(np.abs(numbers).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny)
+    yield name, np.rint(numbers / scales).astype(np.int8)
+    yield name + _SCALE, scales[:, 0]
+
+
+def _describe(folder: Path, config: DecoderConfig) -> tuple[HeadsDescription, Path]:
+    if not folder.is_dir():
+        raise CheckpointNotFound(f"{folder}: no such folder of heads")
+    if (folder / _OWN).is_file():
+        return _read_own(folder / _OWN), _existing(folder / _OWN_WEIGHTS)
+    if not (folder / _MEDUSA_WEIGHTS).is_file() and (folder / _MEDUSA_PICKLE).is_file():
+        raise refuse_pickle(folder / _MEDUSA_PICKLE)
+    path = _existing(folder / _MEDUSA_WEIGHTS)
+    settings = read_json_object(_existing(folder / _MEDUSA))
+    listed = _count(folder / _MEDUSA, settings, "medusa_num_heads", 1)
+    # Published checkpoints hold more heads than their configuration counts.
+    held = [name.split(".")[0] for name in (_PREFIX.sub("", name, count=1) for name in SafetensorsFile(path).shapes())]
+    num_heads = max([listed, *(int(head) + 1 for head in held if head.isdecimal())])
+    num_layers = _count(folder / _MEDUSA, settings, "medusa_num_layers", 0)
+    base = settings.get("base_model_name_or_path")
+    return HeadsDescription(num_heads, num_layers, config.model_dim, config.vocab_size, base=base), path
+
+
+def _read_own(path: Path) -> HeadsDescription:
+    settings = read_json_object(path)
+    known = {field.name for field in fields(HeadsDescription)}
+    if unknown := sorted(settings.keys() - known):
+        raise InvalidCheckpoint(f"{path}: unknown field {unknown[0]}; the fields are {', '.join(sorted(known))}")
+    counts = {
+        key: _count(path, settings, key, least)
+        for key, least in {"num_heads": 1, "num_layers": 0, "model_dim": 1, "vocab_size": 1}.items()
+    }
+    for key in ("conditioned", "share_lm_head"):
+        if type(settings.get(key, False)) is not bool:
+            raise InvalidCheckpoint(f"{path}: {key} must be true or false, not {settings[key]!r}")
+    ids = settings.get("draft_ids")
+    if ids is not None:
+        is_list = isinstance(ids, list) and len(ids) > 0
+        if not is_list or not all(type(one) is int and 0 <= one < counts["vocab_size"] for one in ids):
+            raise InvalidCheckpoint(f"{path}: draft_ids must list ids below vocab_size {counts['vocab_size']}")
+        if len(set(ids)) < len(ids):
+            raise InvalidCheckpoint(f"{path}: draft_ids lists {len(ids) - len(set(ids))} ids more than once")
+        ids = tuple(ids)
+    return HeadsDescription(**{**settings, **counts, "draft_ids": ids})
+
+
+def _count(path: Path, settings: Mapping[str, Any], key: str, least: int) -> int:
+    value = settings.get(key)
+    if type(value) is not int or not least <= value <= 1 << 24:
+        raise InvalidCheckpoint(f"{path}: {key} must be a whole number of {least} or more, not {value!r}")
+    return value
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise CheckpointNotFound(
+            f"{path}: no such file; heads are {_OWN_WEIGHTS} or {_MEDUSA_WEIGHTS} with a JSON file"
+        )
+    return path
+
+
+def _check_model(folder: Path, description: HeadsDescription, config: DecoderConfig) -> None:
+    of = f" of {description.base}" if description.base else ""
+    if description.model_dim != config.model_dim:
+        raise InvalidCheckpoint(
+            f"{folder}: heads{of} read {description.model_dim} hidden channels, but the model has {config.model_dim}"
+        )
+    if description.vocab_size != config.vocab_size:
+        raise InvalidCheckpoint(
+            f"{folder}: heads{of} know {description.vocab_size} tokens, but the model's vocabulary has "
+            f"{config.vocab_size}"
+        )
+
+
+def _check_names(path: Path, description: HeadsDescription, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    needed = [
+        f"{head}.{layer}.linear.{part}"
+        for head in range(description.num_heads)
+        for layer in range(description.num_layers)
+        for part in ("weight", "bias")
+    ]
+    outputs = [f"{head}.{description.num_layers}.weight" for head in range(description.num_heads)]
+    if not description.share_lm_head:
+        needed += outputs
+    optional = {name.replace(".linear.", ".out.") for name in needed if name.endswith(".linear.weight")}
+    what = f"{description.num_heads} heads of {description.num_layers} layers"
+    if missing := [name for name in needed if name not in shapes]:
+        raise InvalidCheckpoint(f"{path}: {what} need tensor {missing[0]}, which is missing")
+    if extra := sorted(shapes.keys() - set(needed) - optional):
+        raise InvalidCheckpoint(f"{path}: {what} leave no place for tensor {extra[0]}")
+
+
+def _read_head(description: HeadsDescription, index: int, read: Any, shapes: Mapping[str, Any]) -> Params:
+    width = description.model_dim
+    blocks = []
+    for layer in range(description.num_layers):
+        prefix = f"{index}.{layer}"
+        has_out = f"{prefix}.out.weight" in shapes
+        inner = shapes[f"{prefix}.linear.bias"][0] if has_out else width
+        inputs = width * (index + 2) if description.conditioned and layer == 0 else width
+        block = {
+            "kernel": read(f"{prefix}.linear.weight", (inner, inputs)),
+            "bias": read(f"{prefix}.linear.bias", (inner,)),
+        }
+        blocks.append({**block, "out": read(f"{prefix}.out.weight", (width, inner))} if has_out else block)
+    head: Params = {"blocks": tuple(blocks)}
+    if not description.share_lm_head:
+        rows = len(description.draft_ids) if description.draft_ids is not None else description.vocab_size
+        head["output"] = {"kernel": read(f"{index}.{description.num_layers}.weight", (rows, width))}
+    return head

@@ -1,0 +1,197 @@
+"""Parameters of speculative streams on disk: ``streams.json``, a `StreamsDescription`, and ``streams.safetensors``.
+
+Tensors are named by their path in `jaxinfer.models.drafters.streams`: ``init.down``, ``identifiers`` and so on. A draft
+tree that suits the streams may stand beside them as ``tree.json``, the paths that gain most first.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
+from jaxinfer.checkpoint.hf_folder import read_json_object
+from jaxinfer.checkpoint.new_folder import new_folder
+from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.drafters.streams import StreamsConfig, put
+from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+
+_DESCRIPTION, _WEIGHTS = "streams.json", "streams.safetensors"
+# What a file format may tell otherwise, or not at all, without the network being another.
+_NOT_THE_NETWORK = ("family", "max_position", "bos_token_id", "eos_token_ids")
+
+
+@dataclass(frozen=True)
+class StreamsDescription:
+    """What streams are and what they were trained on; ``base`` names that model for the reader.
+
+    ``base_layers`` is how many layers the model has, ``base_digest`` its `network_digest` and ``base_fingerprint`` its
+    weights (`jaxinfer.models.fingerprint`), None where these are not known. ``adapter_rank`` is 0 without adapters.
+    """
+
+    num_streams: int
+    num_layers: int
+    rank: int
+    exit_rank: int
+    model_dim: int
+    vocab_size: int
+    base_layers: int
+    base_digest: str
+    base: str | None = None
+    adapter_rank: int = 0
+    base_fingerprint: str | None = None
+
+
+def read_streams(
+    folder: Path,
+    config: DecoderConfig,
+    backend: Backend,
+    fingerprint: Callable[[], str | None] = lambda: None,
+) -> tuple[StreamsConfig, Params]:
+    """Read the streams of a model of this configuration.
+
+    Raises :class:`CheckpointNotFound` or :class:`InvalidCheckpoint` for files that are missing or damaged, and for
+    streams that were trained on another network or on other weights than those of ``fingerprint``.
+    """
+    if not folder.is_dir():
+        raise CheckpointNotFound(f"{folder}: no such folder of streams")
+    for name in (_DESCRIPTION, _WEIGHTS):
+        if not (folder / name).is_file():
+            raise CheckpointNotFound(f"{folder / name}: no such file; streams are {_DESCRIPTION} and {_WEIGHTS}")
+    description = _read_description(folder / _DESCRIPTION)
+    _check_base(folder, description, config)
+    check_fingerprint(folder, description.base_fingerprint, fingerprint)
+    streams = StreamsConfig(*(getattr(description, field.name) for field in fields(StreamsConfig)))
+    return streams, _read_weights(folder / _WEIGHTS, streams, config, backend)
+
+
+def write_streams(
+    folder: Path,
+    streams: StreamsConfig,
+    own: Params,
+    config: DecoderConfig,
+    *,
+    base: str | None = None,
+    base_fingerprint: str | None = None,
+    beside: Mapping[str, str] = MappingProxyType({}),
+    overwrite: bool = False,
+) -> StreamsDescription:
+    """Write the streams of a model of this configuration to a new folder.
+
+    ``beside`` are further files, texts by their names; ``overwrite`` replaces a folder of streams.
+    """
+    description = StreamsDescription(
+        **asdict(streams),
+        model_dim=config.model_dim,
+        vocab_size=config.vocab_size,
+        base_layers=config.num_layers,
+        base_digest=network_digest(config),
+        base=base,
+        base_fingerprint=base_fingerprint,
+    )
+    tensors = {path: np.ascontiguousarray(_at(own, path)) for path in streams.shapes(config)}
+    with new_folder(folder, _DESCRIPTION if overwrite else None) as new:
+        (new / _DESCRIPTION).write_text(json.dumps(asdict(description)) + "\n")
+        save_file(tensors, new / _WEIGHTS)
+        for name, text in beside.items():
+            (new / name).write_text(text, encoding="utf-8")
+    return description
+
+
+def network_digest(config: DecoderConfig) -> str:
+    """Return a fingerprint of a network: the same for every file format, and another for another shape or variant."""
+    described = {key: value for key, value in _described(config).items() if key not in _NOT_THE_NETWORK}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _described(value: Any) -> Any:
+    """Return a configuration without what has its default value, so that new fields leave old fingerprints alone."""
+    if is_dataclass(value):
+        settings = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+        return {
+            name: _described(own) for name, (own, default) in settings.items() if default is MISSING or own != default
+        }
+    if isinstance(value, tuple):
+        return [_described(one) for one in value]
+    # GGUF files hold float32 numbers, configurations decimal ones.
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _read_description(path: Path) -> StreamsDescription:
+    settings = read_json_object(path)
+    known = [field.name for field in fields(StreamsDescription)]
+    if unknown := sorted(settings.keys() - set(known)):
+        raise InvalidCheckpoint(f"{path}: unknown field {unknown[0]}; the fields are {', '.join(known)}")
+    for field in fields(StreamsDescription):
+        is_optional = field.default is not MISSING
+        value, least = settings.get(field.name, field.default if is_optional else None), 0 if is_optional else 1
+        if field.type is int and (type(value) is not int or not least <= value <= 1 << 24):
+            raise InvalidCheckpoint(f"{path}: {field.name} must be a whole number of {least} or more, not {value!r}")
+    if not isinstance(settings.get("base_digest"), str):
+        raise InvalidCheckpoint(f"{path}: base_digest must be text, not {settings.get('base_digest')!r}")
+    for name in ("base", "base_fingerprint"):
+        if not isinstance(settings.get(name), str | None):
+            raise InvalidCheckpoint(f"{path}: {name} must be text or null, not {settings[name]!r}")
+    return StreamsDescription(**settings)
+
+
+def _check_base(folder: Path, description: StreamsDescription, config: DecoderConfig) -> None:
+    of = f" of {description.base}" if description.base else ""
+    sizes = {
+        "hidden channels": (description.model_dim, config.model_dim),
+        "tokens": (description.vocab_size, config.vocab_size),
+        "layers": (description.base_layers, config.num_layers),
+    }
+    for name, (theirs, has) in sizes.items():
+        if theirs != has:
+            raise InvalidCheckpoint(
+                f"{folder}: the streams{of} were trained on a model of {theirs} {name}, but this one has {has}"
+            )
+    if description.num_layers >= config.num_layers:
+        raise InvalidCheckpoint(
+            f"{folder}: num_layers={description.num_layers} is not inside the model's {config.num_layers} layers"
+        )
+    if description.base_digest != network_digest(config):
+        raise InvalidCheckpoint(
+            f"{folder}: the streams{of} were trained on the network {description.base_digest}, but this model is "
+            f"{network_digest(config)}: load the model that they were trained on"
+        )
+
+
+def _read_weights(path: Path, streams: StreamsConfig, config: DecoderConfig, backend: Backend) -> Params:
+    tensors, expected = SafetensorsFile(path), streams.shapes(config)
+    found = tensors.shapes()
+    if missing := [name for name in expected if name not in found]:
+        raise InvalidCheckpoint(f"{path}: tensor {missing[0]} is missing")
+    if extra := sorted(found.keys() - expected.keys()):
+        raise InvalidCheckpoint(f"{path}: {_DESCRIPTION} leaves no place for tensor {extra[0]}")
+    own: Params = {}
+    for name, shape in expected.items():
+        if tuple(found[name]) != shape:
+            raise InvalidCheckpoint(
+                f"{path}: tensor {name} has shape {list(found[name])}, but {_DESCRIPTION} makes it {list(shape)}"
+            )
+        array = tensors.read(name, np.dtype(backend.param_dtype))
+        # Streams share the cache with the text, where not even a mask hides what is no number.
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise InvalidCheckpoint(f"{path}: tensor {name} holds numbers that are not finite; train the streams again")
+        # A copy: the file may change while the model is in use.
+        put(own, name, jnp.array(array))
+    return own
+
+
+def _at(own: Mapping[str, Any], path: str) -> Any:
+    node: Any = own
+    for part in path.split("."):
+        node = node[part]
+    return node

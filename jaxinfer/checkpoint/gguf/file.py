@@ -1,0 +1,115 @@
+"""GGUF files: llama.cpp's checkpoints, in one file or in parts, dequantised one tensor at a time."""
+
+import math
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
+from jaxinfer.checkpoint.gguf.architectures.registry import ARCHITECTURES
+from jaxinfer.checkpoint.gguf.blocks import dequantize_rows
+from jaxinfer.checkpoint.gguf.config import FileTensors
+from jaxinfer.checkpoint.gguf.header import quote
+from jaxinfer.checkpoint.gguf.metadata import MetadataReader
+from jaxinfer.checkpoint.gguf.names import StoredTensor, place_tensors
+from jaxinfer.checkpoint.gguf.parts import read_parts
+from jaxinfer.checkpoint.rotary_rows import half_split_places
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
+
+_SLAB_BYTES = 1 << 22
+_PLAIN_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+)
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file, or all parts of a split one by any of them: headers are checked, the weights stay on disk.
+
+    Raises :class:`CheckpointNotFound`, :class:`InvalidCheckpoint` for a damaged file, and :class:`UnsupportedModel` for
+    an architecture, a tensor type or a metadata key that is not implemented.
+    """
+    origin = str(path)
+    header = read_parts(path)
+    architecture = _find_architecture(origin, header.metadata)
+    reader = MetadataReader(origin, header.metadata, architecture.name)
+    divisors = {
+        name: _read(StoredTensor(header.tensors[name]), np.dtype(np.float32))
+        for name in architecture.rope_divisors
+        if name in header.tensors
+    }
+    config = reader.finish(architecture.translate(reader, FileTensors(header.tensors.keys(), divisors)))
+    placed = place_tensors(origin, header.tensors, architecture, config)
+    return Checkpoint(origin, config, GGUFTensors(placed), gguf_metadata=header.metadata)
+
+
+class GGUFTensors:
+    """The tensors of a GGUF model under Hugging Face names, in Hugging Face's row order."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]):
+        self._tensors = tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor; reads no weights."""
+        return {name: stored.shape for name, stored in self._tensors.items()}
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return the dtype that holds a tensor as it is read; None for one that is quantised."""
+        stored = self._tensors[name]
+        # The difference is taken in float32 and may need all of it.
+        kind = "F32" if stored.shift else stored.entry.kind.name
+        return _PLAIN_DTYPES.get(kind) if stored.entry.kind.name in _PLAIN_DTYPES else None
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
+        return _read(self._tensors[name], np.dtype(dtype))
+
+
+def _find_architecture(origin: str, metadata: Mapping[str, Any]) -> Architecture:
+    name, kind = metadata.get("general.architecture"), metadata.get("general.type")
+    if not isinstance(name, str):
+        raise InvalidCheckpoint(f"{origin}: metadata key general.architecture is missing; convert the model again")
+    if kind not in (None, "model"):
+        raise UnsupportedModel(f"{origin}: general.type is {quote(kind)}; give the file of a whole model")
+    if name not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModel(f"{origin}: GGUF architecture {quote(name)} is not implemented; known: {known}")
+    return ARCHITECTURES[name]
+
+
+def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
+    """Convert in slabs of rows, so that float32 temporaries stay small beside the result."""
+    entry = stored.entry
+    raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset)
+    plain = entry.kind.name in _PLAIN_DTYPES and _PLAIN_DTYPES[entry.kind.name] == dtype
+    if plain and stored.num_heads is None and not stored.shift:
+        found = raw.view(dtype).reshape(entry.shape)
+        return found.T if stored.transposed else found
+    width = entry.shape[-1]
+    rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
+    result = np.empty(entry.shape, dtype)
+    # A bias is one row of blocks, but its rotary order runs along its only axis.
+    flat = result.reshape(-1, width if result.ndim > 1 else 1)
+    places = None if stored.num_heads is None else half_split_places(len(flat), stored.num_heads)
+    step = max(1, _SLAB_BYTES // (4 * width))
+    lines = width // flat.shape[1]  # of the result, for each row of the file
+
+    def convert(start: int) -> None:
+        # Scales and weights may be infinite or not a number, and then so are the results.
+        with np.errstate(all="ignore"):
+            values = dequantize_rows(rows[start : start + step], entry.kind).reshape(-1, flat.shape[1])
+            if stored.shift:
+                values = values - np.float32(stored.shift)
+            span = slice(start * lines, start * lines + len(values))
+            flat[span if places is None else places[span]] = values
+
+    # NumPy lets go of the interpreter's lock, so threads share the work.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(convert, range(0, len(rows), step)))
+    return result.T if stored.transposed else result

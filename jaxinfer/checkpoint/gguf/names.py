@@ -1,0 +1,110 @@
+"""Finds, for each tensor of a GGUF file, its Hugging Face name and what undoes llama.cpp's conversion."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gguf import GGML_QUANT_SIZES
+
+from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
+from jaxinfer.checkpoint.gguf.header import TensorEntry, quote
+from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
+
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in the file: ``num_heads`` is set where its rows are interleaved within each head.
+
+    ``shift`` was added to its values; where ``transposed`` Hugging Face's shape is the reverse of the file's.
+    """
+
+    entry: TensorEntry
+    num_heads: int | None = None
+    shift: float = 0.0
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return Hugging Face's shape of the tensor."""
+        return self.entry.shape[::-1] if self.transposed else self.entry.shape
+
+
+def place_tensors(
+    origin: str, entries: Mapping[str, TensorEntry], architecture: Architecture, config: Mapping[str, Any]
+) -> dict[str, StoredTensor]:
+    """Return the file's tensors by Hugging Face's names; raises UnsupportedModel for one that has no place."""
+    placed: dict[str, StoredTensor] = {}
+    for name, entry in entries.items():
+        if name in architecture.rope_divisors:
+            continue
+        for hf_name, stored in _place(origin, name, entry, architecture, config):
+            if hf_name in placed:
+                raise InvalidCheckpoint(f"{origin}: tensor {quote(name)} repeats another; convert the model again")
+            placed[hf_name] = stored
+    return placed
+
+
+def _place(
+    origin: str, name: str, entry: TensorEntry, architecture: Architecture, config: Mapping[str, Any]
+) -> Iterator[tuple[str, StoredTensor]]:
+    shift = architecture.norm_shift if name.endswith("norm.weight") else 0.0
+    if name in architecture.top:
+        yield architecture.top[name], StoredTensor(entry, shift=shift)
+        return
+    match = _BLOCK.fullmatch(name)
+    layer, part, kind = match.groups() if match else ("", "", "")
+    if part in architecture.fused:
+        keys = [key for _, key in architecture.fused[part]]
+        for (inner, _), rows in zip(architecture.fused[part], _split(origin, name, entry, keys, config)):
+            yield f"{architecture.layers}.{layer}.{inner}.{kind}", StoredTensor(rows)
+        return
+    if part not in architecture.block:
+        raise UnsupportedModel(
+            f"{origin}: tensor {quote(name)} has no place in the decoder; "
+            f"use a conversion of a plain {architecture.name} model"
+        )
+    heads_key = architecture.interleaved.get(part)
+    if heads_key is not None:
+        _check_rows(origin, name, entry, [heads_key], config)
+    yield (
+        f"{architecture.layers}.{layer}.{architecture.block[part]}.{kind}",
+        StoredTensor(
+            entry,
+            num_heads=config[heads_key] if heads_key else None,
+            shift=shift,
+            transposed=part in architecture.transposed and len(entry.shape) == 2,
+        ),
+    )
+
+
+def _check_rows(
+    origin: str, name: str, entry: TensorEntry, heads_keys: list[str], config: Mapping[str, Any]
+) -> list[int]:
+    """Return how many rows each of the keys' heads have, once the tensor has as many as all of them."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    num_heads = [config[key] for key in heads_keys]
+    if len(entry.shape) > 2 or entry.shape[:1] != (sum(num_heads) * head_dim,):
+        raise InvalidCheckpoint(
+            f"{origin}: tensor {quote(name)} has shape {list(entry.shape)}, "
+            f"not {sum(num_heads)} heads of {head_dim} rows; convert the model again"
+        )
+    return [number * head_dim for number in num_heads]
+
+
+def _split(
+    origin: str, name: str, entry: TensorEntry, heads_keys: list[str], config: Mapping[str, Any]
+) -> Iterator[TensorEntry]:
+    counts = _check_rows(origin, name, entry, heads_keys, config)
+    if math.prod(entry.shape[1:]) % GGML_QUANT_SIZES[entry.kind][0]:
+        raise UnsupportedModel(
+            f"{origin}: tensor {quote(name)} is stored as {entry.kind.name}, whose blocks cross its rows; "
+            "use a file that stores it as F32"
+        )
+    row_bytes, offset = entry.num_bytes // entry.shape[0], entry.offset
+    for count in counts:
+        yield replace(entry, shape=(count, *entry.shape[1:]), offset=offset, num_bytes=count * row_bytes)
+        offset += count * row_bytes

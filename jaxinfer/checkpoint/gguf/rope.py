@@ -1,0 +1,78 @@
+"""Recovers the rotary scaling of a llama GGUF, which llama.cpp writes as keys or bakes into a tensor."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.checkpoint.gguf.metadata import MetadataReader
+from jaxinfer.errors import UnsupportedModel
+
+# Llama 3.1 and later use these; llama.cpp's converter drops them and keeps the divisors that follow from them.
+_LOW_FREQ_FACTOR, _HIGH_FREQ_FACTOR = 1.0, 4.0
+_PUBLISHED_FACTORS = (8.0, 32.0)
+_ORIGINAL_LENGTHS = (8192, *(2**power for power in range(5, 21) if power != 13))
+# The converter computes in float32: the error of a smoothing weight, about 2e-7, grows by up to the factor of 32.
+_TOLERANCE = 1e-5
+
+
+def read_rope_scaling(
+    reader: MetadataReader, factors: np.ndarray | None, theta: float, head_dim: int, max_position: int
+) -> dict[str, Any] | None:
+    """Return Hugging Face's ``rope_scaling``; ``factors`` [H / 2] divide the frequencies where the file has them."""
+    stated = _read_keys(reader, max_position)
+    baked = None if factors is None else _recover_llama3(reader.origin, factors, theta, head_dim)
+    if stated and baked:
+        raise reader.refuse("rope.scaling.type", "the tensor rope_freqs.weight scales the frequencies too")
+    return baked or stated
+
+
+def _read_keys(reader: MetadataReader, max_position: int) -> dict[str, Any] | None:
+    kind = reader.word("rope.scaling.type", default="linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise reader.refuse("rope.scaling.type", "known values are none, linear, yarn")
+    key = "rope.scaling.factor" if reader.has("rope.scaling.factor") else "rope.scale_linear"
+    factor = reader.positive_float(key, default=1.0)
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": reader.positive_int(
+            "rope.scaling.original_context_length", default=max_position
+        ),
+        "beta_fast": reader.positive_float("rope.scaling.yarn_beta_fast", default=32.0),
+        "beta_slow": reader.positive_float("rope.scaling.yarn_beta_slow", default=1.0),
+    }
+
+
+def _recover_llama3(origin: str, factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any] | None:
+    """Find the llama3 scaling whose divisors these are; None where all are 1."""
+    if factors.shape == (head_dim // 2,) and np.all(np.isfinite(factors)) and np.all(factors >= 1):
+        if np.all(factors == 1):
+            return None
+        # Where several lengths give the same divisors they also give the same network.
+        for original in _ORIGINAL_LENGTHS:
+            for factor in (float(str(np.max(factors))), *_PUBLISHED_FACTORS):
+                if np.allclose(factors, llama3_factors(factor, original, theta, head_dim), rtol=_TOLERANCE, atol=0):
+                    return {
+                        "rope_type": "llama3",
+                        "factor": factor,
+                        "low_freq_factor": _LOW_FREQ_FACTOR,
+                        "high_freq_factor": _HIGH_FREQ_FACTOR,
+                        "original_max_position_embeddings": original,
+                    }
+    raise UnsupportedModel(
+        f"{origin}: the tensor rope_freqs.weight is not the llama3 scaling of any known length; "
+        "use the model's Hugging Face folder"
+    )
+
+
+def llama3_factors(factor: float, original: int, theta: float, head_dim: int) -> np.ndarray:
+    """Compute what llama3 scaling divides each rotary frequency by, [H / 2] in float64; ``original`` is in tokens."""
+    frequencies = np.float64(theta) ** (-np.arange(0, head_dim, 2) / head_dim)
+    turns = original * frequencies / (2 * math.pi)
+    smooth = np.clip((turns - _LOW_FREQ_FACTOR) / (_HIGH_FREQ_FACTOR - _LOW_FREQ_FACTOR), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)

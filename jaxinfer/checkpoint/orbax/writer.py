@@ -1,0 +1,144 @@
+"""Writes tensors with Orbax, a few at a time: the whole model never is in memory."""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxinfer.checkpoint.orbax.layout import BOX_BYTES, StoredTensor, choose_box, describe_tensor
+from jaxinfer.checkpoint.source import TensorSource
+
+_GROUP_BYTES, _GROUP_TENSORS = 1 << 26, 16
+
+
+def write_tensors(
+    folder: Path, source: TensorSource, dtypes: Mapping[str, np.dtype], progress: Callable[[int, int], None] | None
+) -> dict[str, StoredTensor]:
+    """Write the tensors that ``dtypes`` names, in those dtypes, as an Orbax checkpoint; return what was written.
+
+    ``progress`` receives the bytes done and the bytes in total. An interrupt ends the writing after the tensors at
+    hand; then, as after any error, what stands in ``folder`` is of no use.
+    """
+    shapes = source.shapes()
+    pending = {name: _Pending(name, tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
+    handler = _PendingHandler(source, sum(tensor.nbytes for tensor in pending.values()), progress)
+    save_args = {
+        name: ocp.SaveArgs(chunk_byte_size=BOX_BYTES if tensor.is_cut else None) for name, tensor in pending.items()
+    }
+
+    def save() -> None:
+        registry = ocp.type_handlers.create_type_handler_registry((_Pending, handler))
+        # Weights hardly compress, and unpacking them would take longer than reading them.
+        as_arrays = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_zarr3=True, use_compression=False, type_handler_registry=registry
+        )
+        with ocp.Checkpointer(as_arrays) as checkpointer:
+            checkpointer.save(folder, args=ocp.args.PyTreeSave(pending, save_args=save_args))
+
+    # In a thread of its own an interrupt cannot fall into Orbax's event loop and leave it half undone.
+    with _silenced_logs(), ThreadPoolExecutor(1) as executor:
+        future = executor.submit(save)
+        try:
+            future.result()
+        except BaseException:
+            handler.cancelled.set()
+            raise
+    return {name: handler.written[name] for name in pending}
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A tensor that is read when its turn to be written comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_cut(self) -> bool:
+        return choose_box(self.shape, self.dtype.itemsize) != self.shape
+
+
+class _PendingHandler(ocp.type_handlers.NumpyHandler):
+    """Writes pending tensors as NumPy arrays, and as such anything that knows Orbax reads them."""
+
+    def __init__(self, source: TensorSource, total: int, progress: Callable[[int, int], None] | None):
+        super().__init__(deepcopy_host_arrays=False)
+        self._source = source
+        self._total = total
+        self._progress = progress
+        self.cancelled = threading.Event()
+        self.written: dict[str, StoredTensor] = {}
+
+    async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None) -> list:
+        """Write all tensors before returning; no future is left to wait for."""
+        done = 0
+        for group in _groups(values):
+            futures = []
+            try:
+                for index in group:
+                    # One at a time, for Orbax gives each call an event loop: where a write fails while another is under
+                    # way in the same loop, that one prints a traceback of its own.
+                    chosen = [args[index]] if args else None
+                    futures += await super().serialize([self._read(values[index])], [infos[index]], chosen)
+            finally:
+                _wait_for_all(futures)
+            done += sum(values[index].nbytes for index in group)
+            if self._progress is not None:
+                self._progress(done, self._total)
+        return []
+
+    def _read(self, tensor: _Pending) -> np.ndarray:
+        if self.cancelled.is_set():
+            raise RuntimeError("the writing was cancelled")
+        array = np.ascontiguousarray(self._source.read(tensor.name, tensor.dtype))
+        self.written[tensor.name] = describe_tensor(array)
+        return array
+
+
+def _wait_for_all(futures: Sequence[Any]) -> None:
+    """Wait until no write is under way; then raise the first error."""
+    errors = []
+    for future in futures:
+        try:
+            future.result()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _groups(values: Sequence[_Pending]) -> Iterator[list[int]]:
+    """Yield the indices of neighbours that are written together: each group costs a round to the disk."""
+    group: list[int] = []
+    num_bytes = 0
+    for index, tensor in enumerate(values):
+        if group and (len(group) == _GROUP_TENSORS or num_bytes + tensor.nbytes > _GROUP_BYTES):
+            yield group
+            group, num_bytes = [], 0
+        group.append(index)
+        num_bytes += tensor.nbytes
+    yield group
+
+
+@contextmanager
+def _silenced_logs() -> Iterator[None]:
+    """Keep Orbax from logging, with a traceback, the errors that it also raises."""
+    logger = logging.getLogger("absl")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled

@@ -1,0 +1,126 @@
+"""``jaxinfer bench acceptance``: what strategies gain on prompts of the user's own."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxinfer.cli.arguments import (
+    add_model_arguments,
+    add_sampling_arguments,
+    sampling_options,
+    whole_number,
+    whole_numbers,
+)
+from jaxinfer.cli.output.progress import count_progress
+from jaxinfer.cli.prompts import PromptEntry, read_entries
+from jaxinfer.cli.sample_prompts import SAMPLE_PROMPTS
+from jaxinfer.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from jaxinfer.bench.acceptance.measure import AcceptanceReport
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``bench acceptance``."""
+    parser.add_argument(
+        "--strategies",
+        metavar="S",
+        nargs="+",
+        required=True,
+        help="by commas or spaces, each NAME or NAME:key=value,...; plain decoding runs beside them",
+    )
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="a JSON object a line with 'prompt' or 'turns', and 'category' if it has one"
+    )
+    parser.add_argument("--per-category", metavar="N", type=whole_number(1), help="take N prompts of each category")
+    parser.add_argument("--chat", action="store_true", help="put the prompts into the model's chat template")
+    number = whole_number(1)
+    parser.add_argument("--batch", metavar="N,N", type=whole_numbers(1), default=(1, 8), help="batch sizes (1,8)")
+    parser.add_argument("--max-new-tokens", metavar="N", type=whole_number(2), default=128, help="default: %(default)s")
+    parser.add_argument("--repeats", metavar="N", type=number, default=3, help="runs, of which medians are taken (3)")
+    parser.add_argument(
+        "--nodes",
+        metavar="N,N",
+        type=whole_numbers(1),
+        default=(1, 2, 4, 8, 16, 32, 64),
+        help="nodes of a step whose cost is measured, which the prediction rests on (1,2,4,8,16,32,64)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
+    parser.add_argument("--chart", metavar="FILE.png", type=Path, help="draw it, too")
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print a table, or one JSON object; after Ctrl-C, of what is done."""
+    specs = split_strategies(options.strategies)
+    entries = _read(options)
+    # Imported here: a mistake in the options is told before JAX is waited for.
+    from jaxinfer.bench.acceptance.chart import check_chart
+    from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, Workload, pick
+    from jaxinfer.cli.loading import load_model
+    from jaxinfer.decoding.registry import parse_strategy
+    from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.sampling.params import SamplingParams
+
+    if options.chart is not None:
+        check_chart(options.chart)
+    sampling = SamplingParams(**sampling_options(options))
+    for spec in specs:
+        parse_strategy(spec)
+    model = load_model(options)
+    samples = []
+    for text, category in entries:
+        is_chat = options.chat
+        ids = model.encode_chat([{"role": "user", "content": text}]) if is_chat else model.tokenizer.encode(text)
+        samples.append(Sample(tuple(ids), category))
+    sizes = (options.batch, options.max_new_tokens, options.repeats)
+    running = AcceptanceRun(
+        model, pick(samples, options.per_category), Workload(tuple(specs), *sizes, sampling, options.nodes)
+    )
+    try:
+        with count_progress("acceptance", running.num_runs) as advance:
+            running.measure(advance)
+    finally:
+        report = running.report(DEFAULT_MODEL if options.model is None else options.model)
+        if report.complete or any(batch.groups for batch in report.batches):
+            _show(report, options)
+    return 0
+
+
+def split_strategies(words: Sequence[str]) -> list[str]:
+    """Cut specifications apart at commas: what begins with ``key=`` is still an option of the one before."""
+    specs: list[str] = []
+    for word in words:
+        for at, piece in enumerate(word.split(",")):
+            key, equals, _ = piece.partition("=")
+            if at and equals and ":" not in key and specs:
+                specs[-1] += f",{piece}"
+            elif piece:
+                specs.append(piece)
+    if not specs:
+        raise InvalidOption("--strategies names none: give names with commas between, such as prompt_lookup,jacobi")
+    return list(dict.fromkeys(specs))
+
+
+def _read(options: argparse.Namespace) -> list[PromptEntry]:
+    if options.prompts is None:
+        return [PromptEntry(prompt) for prompt in SAMPLE_PROMPTS]
+    return read_entries(options.prompts)
+
+
+def _show(report: "AcceptanceReport", options: argparse.Namespace) -> None:
+    from jaxinfer.bench.acceptance.chart import draw_chart
+    from jaxinfer.bench.acceptance.table import acceptance_lines
+
+    if options.json:
+        print(json.dumps(dataclasses.asdict(report)), flush=True)
+    else:
+        print(*acceptance_lines(report), sep="\n", flush=True)
+    if options.chart is not None:
+        draw_chart(report, options.chart)
+        print(f"chart: {options.chart}", file=sys.stderr)

@@ -1,0 +1,66 @@
+"""``jaxinfer bench``: measure speed."""
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from jaxinfer.cli.arguments import add_mesh_argument, whole_number
+from jaxinfer.cli.commands import acceptance
+from jaxinfer.cli.output.progress import byte_progress
+from jaxinfer.errors import InvalidOption
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``bench`` and of what it measures."""
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    latency = kinds.add_parser("latency", help="one batch from prompt to last token")
+    latency.add_argument("--model", metavar="M", help="hub id, folder, .gguf or .bin (default: smollm2-135m-instruct)")
+    latency.add_argument("--dtype", metavar="D", default="float32", help="one or several, by commas (%(default)s)")
+    for name, least, default, text in (
+        ("--prompt-tokens", 1, 512, "length of each prompt"),
+        ("--new-tokens", 2, 128, "tokens to generate for each prompt"),
+        ("--batch", 1, 1, "prompts at a time"),
+        ("--repeats", 1, 3, "measurements, of which medians are reported"),
+    ):
+        latency.add_argument(name, metavar="N", type=whole_number(least), default=default, help=f"{text} (%(default)s)")
+    add_mesh_argument(latency)
+    latency.add_argument("--compare", metavar="RIVAL", choices=["transformers"], help="transformers: run it beside")
+    latency.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
+    acceptance.add_arguments(kinds.add_parser("acceptance", help="what strategies gain on prompts of one's own"))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print a table, or one JSON object."""
+    return acceptance.run(options) if options.kind == "acceptance" else _run_latency(options)
+
+
+def _run_latency(options: argparse.Namespace) -> int:
+    dtypes = tuple(filter(None, (name.strip() for name in options.dtype.split(","))))
+    if not dtypes or len(set(dtypes)) < len(dtypes):
+        raise InvalidOption(f"--dtype {options.dtype!r}: name each dtype once, with commas between")
+    # Imported here: a mistake in the options is told before JAX is waited for.
+    from jaxinfer.bench.latency.measure import Workload, measure_latency
+    from jaxinfer.bench.latency.table import latency_lines
+    from jaxinfer.jax_setup import prepare_jax
+    from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.planning.topology import without_persistent_cache
+
+    prepare_jax()
+    model = DEFAULT_MODEL if options.model is None else options.model
+    workload = Workload(options.prompt_tokens, options.new_tokens, options.batch, options.repeats)
+    with byte_progress(model) as progress, without_persistent_cache():
+        report = measure_latency(
+            model,
+            dtypes,
+            workload,
+            rival=options.compare,
+            mesh=options.mesh,
+            notice=lambda line: print(line, file=sys.stderr),
+            progress=progress,
+        )
+    if options.json:
+        print(json.dumps(dataclasses.asdict(report)))
+    else:
+        print(*latency_lines(report), sep="\n")
+    return 0

@@ -1,0 +1,148 @@
+"""``jaxinfer generate``: continue prompts."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxinfer.cli.arguments import (
+    add_generation_arguments,
+    add_model_arguments,
+    add_sampling_arguments,
+    sampling_options,
+    whole_number,
+)
+from jaxinfer.cli.output.draft_marks import DraftMarks, colours_drafts
+from jaxinfer.cli.output.pace_notice import pace_lines
+from jaxinfer.cli.output.stats_table import stats_lines
+from jaxinfer.cli.processes import add_process_arguments, check_processes
+from jaxinfer.cli.prompts import add_prompt_arguments, read_prompts
+from jaxinfer.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from jaxinfer.language_model import LanguageModel
+    from jaxinfer.results import GenerationResult
+    from jaxinfer.sampling.params import SamplingParams
+
+_HEADING_WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``generate``."""
+    add_prompt_arguments(parser)
+    parser.add_argument("--chat", action="store_true", help="answer the prompt in the model's chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a result, and nothing else")
+    add_model_arguments(parser)
+    add_generation_arguments(parser, max_new_tokens=128)
+    parser.add_argument("--batch-size", metavar="N", type=whole_number(1), default=16, help="prompts at a time")
+    add_sampling_arguments(parser)
+    add_process_arguments(parser)
+    parser.add_argument("--num-samples", metavar="N", type=whole_number(1), default=1, help="results for each prompt")
+    parser.add_argument("--logprobs", action="store_true", help="add each token's log-probability to --json")
+    parser.add_argument(
+        "--show-drafts",
+        action="store_true",
+        help="mark what was accepted from drafts: green on a terminal, {+so+} elsewhere, a list from_draft in --json",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load the model and print what it says: as it comes for one prompt, in order and batch by batch for several."""
+    if options.logprobs and not options.json:
+        raise InvalidOption("--logprobs are printed in JSON only: add --json")
+    check_processes(options, options.prompt, options.prompts)
+    prompts = read_prompts(options)
+    # Imported here: what stands above is checked before JAX is waited for.
+    from jaxinfer.cli.loading import load_model
+    from jaxinfer.decoding.registry import parse_strategy
+    from jaxinfer.sampling.params import SamplingParams
+
+    sampling = SamplingParams(**sampling_options(options), n=options.num_samples, logprobs=options.logprobs)
+    num_results = parse_strategy(options.strategy).num_results(sampling)
+    is_streamed = len(prompts) == 1 and num_results == 1 and not options.json
+    if options.show_drafts and not (is_streamed or options.json):
+        raise InvalidOption("--show-drafts marks one text as it streams: give one prompt and sample, or add --json")
+    model = load_model(options)
+    inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
+    if is_streamed:
+        batches = [[_stream(model, inputs[0], sampling, options)]]
+    else:
+        batches = _print_batches(model, prompts, inputs, num_results, sampling, options)
+    if options.stats:
+        print(*stats_lines([result.stats for batch in batches for result in batch]), sep="\n", file=sys.stderr)
+        first = [inputs[row // num_results] for row in range(len(batches[0]))]
+        for line in pace_lines(model, options.strategy, first, batches, options.max_new_tokens, sampling):
+            print(line, file=sys.stderr)
+    return 0
+
+
+def _encode(model: "LanguageModel", prompt: str, is_chat: bool) -> list[int]:
+    if is_chat:
+        return model.encode_chat([{"role": "user", "content": prompt}])
+    return model.tokenizer.encode(prompt)
+
+
+def _stream(
+    model: "LanguageModel", prompt: list[int], sampling: "SamplingParams", options: argparse.Namespace
+) -> "GenerationResult":
+    pieces = model.stream(prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, strategy=options.strategy)
+    result, marks = None, DraftMarks(colours_drafts()) if options.show_drafts else None
+    if marks is not None:
+        print(marks.legend, file=sys.stderr)
+    for piece in pieces:
+        print(piece.text if marks is None else marks.mark(piece), end="", flush=True)
+        result = piece.result
+    print(flush=True)
+    if result is None:
+        raise AssertionError("the stream ended without a result")
+    return result
+
+
+def _print_batches(
+    model: "LanguageModel",
+    prompts: Sequence[str],
+    inputs: Sequence[list[int]],
+    num_results: int,
+    sampling: "SamplingParams",
+    options: argparse.Namespace,
+) -> list[list["GenerationResult"]]:
+    batches = model.generate_batches(
+        inputs,
+        max_new_tokens=options.max_new_tokens,
+        sampling=sampling,
+        strategy=options.strategy,
+        batch_size=options.batch_size,
+    )
+    done: list[list[GenerationResult]] = []
+    number = 0
+    for batch in batches:
+        done.append(batch)
+        for result in batch:
+            prompt = prompts[number // num_results]
+            number += 1
+            _print_json(prompt, result, options) if options.json else _print_text(prompt, result, number)
+    return done
+
+
+def _print_json(prompt: str, result: "GenerationResult", options: argparse.Namespace) -> None:
+    fields = {
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stats": dataclasses.asdict(result.stats),
+    }
+    if result.logprobs:
+        fields["logprobs"] = result.logprobs
+    if options.show_drafts:
+        fields["from_draft"] = result.from_draft
+    print(json.dumps(fields), flush=True)
+
+
+def _print_text(prompt: str, result: "GenerationResult", number: int) -> None:
+    shown = " ".join(prompt.split())
+    if len(shown) > _HEADING_WIDTH:
+        shown = f"{shown[: _HEADING_WIDTH - 3]}..."
+    print(f"[{number}] {shown}\n{result.text}\n", flush=True)

@@ -1,0 +1,200 @@
+"""Speculative decoding with a smaller model (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.checkpoint.open import open_checkpoint
+from jaxinfer.decoding.acceptance.walk import Walk
+from jaxinfer.decoding.drafting.chain import draft_chain
+from jaxinfer.decoding.drafting.schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
+from jaxinfer.decoding.options import check_choice, check_range
+from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.step import forward_prompt
+from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.trees.tree import chain
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import Decoder, create_cache
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Int
+from jaxinfer.ops.backend import Backend, choose_backend
+from jaxinfer.ops.masks import causal_ancestors
+
+
+class Drafter(NamedTuple):
+    """The draft model's cache, and how much it drafts next."""
+
+    cache: LayeredCache
+    lengths: Lengths
+
+
+@dataclass(frozen=True)
+class DraftModel(Strategy):
+    """Draft a chain with any smaller model of the same vocabulary.
+
+    ``model`` names it as `jaxinfer.load` does. Under ``match`` it draws with the target's own noise, so that the two
+    agree wherever their distributions do; under ``rejection`` it draws with its own and p / q decides. ``schedule``
+    sets the draft's length: ``constant``, ``heuristic`` (two more after full acceptance, else one less),
+    ``confidence`` (up to the first draft that the drafter gave less than ``confidence``) or ``bass`` (one for the whole
+    batch, led by the row that accepted most; 2404.15778). ``num_draft_tokens`` is the first length and
+    ``max_draft_tokens`` the most; 0 takes the published ones.
+    """
+
+    name: ClassVar[str] = "draft_model"
+    description: ClassVar[str] = "draft with a smaller model of the same vocabulary"
+
+    model: str = ""
+    num_draft_tokens: int = 0
+    max_draft_tokens: int = 0
+    schedule: Schedule = "constant"
+    confidence: float = 0.4
+    verify: Literal["match", "rejection"] = "match"
+    config: DecoderConfig | None = field(default=None, repr=False)
+    backend: Backend | None = field(default=None, repr=False)
+    weights: Any = field(default=None, repr=False, compare=False)
+    # How many tokens up to the current one it reads first. Of its own draft that was accepted whole it has not seen
+    # the last token; of other drafters' none.
+    catch_up: int = field(default=2, repr=False)
+
+    def __post_init__(self) -> None:
+        check_choice(self, "schedule", SCHEDULES)
+        check_choice(self, "verify", ("match", "rejection"))
+        check_range(self, "num_draft_tokens", 0, 64)
+        check_range(self, "max_draft_tokens", 0, 64)
+        check_range(self, "confidence", 0.0, 1.0)
+        if self.max_draft_tokens and self.max_draft_tokens < self.num_draft_tokens:
+            raise InvalidOption(
+                f"draft_model: num_draft_tokens={self.num_draft_tokens} exceeds "
+                f"max_draft_tokens={self.max_draft_tokens}"
+            )
+
+    @property
+    def acceptance(self) -> str:
+        return self.verify
+
+    @property
+    def parameters(self) -> Any:
+        return self.weights
+
+    @property
+    def first(self) -> int:
+        """The first draft's length."""
+        return self.num_draft_tokens or min(FIRST[self.schedule], self.max_depth)
+
+    @property
+    def branches(self) -> bool:
+        return False
+
+    @property
+    def max_depth(self) -> int:
+        # A constant length, and one that confidence cuts, never grow.
+        if self.schedule in ("heuristic", "bass"):
+            return self.max_draft_tokens or max(MOST[self.schedule], self.num_draft_tokens)
+        return self.num_draft_tokens or self.max_draft_tokens or MOST[self.schedule]
+
+    @property
+    def headroom(self) -> int:
+        return self.max_depth + self.catch_up
+
+    def resolve(self, target: Target) -> "DraftModel":
+        """Load the draft model in the target's dtype; raises InvalidOption where its tokens are others."""
+        if self.config is not None and self.backend is not None:
+            self._check_vocabulary(self.config, target)
+            weights = target.partitioner.place_params(self.config, self.backend, self.weights)
+            return self._partitioned(self.config, self.backend, weights, target)
+        if not self.model:
+            raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
+        checkpoint = open_checkpoint(self.model)
+        family = family_of(checkpoint.config)
+        config = family.translate(checkpoint.config)
+        self._check_vocabulary(config, target)
+        if not target.speaks_like(checkpoint):
+            raise InvalidOption(
+                f"draft_model: the tokenizer of {self.model} gives other ids than the target's: choose a draft model "
+                "of the same vocabulary"
+            )
+        backend = choose_backend(target.backend.param_dtype, scan_layers=target.backend.scan_layers)
+        weights = target.partitioner.load_params(checkpoint, family.tensor_names(config), config, backend)
+        return self._partitioned(config, backend, weights, target)
+
+    def _partitioned(self, config: DecoderConfig, backend: Backend, weights: Any, target: Target) -> "DraftModel":
+        part = target.partitioner.partition(config, backend)
+        return replace(self, config=part.config, backend=part.backend, weights=weights)
+
+    def _check_vocabulary(self, config: DecoderConfig, target: Target) -> None:
+        if config.num_tokens != target.config.num_tokens:
+            raise InvalidOption(
+                f"draft_model: {self.model or 'the draft model'} has {config.num_tokens} tokens, the target "
+                f"{target.config.num_tokens}: choose a draft model of the same vocabulary"
+            )
+
+    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Drafter:
+        drafter = self._drafter(own)
+        batch, num_slots = state.tokens_BS.shape
+        cache = create_cache(drafter.config, batch, num_slots, drafter.decoder.backend, self.headroom)
+        tokens_BT = state.tokens_BS[:, : prompt.num_tokens]
+        _, cache = forward_prompt(drafter, tokens_BT, state.context_lengths_B, cache, PREFILL_CHUNK)
+        return Drafter(cache, first_lengths(batch, self.first))
+
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Drafter) -> Proposal:
+        drafter, lengths = self._drafter(own), memory.lengths
+        start_B = state.lengths_B - 1
+
+        def run(
+            tokens_BT: Int[Array, "B T"], first_B: Int[Array, " B"], last_B: Int[Array, " B"], cache: LayeredCache
+        ) -> tuple[Array, Any]:
+            positions_BT = first_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=first_B.dtype)[None, :]
+            placements = cache.place(first_B, causal_ancestors(tokens_BT.shape[1])[None])
+            hidden_BTD, cache = drafter.forward(tokens_BT, positions_BT, cache, placements, state.context_lengths_B)
+            return drafter.logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]), cache
+
+        def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
+            return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)
+
+        def first_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
+            # At the start of a short text there are fewer; then what follows the current token is written too, and
+            # written over by the drafts.
+            first_B = jnp.maximum(start_B - self.catch_up + 1, 0)
+            places_BT = first_B[:, None] + jnp.arange(self.catch_up, dtype=first_B.dtype)[None, :]
+            tokens_BT = jnp.take_along_axis(state.tokens_BS, places_BT, axis=1, mode="clip")
+            return run(tokens_BT, first_B, start_B - first_B, cache)
+
+        draft = draft_chain(
+            state,
+            next_logits,
+            memory.cache,
+            self.max_depth,
+            jnp.max(jnp.where(state.finished_B, 1, lengths.counts_B)),
+            self.verify,
+            model.config.vocab_size,
+            confidence=self.confidence if self.schedule == "confidence" else None,
+            first_logits=first_logits,
+        )
+        counted_BM = jnp.arange(self.max_depth + 1)[None, :] <= lengths.counts_B[:, None]
+        tree = chain(draft.tokens_BM, draft.drafted_BM & counted_BM)
+        return Proposal(tree, Drafter(draft.carry, lengths), log_q_BMV=draft.log_q_BMV)
+
+    def observe(
+        self,
+        model: Model,
+        own: Any,
+        state: DecodeState,
+        proposal: Proposal,
+        verified: Verified,
+        draws_BM: Any,
+        walk: Walk,
+    ) -> Drafter:
+        memory: Drafter = proposal.memory
+        accepted_B, running_B = walk.taken_B - 1, ~state.finished_B
+        lengths = next_lengths(self.schedule, memory.lengths, accepted_B, running_B, self.max_depth)
+        return Drafter(memory.cache, lengths)
+
+    def _drafter(self, own: Any) -> Model:
+        assert self.config is not None
+        assert self.backend is not None
+        return Model(Decoder(self.config, self.backend), own)

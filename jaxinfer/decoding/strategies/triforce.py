@@ -1,0 +1,235 @@
+"""TriForce: a long text's own weights draft for it, twice, over smaller and smaller caches (Sun et al., 2404.11912)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxinfer.cache.dense import DenseCache
+from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.cache.recording import RecordingCache
+from jaxinfer.cache.retrieval import RetrievalCache, create_retrieval_cache
+from jaxinfer.cache.streaming import StreamingCache, streaming_part
+from jaxinfer.decoding.acceptance.walk import Walk
+from jaxinfer.decoding.drafting.chain import draft_chain
+from jaxinfer.decoding.drafting.speculate import future_chain, speculate
+from jaxinfer.decoding.options import check_range
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
+from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.trees.tree import chain
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Int
+from jaxinfer.ops.masks import causal_ancestors
+
+_BUDGET, _WINDOW = 4096, 234
+
+
+class Sizes(NamedTuple):
+    """How many tokens of a text of this many slots each cache holds."""
+
+    budget: int
+    window: int
+    tail: int
+
+
+class Smaller(NamedTuple):
+    """The smaller caches of the layers that see the whole text, in the order of kinds.
+
+    ``age`` counts steps since chunks were last chosen. There is no streaming cache where none is used.
+    """
+
+    retrieval: tuple[RetrievalCache, ...]
+    streaming: tuple[StreamingCache, ...]
+    age: Any
+
+
+@dataclass(frozen=True)
+class StreamingDrafter(Strategy):
+    """Draft a chain over a streaming cache, which is its memory; the state's own cache is left alone."""
+
+    num_draft_tokens: int = 1
+
+    @property
+    def headroom(self) -> int:
+        return self.num_draft_tokens + 1
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_draft_tokens
+
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: LayeredCache) -> Proposal:
+        before_B = jnp.maximum(state.lengths_B - 2, 0)
+
+        def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], carry: Any) -> tuple[Array, Any]:
+            # The token before goes along: of a draft that was accepted whole, this cache has not seen the last one.
+            cache, token_before_B = carry
+            positions_B2 = (before_B + index)[:, None] + jnp.arange(2)
+            placements = cache.place(positions_B2[:, 0], causal_ancestors(2)[None])
+            tokens_B2 = jnp.stack([token_before_B, token_B], axis=1)
+            hidden_B2D, cache = model.forward(tokens_B2, positions_B2, cache, placements, state.context_lengths_B)
+            return model.logits(hidden_B2D[:, -1]), (cache, token_B)
+
+        token_before_B = jnp.take_along_axis(state.tokens_BS, before_B[:, None], axis=1)[:, 0]
+        # The verifier adds a token, so the row that has furthest to go needs one draft less than that.
+        furthest = jnp.max(jnp.where(state.finished_B, 0, state.limits_B - state.lengths_B))
+        count = jnp.clip(furthest - 1, 0, self.num_draft_tokens)
+        draft = draft_chain(
+            state,
+            next_logits,
+            (memory, token_before_B),
+            self.num_draft_tokens,
+            count,
+            "match",
+            model.config.vocab_size,
+        )
+        tree = chain(draft.tokens_BM, draft.drafted_BM)
+        return Proposal(tree, draft.carry[0], passes=count.astype(jnp.float32))
+
+
+@dataclass(frozen=True)
+class TriForce(Strategy):
+    """Let the model on a retrieval cache decode ahead, itself fed by drafts of the model on a streaming cache.
+
+    The inner speculation takes the drafts that match what the retrieval cache draws, so that its law is that of the
+    retrieval cache alone. (The published code draws anew from it after a rejection, without the residual, which is
+    neither.) All weights are the target's, and every pass over them counts: this pays where reading the cache costs
+    more than reading the weights.
+
+    ``num_draft_tokens`` go to the full cache at a time, ``num_inner_tokens`` to the retrieval cache (0 leaves the
+    streaming cache out). The retrieval cache holds ``budget`` tokens in chunks of ``chunk``, chosen anew every
+    ``renew_steps`` steps, and the last ``window`` at least; the streaming cache ``sinks`` and ``window``. A budget or
+    window of 0 is 4096 or 234, and at most a quarter or an eighth of the cache.
+    """
+
+    name: ClassVar[str] = "triforce"
+    description: ClassVar[str] = "decode ahead on chunks of a long text that are retrieved by the model's own queries"
+    needs_dense_cache: ClassVar[bool] = True
+
+    num_draft_tokens: int = 6
+    num_inner_tokens: int = 1
+    budget: int = 0
+    chunk: int = 8
+    sinks: int = 16
+    window: int = 0
+    renew_steps: int = 16
+
+    def __post_init__(self) -> None:
+        check_range(self, "num_draft_tokens", 1, 64)
+        check_range(self, "num_inner_tokens", 0, 64)
+        check_range(self, "budget", 0, 2**30)
+        check_range(self, "chunk", 1, 1024)
+        check_range(self, "sinks", 0, 1024)
+        check_range(self, "window", 0, 2**30)
+        check_range(self, "renew_steps", 1, 2**20)
+        if self.budget % self.chunk:
+            raise InvalidOption(f"triforce: budget={self.budget} is no multiple of chunk={self.chunk}")
+
+    @property
+    def headroom(self) -> int:
+        return self.num_draft_tokens + self.num_inner_tokens + 2
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_draft_tokens
+
+    def resolve(self, target: Target) -> "TriForce":
+        if all(kind.window is not None for kind in target.config.kinds):
+            raise InvalidOption("triforce: every layer of this model has a window: there is nothing to retrieve from")
+        return self
+
+    def check_slots(self, num_slots: int) -> None:
+        sizes = self.sizes(num_slots)
+        for option, held in (("budget", sizes.budget), ("window", sizes.window), ("sinks", self.sinks)):
+            if held > num_slots:
+                raise InvalidOption(f"triforce: {option}={held} is larger than the cache of {num_slots} tokens")
+
+    def sizes(self, num_slots: int) -> Sizes:
+        """Return the caches' sizes for texts of up to ``num_slots`` tokens."""
+        budget = self.budget or max(min(_BUDGET, num_slots // 4) // self.chunk, 1) * self.chunk
+        window = self.window or max(min(_WINDOW, num_slots // 8), 1)
+        grown = self.renew_steps * (self.num_draft_tokens + 1) + self.headroom
+        return Sizes(budget, window, min(window + self.chunk + grown, num_slots))
+
+    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Smaller:
+        # Until the first verification has asked for something, the first chunks stand in.
+        config, backend, full = model.config, model.decoder.backend, self._full_parts(model, state)
+        shape = state.lengths_B.shape[0], config.num_heads, config.head_dim
+        dtype = jnp.dtype(backend.compute_dtype)
+        sizes, held_B = self.sizes(full[0].keys.shape[2]), jnp.maximum(state.lengths_B - 1, 0)
+        retrieval, streaming = [], []
+        for part in full:
+            queries_LBNH = jnp.zeros((part.keys.shape[0], *shape), dtype)
+            empty = create_retrieval_cache(part, sizes.budget, sizes.tail)
+            asked = (queries_LBNH, held_B, self.chunk, sizes.window, backend)
+            retrieval.append(empty.rechosen(part, *asked, num_kv_heads=config.num_kv_heads))
+            if self.num_inner_tokens:
+                streaming.append(streaming_part(part, held_B, self.sinks, sizes.window, self.headroom))
+        return Smaller(tuple(retrieval), tuple(streaming), jnp.int32(self.renew_steps))
+
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Smaller) -> Proposal:
+        cache = self._with_full_parts(model, state.cache, memory.retrieval)
+        if self.num_inner_tokens:
+            drafter = StreamingDrafter(self.num_inner_tokens)
+            inner = self._with_full_parts(model, state.cache, memory.streaming)
+        else:
+            drafter, inner = Autoregressive(), LayeredCache(())
+        future, inner = speculate(model, drafter, inner, own, state, cache, self.num_draft_tokens)
+        # The caches are handed on as drafting left them: to keep those from before would be to copy them.
+        retrieval = tuple(part for part in future.cache.parts if isinstance(part, RetrievalCache))
+        streaming = tuple(part for part in inner.parts if isinstance(part, StreamingCache))
+        tree = future_chain(state, future, self.num_draft_tokens)
+        return Proposal(tree, Smaller(retrieval, streaming, memory.age), passes=future.passes_B)
+
+    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+        """Run the target over the chain, and return its queries as well."""
+        config, dtype = model.config, jnp.dtype(model.decoder.backend.compute_dtype)
+        shape = *nodes.positions_BM.shape, config.num_heads, config.head_dim
+        full = self._full_parts(model, state)
+        recording = [RecordingCache(part, jnp.zeros((part.keys.shape[0], *shape), dtype)) for part in full]
+        cache = self._with_full_parts(model, state.cache, recording)
+        verified = super().forward(model, own, state._replace(cache=cache), proposal, nodes)
+        recorded = [part for part in verified.cache.parts if isinstance(part, RecordingCache)]
+        cache = self._with_full_parts(model, verified.cache, [part.cache for part in recorded])
+        return verified._replace(cache=cache, extra=[part.queries_LBTNH for part in recorded])
+
+    def observe(
+        self,
+        model: Model,
+        own: Any,
+        state: DecodeState,
+        proposal: Proposal,
+        verified: Verified,
+        draws_BM: Any,
+        walk: Walk,
+    ) -> Smaller:
+        memory: Smaller = proposal.memory
+        backend = model.decoder.backend
+        full = self._full_parts(model, state)
+        # What a step has committed, and the token before, which the drafter writes too.
+        first_B1 = jnp.maximum(state.lengths_B - self.num_draft_tokens - 3, 0)[:, None]
+        positions_BM = first_B1 + jnp.arange(self.num_draft_tokens + 2)
+        streaming = tuple(part.refreshed(source, positions_BM) for part, source in zip(memory.streaming, full))
+        last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
+        held_B, age = jnp.maximum(state.lengths_B - 1, 0), memory.age + 1
+        is_due, window = age >= self.renew_steps, self.sizes(full[0].keys.shape[2]).window
+        retrieval = []
+        for part, source, queries_LBMNH in zip(memory.retrieval, full, verified.extra, strict=True):
+            asked_LBNH = jnp.take_along_axis(queries_LBMNH, last_B1[None, :, :, None, None], axis=2)[:, :, 0]
+            part = part.refreshed(source, positions_BM)
+            asked = (asked_LBNH, held_B, self.chunk, window, backend, is_due)
+            retrieval.append(part.rechosen(source, *asked, num_kv_heads=model.config.num_kv_heads))
+        return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age))
+
+    def _full_parts(self, model: Model, state: DecodeState) -> list[DenseCache]:
+        parts = zip(state.cache.parts, model.config.kinds, strict=True)
+        return [part for part, kind in parts if kind.window is None and isinstance(part, DenseCache)]
+
+    def _with_full_parts(self, model: Model, cache: LayeredCache, parts: Any) -> LayeredCache:
+        """Return a cache with other parts for the layers that see the whole text."""
+        replaced = iter(parts)
+        kinds = model.config.kinds
+        return LayeredCache(
+            tuple(next(replaced) if kind.window is None else part for part, kind in zip(cache.parts, kinds))
+        )

@@ -1,0 +1,215 @@
+"""Sums of drafters: the union of their trees is verified in one pass of the target."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.decoding.acceptance.walk import Walk
+from jaxinfer.decoding.options import check_range
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified, few_nodes
+from jaxinfer.decoding.trees.merge import merge, select
+from jaxinfer.decoding.trees.static import MAX_NODES
+from jaxinfer.decoding.trees.tree import ancestors, depths
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.rows import add_in_rows
+
+# How many steps' worth of belief the first guess of a node's chances has, and that guess for each step down where the
+# drafter has none. Of 1, 2, 4, ... 32 steps, 8 foretold best what prompt lookup would draft right along 52 plain texts.
+_PRIOR_STEPS, _PRIOR_CHANCE = 8.0, 0.5
+# What is remembered of a count from step to step: texts change.
+_MEMORY = 0.95
+
+
+class Chances(NamedTuple):
+    """How often each node of one drafter's trees was there, by kind of tree, and how often taken, the last the most."""
+
+    tries_BKM: Float[Array, "B K M"]
+    hits_BKM: Float[Array, "B K M"]
+
+
+class Sum(NamedTuple):
+    """The drafters' own memories, their chances, and where the nodes of this step's trees stand in the union."""
+
+    memories: tuple[Any, ...]
+    chances: tuple[Chances, ...]
+    proposals: Any = ()
+    places: Any = ()
+
+
+@dataclass(frozen=True)
+class Union(Strategy):
+    """Draft with several strategies at once.
+
+    Nodes on which drafters agree are verified once. ``nodes`` bounds the union, root included: the likeliest nodes
+    stay, by what their drafter knows of them, or by how often such nodes were taken in each row's own recent steps. 0
+    keeps all, but on a CPU, where more cost more than they gain, few. Only drafters that accept by match and whose
+    verification serves any tree can be summed, at most one of them with a verification of its own.
+    """
+
+    parts: tuple[Strategy, ...] = ()
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if not part.verifies_any_tree or part.exactness != "identical":
+                raise InvalidOption(
+                    f"{part.name} cannot be part of a sum: it does not verify any drafter's tree, and by match"
+                )
+        if len(own := [part.name for part in self.parts if _verifies(part)]) > 1:
+            raise InvalidOption(f"{' and '.join(own)} cannot be parts of one sum: each verifies in a way of its own")
+        if self.nodes:
+            check_range(self, "nodes", max(2, self._least_nodes), MAX_NODES)
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The names of the parts, joined as in a specification."""
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def parameters(self) -> Any:
+        return tuple(part.parameters for part in self.parts)
+
+    @property
+    def headroom(self) -> int:
+        # What a draft model catches up on stands in its own cache at these places.
+        drafting = 1 + sum(part.headroom for part in self.parts)
+        if not any(_verifies(part) for part in self.parts):
+            return min(self.nodes or drafting, drafting)
+        nodes = 1 + sum(_nodes(part) - 1 for part in self.parts)
+        return max(drafting, min(self.nodes or nodes, nodes) * self.slots_per_node)
+
+    @property
+    def slots_per_node(self) -> int:
+        return max(part.slots_per_node for part in self.parts)
+
+    @property
+    def max_depth(self) -> int:
+        return max(part.max_depth for part in self.parts)
+
+    @property
+    def asked_parts(self) -> tuple[Strategy, ...]:
+        """The parts before they are resolved, asked for no more than the sum has a use for."""
+        return tuple(part.bounded(self.nodes) for part in self.parts) if self.nodes else self.parts
+
+    def resolve(self, target: Target) -> "Union":
+        """Load what the parts name; a draft model then has to catch up with tokens that others drafted."""
+        asked = self._bounded_for(target)
+        parts = [part.resolve(target) for part in asked.asked_parts]
+        depth = max(part.max_depth for part in parts)
+        behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
+        return replace(asked, parts=tuple(behind))
+
+    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Sum:
+        memories = tuple(part.start(model, mine, state, prompt) for part, mine in zip(self.parts, own))
+        batch = state.lengths_B.shape[0]
+        sizes = [self._size(model, part, mine, state, memory) for part, mine, memory in zip(self.parts, own, memories)]
+        zeros = [jnp.zeros((batch, part.num_kinds, size), jnp.float32) for part, size in zip(self.parts, sizes)]
+        return Sum(memories, tuple(Chances(zero, zero) for zero in zeros))
+
+    def propose(self, model: Model, own: Any, state: DecodeState, memory: Sum) -> Proposal:
+        drafts = tuple(
+            part.propose(model, mine, state, remembered)
+            for part, mine, remembered in zip(self.parts, own, memory.memories)
+        )
+        merged = merge([draft.tree for draft in drafts])
+        tree, places = merged.tree, merged.places
+        if self.nodes and self.nodes < tree.tokens_BM.shape[1]:
+            relation_BMM = ancestors(tree.parents_BM)
+            gains_BM = self._gains(tree.tokens_BM.shape, drafts, places, memory.chances)
+            tree, moved_BM = select(tree, relation_BMM, gains_BM, self.nodes, model.decoder.backend)
+            places = tuple(jnp.take_along_axis(moved_BM, places_BM, axis=1) for places_BM in places)
+        passes = sum(draft.passes for draft in drafts)
+        return Proposal(tree, Sum(memory.memories, memory.chances, drafts, places), passes=passes)
+
+    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+        for part, mine in zip(self.parts, own):
+            if _verifies(part):
+                return part.forward(model, mine, state, Proposal(proposal.tree, None), nodes)
+        return super().forward(model, own, state, proposal, nodes)
+
+    def observe(
+        self,
+        model: Model,
+        own: Any,
+        state: DecodeState,
+        proposal: Proposal,
+        verified: Verified,
+        draws_BM: Any,
+        walk: Walk,
+    ) -> Sum:
+        memory: Sum = proposal.memory
+        nodes_M, steps_D = jnp.arange(draws_BM.shape[1]), jnp.arange(walk.path_BM.shape[1])
+        is_taken_BD = steps_D[None, :] < walk.taken_B[:, None]
+        on_path_BM = ((walk.path_BM[:, :, None] == nodes_M) & is_taken_BD[:, :, None]).any(axis=1)
+        memories, chances = [], []
+        for part, mine, draft, places_BM, seen in zip(self.parts, own, memory.proposals, memory.places, memory.chances):
+            # A node that found no place was not verified: its answer is not known and not asked for.
+            at_BM = jnp.maximum(places_BM, 0)
+            own_draws_BM = jnp.take_along_axis(draws_BM, at_BM, axis=1)
+            memories.append(part.observe(model, mine, state, draft, verified, own_draws_BM, walk))
+            was_tried_BM = draft.tree.valid_BM & (places_BM >= 0)
+            was_taken_BM = was_tried_BM & jnp.take_along_axis(on_path_BM, at_BM, axis=1)
+            is_kind_BK1 = (jnp.arange(part.num_kinds) == _kinds(draft)[:, None])[..., None]
+            tries_BKM, hits_BKM = (_MEMORY * counts_BKM for counts_BKM in seen)
+            tries_BKM += is_kind_BK1 & was_tried_BM[:, None]
+            chances.append(Chances(tries_BKM, hits_BKM + (is_kind_BK1 & was_taken_BM[:, None])))
+        return Sum(tuple(memories), tuple(chances))
+
+    @property
+    def _least_nodes(self) -> int:
+        """The root, and the nodes of parts that need all of theirs."""
+        return 1 + sum(_nodes(part) - 1 for part in self.parts if part.needs_every_node)
+
+    def _bounded_for(self, target: Target) -> "Union":
+        """Choose how many nodes to verify on the target's device, unless that is given."""
+        few = few_nodes(target)
+        nodes = self._least_nodes - 1 + few
+        return self if self.nodes or not few or nodes > MAX_NODES else replace(self, nodes=nodes)
+
+    def _gains(
+        self, shape: tuple[int, ...], drafts: Any, places: Any, chances: tuple[Chances, ...]
+    ) -> Float[Array, "B M"]:
+        """Return each node's chance to be taken: that one of the drafters that propose it is right."""
+        log_missed_BM = jnp.zeros(shape, jnp.float32)
+        for part, draft, places_BM, seen in zip(self.parts, drafts, places, chances):
+            if part.needs_every_node:
+                chance_BM = jnp.ones(places_BM.shape, jnp.float32)
+            elif draft.chances_BM is not None and draft.kinds_B is None:
+                chance_BM = draft.chances_BM
+            else:
+                prior_BM = draft.chances_BM
+                if prior_BM is None:
+                    depths_BM = depths(ancestors(draft.tree.parents_BM))
+                    prior_BM = _PRIOR_CHANCE ** depths_BM.astype(jnp.float32)
+                kinds_B11 = _kinds(draft)[:, None, None]
+                tries_BM, hits_BM = (jnp.take_along_axis(counts, kinds_B11, axis=1)[:, 0] for counts in seen)
+                chance_BM = (hits_BM + _PRIOR_STEPS * prior_BM) / (tries_BM + _PRIOR_STEPS)
+            missed_BM = jnp.where(draft.tree.valid_BM, 1 - jnp.minimum(chance_BM.astype(jnp.float32), 1 - 1e-6), 1.0)
+            log_missed_BM = add_in_rows(log_missed_BM, places_BM, jnp.log(missed_BM))
+        return 1 - jnp.exp(log_missed_BM)
+
+    def _size(self, model: Model, part: Strategy, own: Any, state: DecodeState, memory: Any) -> int:
+        shapes = jax.eval_shape(
+            lambda own, state, memory: part.propose(model, own, state, memory).tree, own, state, memory
+        )
+        return shapes.tokens_BM.shape[1]
+
+
+def _verifies(part: Strategy) -> bool:
+    return type(part).forward is not Strategy.forward
+
+
+def _kinds(draft: Proposal) -> Int[Array, " B"]:
+    """Return which kind of its drafter's drafts each row's is."""
+    return jnp.zeros(draft.tree.tokens_BM.shape[0], jnp.int32) if draft.kinds_B is None else draft.kinds_B
+
+
+def _nodes(part: Strategy) -> int:
+    """Return how many nodes a drafter's trees have at most."""
+    return -(-part.headroom // part.slots_per_node)

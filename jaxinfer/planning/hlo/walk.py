@@ -1,0 +1,195 @@
+"""Walk a compiled program: where each instruction runs, how often, and what it moves and computes."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxinfer.planning.hlo.collectives import as_run, buffer_bytes, collective_kind, num_partitions, sent_bytes
+from jaxinfer.planning.hlo.text import Array, Computation, Line, Program, read_program
+from jaxinfer.planning.hlo.traffic import hbm_traffic, multiplied_flops
+
+_CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a compiled program.
+
+    ``loops`` counts the loops around it, ``branches`` the conditionals; ``fused`` tells that it is part of a fusion,
+    whose inner results are never stored. ``elements`` and ``bytes`` measure the largest array of its result. ``runs``
+    is how often it runs: the product of the loops' trip counts, of which one that data decides counts as 1. Each run
+    reads and writes so many bytes of HBM (none where fused: the fusion does), takes so many ``flops`` of products and
+    sends so many bytes to other devices. ``bytes`` are the largest result's, ``buffer_bytes`` those of all that a
+    collective works on.
+    """
+
+    name: str
+    opcode: str
+    elements: int
+    bytes: int
+    loops: int
+    branches: int
+    fused: bool
+    runs: int
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    sent_bytes: int
+    buffer_bytes: int = 0
+
+    @property
+    def collective(self) -> str | None:
+        """The kind of communication between devices that this starts, if any."""
+        return collective_kind(self.opcode)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a program moves and computes on one device; collectives by kind, how many and of how many bytes."""
+
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    sent_bytes: int
+    collectives: Mapping[str, tuple[int, int]]
+
+    @property
+    def hbm_bytes(self) -> int:
+        """All bytes that cross from or to HBM."""
+        return self.read_bytes + self.written_bytes
+
+
+def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals:
+    """Add up what runs always and, with ``branches``, what conditionals may run: every one of their branches.
+
+    A loop that data decides, such as that over decoding's steps, is taken to run once.
+    """
+    read = written = flops = sent = 0
+    collectives: dict[str, tuple[int, int]] = {}
+    for found in instructions:
+        if found.branches and not branches:
+            continue
+        read += found.read_bytes * found.runs
+        written += found.written_bytes * found.runs
+        flops += found.flops * found.runs
+        sent += found.sent_bytes * found.runs
+        if found.collective:
+            count, size = collectives.get(found.collective, (0, 0))
+            collectives[found.collective] = (count + found.runs, size + found.buffer_bytes * found.runs)
+    return Totals(read, written, flops, sent, collectives)
+
+
+def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
+    """Yield every instruction that the entry computation reaches, once for each place that it is reached from.
+
+    A loop that data decides is taken to run once, or ``inner_trips`` times directly inside another such.
+    """
+    program, num_devices = read_program(hlo), num_partitions(hlo)
+    stack = [(program.entry, 0, 0, False, 1, 0)]
+    while stack:
+        name, loops, branches, fused, runs, decided = stack.pop()
+        computation = program.computations.get(name)
+        if computation is None:
+            continue
+        for line in (as_run(computation, line) for line in computation.lines.values()):
+            largest = max(line.results, key=lambda array: array.elements, default=Array("", (0,), ""))
+            read, written = (0, 0) if fused else hbm_traffic(program, computation, line)
+            flops = multiplied_flops(computation, line)
+            yield Instruction(
+                line.name,
+                line.opcode,
+                largest.elements,
+                largest.bytes,
+                loops,
+                branches,
+                fused,
+                runs,
+                read,
+                written,
+                flops,
+                sent_bytes(line, num_devices),
+                buffer_bytes(line),
+            )
+            trips = trip_count(program, computation, line) if line.opcode == "while" else 1
+            inside_decided = decided + (trips is None)
+            trips = max(1, (inner_trips if inside_decided == 2 else 1) if trips is None else trips)
+            for role, called in _CALLED.findall(line.attributes):
+                inside_branch = branches + (role in ("true_computation", "false_computation"))
+                inside_loop = loops + (role in ("body", "condition"))
+                # What a reduction applies to each pair of numbers is no instruction of its own.
+                inside_fusion = fused or line.opcode == "fusion" or (role == "to_apply" and line.opcode != "call")
+                stack.append((called, inside_loop, inside_branch, inside_fusion, runs * trips, inside_decided))
+            for names in _BRANCHES.findall(line.attributes):
+                stack.extend(
+                    (called.strip().lstrip("%"), loops, branches + 1, fused, runs, decided)
+                    for called in names.split(",")
+                )
+
+
+def trip_count(program: Program, computation: Computation, loop: Line) -> int | None:
+    """Return how often a loop's body runs, None where data decides: it counts from one constant to another."""
+    known = _KNOWN_TRIPS.search(loop.attributes)
+    if known:
+        return int(known[1])
+    roles = dict(_CALLED.findall(loop.attributes))
+    condition, body = (program.computations.get(roles.get(role, "")) for role in ("condition", "body"))
+    if condition is None or body is None:
+        return None
+    test = condition.root
+    if test.opcode == "fusion":
+        inner = program.computations[test.called or ""]
+        sources = {inner.parameters[index]: operand for index, operand in enumerate(test.operands)}
+        test, scope = inner.root, inner
+    else:
+        sources, scope = {}, condition
+    if test.opcode != "compare" or "direction=LT" not in test.attributes:
+        return None
+    ends = [_resolve(condition, sources.get(name, name), scope) for name in test.operands]
+    if not isinstance(ends[0], tuple) or not isinstance(ends[1], int):
+        return None
+    (index,) = ends[0]
+    start = _element(computation, loop.operands[0], index)
+    step = _step(body, index)
+    if start is None or not step:
+        return None
+    return max(0, -(-(ends[1] - start) // step))
+
+
+def _resolve(computation: Computation, name: str, scope: Computation) -> int | tuple[int] | None:
+    """Return a constant as a number, and an element of the loop's state as its index in a tuple."""
+    line = computation.lines.get(name) or scope.lines.get(name)
+    while line is not None and line.opcode in ("copy", "bitcast", "convert") and line.operands:
+        line = computation.lines.get(line.operands[0])
+    if line is None:
+        return None
+    if line.opcode == "constant":
+        return int(line.arguments) if line.arguments.lstrip("-").isdigit() else None
+    if line.opcode == "get-tuple-element":
+        found = re.search(r"index=(\d+)", line.attributes)
+        return (int(found[1]),) if found else None
+    return None
+
+
+def _element(computation: Computation, name: str, index: int) -> int | None:
+    """Return an element of a tuple where it is a constant."""
+    line = computation.lines.get(name)
+    if line is None or line.opcode != "tuple" or index >= len(line.operands):
+        return None
+    value = _resolve(computation, line.operands[index], computation)
+    return value if isinstance(value, int) else None
+
+
+def _step(body: Computation, index: int) -> int | None:
+    """Return what a loop's body adds to an element of its state."""
+    if body.root.opcode != "tuple" or index >= len(body.root.operands):
+        return None
+    line = body.lines.get(body.root.operands[index])
+    while line is not None and line.opcode in ("copy", "bitcast") and line.operands:
+        line = body.lines.get(line.operands[0])
+    if line is None or line.opcode != "add":
+        return None
+    parts = [_resolve(body, name, body) for name in line.operands]
+    steps = [part for part in parts if isinstance(part, int)]
+    return steps[0] if (index,) in parts and len(steps) == 1 else None

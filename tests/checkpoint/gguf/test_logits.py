@@ -1,0 +1,27 @@
+"""A GGUF file of every architecture computes what the Hugging Face model it was made of computes."""
+
+import numpy as np
+import pytest
+
+import jaxinfer
+from tests.checkpoint.gguf.architectures import CASES, build_model, write_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
+
+# Past the windows of 24 tokens and the original lengths of 40, and short of both.
+PROMPTS = [np.random.default_rng(length).integers(3, 96, length).tolist() for length in (100, 30, 5)]
+TOLERANCE = 1e-4  # of the logits' standard deviation
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_the_model_in_the_file(tmp_path, name):
+    model = build_model(CASES[name])
+    path = write_model(tmp_path / "m.gguf", CASES[name], model, fused=name.endswith("fused"))
+    found_BTV = np.asarray(jaxinfer.load(path, dtype="float32").logits(PROMPTS))
+    for ids, found_TV in zip(PROMPTS, found_BTV):
+        with torch.no_grad():
+            expected_TV = model(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids))).logits[0].numpy()
+        assert expected_TV.std() >= 1
+        assert np.abs(found_TV[: len(ids)] - expected_TV).max() < TOLERANCE * expected_TV.std()

@@ -1,0 +1,203 @@
+"""From a base model to heads that draft for it: the commands as a user runs them, on a tiny model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer.models.fingerprint import fingerprint
+from tests.toys import fable
+from tests.train.loop.test_step import same_tree
+from train import medusa
+from train.command import run_command
+from train.data import __main__ as data
+from train.loop.fit import read_metrics
+
+OPTIONS = ["--held-out", "0.1", "--eval-every", "40", "--window", "16", "--batch-size", "8"]
+
+
+def distill(arguments):
+    return run_command("data", "", data.add_arguments, lambda options: options.run(options), ["distill", *arguments])
+
+
+def train_heads(*arguments):
+    return run_command("medusa", "", medusa.add_arguments, medusa.run, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def answers(trained_folder, tmp_path_factory):
+    """What the tiny model writes after the beginnings of sentences."""
+    folder = tmp_path_factory.mktemp("data")
+    prompts = [line[:12] for line in fable(60, seed=9).splitlines()]
+    lines = [json.dumps({"prompt": prompt, "category": "fable"}) + "\n" for prompt in prompts]
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    code = distill([*model_and_prompts(trained_folder, folder), "--out", str(folder / "answers.jsonl")])
+    assert code == 0
+    return folder / "answers.jsonl"
+
+
+def model_and_prompts(model, folder):
+    arguments = ["--model", str(model), "--prompts", str(folder / "prompts.jsonl"), "--raw"]
+    return [*arguments, "--max-new-tokens", "40", "--batch-size", "16", "--temperature", "0.6", "--top-p", "0.95"]
+
+
+def read(path):
+    return {line["line"]: line for line in map(json.loads, path.read_text().splitlines())}
+
+
+def test_answers_are_what_the_model_generates(trained_folder, answers):
+    lm, found = jaxinfer.load(trained_folder), read(answers)
+    assert len(found) == 60
+    sampling = [jaxinfer.SamplingParams(temperature=0.6, top_p=0.95, seed=line) for line in (1, 33)]
+    prompts = [found[line]["prompt_tokens"] for line in (1, 33)]
+    for line, result in zip((1, 33), lm.generate(prompts, max_new_tokens=40, sampling=sampling)):
+        assert (tuple(found[line]["tokens"]), found[line]["text"]) == (result.tokens, result.text)
+        assert found[line]["category"] == "fable"
+
+
+def test_generation_goes_on_where_it_was_killed(trained_folder, answers, tmp_path, capsys):
+    """From whole lines; the half one is made again, and every answer is what it would have been."""
+    lines = answers.read_text().splitlines(keepends=True)
+    part = tmp_path / "answers.jsonl"
+    part.write_text("".join(lines[:48]) + lines[48][:30])
+    arguments = model_and_prompts(trained_folder, answers.parent)
+    assert distill([*arguments, "--out", str(part)]) == 0
+    assert read(part) == read(answers)
+    assert part.read_text().splitlines(keepends=True)[:48] == lines[:48]
+    assert distill([*arguments[:-1], "0.9", "--out", str(part)]) == 2
+    assert "line 1: was made by another model or other options" in capsys.readouterr().err
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "another"}\n')
+    assert distill([*model_and_prompts(trained_folder, tmp_path), "--out", str(part)]) == 2
+    assert "answers none of these prompts" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def run(trained_folder, answers, tmp_path_factory):
+    out = tmp_path_factory.mktemp("heads") / "run"
+    code = train_heads(
+        *("--model", trained_folder, "--data", answers, "--out", out, "--hydra", "--inner", 64, "--share-lm-head"),
+        *("--draft-vocab", 60, "--heads", 3, "--epochs", 40, "--learning-rate", 3e-3, *OPTIONS),
+    )
+    assert code == 0
+    return out
+
+
+def test_exported_heads_draft_well_and_change_no_token(trained_folder, run):
+    """With the tree that they come with, on sentences of another seed than those in training."""
+    lm = jaxinfer.load(trained_folder)
+    strategy = f"medusa:heads={run / 'heads'},tree=own"
+    assert len(lm.resolve(strategy).paths) == 15
+    prompts = [line[:9] for line in fable(4, seed=77).splitlines()]
+    plain, drafted = (lm.generate(prompts, max_new_tokens=40, strategy=one) for one in ("autoregressive", strategy))
+    assert [one.tokens for one in plain] == [one.tokens for one in drafted]
+    tokens = sum(one.stats.new_tokens - 1 for one in drafted)
+    assert tokens / sum(one.stats.steps for one in drafted) > 1.8
+    card = (run / "heads" / "README.md").read_text()
+    accuracies = json.loads((run / "heads" / "accuracies.json").read_text())
+    assert f"fingerprint `{fingerprint(lm.params)}`" in card
+    assert f"| 1 | {100 * accuracies[0][0]:.1f}% |" in card
+    assert json.loads((run / "heads" / "heads.json").read_text())["base_fingerprint"] == fingerprint(lm.params)
+    assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_training_lowers_the_loss_and_records_it(run):
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
+    assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
+    assert {"head_0_top1", "head_2_loss", "gradient_norm", "tokens_per_second"} <= lines[0].keys()
+
+
+def test_the_base_is_bit_identical_after_training(trained_folder, answers, run, tmp_path, monkeypatch):
+    """The very arrays that were trained on, not those of a file."""
+    loaded = []
+
+    def load(*arguments, **options):
+        lm = jaxinfer.load(*arguments, **options)
+        loaded.append((lm, jax.tree.map(np.array, lm.params)))
+        return lm
+
+    monkeypatch.setattr(medusa, "load", load)
+    options = ("--model", trained_folder, "--data", answers, "--out", tmp_path / "run", "--heads", 2, "--epochs", 1)
+    assert train_heads(*options, *OPTIONS, "--soft-targets", 0.5) == 0
+    ((lm, before),) = loaded
+    same_tree(lm.params, before)
+
+
+def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, answers, tmp_path, capsys):
+    out = tmp_path / "run"
+    options = ("--model", trained_folder, "--data", answers, "--out", out, "--heads", 2, "--share-lm-head")
+    assert train_heads(*options, *OPTIONS, "--dry-run") == 0
+    lines = capsys.readouterr().out
+    assert "parameters: 4,704 trained, " in lines
+    assert "memory of a step: " in lines
+    assert "GFLOP a step" in lines
+    assert not out.exists()
+
+
+def test_mistakes_end_in_one_line(trained_folder, answers, run, tiny_llama_folder, tmp_path, capsys):
+    other = tiny_llama_folder()
+    same = ("--model", trained_folder, "--data", answers)
+    foreign = tmp_path / "foreign.jsonl"
+    foreign.write_text('{"prompt_tokens": [5], "tokens": [400, 6]}\n')
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "fine"}\n\n')
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"text": "x" * 2000}) + "\n")
+    heads = ("--hydra", "--inner", 64, "--share-lm-head", "--draft-vocab", 60, "--heads", 3, "--learning-rate", 3e-3)
+    cases = {
+        "holds a run with base": ("--model", other, "--data", answers, "--out", run, *heads, "--epochs", 40),
+        "holds a run with epochs 40.0, not 3.0": (*same, "--out", run, *heads, "--epochs", 3),
+        "holds hidden states with base": (
+            *("--model", other, "--data", answers, "--out", tmp_path / "a", "--cache", run / "hidden_states"),
+        ),
+        "holds token id 400, but the base has 258": (
+            *("--model", trained_folder, "--data", foreign, "--out", tmp_path / "b"),
+        ),
+        f"{broken}, line 2: an empty line": ("--model", trained_folder, "--data", broken, "--out", tmp_path / "c"),
+        f"{long}, line 1: the text has 2000 tokens, but there is room for 1024": (
+            *("--model", trained_folder, "--data", long, "--out", tmp_path / "d"),
+        ),
+        "does not split into 3 parts": (*same, "--out", tmp_path / "e", "--microbatches", 3),
+        "mesh data=64 is of 64 devices": (*same, "--out", tmp_path / "f", "--mesh", "data=64"),
+        "no such file": ("--data", tmp_path / "none", "--out", tmp_path / "g"),
+        "'two' is not a whole number of 1 or more": (*same, "--out", tmp_path / "h", "--heads", "two"),
+        "no such file or directory": (*same, "--out", tmp_path / "no" / "such", "--cache", tmp_path / "nor" / "this"),
+    }
+    for complaint, arguments in cases.items():
+        assert train_heads(*arguments, *OPTIONS) == 2, complaint
+        errors = capsys.readouterr().err
+        if complaint != "no such file or directory":
+            assert complaint in errors
+        assert errors.startswith("error: ")
+        assert errors.count("\n") == 1
+
+
+MESH = """
+import sys
+from train import medusa
+from train.command import run_command
+for mesh, parts in (("data=1", "1"), ("data=2", "2"), ("data=1,tensor=2", "1")):
+    arguments = [*sys.argv[2:], "--out", f"{sys.argv[1]}/{mesh}", "--cache", f"{sys.argv[1]}/states"]
+    arguments += ["--mesh", mesh, "--microbatches", parts]
+    assert run_command("medusa", "", medusa.add_arguments, medusa.run, arguments) == 0
+"""
+
+
+def test_a_mesh_changes_nothing_but_rounding(trained_folder, answers, tmp_path):
+    """Batches split over two devices and in two parts, and the base's matrices over two, against one of each."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    options = ("--model", trained_folder, "--data", answers, "--heads", 2, "--share-lm-head", "--epochs", 1, *OPTIONS)
+    command = [sys.executable, "-c", MESH, str(tmp_path), *map(str, options)]
+    subprocess.run(command, env=environment, cwd=Path(__file__).parents[3], check=True, stderr=subprocess.DEVNULL)
+    plain, *split = (
+        [line["loss"] for line in read_metrics(tmp_path / mesh / "metrics.jsonl") if "loss" in line]
+        for mesh in ("data=1", "data=2", "data=1,tensor=2")
+    )
+    assert len(plain) >= 2
+    for losses in split:
+        np.testing.assert_allclose(losses, plain, rtol=1e-4)

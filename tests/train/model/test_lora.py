@@ -1,0 +1,63 @@
+"""Adapters of low rank: what they add, to which tokens, and that merging them changes nothing."""
+
+from dataclasses import replace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.models.decoder import Decoder, init_params
+from jaxinfer.models.linear import Linear
+from jaxinfer.ops.backend import choose_backend
+from tests.toys import TINY_LLAMA
+from train.loop.whole_text import text_hidden
+from train.model.lora import init_lora, merge_lora, with_lora
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["unrolled", "scanned"])
+def model(request):
+    backend = choose_backend("float32", "cpu", scan_layers=request.param)
+    decoder = Decoder(TINY_LLAMA, backend)
+    params = init_params(TINY_LLAMA, backend, jax.random.key(0))
+    lora = init_lora(params, 3, jax.random.key(1))
+    return decoder, params, lora
+
+
+def drawn(lora):
+    """Adapters that are not zero."""
+    keys = iter(jax.random.split(jax.random.key(2), 1000))
+    return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(next(keys), leaf.shape), lora)
+
+
+def test_new_adapters_change_nothing_and_merged_ones_what_they_did(model):
+    decoder, params, lora = model
+    tokens = jnp.arange(12)[None] % TINY_LLAMA.vocab_size
+    plain = text_hidden(decoder, params, tokens)
+    np.testing.assert_array_equal(text_hidden(decoder, with_lora(params, lora, 2.0), tokens), plain)
+    trained = drawn(lora)
+    adapted = text_hidden(decoder, with_lora(params, trained, 0.5), tokens)
+    assert not np.allclose(adapted, plain, atol=1e-2)
+    merged = merge_lora(params, trained, 0.5)
+    assert jax.tree.structure(merged) == jax.tree.structure(params)
+    np.testing.assert_allclose(text_hidden(decoder, merged, tokens), adapted, atol=2e-5)
+
+
+def test_every_linear_layer_of_every_block_has_an_adapter(model):
+    _, params, lora = model
+    kernels = [path for path, _ in jax.tree_util.tree_leaves_with_path(params["blocks"]) if "kernel" in str(path[-1])]
+    assert len(jax.tree.leaves(lora)) == 2 * len(kernels)
+
+
+def test_tokens_before_the_first_adapted_one_keep_every_bit():
+    backend = choose_backend("float32", "cpu")
+    linear = Linear(5, (None, None), backend)
+    inputs = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    params = nn.unbox(linear.init(jax.random.key(1), inputs)["params"])
+    down, up = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in ((2, (3, 4)), (3, (5, 3))))
+    adapted = {**params, "adapter": {"down": down, "up": up}}
+    plain = linear.apply({"params": params}, inputs)
+    some = Linear(5, (None, None), replace(backend, adapted_from=4)).apply({"params": adapted}, inputs)
+    np.testing.assert_array_equal(some[:, :4], plain[:, :4])
+    np.testing.assert_allclose(some[:, 4:], plain[:, 4:] + inputs[:, 4:] @ down.T @ up.T, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,158 @@
+"""Data distillation: a model answers prompts, and its answers become what drafters are trained on.
+
+A drafter is to foresee the model, so its own texts teach more than anyone else's. The file of answers has a JSON object
+a line: ``line`` and ``category`` of the prompt, ``prompt_tokens``, ``tokens`` (the answer's), ``text``,
+``finish_reason``, and ``recipe``, a fingerprint of the model's weights and of how the texts were drawn. It is only
+appended to, a batch at a time, so that an interrupted run goes on where it was.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxinfer.errors import InvalidOption, JaxinferError
+from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.sampling.params import SamplingParams
+from train.arguments import add_answer_arguments
+from train.command import existing_file, number
+from train.loop.progress import step_progress
+from train.texts.records import Record, RecordWriter, messages_of, read_records, read_written
+
+# Prompts are sorted by length within so many batches, so that a batch pads little and every part is a mixture.
+_BATCHES_SORTED = 8
+
+
+class Prompt(NamedTuple):
+    """A prompt's ids and the line that it stands on."""
+
+    line: int
+    category: str
+    tokens: tuple[int, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``python -m train.data distill``."""
+    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="what answers (default: %(default)s)")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        type=existing_file,
+        required=True,
+        help="a JSON object a line with 'prompt', 'turns' or 'messages', and 'category' if it has one",
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL to append to")
+    parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
+    add_answer_arguments(parser, max_new_tokens=256, batch_size=32)
+    parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=0.0, help="0 (default): greedy")
+    parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=1.0, help="default: %(default)s")
+    parser.add_argument(
+        "--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="prompt N draws with seed + N"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer the prompts that have no answer yet."""
+    sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=options.seed)
+    records = read_records(options.prompts)
+    with RecordWriter(options.out) as writer:  # before the model is waited for
+        lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
+        prompts = [encode_prompt(lm, record, is_raw=options.raw) for record in records]
+        recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=options.raw)
+        done = answered_lines(options.out, prompts, recipe)
+        num_tokens = 0
+        with step_progress("distill", len(prompts), len(done)) as report:
+            for answers in answer(lm, prompts, done, sampling, options.max_new_tokens, options.batch_size):
+                writer.append([{**one, "recipe": recipe} for one in answers])
+                done |= {one["line"] for one in answers}
+                num_tokens += sum(len(one["tokens"]) for one in answers)
+                report(len(done), f"{num_tokens:,} tokens")
+    print(f"{options.out}: {len(done)} answers, {num_tokens:,} tokens of them new", file=sys.stderr)
+    return 0
+
+
+def encode_prompt(lm: LanguageModel, record: Record, *, is_raw: bool = False) -> Prompt:
+    """Return a record's prompt in the model's chat template or, if ``is_raw``, its text alone."""
+    messages = messages_of(record)
+    if messages is None:
+        raise InvalidOption(f"{record.where}: needs a 'prompt', 'turns' or 'messages'")
+    if messages[-1]["role"] == "assistant":
+        raise InvalidOption(f"{record.where}: ends with an answer; end with the user's text, which is to be answered")
+    try:
+        tokens = lm.tokenizer.encode(messages[-1]["content"]) if is_raw else lm.encode_chat(messages)
+    except JaxinferError as error:
+        raise InvalidOption(f"{record.where}: {error}") from None
+    if len(tokens) >= lm.max_len:
+        raise InvalidOption(
+            f"{record.where}: the prompt has {len(tokens)} tokens, but the model's context of {lm.max_len} needs room "
+            "for the answer; shorten it"
+        )
+    return Prompt(record.line, str(record.fields.get("category", "")), tuple(tokens))
+
+
+def describe_recipe(
+    lm: LanguageModel, sampling: SamplingParams, max_new_tokens: int, *, is_raw: bool, opening: str = ""
+) -> str:
+    """Return a fingerprint of all that an answer depends on besides its prompt; ``opening`` is what all begin with."""
+    facts = [fingerprint(lm.params), lm.backend.param_dtype, dataclasses.asdict(sampling), max_new_tokens, is_raw]
+    facts += [opening] if opening else []
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def answered_lines(path: Path, prompts: list[Prompt], recipe: str) -> set[int]:
+    """Return the lines that have their answer; raises InvalidOption where it is to another prompt or by other means."""
+    by_line = {prompt.line: prompt for prompt in prompts}
+    done = set()
+    for at, answer in enumerate(read_written(path), 1):
+        prompt = by_line.get(answer.get("line", 0))
+        if prompt is None or list(prompt.tokens) != answer.get("prompt_tokens"):
+            raise InvalidOption(f"{path}, line {at}: answers none of these prompts; give another --out")
+        if answer.get("recipe") != recipe:
+            raise InvalidOption(f"{path}, line {at}: was made by another model or other options; give another --out")
+        done.add(prompt.line)
+    return done
+
+
+def answer(
+    lm: LanguageModel,
+    prompts: list[Prompt],
+    done: set[int],
+    sampling: SamplingParams,
+    max_new_tokens: int,
+    batch_size: int,
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield batch after batch of answers to prompts that are not ``done``, in an order of its own."""
+    order = np.random.default_rng(0).permutation(len(prompts))
+    shuffled = [prompts[at] for at in order if prompts[at].line not in done]
+    stride = batch_size * _BATCHES_SORTED
+    pending: list[Prompt] = []
+    for start in range(0, len(shuffled), stride):
+        pending += sorted(shuffled[start : start + stride], key=lambda prompt: len(prompt.tokens))
+    if not pending:
+        return
+    batches = lm.generate_batches(
+        [prompt.tokens for prompt in pending],
+        max_new_tokens=max_new_tokens,
+        sampling=[dataclasses.replace(sampling, seed=sampling.seed + prompt.line) for prompt in pending],
+        batch_size=batch_size,
+    )
+    rest = iter(pending)
+    for results in batches:
+        yield [
+            {
+                "line": prompt.line,
+                "category": prompt.category,
+                "prompt_tokens": list(prompt.tokens),
+                "tokens": list(result.tokens),
+                "text": result.text,
+                "finish_reason": result.finish_reason,
+            }
+            for result, prompt in zip(results, rest)  # results first: the rest must lose none
+        ]

@@ -1,0 +1,155 @@
+"""Hidden states of a model over texts, computed once and kept in memory-mapped files.
+
+Heads on a frozen model need nothing else of it but its embeddings and its output matrix, so that they train on a CPU at
+the speed of the heads. Kept for them are the final states from the last token before an answer on; for streams, the
+states before the layers that these run through, of all tokens, which those layers look back at. They are in float16,
+one after the other for all texts: ``hidden.npy``, with each one's token, position and text in ``tokens.npy``,
+``positions.npy`` and ``texts.npy``, and in ``cache.json`` what they are of.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.errors import WriteFailed
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Float, Int, Params
+from train.features.filling import FACTS, Filling, read_facts
+from train.features.text_pass import Texts, run_first
+from train.loop.whole_text import text_hidden
+from train.texts.packing import Example
+
+_ROW_GRID = 64
+_TOKENS_AT_ONCE = 4096
+
+
+class HiddenStates(NamedTuple):
+    """States of P tokens, as they lie on the disk; ``texts`` numbers each one's text from 0.
+
+    ``predicted`` marks the tokens that are an answer's: of a conversation also other turns are kept.
+    """
+
+    hidden_PD: np.ndarray
+    tokens_P: np.ndarray
+    positions_P: np.ndarray
+    texts_P: np.ndarray
+    predicted_P: np.ndarray
+
+    @property
+    def num_texts(self) -> int:
+        """How many texts there are."""
+        return int(self.texts_P[-1]) + 1
+
+    def select(self, texts: np.ndarray) -> "HiddenStates":
+        """Return the states of some texts alone, in memory."""
+        chosen_P = np.isin(self.texts_P, texts)
+        return HiddenStates(*(np.asarray(array[chosen_P]) for array in self))
+
+    def without(self, texts: np.ndarray) -> "HiddenStates":
+        """Return the same states where they lie, those of some texts marked as of none, -1."""
+        return self._replace(texts_P=np.where(np.isin(self.texts_P, texts), -1, self.texts_P).astype(np.int32))
+
+
+def cache_hidden_states(
+    lm: LanguageModel,
+    examples: Sequence[Example],
+    folder: Path,
+    report: Callable[[int, str], None] = lambda done, said: None,
+    num_top: int = 0,
+) -> HiddenStates:
+    """Return the states of texts from ``folder``, computed first as far as it has none.
+
+    With ``num_top`` they are those before so many last layers, of whole texts. ``report`` is told how many texts are
+    done. What was computed when a run is interrupted stays, and the next one goes on from there. Raises
+    InvalidCheckpoint where the folder is of another model or texts.
+    """
+    facts = describe(lm, examples, num_top)
+    if not (folder / FACTS).is_file():
+        try:
+            _compute(lm, examples, folder, facts, report, num_top)
+        except OSError as error:
+            raise WriteFailed(f"{folder}: {error.strerror or error}; free some space or give another --cache") from None
+    read_facts(folder / FACTS, facts)
+    predicted_P = np.concatenate([example.mask[0 if num_top else first_state(example) :] for example in examples])
+    hidden_PD, tokens_P, positions_P, texts_P = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _NAMES)
+    return HiddenStates(hidden_PD, tokens_P, positions_P, texts_P, predicted_P)
+
+
+_NAMES = ("hidden", "tokens", "positions", "texts")
+
+
+def describe(lm: LanguageModel, examples: Sequence[Example], num_top: int = 0) -> dict[str, Any]:
+    """Return what hidden states depend on."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(np.asarray([len(example.tokens), *example.tokens], np.int32).tobytes())
+        digest.update(np.asarray(example.mask).tobytes())
+    return {
+        "base": fingerprint(lm.params),
+        "dtype": lm.backend.param_dtype,
+        "num_texts": len(examples),
+        "texts": digest.hexdigest()[:16],
+        **({"before_last": num_top} if num_top else {}),
+    }
+
+
+def first_state(example: Example) -> int:
+    """Return where the states of a text that are kept begin: at the token before the first that is predicted."""
+    return max(example.mask.index(True) - 1, 0)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _forward(decoder: Decoder, num_top: int, params: Params, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    if not num_top:
+        return text_hidden(decoder, params, tokens_BT)
+    positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1], dtype=jnp.int32), tokens_BT.shape)
+    return run_first(Model(decoder, params), Texts(tokens_BT, positions_BT, jnp.ones_like(tokens_BT)), num_top)
+
+
+def _compute(
+    lm: LanguageModel,
+    examples: Sequence[Example],
+    folder: Path,
+    facts: Mapping[str, Any],
+    report: Callable[[int, str], None],
+    num_top: int,
+) -> None:
+    firsts = [0 if num_top else first_state(example) for example in examples]
+    counts = np.array([len(example.tokens) - first for example, first in zip(examples, firsts)])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    total, width = int(starts[-1]), lm.config.model_dim
+    shapes = {"hidden": ((total, width), np.float16), **dict.fromkeys(_NAMES[1:], ((total,), np.int32))}
+    # Texts of like length are computed together; a row is padded on the right, which nothing before it sees.
+    order = np.argsort([len(example.tokens) for example in examples], kind="stable")
+    with Filling(folder, facts, shapes) as filling:
+        arrays, done = filling.arrays, filling.done
+        while done < len(order) and not filling.is_whole:
+            length = -(-len(examples[order[done]].tokens) // _ROW_GRID) * _ROW_GRID
+            most = max(1, _TOKENS_AT_ONCE // length)
+            rows = [at for at in order[done : done + most] if len(examples[at].tokens) <= length]
+            tokens_BT = np.zeros((most, length), np.int32)
+            for row, at in enumerate(rows):
+                tokens_BT[row, : len(examples[at].tokens)] = examples[at].tokens
+            hidden_BTD = np.asarray(_forward(lm.programs.decoder, num_top, lm.params, tokens_BT))
+            limit = np.finfo(np.float16).max
+            for row, at in enumerate(rows):
+                first, size = firsts[at], len(examples[at].tokens)
+                place = np.s_[starts[at] : starts[at + 1]]
+                arrays["hidden"][place] = np.clip(hidden_BTD[row, first:size].astype(np.float32), -limit, limit)
+                arrays["tokens"][place] = examples[at].tokens[first:]
+                arrays["positions"][place] = np.arange(first, size)
+                arrays["texts"][place] = at
+            done += len(rows)
+            filling.advance(done)
+            report(done, f"{int(counts[order[:done]].sum()):,} states")
+        if not filling.is_whole:
+            filling.finish()

@@ -1,0 +1,56 @@
+"""Running some of a model's layers over whole texts, several side by side in a row."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxinfer.cache.interface import LayeredCache, Placement
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.masks import causal_ancestors, in_window
+from train.loop.whole_text import WholeText
+
+
+class Texts(NamedTuple):
+    """B rows of T tokens, texts side by side: tokens of one segment are one text, 0 is padding.
+
+    Positions count from each text's own start.
+    """
+
+    tokens_BT: Any
+    positions_BT: Any
+    segments_BT: Any
+
+
+def run_first(model: Model, texts: Texts, num_layers: int) -> Float[Array, "B T D"]:
+    """Return the hidden states of texts before the last ``num_layers`` layers."""
+    hidden_BTD = model.embedded(texts.tokens_BT, texts.positions_BT)
+    cache = LayeredCache(tuple(WholeText(kind.window) for kind in model.config.kinds))
+    hidden_BTD, _ = run_texts(model, 0, model.config.num_layers - num_layers, hidden_BTD, texts, cache)
+    return hidden_BTD
+
+
+def run_texts(
+    model: Model, start: int, stop: int, hidden_BTD: Float[Array, "B T D"], texts: Texts, cache: LayeredCache
+) -> tuple[Float[Array, "B T D"], LayeredCache]:
+    """Run the layers from ``start`` up to ``stop`` over texts, over a cache of any kind."""
+    batch, num_tokens, _ = hidden_BTD.shape
+    segments_BT = texts.segments_BT
+    relation_BTT = causal_ancestors(num_tokens)[None] & (segments_BT[:, :, None] == segments_BT[:, None, :])
+    placements = place_texts(model.config, relation_BTT, texts.positions_BT, texts.positions_BT)
+    lengths_B = jnp.full((batch,), num_tokens, jnp.int32)
+    return model.run_layers(start, stop, hidden_BTD, texts.positions_BT, cache, placements, lengths_B)
+
+
+def place_texts(
+    config: DecoderConfig,
+    relation_BTS: Bool[Array, "B T S"],
+    positions_BT: Int[Array, "B T"],
+    keys_at_BS: Int[Array, "B S"],
+) -> tuple[Placement, ...]:
+    """Return where new tokens stand, and what of ``relation_BTS`` each kind of layer shows them."""
+    return tuple(
+        Placement(positions_BT, relation_BTS & in_window(positions_BT, keys_at_BS, kind.window))
+        for kind in config.kinds
+    )

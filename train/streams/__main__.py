@@ -1,0 +1,192 @@
+"""``python -m train.streams``: streams with which a model drafts while it verifies (Bhendawade et al., 2402.11131).
+
+By default the model is frozen: the states that streams begin from are computed once and kept on the disk, and the
+streams alone are trained. With ``--joint`` adapters of the model are trained too, and merged into a model of its own,
+``OUT/model``. The folder ``OUT/streams`` is what ``--strategy streams:heads=OUT/streams`` loads.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.drafters.heads import vocabulary_rows
+from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
+from jaxinfer.notation import Params
+from train.arguments import (
+    add_data_arguments,
+    add_run_arguments,
+    add_step_arguments,
+    build_schedule,
+    check_batch,
+    fit_settings,
+    identity,
+    read_data,
+    refuse_changed,
+)
+from train.command import EXIT_INTERRUPTED, number, run_command
+from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.heads.loss import frequent_tokens, target_rows
+from train.loop.estimate import estimate
+from train.loop.fit import claim_folder, fit_and_draw
+from train.loop.operations import forward_operations
+from train.loop.placement import build_mesh, place_base, place_batch, replicate
+from train.loop.progress import step_progress
+from train.loop.step import StepSettings, TrainState, compile_step
+from train.model.lora import init_lora
+from train.streams.evaluation import StreamEvaluation
+from train.streams.export import export_streams
+from train.streams.loss import StreamLoss, StreamRows
+from train.streams.rows import RowSource
+from train.texts.packing import Example, Order, split_batch
+from train.texts.rows import split_texts
+
+CACHE = "hidden_states"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``python -m train.streams``."""
+    whole, share, positive = number(int, 1), number(float, 0, 1), number(float, 1e-9)
+    add_run_arguments(parser)
+    data = add_data_arguments(parser)
+    data.add_argument("--cache", metavar="FOLDER", type=Path, help="hidden states (default: OUT/hidden_states)")
+    streams = parser.add_argument_group("streams")
+    streams.add_argument("--streams", metavar="J", type=whole, default=3, help="of each token (%(default)s)")
+    streams.add_argument("--layers", metavar="N", type=whole, default=4, help="the last N have streams (%(default)s)")
+    streams.add_argument("--rank", metavar="R", type=whole, default=8, help="of how streams begin (%(default)s)")
+    streams.add_argument("--exit-rank", metavar="R", type=whole, default=8, help="of the early exit (%(default)s)")
+    help_rank = "of the adapters that act on streams; 0: none (%(default)s)"
+    streams.add_argument("--adapter-rank", metavar="R", type=number(int, 0), default=8, help=help_rank)
+    loss = parser.add_argument_group("loss")
+    help_alpha = "weights of the streams, the last one of all that follow too (1, joint 0.1)"
+    loss.add_argument("--alpha", metavar="X", type=positive, nargs="+", help=help_alpha)
+    loss.add_argument("--soft-targets", metavar="S", type=share, default=0.0, help="the teacher's share (0)")
+    loss.add_argument("--loss-vocab", metavar="N", type=whole, help="over the N most frequent tokens only")
+    joint = parser.add_argument_group("joint training")
+    joint.add_argument("--joint", action="store_true", help="train the model too")
+    joint.add_argument("--lora-rank", metavar="R", type=whole, default=8, help="of its adapters (%(default)s)")
+    joint.add_argument("--lora-alpha", metavar="X", type=positive, default=16.0, help="default: %(default)s")
+    joint.add_argument("--remat", action="store_true", help="compute each block anew on the way back")
+    steps = add_step_arguments(parser, items="rows", batch_size=8, learning_rate=2e-3)
+    steps.add_argument("--row-length", metavar="T", type=number(int, 8), default=512, help="packed (%(default)s)")
+    steps.add_argument("--positions", metavar="N", type=whole, default=128, help="of a row in a step (%(default)s)")
+
+
+class Task(NamedTuple):
+    """Everything that a run is made of, before its first step; ``output`` are the rows of the loss vocabulary."""
+
+    streams: StreamsConfig
+    source: RowSource
+    held_out: RowSource
+    output: Params
+    loss: StreamLoss
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, draw the curves, write the streams and, where it has changed, the model."""
+    rows = check_batch(options)
+    if options.joint:
+        refuse_changed(options, add_arguments, "training on a frozen base", ("cache",))
+    else:
+        refuse_changed(options, add_arguments, "--joint", ("lora_rank", "lora_alpha", "remat"))
+    # Scanned for joint training: a step through all layers, unrolled, and back takes minutes to compile.
+    scan_layers = True if options.joint else None
+    lm = load(
+        options.model, dtype=options.dtype, scan_layers=scan_layers, notice=lambda line: print(line, file=sys.stderr)
+    )
+    if options.layers >= lm.config.num_layers:
+        raise InvalidOption(
+            f"--layers {options.layers} leaves none without streams of the model's {lm.config.num_layers}: "
+            f"take at most {lm.config.num_layers - 1}"
+        )
+    examples = read_data(options, lm, options.row_length)
+    mesh = build_mesh(options.mesh, lm.config, rows)
+    told = {"base": lm.fingerprint, **identity(options)}
+    lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
+    if not options.dry_run:
+        claim_folder(options.out, told)
+    task = plan(options, lm, examples, read_states(options, lm, examples))
+    order = Order(task.source.count, options.batch_size, options.seed)
+    schedule = build_schedule(options, order.steps_per_epoch)
+    optimizer = schedule.build_optimizer()
+    learned = replicate(start(options, lm, task.streams), mesh)
+    state = TrainState(replicate(jnp.int32(0), mesh), learned, optimizer.init(learned))
+    frozen = {"params": lm.params, **replicate(task.output, mesh)}
+    step = compile_step(task.loss, optimizer, StepSettings(options.microbatches, options.compute_dtype, options.seed))
+
+    def batch_at(at: int) -> StreamRows:
+        return place_batch(split_batch(task.source.sample(order.at(at), at), options.microbatches), mesh)
+
+    if options.dry_run:
+        # Joint training scans over layers, whose operations a compiler counts once: a pass forward and two back.
+        tokens = options.batch_size * options.row_length
+        operations = 3 * forward_operations(lm.config, tokens, options.row_length) if options.joint else None
+        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps, operations), sep="\n")
+        return 0
+    evaluation = StreamEvaluation(task.loss.decoder, options.layers, lm.params, task.held_out, task.loss.lora_scale)
+    settings = fit_settings(options, schedule.num_steps, told)
+    title = f"streams for {options.model}"
+    result = fit_and_draw(title, step, state, frozen, batch_at, settings, evaluation)
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    accuracies = evaluation.accuracies(result.params)
+    export_streams(options, lm, task.streams, result, accuracies, task.source.num_candidates, task.loss.lora_scale)
+    return 0
+
+
+def read_states(options: argparse.Namespace, lm: LanguageModel, examples: list[Example]) -> HiddenStates | None:
+    """Return the states that streams begin from, as a dry run zeros; None where they change in training."""
+    if options.joint:
+        return None
+    if options.dry_run:
+        lengths = [len(example.tokens) for example in examples]
+        zero_PD = np.broadcast_to(np.float16(0), (sum(lengths), lm.config.model_dim))
+        zero_P = np.zeros(sum(lengths), np.int32)
+        return HiddenStates(zero_PD, zero_P, zero_P, zero_P, np.ones(sum(lengths), bool))
+    with step_progress("hidden states", len(examples)) as report:
+        folder = options.cache or options.out / CACHE
+        return cache_hidden_states(lm, examples, folder, report, options.layers)
+
+
+def plan(options: argparse.Namespace, lm: LanguageModel, examples: list[Example], states: HiddenStates | None) -> Task:
+    """Split the texts, pack them, and choose the loss vocabulary."""
+    config, ids = lm.config, None
+    trained, held_out = split_texts(len(examples), options.held_out, options.seed)
+    if options.loss_vocab is not None and options.loss_vocab < config.vocab_size:
+        tokens = np.concatenate([np.asarray(examples[at].tokens)[list(examples[at].mask)] for at in trained])
+        ids = frequent_tokens(tokens, config.vocab_size, options.loss_vocab)
+    output = {} if ids is None else {"output": vocabulary_rows(config, lm.params, jnp.asarray(ids, jnp.int32))}
+
+    def source(texts: np.ndarray, rows_V: np.ndarray) -> RowSource:
+        sizes = (options.row_length, options.positions, options.seed)
+        return RowSource(examples, states, texts, *sizes, rows_V, to_the_end=options.joint)
+
+    trained_source = source(trained, target_rows(config.vocab_size, ids))
+    held_out_source = source(held_out, target_rows(config.vocab_size, None))
+    for name, found in (("train on", trained_source), ("judge by", held_out_source)):
+        if not found.count:
+            raise InvalidOption(f"no text has the three tokens that it takes to {name}: give longer ones")
+    decoder = Decoder(config, replace(lm.backend, remat_layers=options.remat))
+    alpha = tuple(options.alpha or [0.1 if options.joint else 1.0])
+    loss = StreamLoss(decoder, options.layers, alpha, options.soft_targets, options.lora_alpha / options.lora_rank)
+    streams = StreamsConfig(options.streams, options.layers, options.rank, options.exit_rank, options.adapter_rank)
+    return Task(streams, trained_source, held_out_source, output, loss)
+
+
+def start(options: argparse.Namespace, lm: LanguageModel, streams: StreamsConfig) -> dict[str, Any]:
+    """Draw what is learned, in float32."""
+    streams_key, lora_key = jax.random.split(jax.random.key(options.seed))
+    drawn = init_streams(streams, lm.config, replace(lm.backend, param_dtype="float32"), streams_key)
+    return {"streams": drawn, **({"lora": init_lora(lm.params, options.lora_rank, lora_key)} if options.joint else {})}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("streams", "Train streams that draft in a model's top layers.", add_arguments, run))

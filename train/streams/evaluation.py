@@ -1,0 +1,74 @@
+"""How good streams are on texts that were held out: by rank and stream, and what a tree of them would give."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Float, Params
+from train.heads.trees import evaluation_figures
+from train.streams.loss import StreamRows, learned_params, look_ahead, row_logits, run_rows
+from train.streams.rows import RowSource
+
+_BATCH = 2
+
+
+@dataclass
+class StreamEvaluation:
+    """Counts over held-out rows: called with what is learned, gives the figures that a run judges it by.
+
+    These are of ``most`` rows and as many tokens of each as the source picks; ranks are those in the whole vocabulary,
+    so that the source's targets must be tokens. ``score`` is the number of tokens a step that a tree of ``nodes``, the
+    root included, is expected to give.
+    """
+
+    decoder: Decoder
+    num_layers: int
+    params: Params
+    source: RowSource
+    lora_scale: float = 1.0
+    most: int = 64
+    nodes: int = 16
+    num_ranks: int = 10
+
+    def __call__(self, learned: Params) -> Mapping[str, Any]:
+        """Return the figures, as JSON holds them."""
+        return evaluation_figures(self.accuracies(learned, self.most), self.nodes)
+
+    def accuracies(self, learned: Params, most: int | None = None) -> list[list[float]]:
+        """Return ``accuracies[j][r]``: how often what stream j + 1 ranks r-th is right; None counts every token."""
+        params = learned_params(learned, self.params, self.lora_scale)
+        parts = self.source.parts(most)
+        parts += [(-1, 0)] * (-len(parts) % _BATCH)
+        hits_JR = tries_J = np.zeros(())
+        for start in range(0, len(parts), _BATCH):
+            batch = self.source.part(parts[start : start + _BATCH])
+            found_JR, tried_J = count_hits(
+                self.decoder, self.num_layers, self.num_ranks, learned["streams"], params, batch
+            )
+            hits_JR, tries_J = hits_JR + np.asarray(found_JR, np.float64), tries_J + np.asarray(tried_J, np.float64)
+        return (hits_JR / np.maximum(tries_J, 1)[:, None]).tolist()
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def count_hits(
+    decoder: Decoder, num_layers: int, num_ranks: int, own: Params, params: Params, batch: StreamRows
+) -> tuple[Float[Array, "J R"], Float[Array, " J"]]:
+    """Count for each stream the targets that it ranks r-th, and all that it has."""
+    model = Model(decoder, params)
+    streams_BPJD = run_rows(model, own, num_layers, batch).streams_BPJD
+    targets = look_ahead(batch, streams_BPJD.shape[2] + 1)
+    target_BPJ, is_valid_BPJ = targets.rows_BPA[..., 1:], targets.is_valid_BPA[..., 1:]
+    logits_BPJV = row_logits(model, {}, streams_BPJD)
+    own_BPJ1 = jnp.take_along_axis(logits_BPJV, target_BPJ[..., None], axis=-1)
+    # Of equal logits the lower token comes first, as in a partial sort.
+    is_before = jnp.arange(logits_BPJV.shape[-1]) < target_BPJ[..., None]
+    rank_BPJ = jnp.sum((logits_BPJV > own_BPJ1) | ((logits_BPJV == own_BPJ1) & is_before), axis=-1)
+    hits_BPJR = (rank_BPJ[..., None] == jnp.arange(num_ranks)) & is_valid_BPJ[..., None]
+    return jnp.sum(hits_BPJR, axis=(0, 1), dtype=jnp.float32), jnp.sum(is_valid_BPJ, axis=(0, 1), dtype=jnp.float32)
