@@ -40,6 +40,17 @@ LONG = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the ordinary run of an older JAX do without XLA's fusion emitters, which double the time of compiling.
+
+    The wide run (``-m slow``), and both runs of a newer JAX, compile as users do.
+    """
+    if config.getoption("markexpr").startswith("not slow") and jax.__version_info__ < (0, 11):
+        flags = os.environ.get("XLA_FLAGS", "")
+        if "fusion_emitters" not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false".strip()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long files."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
@@ -60,13 +71,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache() -> Iterator[None]:
-    """Keep compiled programs for this run only: equal programs of different tests are compiled once."""
-    folder = tempfile.mkdtemp(prefix="jaxinfer-tests-")
+    """Keep compiled programs for this run only, unless JAX's own variable names a folder: equal ones compile once."""
+    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = given or tempfile.mkdtemp(prefix="jaxinfer-tests-")
     jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
-    shutil.rmtree(folder, ignore_errors=True)
+    if not given:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

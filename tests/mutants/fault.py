@@ -1,0 +1,16 @@
+"""A deliberate fault: a few characters of the code that are changed, and the ordinary tests that must then fail."""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """``old``, which stands exactly once in ``file``, becomes ``new``; ``caught_by`` is a test file or a test's id.
+
+    ``name`` says in a few words what goes wrong. The tests named must be part of the ordinary run.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    caught_by: str
