@@ -44,7 +44,7 @@ def check_processes(options: argparse.Namespace, *inputs: str | None) -> None:
     named = (options.coordinator, options.num_processes, options.process_id)
     if not options.distributed:
         if any(value is not None for value in named):
-            raise InvalidOption("--coordinator, --num-processes and --process-id are of --distributed: add it")
+            raise InvalidOption("--coordinator, --num-processes and --process-id need --distributed: add it")
         return
     if options.mesh is None:
         raise InvalidOption("--distributed needs to know how the model is split: add --mesh, such as --mesh tensor=8")

@@ -83,7 +83,7 @@ def around_user_text(lm: LanguageModel) -> tuple[str, str]:
     texts = [template.render([{"role": "user", "content": probe}]) for probe in _PROBES]
     before = _common_start(texts)
     if not before or not all(probe in text for text, probe in zip(texts, _PROBES)):
-        raise InvalidOption("the chat template has nothing before a user's text: give prompts of another origin")
+        raise InvalidOption("the chat template has nothing before a user's text: get prompts from elsewhere")
     after = _common_start([text.partition(probe)[2] for text, probe in zip(texts, _PROBES)])
     first_line = after.strip().partition("\n")[0]
     first_ids = lm.tokenizer.encode(first_line, add_special_tokens=False)

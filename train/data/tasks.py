@@ -82,7 +82,7 @@ def read_table(data: Path, split: str) -> Iterator[Task]:
             for row in csv.DictReader(file):
                 by_facts.setdefault(row["mr"], []).append(row["ref"])
     except (KeyError, UnicodeDecodeError, csv.Error):
-        raise InvalidOption(f"{path}: is no CSV in UTF-8 with columns 'mr' and 'ref'") from None
+        raise InvalidOption(f"{path}: is not a CSV file in UTF-8 with columns 'mr' and 'ref'") from None
     if not by_facts:
         raise InvalidOption(f"{path}: has no rows")
     first_kept = len(by_facts) - max(1, len(by_facts) // _KEPT_OF)

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load the model and print what it says: as it comes for one prompt, in order and batch by batch for several."""
     if options.logprobs and not options.json:
-        raise InvalidOption("--logprobs are printed in JSON only: add --json")
+        raise InvalidOption("--logprobs needs --json: add it")
     check_processes(options, options.prompt, options.prompts)
     prompts = read_prompts(options)
     # Imported here: what stands above is checked before JAX is waited for.
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     num_results = parse_strategy(options.strategy).num_results(sampling)
     is_streamed = len(prompts) == 1 and num_results == 1 and not options.json
     if options.show_drafts and not (is_streamed or options.json):
-        raise InvalidOption("--show-drafts marks one text as it streams: give one prompt and sample, or add --json")
+        raise InvalidOption("--show-drafts marks a single output: give one prompt and one sample, or add --json")
     model = load_model(options)
     inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
     if is_streamed:

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a plan; return 0 where it fits, else 1."""
     if options.tensor is not None and options.mesh is not None:
-        raise InvalidOption("--tensor N is short for --mesh tensor=N: give one of them")
+        raise InvalidOption("--tensor N and --mesh say the same thing: give one of them")
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.bench.plan_chart import draw_plan
