@@ -95,7 +95,7 @@ def run_joint(options: argparse.Namespace) -> int:
     """Train, draw the curves, write the model and its heads."""
     rows = check_batch(options)
     if options.joint == "two-stage" and options.heads_from is None:
-        raise InvalidOption("--joint two-stage needs trained heads: add --heads-from FOLDER")
+        raise InvalidOption("--joint two-stage goes on with heads of an earlier run: add --heads-from FOLDER")
     if options.quantize and not options.lora_rank:
         raise InvalidOption("--quantize freezes the base: give a --lora-rank of 1 or more")
     # Scanned: a step through unrolled layers and back takes minutes to compile.
