@@ -1,4 +1,4 @@
-"""Sets JAX up for a command: a compilation cache that outlives it, and quiet where no TPU is."""
+"""Sets up JAX for a command: a persistent compilation cache, and no TPU warnings on machines without one."""
 
 import contextlib
 import hashlib
@@ -16,17 +16,17 @@ _CACHE_WARNING = re.compile(r"Error (?:reading|writing) persistent compilation c
 
 
 def prepare_jax() -> None:
-    """Choose the platform and turn the compilation cache on, each only where the user has not."""
+    """Choose the platform and turn on the compilation cache, unless the user has set them."""
     if not os.environ.get("JAX_PLATFORMS") and lacks_tpu() and not has_other_accelerator():
-        # Else a libtpu without a TPU is tried first, which takes a second and fills standard error with its complaints.
+        # Otherwise JAX first tries libtpu, which without a TPU takes a second and prints errors.
         jax.config.update("jax_platforms", "cpu")
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        with contextlib.suppress(RuntimeError):  # a user without a home
+        with contextlib.suppress(RuntimeError):  # a user without a home folder
             use_compilation_cache(default_cache_folder(Path.home()))
 
 
 def lacks_tpu(devices: Path = Path("/dev")) -> bool:
-    """Tell whether the TPU's library is installed on a machine whose kernel shows no TPU."""
+    """Tell whether libtpu is installed on a machine whose kernel shows no TPU."""
     found = [*devices.glob("accel*"), *devices.glob("vfio/[0-9]*")]
     return importlib.util.find_spec("libtpu") is not None and not found
 
@@ -37,15 +37,15 @@ def has_other_accelerator() -> bool:
 
 
 def default_cache_folder(home: Path) -> Path:
-    """Return the folder of this JAX on this kind of machine: a home may be shared by machines that differ."""
+    """Return the cache folder for this JAX version and kind of machine: different machines may share a home folder."""
     return home / ".cache" / "jaxinfer" / "xla" / f"jax-{jax.__version__}-{platform.machine()}-{_fingerprint()}"
 
 
 def use_compilation_cache(folder: Path) -> None:
-    """Keep every compiled program in ``folder``; damaged entries are compiled again in silence, and replaced."""
+    """Keep compiled programs in ``folder``; silently replace damaged entries by compiling again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written: do without
+    except OSError:  # the home folder is not writable: work without a cache
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     for name, value in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):
@@ -58,7 +58,7 @@ def use_compilation_cache(folder: Path) -> None:
         if found is None:
             shown(message, category, *place, **more)
             return
-        # JAX does not overwrite an entry, so what is damaged has to go before the new one comes.
+        # JAX does not overwrite an entry, so the damaged one is deleted first.
         for entry in folder.glob(f"{found[1]}-*-cache"):
             entry.unlink(missing_ok=True)
 
@@ -67,7 +67,7 @@ def use_compilation_cache(folder: Path) -> None:
 
 
 def _fingerprint() -> str:
-    """Return a few letters that stand for the processor and its features."""
+    """Return a short hash of the processor and its features."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Draws a plan as a PNG file: the chip's roofline with the programs on it, and a device's memory."""
+"""Draws a plan as a PNG file: the chip's roofline with the programs on it, and the memory of one device."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ _GIB = 1 << 30
 
 
 def draw_plan(model: str, report: PlanReport, chip: Chip, path: Path) -> None:
-    """Draw what one device does; `check_chart` has approved of the path."""
-    # Imported here: it is optional, and nothing else needs it. No pyplot, which would keep state and look for a screen.
+    """Draw the plan of one device. Call `check_chart` on the path first."""
+    # Imported here: matplotlib is optional. No pyplot: it keeps state and looks for a screen.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -27,7 +27,7 @@ def draw_plan(model: str, report: PlanReport, chip: Chip, path: Path) -> None:
 
 
 def _draw_roofline(axes: Any, report: PlanReport, chip: Chip) -> None:
-    """Draw operations a second over operations a byte; a program bound by sending lies below the roof."""
+    """Draw operations per second over operations per byte. A program that communication limits lies below the roof."""
     peak, bandwidth = peak_flops(chip, report.dtype), chip.device_hbm_bytes_per_second
     ridge = peak / bandwidth
     intensities = {name: program.flops / program.hbm_bytes for name, program in report.programs.items()}

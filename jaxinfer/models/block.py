@@ -1,4 +1,4 @@
-"""One decoder block: attention over a cache and a feed-forward layer, joined to the residual stream by norms."""
+"""One decoder block: attention over a cache and a feed-forward layer, each with norms and a residual connection."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ _ACTIVATIONS = {
 
 
 class Held(NamedTuple):
-    """What a cache holds where it is not all layers: those from ``first`` on, each in ``count`` parts by rows.
+    """The part of the layers that a cache holds: from layer ``first`` on, its rows split into ``count`` parts.
 
     A forward pass runs on the rows of ``part``.
     """
@@ -34,15 +34,15 @@ class Held(NamedTuple):
     part: Any
 
     def index(self, layer: Int[Array, ""] | int) -> Int[Array, ""] | int:
-        """Return where the rows of a layer stand among those held."""
+        """Return the index of a layer's rows in this cache."""
         return (layer - self.first) * self.count + self.part
 
 
 class Step(NamedTuple):
-    """What every block of one forward pass shares, by kind of layer.
+    """The inputs that all blocks of one forward pass share, by kind of layer.
 
-    ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions), ``placements`` the new
-    tokens' places. ``held`` says what the caches hold; None is all layers.
+    ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions). ``placements`` holds the
+    new tokens' places. ``held`` says which layers the caches hold; None means all.
     """
 
     rotations: tuple[Any, ...]
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of layers of one kind: writes the new keys and values into the cache and reads it."""
+    """Grouped-query attention for layers of one kind: writes new keys and values to the cache, then attends to it."""
 
     config: DecoderConfig
     backend: Backend
@@ -94,7 +94,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward layer: ``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``."""
+    """The feed-forward layer: ``down(activation(gate(x)) * up(x))``, or ``down(activation(up(x)))`` without a gate."""
 
     config: DecoderConfig
     backend: Backend
@@ -116,9 +116,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One block of layers of one kind; the carry is ``(hidden, cache)`` so that a scan updates the cache in place.
+    """One block for layers of one kind. The carry is ``(hidden, cache)``, so that a scan updates the cache in place.
 
-    ``index`` counts the layers of this kind before this one.
+    ``index`` is the number of earlier layers of this kind.
     """
 
     config: DecoderConfig

@@ -1,4 +1,4 @@
-"""The decoder: embedding, blocks over a cache, final norm, and the output matrix; a thin functional shell of Linen.
+"""The decoder: embedding, blocks over a cache, final norm and output matrix, as a pure Linen module.
 
 ``Decoder(config, backend).apply({"params": params}, ...)`` is pure: the cache is an argument and a result.
 """
@@ -34,8 +34,8 @@ from jaxinfer.ops.split_tokens import enter_region
 class Decoder(nn.Module):
     """A decoder-only language model over a cache.
 
-    ``__call__`` runs embedding, blocks and final norm; ``logits`` is the output matrix, apart from it because decoding
-    wants the logits of few of a prompt's tokens.
+    ``__call__`` runs embedding, blocks and final norm. ``logits``, the output matrix, is separate because decoding
+    needs the logits of only a few of a prompt's tokens.
     """
 
     config: DecoderConfig
@@ -69,11 +69,11 @@ class Decoder(nn.Module):
     ) -> tuple[Float[Array, "B T D"], LayeredCache]:
         """Return the final normed hidden states of new tokens, and the cache with them written but not committed.
 
-        ``positions_BT`` count from the start of the text; ``context_lengths_B`` are the rows' prompt lengths (see
+        ``positions_BT`` count from the start of the sequence; ``context_lengths_B`` are the rows' prompt lengths (see
         `rotary_tables`). Token ids outside the vocabulary read its first or last row.
         """
         step = build_step(self.config, self.backend, positions_BT, placements, context_lengths_B)
-        # Were its rows split further at once, every device would need the whole embedding table.
+        # Tokens are split only after the embedding: otherwise every device would need the whole table.
         hidden_BTD = enter_region(self.embedded(tokens_BT, positions_BT), placements[0].seen, self.backend)
         carry = (hidden_BTD, cache)
         (hidden_BTD, cache), _ = self.blocks(carry, layer_indices(self.config), step)
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
         return logits
 
     def normed(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return what the output matrix reads, of the hidden states after any layer."""
+        """Return the final norm of hidden states after any layer: the input of the output matrix."""
         return self.final_norm(hidden_BTD) if self.config.final_norm else hidden_BTD
 
     def embedded(self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
         config, backend = self.config, self.backend
         hidden_BTD = embed(self.embed(), tokens_BT, backend)
         if config.embedding_scale is not None:
-            # Rounded as the weights are: so it was in training, where sqrt(3072) came to 55.5.
+            # Rounded like the weights, as in training, where sqrt(3072) became 55.5.
             scale = jnp.asarray(config.embedding_scale, backend.param_dtype)
             hidden_BTD = hidden_BTD * scale.astype(hidden_BTD.dtype)
         if config.embedding_dim is not None:
@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         return hidden_BTD.astype(backend.compute_dtype)
 
     def everything(self, tokens_BT, positions_BT, cache, placements, context_lengths_B):
-        """Run both parts, so that initialising through it makes every parameter."""
+        """Run both parts; initialisation calls this to create every parameter."""
         hidden_BTD, _ = self(tokens_BT, positions_BT, cache, placements, context_lengths_B)
         return self.logits(hidden_BTD)
 
@@ -124,7 +124,7 @@ def build_step(
     placements: tuple[Placement, ...],
     context_lengths_B: Int[Array, " B"],
 ) -> Step:
-    """Compute what all blocks share in a forward pass of tokens at these positions."""
+    """Compute the inputs that all blocks share in a forward pass over these positions."""
     dtype = jnp.dtype(backend.compute_dtype)
     rotations, placed = [], []
 
@@ -167,7 +167,7 @@ def forward(
     placements: tuple[Placement, ...],
     context_lengths_B: Int[Array, " B"],
 ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-    """Run `Decoder.__call__` as a pure function, its blocks by the stages that have them."""
+    """Run `Decoder.__call__` as a pure function; with pipeline stages, each stage runs its own blocks."""
     config, backend = decoder.config, decoder.backend
     if backend.stages > 1:
         step = build_step(config, backend, positions_BT, placements, context_lengths_B)
@@ -185,12 +185,12 @@ def output_logits(decoder: Decoder, params: Params, hidden: Float[Array, "*rows 
 
 
 def init_params(config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
-    """Draw random parameters; under ``jax.eval_shape`` this describes the real ones."""
+    """Draw random parameters; under ``jax.eval_shape`` this describes the parameters."""
     return cast(Params, nn.unbox(_init_boxed(config, backend, key)))
 
 
 def abstract_params(config: DecoderConfig, backend: Backend) -> Params:
-    """Describe the parameters as a tree of ``jax.ShapeDtypeStruct``, allocating nothing."""
+    """Describe the parameters as a tree of ``jax.ShapeDtypeStruct``; allocate nothing."""
     return jax.eval_shape(lambda key: init_params(config, backend, key), jax.random.key(0))
 
 
@@ -209,10 +209,10 @@ def create_cache(
     headroom: int = 0,
     layout: CacheLayout = DENSE,
 ) -> LayeredCache:
-    """Return an empty cache for texts of up to ``num_slots`` tokens.
+    """Return an empty cache for sequences of up to ``num_slots`` tokens.
 
-    Layers with a window get a ring, where that is smaller than a dense cache. ``headroom`` is how many tokens past the
-    current one a decoding step may write. A ``layout`` must suit the model (`check_layout`).
+    Layers with a window get a ring if it is smaller than a dense cache. ``headroom`` is how many tokens past the
+    current one a decoding step may write. The ``layout`` must suit the model (`check_layout`).
     """
     lanes = backend.cache_lanes(config.num_kv_heads * config.head_dim)
 

@@ -1,4 +1,4 @@
-"""Running some of a decoder's layers: from any one up to any other, without copying their weights out of a stack."""
+"""Runs a range of a decoder's layers without copying their weights out of a stack."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ def run_layers(
     step: Step,
     adapters: Params | None = None,
 ) -> Carry:
-    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, as the decoder has them.
+    """Run layers ``start .. stop - 1``; ``blocks`` holds all layers' parameters, in the decoder's form.
 
-    ``adapters`` (`jaxinfer.models.adapters`) are of the layers that are run.
+    ``adapters`` (`jaxinfer.models.adapters`) are for the layers of this range.
     """
     layer = start
     while layer < stop:
@@ -60,9 +60,9 @@ def _run_periods(
     adapters: Params | None,
     first_adapter: int,
 ) -> Carry:
-    """Scan over indices: a weight is read where it lies, which slicing the stack beforehand would not do.
+    """Scan over layer indices, which reads weights in place; slicing the stack first would copy them.
 
-    The adapters of ``layer`` stand at ``first_adapter``.
+    The adapters of ``layer`` are at index ``first_adapter``.
     """
     places = [index_in_kind(config, cycle.start + offset) for offset in range(cycle.period)]
     kinds = [kind for kind, _ in places]

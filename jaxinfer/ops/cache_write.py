@@ -1,4 +1,4 @@
-"""Writing new tokens into a layer of a stacked cache where it lies, by a Pallas kernel or by XLA."""
+"""Writes new tokens to a layer of a stacked cache, in place, by a Pallas kernel or by XLA."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from pallas_kernels.cache_write.op import cache_write, fits_ring
 class Around(NamedTuple):
     """The order of a ring: tokens from position ``start_B`` on, of which ``counts_B`` are written (None: all).
 
-    Positions before ``num_sinks`` are slots of their own; later ones go around all other slots.
+    Positions before ``num_sinks`` have their own slots; later ones go around all other slots.
     """
 
     start_B: Any
@@ -34,8 +34,8 @@ def write_to_layer(
 ) -> tuple[Float[Array, "L B S F"], Float[Array, "L B S F"]]:
     """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row.
 
-    Slots of a row follow one another, or lie ``around`` a ring. One token a row is left to XLA: its scatter takes no
-    longer than the kernel, but of more tokens six to twelve times as long.
+    A row's slots are consecutive, or go ``around`` a ring. XLA writes single tokens: for one token its scatter is as
+    fast as the kernel; for more it takes six to twelve times as long.
     """
     num_tokens = slots_BT.shape[1]
     new = [as_rows(rows_BTKH, keys_LBSF) for rows_BTKH in (keys_BTKH, values_BTKH)]
@@ -56,6 +56,6 @@ def write_to_layer(
 
 
 def as_rows(rows_BTKH: Float[Array, "B T K H"], buffer: Float[Array, "*lead F"]) -> Float[Array, "B T F"]:
-    """Lay new keys or values out as a cache holds them: heads side by side, and zeros in the lanes after them."""
+    """Arrange new keys or values as in a cache: heads side by side, and zeros in the lanes after them."""
     rows_BTI = rows_BTKH.reshape(*rows_BTKH.shape[:2], -1).astype(buffer.dtype)
     return jnp.pad(rows_BTI, ((0, 0), (0, 0), (0, buffer.shape[-1] - rows_BTI.shape[-1])))

@@ -1,4 +1,4 @@
-"""Compile the library's own prefill and decode for a TPU that is not here, and read what the compiler says."""
+"""Compiles prefill and decode for a TPU that is not attached, and reads the compiler's memory analysis and HLO."""
 
 import dataclasses
 import re
@@ -46,12 +46,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What the compiler says of one program; all bytes are of one device.
+    """The compiler's account of one program; all bytes are per device.
 
-    ``cache_bytes`` is the part of ``argument_bytes`` that holds keys and values; ``alias_bytes`` is what of the output
-    is written over donated arguments; ``temporary_bytes`` is memory besides arguments and output. ``peak_bytes`` is
-    the most in use at once and counts, unlike the others, what the program keeps in the chip's vector memory.
-    ``parameter_formats`` is how the program wants the weights to lie on the devices.
+    ``cache_bytes`` is the part of ``argument_bytes`` that holds keys and values. ``alias_bytes`` is the part of the
+    output that overwrites donated arguments. ``temporary_bytes`` excludes arguments and output. ``peak_bytes`` is the
+    largest use at any time; unlike the others it includes the chip's vector memory. ``parameter_formats`` is the memory
+    layout that the program wants for the weights.
     """
 
     argument_bytes: int
@@ -66,16 +66,16 @@ class CompiledProgram:
 
     @property
     def total_bytes(self) -> int:
-        """Arguments, temporaries and what of the output is not written over arguments."""
+        """Arguments, temporaries, and the part of the output that does not overwrite arguments."""
         return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.alias_bytes
 
     @property
     def beyond_arguments_bytes(self) -> int:
-        """The peak without the arguments: weights, cache and state are among those."""
+        """The peak without the arguments, which include weights, cache and state."""
         return self.peak_bytes - self.argument_bytes
 
     def instructions(self, inner_trips: int = 1) -> list[Instruction]:
-        """Return the program's instructions with the loops and branches around each; see `walk`."""
+        """Return the program's instructions, each with its number of enclosing loops and branches; see `walk`."""
         return list(walk(self.hlo, inner_trips))
 
     def collectives(self) -> list[Instruction]:
@@ -86,7 +86,7 @@ class CompiledProgram:
 class DoesNotFit(InvalidOption):
     """A program needs more memory than a device has.
 
-    ``required_bytes`` is what it needs as the compiler counts, None if unsaid; ``compiled`` are the programs that fit.
+    ``required_bytes`` is the compiler's count, None if it gave none; ``compiled`` holds the programs that fit.
     """
 
     def __init__(self, message: str, required_bytes: int | None, compiled: dict[str, CompiledProgram]) -> None:
@@ -108,13 +108,13 @@ def compile_programs(
     split_activations: bool | None = None,
     compiler_options: Mapping[str, str | bool] | None = None,
 ) -> dict[str, CompiledProgram]:
-    """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``, allocating nothing.
+    """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``; allocate nothing.
 
-    Rows are split over the mesh's data axis, weights and cache by heads over its tensor axis, prompts and slots over
-    its sequence axis. ``max_len`` is the number of cache slots of a row, of which prefill fills ``prompt_tokens``;
-    where that is None, only decode is compiled. Weights lie in memory in the order that decode's compiler chooses, in
-    both programs. ``split_activations`` is that of `Backend`. Raise InvalidOption where libtpu is missing, the topology
-    does not exist, the model does not split or a program does not fit.
+    The mesh's data axis splits rows, its tensor axis splits weights and cache by heads, its sequence axis splits
+    prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
+    ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
+    chooses. ``split_activations`` is as in `Backend`. Raise InvalidOption if libtpu is missing, the topology does not
+    exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -134,7 +134,7 @@ def compile_programs(
     options = dict(compiler_options or {})
     programs: dict[str, CompiledProgram] = {}
     try:
-        # In the order of least padding, a shard that is no multiple of 128 long would be copied at every call.
+        # In the default layout, a shard whose length is not a multiple of 128 would be copied at every call.
         formats = jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), placements(params))
         decoding = (params, drafter_params, state, memory, max_steps)
         function = partial(decode, decoder, strategy)
@@ -159,12 +159,12 @@ def compile_programs(
 
 
 def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Partitioned:
-    """Return a decoder as each device of a TPU mesh has its part of it."""
+    """Return the decoder as it is split over the devices of a TPU mesh."""
     return partition(config, choose_backend(dtype, platform="tpu"), mesh.abstract)
 
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:
-    """Raise InvalidOption for a mesh that programs cannot be compiled for, or that does not divide the batch."""
+    """Raise InvalidOption if programs cannot be compiled for the mesh, or if the batch does not split over it."""
     check_axes(mesh.pipeline, mesh.sequence)
     if batch % mesh.data:
         raise InvalidOption(
@@ -181,11 +181,11 @@ def _compile(
     memory: Any,
     options: dict[str, str | bool],
 ) -> CompiledProgram:
-    """Compile one program as `Programs` runs it: state and memory are donated, and come back where they were."""
+    """Compile one program as `Programs` runs it: state and memory are donated and keep their placement."""
     state = arguments[2]
     where = (formats, *placements(arguments[1:]))
     began = time.perf_counter()
-    # Kernels ask the context for the chip that they are compiled for.
+    # Kernels read from this context which chip they are compiled for.
     with without_persistent_cache(), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         jitted = jax.jit(
             function, donate_argnums=donated, in_shardings=where, out_shardings=placements((state, memory))

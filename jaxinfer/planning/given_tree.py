@@ -1,4 +1,4 @@
-"""Verification by itself: a step whose tree somebody else has drafted."""
+"""A step that only verifies; its tree is given."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,9 +14,9 @@ from jaxinfer.models.model import Model
 
 @dataclass(frozen=True)
 class GivenTree(Strategy):
-    """Verify whatever tree of ``nodes`` nodes is remembered, the current token among them; drafting costs nothing.
+    """Verify a given tree of ``nodes`` nodes, the current token included; drafting costs nothing.
 
-    Its shape is data, so that a program compiled for it verifies any.
+    The tree's shape is data, so one compiled program verifies any tree.
     """
 
     name: ClassVar[str] = "given_tree"

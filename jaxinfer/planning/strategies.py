@@ -1,4 +1,4 @@
-"""Strategies whose own weights are described, not loaded: a plan needs their shapes alone."""
+"""Strategies for plans: they hold the shapes of their weights, not the weights."""
 
 from dataclasses import replace
 
@@ -24,15 +24,15 @@ from jaxinfer.parallel.partitioner import Partitioned
 from jaxinfer.planning.compile import split_decoder
 from jaxinfer.planning.known_models import planned_config
 
-# As deep as the published trees go.
+# As many as the depth of the published trees.
 _NUM_HEADS = 4
 
 
 def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
-    """Return the strategy of a specification for a model on a mesh, with descriptions in place of weights.
+    """Return the strategy of a specification for a model on a mesh, with shapes in place of weights.
 
-    A draft model is named as planned models are (`planned_config`). Medusa's heads and streams that no folder is named
-    for are taken to have the published sizes. Raise InvalidOption where one does not suit the model.
+    A draft model is named as planned models are (`planned_config`). Medusa heads and streams without a folder get the
+    published sizes. Raise InvalidOption if one does not suit the model.
     """
     return _described(parse_strategy(spec), config, mesh, dtype)
 
@@ -73,7 +73,7 @@ def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, 
 
 
 def _heads(target: Partitioned, count: int) -> Params:
-    """Describe heads as published: a residual block and an output matrix each (2401.10774)."""
+    """Describe heads of the published shape: a residual block and an output matrix each (2401.10774)."""
     width, dtype = target.config.model_dim, jnp.dtype(target.backend.param_dtype)
     block = {"kernel": jax.ShapeDtypeStruct((width, width), dtype), "bias": jax.ShapeDtypeStruct((width,), dtype)}
     output = {"kernel": jax.ShapeDtypeStruct((target.config.vocab_size, width), dtype)}
@@ -81,7 +81,7 @@ def _heads(target: Partitioned, count: int) -> Params:
 
 
 def _streams(strategy: Streams, target: Partitioned) -> Streams:
-    """Describe a stream for each depth of the tree."""
+    """Describe one stream for each depth of the tree."""
     paths = strategy.read_paths()
     streams = StreamsConfig(num_streams=tree_depth(paths))
     params = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))

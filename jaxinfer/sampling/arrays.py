@@ -1,4 +1,4 @@
-"""Sampling parameters as arrays, one entry a row, so that changing them compiles nothing."""
+"""Sampling parameters as arrays, one entry per row, so that other values need no new compilation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from jaxinfer.notation import Array, Bool, Float, Int, UInt32
 from jaxinfer.sampling.noise import request_key
 from jaxinfer.sampling.params import SamplingParams
 
-# No token: fills bias_ids_BX and stop_ids_BE up to their width.
+# Padding of bias_ids_BX and stop_ids_BE.
 NO_TOKEN = -1
 MIN_WIDTH = 8
 
 
 class SamplingArrays(NamedTuple):
-    """Sampling parameters of B rows; X bias entries and E stop ids a row, padded with NO_TOKEN.
+    """Sampling parameters of B rows, with X bias entries and E stop ids per row, padded with NO_TOKEN.
 
-    ``reports_B`` are the rows whose tokens' log-probabilities are asked for.
+    ``reports_B`` marks rows that return log-probabilities.
     """
 
     temperature_B: Float[Array, "B"]
@@ -37,29 +37,29 @@ class SamplingArrays(NamedTuple):
     reports_B: Bool[Array, "B"]
 
     def samples_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that draw noise from the greedy ones."""
+        """Mark the rows that draw noise; the others are greedy."""
         return self.temperature_B > 0
 
     def truncates_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that drop tokens by top-k, top-p or min-p."""
+        """Mark the rows that drop tokens by top-k, top-p or min-p."""
         return self.samples_B() & ((self.top_k_B > 0) | (self.top_p_B < 1) | (self.min_p_B > 0))
 
     def penalizes_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that have a penalty."""
+        """Mark the rows that have a penalty."""
         return (self.repetition_penalty_B != 1) | (self.presence_penalty_B != 0) | (self.frequency_penalty_B != 0)
 
     def biases_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that have a logit bias."""
+        """Mark the rows that have a logit bias."""
         return (self.bias_ids_BX != NO_TOKEN).any(axis=1)
 
 
 def sampling_arrays(
     params: Sequence[SamplingParams], samples: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
 ) -> SamplingArrays:
-    """Put the parameters of each row, and which sample of its prompt it is, into device arrays.
+    """Put each row's parameters, and its sample number, into device arrays.
 
-    The widths X and E are powers of two from 8 up, so that they rarely change. Raise InvalidOption for a bias on an
-    id outside the vocabulary.
+    The widths X and E are powers of two from 8 up, so that they rarely change. Raise InvalidOption for a bias on an id
+    outside the vocabulary.
     """
     biases = [dict(row.logit_bias) for row in params]
     for token in (token for bias in biases for token in bias):

@@ -1,4 +1,4 @@
-"""Draws a measurement of acceptance as a PNG file; needs matplotlib, which is optional."""
+"""Draws an acceptance report as a PNG file. Needs matplotlib, which is optional."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ from jaxinfer.errors import InvalidOption
 
 
 def check_chart(path: Path, option: str = "--chart") -> None:
-    """Refuse a chart that could not be written, before anything is measured; ``option`` is what asks for it."""
+    """Raise InvalidOption if the chart cannot be written; ``option`` is the flag that asks for it."""
     if path.suffix.lower() != ".png":
         raise InvalidOption(f"{option} {path}: the chart is a PNG file; let its name end in .png")
     if path.is_dir() or (path.parent.is_dir() and not os.access(path if path.exists() else path.parent, os.W_OK)):
@@ -22,8 +22,8 @@ def check_chart(path: Path, option: str = "--chart") -> None:
 
 
 def draw_chart(report: AcceptanceReport, path: Path) -> None:
-    """Draw for each batch size the speed-ups, measured and predicted, and acceptance by depth."""
-    # Imported here: it is optional, and nothing else needs it. No pyplot, which would keep state and look for a screen.
+    """Draw, for each batch size, the measured and predicted speed-ups and the acceptance rate by depth."""
+    # Imported here: matplotlib is optional. No pyplot: it keeps state and looks for a screen.
     from matplotlib.figure import Figure
 
     batches = [batch for batch in report.batches if batch.groups]

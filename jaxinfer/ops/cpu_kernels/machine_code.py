@@ -1,4 +1,4 @@
-"""Compiling assembly for the processor at hand, and naming the result to XLA."""
+"""Compiles assembly for this machine's processor and registers it with XLA."""
 
 import ctypes
 import functools
@@ -10,15 +10,15 @@ import jax
 
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 
-# Compiled code is in memory for as long as its engine is.
+# An engine keeps its compiled code in memory.
 _ENGINES: dict[str, Any] = {}
 _COMPILING = threading.Lock()
 
 
 @functools.cache
 def host_vectors() -> Vectors | None:
-    """Return what this machine's processor offers; None where LLVM is not installed, or does not know it."""
-    # Imported here: machines with other devices need not wait for it.
+    """Return this processor's vectors; None if LLVM is not installed or does not know the processor."""
+    # Imported here: machines with other devices do not need LLVM.
     try:
         from llvmlite import binding as llvm
     except (ImportError, OSError):
@@ -29,9 +29,9 @@ def host_vectors() -> Vectors | None:
 def call(
     name: str, build: Callable[[Vectors], str], dtype: str, numbers: int, results: Any, *operands: jax.Array
 ) -> Any:
-    """Have XLA call the module that ``build`` gives for this processor, compiled when it is first asked for.
+    """Make XLA call the module from ``build``, compiled for this processor at first use.
 
-    Its dot products, if it has any, are of so many ``numbers`` of a dtype.
+    ``numbers`` and ``dtype`` are the length and the dtype of its dot products, if it has any.
     """
     vectors = host_vectors()
     assert vectors is not None
@@ -45,7 +45,7 @@ def call(
 
 
 def _register(target: str, assembly: str) -> None:
-    """Compile a module, and have XLA's foreign function ``target`` call its ``handler``."""
+    """Compile a module and register its ``handler`` as XLA's foreign function ``target``."""
     from llvmlite import binding as llvm
 
     llvm.initialize_native_target()
