@@ -79,7 +79,7 @@ def initialize(
         except RuntimeError as error:
             if "before" in _first_line(error):
                 raise InvalidOption(
-                    "distributed: JAX has been asked for its devices already; call initialize() before that"
+                    "distributed: JAX was already asked for its devices; call initialize() earlier"
                 ) from error
             raise DistributedFailed(f"distributed: {_first_line(error)}") from error
 

@@ -218,7 +218,7 @@ class LanguageModel:
         resolved = self.resolve(strategy)
         requests = self._requests([prompt], max_new_tokens, sampling, resolved)
         if len(requests) != 1:
-            raise InvalidOption(f"streaming shows one sample, but n is {len(requests)}: use generate")
+            raise InvalidOption(f"streaming returns one sample, but n is {len(requests)}: use generate")
         return _stream_pieces(self._run(requests, resolved, 1, is_watched=True))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
@@ -266,9 +266,7 @@ class LanguageModel:
         ``overwrite`` replaces one that this method or `jaxinfer convert` wrote.
         """
         if self._checkpoint is None:
-            raise InvalidOption(
-                "this model was not loaded from a checkpoint, whose configuration its folder would need"
-            )
+            raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
         if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(self.params)):
             raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
         names = family_of(self._checkpoint.config).tensor_names(self.config)
@@ -300,7 +298,9 @@ class LanguageModel:
         if sampling is None or isinstance(sampling, SamplingParams):
             sampling = [sampling or SamplingParams()] * len(prompts)
         if len(sampling) != len(prompts):
-            raise InvalidOption(f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one or as many")
+            raise InvalidOption(
+                f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each prompt"
+            )
         requests = []
         for prompt, params in zip(prompts, sampling):
             ids = self._check_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)

@@ -22,19 +22,49 @@ _FREE = ("out", "dry_run", "cache", "keep", "save_every")
 
 def add_run_arguments(parser: argparse.ArgumentParser, model: str = "the base") -> None:
     """Add ``--model``, ``--dtype``, ``--mesh``, ``--out`` and ``--dry-run``."""
-    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help=f"{model} (default: %(default)s)")
-    parser.add_argument("--dtype", metavar="D", choices=DTYPES, help="the base's (default: by device)")
-    parser.add_argument("--mesh", metavar="AXES", type=parse_mesh, default="data=1", help="such as data=4")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="the run: begun, or gone on with")
-    parser.add_argument("--dry-run", action="store_true", help="print what a run takes, and do nothing")
+    parser.add_argument(
+        "--model", metavar="M", default=DEFAULT_MODEL, help=f"{model}: hub id, folder or file (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="D",
+        choices=DTYPES,
+        help="dtype of the base model (default: float32 on a CPU, else bfloat16)",
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXES",
+        type=parse_mesh,
+        default="data=1",
+        help="how to split the work over devices, such as data=4 (default: one device)",
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=Path, required=True, help="folder of the run; an interrupted run goes on"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print parameters, memory and operations, and train nothing"
+    )
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add ``--data`` and ``--held-out``; return their group, for more."""
     data = parser.add_argument_group("data")
-    data.add_argument("--data", metavar="FILE", type=existing_file, nargs="+", required=True, help="JSONL or text")
+    data.add_argument(
+        "--data",
+        metavar="FILE",
+        type=existing_file,
+        nargs="+",
+        required=True,
+        help="training texts, as JSONL or plain text",
+    )
     share = number(float, 0, 1)
-    data.add_argument("--held-out", metavar="P", type=share, default=0.05, help="share of the texts (%(default)s)")
+    data.add_argument(
+        "--held-out",
+        metavar="P",
+        type=share,
+        default=0.05,
+        help="share of the texts to evaluate on (default: %(default)s)",
+    )
     return data
 
 
@@ -42,10 +72,18 @@ def add_answer_arguments(parser: argparse.ArgumentParser, max_new_tokens: int, b
     """Add what a model that writes needs: ``--max-new-tokens``, ``--batch-size`` and ``--dtype``."""
     whole = number(int, 1)
     parser.add_argument(
-        "--max-new-tokens", metavar="N", type=whole, default=max_new_tokens, help="default: %(default)s"
+        "--max-new-tokens",
+        metavar="N",
+        type=whole,
+        default=max_new_tokens,
+        help="for each prompt (default: %(default)s)",
     )
-    parser.add_argument("--batch-size", metavar="N", type=whole, default=batch_size, help="default: %(default)s")
-    parser.add_argument("--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: by device)")
+    parser.add_argument(
+        "--batch-size", metavar="N", type=whole, default=batch_size, help="prompts at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", metavar="D", help="float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16)"
+    )
 
 
 def add_step_arguments(
@@ -60,22 +98,66 @@ def add_step_arguments(
     whole, share = number(int, 1), number(float, 0, 1)
     rate = number(float, 1e-9)
     steps = parser.add_argument_group("steps")
-    steps.add_argument("--epochs", metavar="N", type=number(float, 0.001), default=epochs, help="default: %(default)s")
     steps.add_argument(
-        "--batch-size", metavar="N", type=whole, default=batch_size, help=f"{items} a step (%(default)s)"
+        "--epochs",
+        metavar="N",
+        type=number(float, 0.001),
+        default=epochs,
+        help="passes over the texts (default: %(default)s)",
     )
-    steps.add_argument("--microbatches", metavar="N", type=whole, default=1, help="a step's parts (%(default)s)")
-    steps.add_argument("--learning-rate", metavar="X", type=rate, default=learning_rate, help="%(default)s")
-    steps.add_argument("--schedule", choices=("cosine", "linear", "constant"), default="cosine")
-    steps.add_argument("--warmup", metavar="P", type=share, default=0.1, help="share of the steps (%(default)s)")
-    steps.add_argument("--weight-decay", metavar="X", type=number(float, 0), default=0.0, help="%(default)s")
-    steps.add_argument("--clip", metavar="X", type=rate, default=1.0, help="gradient norm (%(default)s)")
-    steps.add_argument("--compute-dtype", metavar="D", choices=("bfloat16", "float32"), help="of what is trained")
-    steps.add_argument("--eval-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
-    steps.add_argument("--patience", metavar="N", type=number(int, 0), default=0, help="evaluations without a gain (0)")
-    steps.add_argument("--save-every", metavar="N", type=whole, default=200, help="steps (%(default)s)")
-    steps.add_argument("--keep", metavar="N", type=whole, default=2, help="checkpoints (%(default)s)")
-    steps.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0)
+    steps.add_argument(
+        "--batch-size", metavar="N", type=whole, default=batch_size, help=f"{items} in each step (default: %(default)s)"
+    )
+    steps.add_argument(
+        "--microbatches",
+        metavar="N",
+        type=whole,
+        default=1,
+        help="split each step into N parts, to save memory (default: %(default)s)",
+    )
+    steps.add_argument(
+        "--learning-rate",
+        metavar="X",
+        type=rate,
+        default=learning_rate,
+        help="peak learning rate (default: %(default)s)",
+    )
+    steps.add_argument(
+        "--schedule",
+        choices=("cosine", "linear", "constant"),
+        default="cosine",
+        help="of the learning rate (default: %(default)s)",
+    )
+    steps.add_argument(
+        "--warmup", metavar="P", type=share, default=0.1, help="share of the steps that warm up (default: %(default)s)"
+    )
+    steps.add_argument(
+        "--weight-decay", metavar="X", type=number(float, 0), default=0.0, help="of AdamW (default: %(default)s)"
+    )
+    steps.add_argument(
+        "--clip", metavar="X", type=rate, default=1.0, help="clip gradients to this norm (default: %(default)s)"
+    )
+    steps.add_argument(
+        "--compute-dtype",
+        metavar="D",
+        choices=("bfloat16", "float32"),
+        help="dtype to compute the trained part in (default: float32)",
+    )
+    steps.add_argument(
+        "--eval-every", metavar="N", type=whole, default=200, help="steps between evaluations (default: %(default)s)"
+    )
+    steps.add_argument(
+        "--patience",
+        metavar="N",
+        type=number(int, 0),
+        default=0,
+        help="stop after N evaluations without a gain (default: 0, never)",
+    )
+    steps.add_argument(
+        "--save-every", metavar="N", type=whole, default=200, help="steps between checkpoints (default: %(default)s)"
+    )
+    steps.add_argument("--keep", metavar="N", type=whole, default=2, help="checkpoints to keep (default: %(default)s)")
+    steps.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="default: %(default)s")
     return steps
 
 

@@ -51,22 +51,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole, share = number(int, 1), number(float, 0, 1)
     add_run_arguments(parser)
     data = add_data_arguments(parser)
-    data.add_argument("--cache", metavar="FOLDER", type=Path, help="hidden states (default: OUT/hidden_states)")
+    data.add_argument(
+        "--cache",
+        metavar="FOLDER",
+        type=Path,
+        help="folder of the base model's hidden states (default: OUT/hidden_states)",
+    )
     heads = parser.add_argument_group("heads")
-    heads.add_argument("--heads", metavar="K", type=whole, default=4, help="default: %(default)s")
-    heads.add_argument("--blocks", metavar="N", type=whole, default=1, help="in each head (%(default)s)")
-    heads.add_argument("--hydra", action="store_true", help="heads that read the drafted tokens before theirs")
-    heads.add_argument("--inner", metavar="N", type=number(int, 0), default=0, help="blocks are MLPs of this width")
-    heads.add_argument("--share-lm-head", action="store_true", help="heads read the base's output matrix")
-    heads.add_argument("--draft-vocab", metavar="N", type=whole, help="the N most frequent tokens only")
-    heads.add_argument("--int8", action="store_true", help="write their matrices in eight bits")
+    heads.add_argument("--heads", metavar="K", type=whole, default=4, help="number of heads (default: %(default)s)")
+    heads.add_argument(
+        "--blocks", metavar="N", type=whole, default=1, help="residual blocks of each head (default: %(default)s)"
+    )
+    heads.add_argument("--hydra", action="store_true", help="heads also read the tokens drafted before theirs (Hydra)")
+    heads.add_argument(
+        "--inner",
+        metavar="N",
+        type=number(int, 0),
+        default=0,
+        help="make each block an MLP of this width (default: 0, one matrix)",
+    )
+    heads.add_argument("--share-lm-head", action="store_true", help="use the base model's output matrix for all heads")
+    heads.add_argument(
+        "--draft-vocab", metavar="N", type=whole, help="draft only the N most frequent tokens (default: all)"
+    )
+    heads.add_argument("--int8", action="store_true", help="write the heads' matrices in eight bits")
     loss = parser.add_argument_group("loss")
-    loss.add_argument("--decay", metavar="X", type=share, default=0.8, help="head k weighs X^k (%(default)s)")
-    loss.add_argument("--soft-targets", metavar="S", type=share, default=0.0, help="the teacher's share (0)")
-    loss.add_argument("--dropout", metavar="P", type=number(float, 0, 0.9), default=0.0, help="of inputs (0)")
+    loss.add_argument(
+        "--decay", metavar="X", type=share, default=0.8, help="weight of head k in the loss: X^k (default: %(default)s)"
+    )
+    loss.add_argument(
+        "--soft-targets",
+        metavar="S",
+        type=share,
+        default=0.0,
+        help="share of the base model's distribution in the targets (default: 0)",
+    )
+    loss.add_argument(
+        "--dropout",
+        metavar="P",
+        type=number(float, 0, 0.9),
+        default=0.0,
+        help="dropout of the heads' inputs (default: 0)",
+    )
     add_joint_arguments(parser)
     steps = add_step_arguments(parser, items="windows or rows")
-    steps.add_argument("--window", metavar="T", type=whole, default=32, help="tokens of a window (%(default)s)")
+    steps.add_argument(
+        "--window", metavar="T", type=whole, default=32, help="tokens of each window (default: %(default)s)"
+    )
 
 
 class Task(NamedTuple):
@@ -162,4 +193,4 @@ def sample_states(lm: LanguageModel, examples: list[Example]) -> HiddenStates:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("medusa", "Train heads on a frozen model that draft for it.", add_arguments, run))
+    sys.exit(run_command("medusa", "Train Medusa or Hydra heads that draft for a model.", add_arguments, run))

@@ -27,9 +27,13 @@ _WORDS_OF_PASSAGE = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.prompts``."""
-    parser.add_argument("--data", metavar="FOLDER", type=Path, required=True, help="where the data sets are")
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL with 'prompt' and 'category'")
-    parser.add_argument("--count", metavar="N", type=number(int, 1), default=2000, help="default: %(default)s")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, required=True, help="folder with the public data sets")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, required=True, help="JSONL file to write, with 'prompt' and 'category'"
+    )
+    parser.add_argument(
+        "--count", metavar="N", type=number(int, 1), default=2000, help="number of prompts (default: %(default)s)"
+    )
     parser.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="default: %(default)s")
 
 

@@ -42,16 +42,18 @@ class Judged:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.quality``."""
-    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="what answers (default: %(default)s)")
+    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="model that answers (default: %(default)s)")
     parser.add_argument(
         "--data",
         metavar="FILE",
         type=existing_file,
         required=True,
-        help="a JSON object a line with 'prompt', 'references' (or one, 'response'), and 'category' if it has one",
+        help="JSONL file; each line has 'prompt' and 'references' (or one 'response'), and may have 'category'",
     )
-    parser.add_argument("--strategy", metavar="S", default="autoregressive", help="default: %(default)s")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write each answer and its marks here, as JSONL")
+    parser.add_argument(
+        "--strategy", metavar="S", default="autoregressive", help="how to decode (default: %(default)s)"
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help="JSONL file to write: each answer and its scores")
     parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
     add_answer_arguments(parser, max_new_tokens=128, batch_size=16)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -159,4 +161,4 @@ def describe(figures: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("quality", "Judge a model's answers to tasks with known ones.", add_arguments, run))
+    sys.exit(run_command("quality", "Measure a model's answers to tasks with known answers.", add_arguments, run))

@@ -55,9 +55,15 @@ class StepFailed(JaxinferError, RuntimeError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.ship``."""
-    parser.add_argument("--data", metavar="FOLDER", type=Path, required=True, help="the data sets of train.prompts")
-    parser.add_argument("--work", metavar="FOLDER", type=Path, required=True, help="for everything on the way")
-    parser.add_argument("--to", metavar="FOLDER", type=Path, default=DRAFTERS, help="default: %(default)s")
+    parser.add_argument(
+        "--data", metavar="FOLDER", type=Path, required=True, help="folder with the data sets of train.prompts"
+    )
+    parser.add_argument(
+        "--work", metavar="FOLDER", type=Path, required=True, help="folder for prompts, answers and runs"
+    )
+    parser.add_argument(
+        "--to", metavar="FOLDER", type=Path, default=DRAFTERS, help="folder of the drafters (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -134,4 +140,4 @@ def ship(made: Path, place: Path, kind: str, answers: Sequence[Path]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("ship", "Make the package's drafters anew.", add_arguments, run))
+    sys.exit(run_command("ship", "Train the drafters that come with the package.", add_arguments, run))

@@ -1,21 +1,19 @@
-"""Draws a plan as a PNG file: the chip's roofline with the programs on it, and the memory of one device."""
+"""Draws a plan: the chip's roofline with the programs on it, and a device's memory."""
 
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.bench.acceptance.chart import check_chart
+from jaxinfer.bench.chart_file import save_chart
 from jaxinfer.planning.report import PlanReport
 from jaxinfer.planning.roofline import peak_flops
 from pallas_kernels.chips import Chip
-
-__all__ = ["check_chart", "draw_plan"]
 
 _GIB = 1 << 30
 
 
 def draw_plan(model: str, report: PlanReport, chip: Chip, path: Path) -> None:
-    """Draw the plan of one device. Call `check_chart` on the path first."""
-    # Imported here: matplotlib is optional. No pyplot: it keeps state and looks for a screen.
+    """Draw what one device does; `jaxinfer.bench.chart_file.check_chart` has approved of the path."""
+    # Imported here: it is optional, and nothing else needs it. No pyplot, which would keep state and look for a screen.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -23,7 +21,7 @@ def draw_plan(model: str, report: PlanReport, chip: Chip, path: Path) -> None:
     steps, memory = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_roofline(steps, report, chip)
     _draw_memory(memory, report)
-    figure.savefig(path, format="png", dpi=120)
+    save_chart(figure, path)
 
 
 def _draw_roofline(axes: Any, report: PlanReport, chip: Chip) -> None:

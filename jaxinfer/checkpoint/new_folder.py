@@ -31,7 +31,9 @@ def check_target(target: Path, overwrite_if: str | None = None) -> None:
     if overwrite_if is None:
         raise InvalidOption(f"{target}: exists and is not empty; give another destination or --overwrite")
     if not (target / overwrite_if).is_file():
-        raise InvalidOption(f"{target}: has no {overwrite_if}, so it is not overwritten; remove it or give another")
+        raise InvalidOption(
+            f"{target}: has no {overwrite_if}, so it is not overwritten; remove it or give another destination"
+        )
 
 
 def staging_of(target: Path) -> Path:

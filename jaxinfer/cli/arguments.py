@@ -60,16 +60,23 @@ def logit_bias(text: str) -> tuple[int, float]:
 def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = None) -> None:
     """Add what `jaxinfer.cli.loading.load_model` reads; ``dtype`` is the default, None for the device's own."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="M", help="hub id, folder, .gguf or .bin (default: smollm2-135m-instruct)")
+    group.add_argument(
+        "--model", metavar="M", help="hub id, folder, .gguf file or .bin file (default: smollm2-135m-instruct)"
+    )
     group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
-    shown = f"float32, bfloat16, float16 or float64 (default: {dtype or 'by device'})"
+    shown = f"float32, bfloat16, float16 or float64 (default: {dtype or 'float32 on a CPU, else bfloat16'})"
     group.add_argument("--dtype", metavar="D", default=dtype, help=shown)
-    group.add_argument("--max-len", metavar="N", type=whole_number(2), help="tokens of prompt and output together")
+    group.add_argument(
+        "--max-len",
+        metavar="N",
+        type=whole_number(2),
+        help="most tokens of prompt and output together (default: the model's context)",
+    )
     group.add_argument(
         "--cache",
         metavar="C",
         default="dense",
-        help="dense (default), or streaming:sinks=4,window=W, the first and the last W tokens of a text without end",
+        help="KV cache: dense (default), or streaming:sinks=4,window=W, which keeps the first 4 and the last W tokens",
     )
     add_mesh_argument(group)
 
@@ -79,7 +86,7 @@ def add_mesh_argument(parser: Any) -> None:
     parser.add_argument(
         "--mesh",
         metavar="M",
-        help="split the model over all devices: tensor=4, or tensor=4,data=2 (default: one device)",
+        help="split the model over all devices, such as tensor=4 or tensor=4,data=2 (default: one device)",
     )
 
 
@@ -88,27 +95,55 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_new_tokens: in
     group = parser.add_argument_group("generation")
     number = whole_number(1)
     group.add_argument(
-        "--max-new-tokens", metavar="N", type=number, default=max_new_tokens, help="default: %(default)s"
+        "--max-new-tokens",
+        metavar="N",
+        type=number,
+        default=max_new_tokens,
+        help="for each prompt (default: %(default)s)",
     )
-    group.add_argument("--strategy", metavar="S", default="autoregressive", help="NAME or NAME:key=value,...")
-    group.add_argument("--stats", action="store_true", help="print counts and times to standard error")
+    group.add_argument(
+        "--strategy",
+        metavar="S",
+        default="autoregressive",
+        help="how to decode: NAME or NAME:key=value,... (default: %(default)s)",
+    )
+    group.add_argument("--stats", action="store_true", help="print counts, times and the speed-up to standard error")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `sampling_options` reads; an option that is not given keeps the default of SamplingParams."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", metavar="T", type=float, help="0 takes the best token (default)")
+    group.add_argument("--temperature", metavar="T", type=float, help="0 always takes the best token (default: 0)")
     group.add_argument("--top-k", metavar="K", type=int, help="draw from the K best tokens")
-    group.add_argument("--top-p", metavar="P", type=float, help="draw from the best tokens that hold the probability P")
-    group.add_argument("--min-p", metavar="P", type=float, help="draw from tokens of at least P times the best's share")
+    group.add_argument(
+        "--top-p", metavar="P", type=float, help="draw from the best tokens that together have probability P"
+    )
+    group.add_argument(
+        "--min-p", metavar="P", type=float, help="draw from tokens at least P times as probable as the best"
+    )
     group.add_argument("--seed", metavar="N", type=int, help="the seed decides the text (default: 0)")
-    group.add_argument("--stop", metavar="S", action="append", help="end before this text; may be repeated")
-    group.add_argument("--repetition-penalty", metavar="X", type=float, help="above 1: fewer tokens of the whole text")
-    group.add_argument("--presence-penalty", metavar="X", type=float, help="above 0: fewer tokens of the output")
-    group.add_argument("--frequency-penalty", metavar="X", type=float, help="above 0: the more often, the fewer")
-    group.add_argument("--logit-bias", metavar="ID=X", type=logit_bias, action="append", help="may be repeated")
-    group.add_argument("--min-new-tokens", metavar="N", type=int, help="hold back the end of the text until then")
-    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the end of the text")
+    group.add_argument("--stop", metavar="S", action="append", help="stop before this text; may be repeated")
+    group.add_argument(
+        "--repetition-penalty", metavar="X", type=float, help="above 1: avoid tokens of the prompt and the output"
+    )
+    group.add_argument("--presence-penalty", metavar="X", type=float, help="above 0: avoid tokens of the output")
+    group.add_argument(
+        "--frequency-penalty",
+        metavar="X",
+        type=float,
+        help="above 0: avoid tokens of the output, the more the oftener they occur",
+    )
+    group.add_argument(
+        "--logit-bias",
+        metavar="ID=X",
+        type=logit_bias,
+        action="append",
+        help="add X to the logit of token ID; may be repeated",
+    )
+    group.add_argument("--min-new-tokens", metavar="N", type=int, help="draw no stop token before N new tokens")
+    group.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="ignore stop tokens, and go on to --max-new-tokens"
+    )
 
 
 _SAMPLING = (

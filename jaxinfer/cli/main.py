@@ -17,13 +17,16 @@ from jaxinfer.errors import JaxinferError
 # Where each subcommand's ``add_arguments`` and ``run`` stand; only the one that is asked for is imported.
 COMMANDS = MappingProxyType(
     {
-        "generate": ("jaxinfer.cli.commands.generate", "continue a prompt, or answer it with --chat"),
+        "generate": ("jaxinfer.cli.commands.generate", "continue prompts, or answer them with --chat"),
         "chat": ("jaxinfer.cli.commands.chat", "hold a conversation in the terminal"),
-        "verify": ("jaxinfer.cli.commands.verify", "audit that a strategy changes no token of plain decoding"),
-        "fetch": ("jaxinfer.cli.commands.fetch", "bring a known model to the local cache"),
-        "convert": ("jaxinfer.cli.commands.convert", "write a model as a folder that loads fast, in Orbax's format"),
-        "plan": ("jaxinfer.cli.commands.plan", "say what fits on TPUs that are not here, and how fast it can be"),
-        "bench": ("jaxinfer.cli.commands.bench", "measure speed beside the machine's roofline"),
+        "verify": ("jaxinfer.cli.commands.verify", "compare the output of a strategy with plain decoding"),
+        "fetch": ("jaxinfer.cli.commands.fetch", "download a known model to the local cache"),
+        "convert": ("jaxinfer.cli.commands.convert", "write any supported model as one folder, in Orbax's format"),
+        "plan": (
+            "jaxinfer.cli.commands.plan",
+            "say whether a model fits on TPUs that are not here, and how fast it can be",
+        ),
+        "bench": ("jaxinfer.cli.commands.bench", "measure throughput, acceptance rates and speed-ups"),
     }
 )
 

@@ -13,15 +13,29 @@ _errors: Any = None
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how a process finds the others of its run."""
-    group = parser.add_argument_group("several processes, each started with the same command and inputs")
-    group.add_argument("--distributed", action="store_true", help="run as one of them; --mesh is over all devices")
-    found = "(default: as the environment says, on TPUs, GKE and Slurm)"
-    group.add_argument("--coordinator", metavar="HOST:PORT", help=f"address of process 0 {found}")
-    group.add_argument("--num-processes", metavar="N", type=whole_number(1), help=f"how many there are {found}")
-    group.add_argument("--process-id", metavar="I", type=whole_number(0), help=f"which of them this is, from 0 {found}")
-    group.add_argument("--join-timeout", metavar="S", type=whole_number(2), default=60, help="seconds (%(default)s)")
+    group = parser.add_argument_group("several processes (start each with the same command and inputs)")
     group.add_argument(
-        "--heartbeat", metavar="S", type=whole_number(1), default=20, help="seconds until a silent one is lost (20)"
+        "--distributed", action="store_true", help="run as one of several processes; --mesh covers the devices of all"
+    )
+    found = "(default: from the environment, on Cloud TPU, GKE and Slurm)"
+    group.add_argument("--coordinator", metavar="HOST:PORT", help=f"address of process 0 {found}")
+    group.add_argument("--num-processes", metavar="N", type=whole_number(1), help=f"number of processes {found}")
+    group.add_argument(
+        "--process-id", metavar="I", type=whole_number(0), help=f"number of this process, from 0 {found}"
+    )
+    group.add_argument(
+        "--join-timeout",
+        metavar="S",
+        type=whole_number(2),
+        default=60,
+        help="seconds to wait for the others (default: 60)",
+    )
+    group.add_argument(
+        "--heartbeat",
+        metavar="S",
+        type=whole_number(1),
+        default=20,
+        help="seconds of silence after which a process counts as lost (default: 20)",
     )
 
 
@@ -30,7 +44,7 @@ def check_processes(options: argparse.Namespace, *inputs: str | None) -> None:
     named = (options.coordinator, options.num_processes, options.process_id)
     if not options.distributed:
         if any(value is not None for value in named):
-            raise InvalidOption("--coordinator, --num-processes and --process-id are of --distributed: add it")
+            raise InvalidOption("--coordinator, --num-processes and --process-id need --distributed: add it")
         return
     if options.mesh is None:
         raise InvalidOption("--distributed needs to know how the model is split: add --mesh, such as --mesh tensor=8")

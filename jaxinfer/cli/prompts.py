@@ -20,12 +20,12 @@ class PromptEntry(NamedTuple):
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `read_prompts` reads."""
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue; - reads standard input")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="text to continue; - reads standard input")
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="a JSON object a line with a 'prompt' or 'turns' (the first counts) field; "
-        "- reads standard input, where plain lines are prompts too",
+        help="JSONL file; each line has 'prompt', or 'turns', of which the first is taken; "
+        "- reads standard input, where a plain line is a prompt too",
     )
 
 

@@ -57,7 +57,7 @@ class Deployment:
         if self.prompt_tokens > PREFILL_CHUNK and self.prompt_tokens & (self.prompt_tokens - 1):
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
         if self.nodes and self.strategy_spec != Autoregressive.name:
-            raise InvalidOption("strategy and nodes are two ways to say what is verified: give one of them")
+            raise InvalidOption("strategy and nodes both say what to verify: give one of them")
         choose_backend(self.dtype, platform="tpu")
         self.strategy.check_slots(self.num_slots)
 

@@ -143,6 +143,7 @@ def test_steps_and_drafters_are_measured_on_this_device(model: LanguageModel) ->
             ["lookahead:window=5,ngram=3", "jacobi", "autoregressive"],
         ),
         (["medusa:heads=x,tree=chain:4,jacobi"], ["medusa:heads=x,tree=chain:4", "jacobi"]),
+        (["jacobi,medusa+prompt_lookup+nodes=8"], ["jacobi", "medusa+prompt_lookup+nodes=8"]),
         (["jacobi", "medusa:heads=x", "jacobi,"], ["jacobi", "medusa:heads=x"]),
     ],
 )

@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, module, summary in (
-        ("prompts", self_prompts, "have a chat model write prompts; goes on where it was interrupted"),
-        ("distill", target_texts, "have a model answer prompts, as targets; goes on where it was interrupted"),
-        ("task", task_data, "write tasks with a right answer, of public data sets"),
+        ("prompts", self_prompts, "let a chat model write prompts; an interrupted run goes on"),
+        ("distill", target_texts, "let a model answer prompts, as training targets; an interrupted run goes on"),
+        ("task", task_data, "write tasks with known answers, from public data sets"),
     ):
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         module.add_arguments(command)
@@ -26,4 +26,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     from train.command import run_command
 
-    sys.exit(run_command("data", "Make data for training.", add_arguments, lambda options: options.run(options)))
+    sys.exit(run_command("data", "Make training data.", add_arguments, lambda options: options.run(options)))

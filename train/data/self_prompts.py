@@ -31,14 +31,16 @@ _PROBES = ("Apple zest", "Which bike")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.data prompts``."""
-    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="a chat model (default: %(default)s)")
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL to append to")
-    parser.add_argument("--count", metavar="N", type=number(int, 1), default=1000, help="default: %(default)s")
+    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="chat model (default: %(default)s)")
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL file to append to")
+    parser.add_argument(
+        "--count", metavar="N", type=number(int, 1), default=1000, help="number of prompts (default: %(default)s)"
+    )
     add_answer_arguments(parser, max_new_tokens=96, batch_size=64)
     parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=1.0, help="default: %(default)s")
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=0.95, help="default: %(default)s")
     parser.add_argument(
-        "--seed", metavar="N", type=number(int, 0, 2**30), default=0, help="draw N is made with seed + N"
+        "--seed", metavar="N", type=number(int, 0, 2**30), default=0, help="draw N uses seed + N (default: 0)"
     )
 
 
@@ -81,7 +83,7 @@ def around_user_text(lm: LanguageModel) -> tuple[str, str]:
     texts = [template.render([{"role": "user", "content": probe}]) for probe in _PROBES]
     before = _common_start(texts)
     if not before or not all(probe in text for text, probe in zip(texts, _PROBES)):
-        raise InvalidOption("the chat template has nothing before a user's text: give prompts of another origin")
+        raise InvalidOption("the chat template has nothing before a user's text: get prompts from elsewhere")
     after = _common_start([text.partition(probe)[2] for text, probe in zip(texts, _PROBES)])
     first_line = after.strip().partition("\n")[0]
     first_ids = lm.tokenizer.encode(first_line, add_special_tokens=False)

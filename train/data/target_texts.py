@@ -40,21 +40,23 @@ class Prompt(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.data distill``."""
-    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="what answers (default: %(default)s)")
+    parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="model that answers (default: %(default)s)")
     parser.add_argument(
         "--prompts",
         metavar="FILE",
         type=existing_file,
         required=True,
-        help="a JSON object a line with 'prompt', 'turns' or 'messages', and 'category' if it has one",
+        help="JSONL file; each line has 'prompt', 'turns' or 'messages', and may have 'category'",
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL to append to")
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL file to append to")
     parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
     add_answer_arguments(parser, max_new_tokens=256, batch_size=32)
-    parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=0.0, help="0 (default): greedy")
+    parser.add_argument(
+        "--temperature", metavar="T", type=number(float, 0), default=0.0, help="0 is greedy (default: 0)"
+    )
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=1.0, help="default: %(default)s")
     parser.add_argument(
-        "--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="prompt N draws with seed + N"
+        "--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="prompt N uses seed + N (default: 0)"
     )
 
 

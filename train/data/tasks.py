@@ -32,13 +32,18 @@ class Task(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.data task``."""
-    parser.add_argument("--kind", choices=tuple(_READERS), required=True, help="questions to SQL, or facts to text")
     parser.add_argument(
-        "--data", metavar="FOLDER", type=Path, required=True, help="has tasks/wikisql, tasks/e2e_dev.csv"
+        "--kind",
+        choices=tuple(_READERS),
+        required=True,
+        help="sql: questions to SQL (WikiSQL); table: facts to text (E2E)",
     )
-    parser.add_argument("--split", choices=SPLITS, required=True, help="to train on, or to be judged by")
-    parser.add_argument("--count", metavar="N", type=number(int, 1), help="the first N (default: all)")
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL")
+    parser.add_argument(
+        "--data", metavar="FOLDER", type=Path, required=True, help="folder with tasks/wikisql and tasks/e2e_dev.csv"
+    )
+    parser.add_argument("--split", choices=SPLITS, required=True, help="the part to train on, or the part to test on")
+    parser.add_argument("--count", metavar="N", type=number(int, 1), help="write the first N tasks (default: all)")
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL file to write")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,7 +82,7 @@ def read_table(data: Path, split: str) -> Iterator[Task]:
             for row in csv.DictReader(file):
                 by_facts.setdefault(row["mr"], []).append(row["ref"])
     except (KeyError, UnicodeDecodeError, csv.Error):
-        raise InvalidOption(f"{path}: is no CSV in UTF-8 with columns 'mr' and 'ref'") from None
+        raise InvalidOption(f"{path}: is not a CSV file in UTF-8 with columns 'mr' and 'ref'") from None
     if not by_facts:
         raise InvalidOption(f"{path}: has no rows")
     first_kept = len(by_facts) - max(1, len(by_facts) // _KEPT_OF)

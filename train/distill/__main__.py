@@ -54,28 +54,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole, share = number(int, 1), number(float, 0, 1)
     add_run_arguments(parser, "the teacher")
     student = parser.add_mutually_exclusive_group(required=True)
-    student.add_argument("--student", metavar="S", help="a model to train on, or a config.json to draw a new one of")
+    student.add_argument("--student", metavar="S", help="start from this model, or from a config.json with new weights")
     student.add_argument(
-        "--student-layers", metavar="N|I,J,...", help="begin with so many of the teacher's layers, or with these"
+        "--student-layers", metavar="N|I,J,...", help="start from N of the teacher's layers, or from layers I,J,..."
     )
     data = add_data_arguments(parser)
-    data.add_argument("--length", metavar="T", type=whole, help="tokens of a row (default: 512, or the context)")
+    data.add_argument(
+        "--length", metavar="T", type=whole, help="tokens of each packed row (default: 512, or the context)"
+    )
     loss = parser.add_argument_group("loss")
-    loss.add_argument("--divergence", choices=tuple(DIVERGENCES), default="forward_kl", help="default: %(default)s")
-    loss.add_argument("--beta", metavar="B", type=share, default=0.5, help="of jensen_shannon (%(default)s)")
     loss.add_argument(
-        "--temperature", metavar="T", type=number(float, 1e-3), default=1.0, help="of both models (%(default)s)"
+        "--divergence", choices=tuple(DIVERGENCES), default="forward_kl", help="what to minimise (default: %(default)s)"
     )
     loss.add_argument(
-        "--hard-targets", metavar="W", type=number(float, 0), default=0.0, help="weight of the texts' own tokens (0)"
+        "--beta", metavar="B", type=share, default=0.5, help="beta of jensen_shannon (default: %(default)s)"
+    )
+    loss.add_argument(
+        "--temperature",
+        metavar="T",
+        type=number(float, 1e-3),
+        default=1.0,
+        help="temperature of both models (default: %(default)s)",
+    )
+    loss.add_argument(
+        "--hard-targets",
+        metavar="W",
+        type=number(float, 0),
+        default=0.0,
+        help="weight of the texts' own tokens in the loss (default: 0)",
     )
     policy = parser.add_argument_group("on-policy data")
-    policy.add_argument("--on-policy", metavar="P", type=share, default=0.0, help="share that the student writes (0)")
-    policy.add_argument("--resample-every", metavar="N", type=whole, default=50, help="steps (%(default)s)")
-    policy.add_argument("--samples", metavar="N", type=whole, default=128, help="texts each time (%(default)s)")
-    policy.add_argument("--max-new-tokens", metavar="N", type=whole, default=128, help="of a sample (%(default)s)")
+    policy.add_argument(
+        "--on-policy",
+        metavar="P",
+        type=share,
+        default=0.0,
+        help="share of rows that the student writes itself (default: 0)",
+    )
+    policy.add_argument(
+        "--resample-every", metavar="N", type=whole, default=50, help="steps between new samples (default: %(default)s)"
+    )
+    policy.add_argument(
+        "--samples", metavar="N", type=whole, default=128, help="samples each time (default: %(default)s)"
+    )
+    policy.add_argument(
+        "--max-new-tokens", metavar="N", type=whole, default=128, help="of each sample (default: %(default)s)"
+    )
     steps = add_step_arguments(parser, items="rows", learning_rate=3e-4)
-    steps.add_argument("--remat", action="store_true", help="compute blocks anew in the backward pass")
+    steps.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -217,4 +243,4 @@ def export(
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("distill", "Train a small model that drafts for a large one.", add_arguments, run))
+    sys.exit(run_command("distill", "Train a draft model by distillation.", add_arguments, run))

@@ -70,9 +70,7 @@ def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
     if len(numbers) == 1:
         (count,) = numbers
         if not 1 <= count <= num_layers:
-            raise InvalidOption(
-                f"--student-layers {count}: the teacher has {num_layers} layers, from which to take some"
-            )
+            raise InvalidOption(f"--student-layers {count}: give a number from 1 to {num_layers}")
         return tuple(int(layer) for layer in np.round(np.linspace(0, num_layers - 1, count)))
     if list(numbers) != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < num_layers:
         raise InvalidOption(f"--student-layers {text}: give rising indices from 0 to {num_layers - 1}")

@@ -52,26 +52,50 @@ def add_joint_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of joint training."""
     joint = parser.add_argument_group("joint training (Medusa-2)")
     positive = number(float, 1e-9)
-    joint.add_argument("--joint", choices=("two-stage", "self-distillation"), help="train the model too")
-    joint.add_argument("--heads-from", metavar="FOLDER", help="heads to go on with, by an earlier run")
-    joint.add_argument("--lora-rank", metavar="R", type=number(int, 0), default=32, help="0: all weights (%(default)s)")
-    joint.add_argument("--lora-alpha", metavar="X", type=positive, default=16.0, help="default: %(default)s")
-    joint.add_argument("--quantize", choices=BITS, help="the frozen base under the adapters (QLoRA)")
-    help_weight = "the heads' coefficient (two-stage 0.2, self-distillation 0.01)"
+    joint.add_argument(
+        "--joint", choices=("two-stage", "self-distillation"), help="train the model together with its heads"
+    )
+    joint.add_argument("--heads-from", metavar="FOLDER", help="start from the heads of an earlier run")
+    joint.add_argument(
+        "--lora-rank",
+        metavar="R",
+        type=number(int, 0),
+        default=32,
+        help="rank of the adapters; 0 trains all weights (default: %(default)s)",
+    )
+    joint.add_argument(
+        "--lora-alpha", metavar="X", type=positive, default=16.0, help="scale of the adapters (default: %(default)s)"
+    )
+    joint.add_argument("--quantize", choices=BITS, help="keep the frozen base model in few bits (QLoRA)")
+    help_weight = "weight of the heads in the loss (default: two-stage 0.2, self-distillation 0.01)"
     joint.add_argument("--heads-weight", metavar="C", type=positive, help=help_weight)
-    joint.add_argument("--ramp", choices=("constant", "linear", "sine"), help="of it (constant, sine)")
-    joint.add_argument("--heads-rate", metavar="X", type=positive, default=4.0, help="times the rate (%(default)s)")
-    joint.add_argument("--row-length", metavar="T", type=number(int, 8), default=512, help="packed (%(default)s)")
-    joint.add_argument("--remat", action="store_true", help="compute each block anew on the way back")
+    joint.add_argument(
+        "--ramp",
+        choices=("constant", "linear", "sine"),
+        help="how that weight grows (default: two-stage constant, self-distillation sine)",
+    )
+    joint.add_argument(
+        "--heads-rate",
+        metavar="X",
+        type=positive,
+        default=4.0,
+        help="learning rate of the heads, times --learning-rate (default: %(default)s)",
+    )
+    joint.add_argument(
+        "--row-length",
+        metavar="T",
+        type=number(int, 8),
+        default=512,
+        help="tokens of each packed row (default: %(default)s)",
+    )
+    joint.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
 
 
 def run_joint(options: argparse.Namespace) -> int:
     """Train, draw the curves, write the model and its heads."""
     rows = check_batch(options)
     if options.joint == "two-stage" and options.heads_from is None:
-        raise InvalidOption(
-            "--joint two-stage goes on with heads that are trained already: name them, --heads-from FOLDER"
-        )
+        raise InvalidOption("--joint two-stage needs trained heads: add --heads-from FOLDER")
     if options.quantize and not options.lora_rank:
         raise InvalidOption("--quantize freezes the base: give a --lora-rank of 1 or more")
     # Scanned: a step through unrolled layers and back takes minutes to compile.

@@ -70,7 +70,9 @@ def init_heads(shape: HeadShape, config: DecoderConfig, params: Params, key: jax
         head: dict[str, Any] = {"blocks": blocks}
         if not shape.shared:
             if config.head_bias:
-                raise InvalidOption("heads with output matrices of their own have no bias, as this model does: share")
+                raise InvalidOption(
+                    "heads with their own output matrices have no bias, but this model does: add --share-lm-head"
+                )
             head["output"] = {"kernel": _rows(shape, config, params)["kernel"].astype(jnp.float32)}
         heads.append(head)
     return {"heads": tuple(heads)}

@@ -65,21 +65,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--init",
         metavar="CONFIG",
         type=Path,
-        help="draw a new model of this config.json, beside which its tokenizer is",
+        help="train a new model from this config.json, with the tokenizer beside it",
     )
     data = add_data_arguments(parser)
-    data.add_argument("--length", metavar="T", type=whole, help="tokens of a row (default: 512, or the context)")
-    exits = parser.add_argument_group("exits")
-    exits.add_argument("--max-drop", metavar="P", type=share, default=0.1, help="of the last layer (%(default)s)")
-    exits.add_argument("--exit-scale", metavar="X", type=number(float, 0), default=0.2, help="e_scale (%(default)s)")
-    exits.add_argument("--curriculum", choices=CURRICULA, default="rotational", help="default: %(default)s")
-    exits.add_argument("--rotate", metavar="R", type=whole, help="each R-th exit a step (default: L/4)")
-    exits.add_argument(
-        "--lora-rank", metavar="N", type=number(int, 0), default=0, help="adapters only (0: all weights)"
+    data.add_argument(
+        "--length", metavar="T", type=whole, help="tokens of each packed row (default: 512, or the context)"
     )
-    exits.add_argument("--lora-alpha", metavar="X", type=number(float, 0), default=16.0, help="default: %(default)s")
+    exits = parser.add_argument_group("exits")
+    exits.add_argument(
+        "--max-drop", metavar="P", type=share, default=0.1, help="dropout rate of the last layer (default: %(default)s)"
+    )
+    exits.add_argument(
+        "--exit-scale",
+        metavar="X",
+        type=number(float, 0),
+        default=0.2,
+        help="weight of the early exits in the loss (default: %(default)s)",
+    )
+    exits.add_argument(
+        "--curriculum",
+        choices=CURRICULA,
+        default="rotational",
+        help="which exits each step trains (default: %(default)s)",
+    )
+    exits.add_argument(
+        "--rotate", metavar="R", type=whole, help="each step trains every R-th exit (default: a quarter of the layers)"
+    )
+    exits.add_argument(
+        "--lora-rank",
+        metavar="N",
+        type=number(int, 0),
+        default=0,
+        help="train adapters of this rank; 0 trains all weights (default: 0)",
+    )
+    exits.add_argument(
+        "--lora-alpha",
+        metavar="X",
+        type=number(float, 0),
+        default=16.0,
+        help="scale of the adapters (default: %(default)s)",
+    )
     steps = add_step_arguments(parser, items="rows", learning_rate=3e-4)
-    steps.add_argument("--remat", action="store_true", help="compute blocks anew in the backward pass")
+    steps.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,6 @@ def visit_layers(
 def check_layers(config: DecoderConfig, scan_layers: bool = True) -> None:
     """Refuse models whose layers are not one stack."""
     if config.num_layers == 1:
-        raise InvalidOption("a model of one layer has no exit before its end: take one of more layers")
+        raise InvalidOption("a model of one layer has no early exit: use a model with more layers")
     if len(config.layer_pattern) > 1 or not scan_layers:
         raise InvalidOption(f"layers of several kinds ({config.family}) cannot be trained with early exits")

@@ -22,7 +22,7 @@ def build_mesh(config: MeshConfig, decoder: DecoderConfig, rows: int) -> Mesh:
     if config.num_devices > len(devices):
         raise InvalidOption(f"mesh {config} is of {config.num_devices} devices, but there are {len(devices)}")
     if config.pipeline > 1 or config.sequence > 1:
-        raise InvalidOption(f"mesh {config}: training splits over data and tensor alone")
+        raise InvalidOption(f"mesh {config}: training supports only data and tensor")
     if rows % config.data:
         raise InvalidOption(f"a batch of {rows} rows does not split over data={config.data} devices")
     check_split(decoder, config.tensor)

@@ -57,27 +57,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole, share, positive = number(int, 1), number(float, 0, 1), number(float, 1e-9)
     add_run_arguments(parser)
     data = add_data_arguments(parser)
-    data.add_argument("--cache", metavar="FOLDER", type=Path, help="hidden states (default: OUT/hidden_states)")
+    data.add_argument(
+        "--cache",
+        metavar="FOLDER",
+        type=Path,
+        help="folder of the base model's hidden states (default: OUT/hidden_states)",
+    )
     streams = parser.add_argument_group("streams")
-    streams.add_argument("--streams", metavar="J", type=whole, default=3, help="of each token (%(default)s)")
-    streams.add_argument("--layers", metavar="N", type=whole, default=4, help="the last N have streams (%(default)s)")
-    streams.add_argument("--rank", metavar="R", type=whole, default=8, help="of how streams begin (%(default)s)")
-    streams.add_argument("--exit-rank", metavar="R", type=whole, default=8, help="of the early exit (%(default)s)")
-    help_rank = "of the adapters that act on streams; 0: none (%(default)s)"
+    streams.add_argument(
+        "--streams", metavar="J", type=whole, default=3, help="streams of each token (default: %(default)s)"
+    )
+    streams.add_argument(
+        "--layers", metavar="N", type=whole, default=4, help="the last N layers have streams (default: %(default)s)"
+    )
+    streams.add_argument(
+        "--rank", metavar="R", type=whole, default=8, help="rank of the streams' first states (default: %(default)s)"
+    )
+    streams.add_argument(
+        "--exit-rank", metavar="R", type=whole, default=8, help="rank of the early exit (default: %(default)s)"
+    )
+    help_rank = "rank of the adapters on streams; 0 has none (default: %(default)s)"
     streams.add_argument("--adapter-rank", metavar="R", type=number(int, 0), default=8, help=help_rank)
     loss = parser.add_argument_group("loss")
-    help_alpha = "weights of the streams, the last one of all that follow too (1, joint 0.1)"
+    help_alpha = "weight of each stream in the loss; the last one counts for all that follow (default: 1, joint 0.1)"
     loss.add_argument("--alpha", metavar="X", type=positive, nargs="+", help=help_alpha)
-    loss.add_argument("--soft-targets", metavar="S", type=share, default=0.0, help="the teacher's share (0)")
-    loss.add_argument("--loss-vocab", metavar="N", type=whole, help="over the N most frequent tokens only")
+    loss.add_argument(
+        "--soft-targets",
+        metavar="S",
+        type=share,
+        default=0.0,
+        help="share of the base model's distribution in the targets (default: 0)",
+    )
+    loss.add_argument(
+        "--loss-vocab", metavar="N", type=whole, help="compute the loss over the N most frequent tokens (default: all)"
+    )
     joint = parser.add_argument_group("joint training")
-    joint.add_argument("--joint", action="store_true", help="train the model too")
-    joint.add_argument("--lora-rank", metavar="R", type=whole, default=8, help="of its adapters (%(default)s)")
-    joint.add_argument("--lora-alpha", metavar="X", type=positive, default=16.0, help="default: %(default)s")
-    joint.add_argument("--remat", action="store_true", help="compute each block anew on the way back")
+    joint.add_argument("--joint", action="store_true", help="train the model together with its streams")
+    joint.add_argument(
+        "--lora-rank", metavar="R", type=whole, default=8, help="rank of the model's adapters (default: %(default)s)"
+    )
+    joint.add_argument(
+        "--lora-alpha", metavar="X", type=positive, default=16.0, help="scale of the adapters (default: %(default)s)"
+    )
+    joint.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
     steps = add_step_arguments(parser, items="rows", batch_size=8, learning_rate=2e-3)
-    steps.add_argument("--row-length", metavar="T", type=number(int, 8), default=512, help="packed (%(default)s)")
-    steps.add_argument("--positions", metavar="N", type=whole, default=128, help="of a row in a step (%(default)s)")
+    steps.add_argument(
+        "--row-length",
+        metavar="T",
+        type=number(int, 8),
+        default=512,
+        help="tokens of each packed row (default: %(default)s)",
+    )
+    steps.add_argument(
+        "--positions",
+        metavar="N",
+        type=whole,
+        default=128,
+        help="positions of each row that have streams in a step (default: %(default)s)",
+    )
 
 
 class Task(NamedTuple):
@@ -189,4 +226,6 @@ def start(options: argparse.Namespace, lm: LanguageModel, streams: StreamsConfig
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("streams", "Train streams that draft in a model's top layers.", add_arguments, run))
+    sys.exit(
+        run_command("streams", "Train speculative streams that draft in a model's top layers.", add_arguments, run)
+    )

@@ -1,43 +1,61 @@
-"""Draws an acceptance report as a PNG file. Needs matplotlib, which is optional."""
+"""Draws a measurement of acceptance; needs matplotlib, which is optional."""
 
-import importlib.util
-import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.bench.acceptance.measure import BASELINE, AcceptanceReport, BatchReport
-from jaxinfer.errors import InvalidOption
+from jaxinfer.bench.acceptance.measure import BASELINE, AcceptanceReport, BatchReport, StrategyReport
+from jaxinfer.bench.acceptance.tally import Tally
+from jaxinfer.bench.chart_file import save_chart
+
+# What a chart shows of each batch size, and how wide that is.
+PANELS: Mapping[str, int] = MappingProxyType({"tokens": 8, "speed": 6, "depth": 6})
 
 
-def check_chart(path: Path, option: str = "--chart") -> None:
-    """Raise InvalidOption if the chart cannot be written; ``option`` is the flag that asks for it."""
-    if path.suffix.lower() != ".png":
-        raise InvalidOption(f"{option} {path}: the chart is a PNG file; let its name end in .png")
-    if path.is_dir() or (path.parent.is_dir() and not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise InvalidOption(f"{option} {path}: cannot be written; name another file")
-    if not path.parent.is_dir():
-        raise InvalidOption(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidOption(f'{option} needs matplotlib: pip install "jaxinfer[bench]" or leave {option} out')
+def draw_chart(report: AcceptanceReport, path: Path, panels: Sequence[str] = tuple(PANELS)) -> None:
+    """Draw for each batch size tokens per step by category, net speed-up and acceptance by depth, or some of these.
 
-
-def draw_chart(report: AcceptanceReport, path: Path) -> None:
-    """Draw, for each batch size, the measured and predicted speed-ups and the acceptance rate by depth."""
-    # Imported here: matplotlib is optional. No pyplot: it keeps state and looks for a screen.
+    `jaxinfer.bench.chart_file.check_chart` has approved of the path.
+    """
+    # Imported here: it is optional, and nothing else needs it. No pyplot, which would keep state and look for a screen.
     from matplotlib.figure import Figure
 
     batches = [batch for batch in report.batches if batch.groups]
-    figure = Figure(figsize=(12, 1 + 4 * max(1, len(batches))), layout="constrained")
-    figure.suptitle(f"{report.model} ({report.dtype}) on {report.device}, temperature {report.temperature:g}")
-    axes = figure.subplots(max(1, len(batches)), 2, squeeze=False)
-    for (speed, depth), batch in zip(axes, batches):
-        _draw_speed(speed, batch)
-        _draw_depths(depth, batch)
-    figure.savefig(path, format="png", dpi=120)
+    widths = [PANELS[panel] for panel in panels]
+    figure = Figure(figsize=(max(10, sum(widths)), 1 + 4 * max(1, len(batches))), layout="constrained")
+    figure.suptitle(
+        f"{report.model} ({report.dtype}) on {report.device} ({report.cores} cores), "
+        f"{report.max_new_tokens} new tokens, temperature {report.temperature:g}"
+    )
+    axes = figure.subplots(max(1, len(batches)), len(panels), squeeze=False, width_ratios=widths)
+    for row, batch in zip(axes, batches):
+        for one, panel in zip(row, panels):
+            _DRAWERS[panel](one, batch)
+    save_chart(figure, path)
+
+
+def _draw_tokens(axes: Any, batch: BatchReport) -> None:
+    shown = _sped_up(batch)
+    categories = list(shown[0].categories) if shown else []
+
+    def tally(one: StrategyReport, place: int) -> Tally:
+        return one.categories[categories[place - 1]] if place else one.overall
+
+    width = 0.8 / max(1, len(shown))
+    for number, one in enumerate(shown):
+        places = [place + (number - (len(shown) - 1) / 2) * width for place in range(len(categories) + 1)]
+        heights = [tally(one, place).tokens_per_step for place in range(len(categories) + 1)]
+        axes.bar(places, heights, width, label=one.strategy)
+    axes.axhline(1.0, color="black", linewidth=1, label="plain decoding")
+    axes.set_xticks(range(len(categories) + 1), ["all", *categories], rotation=30, ha="right")
+    axes.set_ylabel("tokens per step")
+    axes.set_title(f"batch {batch.batch}: tokens per step")
+    axes.legend()
 
 
 def _draw_speed(axes: Any, batch: BatchReport) -> None:
-    shown = [one for one in batch.strategies if one.strategy != BASELINE]
+    shown = _sped_up(batch)
     places = range(len(shown))
     width = 0.4
     for offset, label, values in (
@@ -63,3 +81,10 @@ def _draw_depths(axes: Any, batch: BatchReport) -> None:
     axes.set_title(f"batch {batch.batch}: acceptance by depth")
     if axes.lines:
         axes.legend()
+
+
+def _sped_up(batch: BatchReport) -> list[StrategyReport]:
+    return [one for one in batch.strategies if one.strategy != BASELINE]
+
+
+_DRAWERS = MappingProxyType({"tokens": _draw_tokens, "speed": _draw_speed, "depth": _draw_depths})

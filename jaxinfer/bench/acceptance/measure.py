@@ -92,12 +92,12 @@ class AcceptanceRun:
         for name, strategy in self.strategies.items():
             if strategy.exactness == "beam":
                 raise InvalidOption(
-                    f"{name} searches for other texts; name strategies that decode the same ones faster"
+                    f"{name} is a search for other texts, so it has no speed-up over plain decoding: leave it out"
                 )
         longest = max(len(sample.tokens) for sample in samples)
         if longest + workload.max_new_tokens > model.max_len:
             raise InvalidOption(
-                f"the longest prompt has {longest} tokens, with {workload.max_new_tokens} new ones more than the "
+                f"the longest prompt has {longest} tokens; with {workload.max_new_tokens} new ones it exceeds the "
                 f"model's context of {model.max_len}: shorten it or lower --max-new-tokens"
             )
 

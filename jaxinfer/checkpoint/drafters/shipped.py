@@ -22,7 +22,7 @@ def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str)
             return description.parent
     raise InvalidOption(
         f"no {kind} come with the package for these weights ({fingerprint() or 'unknown'}): name a folder, "
-        f"heads=FOLDER, or make some with {train}"
+        f"heads=FOLDER, or train them with {train}"
     )
 
 

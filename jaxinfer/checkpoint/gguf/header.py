@@ -165,7 +165,7 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
         raise InvalidCheckpoint(f"{cursor.origin}: a big-endian GGUF file cannot be read; convert it to little-endian")
     if version not in _VERSIONS:
         raise InvalidCheckpoint(
-            f"{cursor.origin}: GGUF version {version} cannot be read; convert the model again (versions 2 and 3 can)"
+            f"{cursor.origin}: GGUF version {version} cannot be read; convert the model again (to version 2 or 3)"
         )
     num_tensors, num_pairs = cursor.scalar("Q", "the tensor count"), cursor.scalar("Q", "the metadata count")
     cursor.require(num_pairs * _MIN_PAIR_BYTES, f"{num_pairs} metadata pairs")

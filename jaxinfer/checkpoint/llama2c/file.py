@@ -83,7 +83,7 @@ class Llama2cTensors:
         if not (scales >= 0).all():
             # The first exporter of version 2 wrote all scales at the end of the file, whose length is the same.
             raise InvalidCheckpoint(
-                f"{self._origin}: tensor {name} has scales that are no scales: the file is damaged or "
+                f"{self._origin}: tensor {name} has invalid scales: the file is damaged or "
                 "of a very old exporter; export it again"
             )
         groups = lines.reshape(*scales.shape, -1)

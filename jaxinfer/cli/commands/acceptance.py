@@ -23,6 +23,9 @@ from jaxinfer.errors import InvalidOption
 if TYPE_CHECKING:
     from jaxinfer.bench.acceptance.measure import AcceptanceReport
 
+# Those of `jaxinfer.bench.acceptance.chart`, whose import waits for JAX.
+_PANELS = ("tokens", "speed", "depth")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench acceptance``."""
@@ -30,38 +33,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategies",
         metavar="S",
         nargs="+",
-        required=True,
-        help="by commas or spaces, each NAME or NAME:key=value,...; plain decoding runs beside them",
+        help="what to measure, separated by commas or spaces: NAME or NAME:key=value,...; plain decoding always runs",
     )
     parser.add_argument(
-        "--prompts", metavar="FILE", help="a JSON object a line with 'prompt' or 'turns', and 'category' if it has one"
+        "--prompts",
+        metavar="FILE",
+        help="JSONL file; each line has 'prompt' or 'turns', and may have 'category' (default: 5 built-in prompts)",
     )
-    parser.add_argument("--per-category", metavar="N", type=whole_number(1), help="take N prompts of each category")
-    parser.add_argument("--chat", action="store_true", help="put the prompts into the model's chat template")
+    parser.add_argument("--per-category", metavar="N", type=whole_number(1), help="take the first N of each category")
+    parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
     number = whole_number(1)
-    parser.add_argument("--batch", metavar="N,N", type=whole_numbers(1), default=(1, 8), help="batch sizes (1,8)")
-    parser.add_argument("--max-new-tokens", metavar="N", type=whole_number(2), default=128, help="default: %(default)s")
-    parser.add_argument("--repeats", metavar="N", type=number, default=3, help="runs, of which medians are taken (3)")
+    parser.add_argument(
+        "--batch", metavar="N,N", type=whole_numbers(1), default=(1, 8), help="batch sizes (default: 1,8)"
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        metavar="N",
+        type=whole_number(2),
+        default=128,
+        help="for each prompt (default: %(default)s)",
+    )
+    parser.add_argument("--repeats", metavar="N", type=number, default=3, help="runs; times are medians (default: 3)")
     parser.add_argument(
         "--nodes",
         metavar="N,N",
         type=whole_numbers(1),
         default=(1, 2, 4, 8, 16, 32, 64),
-        help="nodes of a step whose cost is measured, which the prediction rests on (1,2,4,8,16,32,64)",
+        help="measure the cost of steps with so many nodes, for the predicted speed-up (default: 1,2,4,8,16,32,64)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
-    parser.add_argument("--chart", metavar="FILE.png", type=Path, help="draw it, too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--chart", metavar="FILE", type=Path, help="draw a chart to a .png or .svg file")
+    parser.add_argument(
+        "--panels",
+        metavar="P,P",
+        type=_panels,
+        default=_PANELS,
+        help=f"what the chart shows (default: {','.join(_PANELS)})",
+    )
+    parser.add_argument(
+        "--from",
+        dest="stored",
+        metavar="FILE.json",
+        type=Path,
+        help="measure nothing; show what an earlier --json wrote",
+    )
     add_model_arguments(parser)
     add_sampling_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table, or one JSON object; after Ctrl-C, of what is done."""
+    if options.chart is None and options.panels != _PANELS:
+        raise InvalidOption("--panels says what a chart shows: add --chart FILE.svg, or leave --panels out")
+    if options.stored is not None:
+        return _show_stored(options)
+    if options.strategies is None:
+        raise InvalidOption(
+            "no strategies were given: add --strategies A,B, or --from FILE.json to show earlier results"
+        )
     specs = split_strategies(options.strategies)
     entries = _read(options)
     # Imported here: a mistake in the options is told before JAX is waited for.
-    from jaxinfer.bench.acceptance.chart import check_chart
     from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, Workload, pick
+    from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.cli.loading import load_model
     from jaxinfer.decoding.registry import parse_strategy
     from jaxinfer.language_model import DEFAULT_MODEL
@@ -92,13 +126,36 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _show_stored(options: argparse.Namespace) -> int:
+    add_arguments(parser := argparse.ArgumentParser())
+    shown = ("kind", "command", "stored", "json", "chart", "panels")
+    changed = [name for name in vars(options) if name not in shown and vars(options)[name] != parser.get_default(name)]
+    if changed:
+        option = f"--{changed[0].replace('_', '-')}"
+        raise InvalidOption(f"--from measures nothing, so {option} has no effect: leave one of them out")
+    from jaxinfer.bench.acceptance.stored import read_report
+    from jaxinfer.bench.chart_file import check_chart
+
+    if options.chart is not None:
+        check_chart(options.chart)
+    _show(read_report(options.stored), options)
+    return 0
+
+
+def _panels(text: str) -> tuple[str, ...]:
+    panels = tuple(text.split(","))
+    if len(set(panels)) < len(panels) or not set(panels) <= set(_PANELS):
+        raise argparse.ArgumentTypeError(f"{text!r}: name some of {', '.join(_PANELS)}, each once")
+    return panels
+
+
 def split_strategies(words: Sequence[str]) -> list[str]:
     """Cut specifications apart at commas: what begins with ``key=`` is still an option of the one before."""
     specs: list[str] = []
     for word in words:
         for at, piece in enumerate(word.split(",")):
             key, equals, _ = piece.partition("=")
-            if at and equals and ":" not in key and specs:
+            if at and equals and key.isidentifier() and specs:
                 specs[-1] += f",{piece}"
             elif piece:
                 specs.append(piece)
@@ -122,5 +179,5 @@ def _show(report: "AcceptanceReport", options: argparse.Namespace) -> None:
     else:
         print(*acceptance_lines(report), sep="\n", flush=True)
     if options.chart is not None:
-        draw_chart(report, options.chart)
+        draw_chart(report, options.chart, options.panels)
         print(f"chart: {options.chart}", file=sys.stderr)

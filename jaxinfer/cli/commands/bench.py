@@ -14,20 +14,30 @@ from jaxinfer.errors import InvalidOption
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench`` and of what it measures."""
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
-    latency = kinds.add_parser("latency", help="one batch from prompt to last token")
-    latency.add_argument("--model", metavar="M", help="hub id, folder, .gguf or .bin (default: smollm2-135m-instruct)")
-    latency.add_argument("--dtype", metavar="D", default="float32", help="one or several, by commas (%(default)s)")
+    latency = kinds.add_parser("latency", help="prefill and decode throughput, time to first token")
+    latency.add_argument(
+        "--model", metavar="M", help="hub id, folder, .gguf file or .bin file (default: smollm2-135m-instruct)"
+    )
+    latency.add_argument(
+        "--dtype", metavar="D", default="float32", help="one or several, separated by commas (default: %(default)s)"
+    )
     for name, least, default, text in (
         ("--prompt-tokens", 1, 512, "length of each prompt"),
         ("--new-tokens", 2, 128, "tokens to generate for each prompt"),
         ("--batch", 1, 1, "prompts at a time"),
-        ("--repeats", 1, 3, "measurements, of which medians are reported"),
+        ("--repeats", 1, 3, "measurements; the report has medians"),
     ):
-        latency.add_argument(name, metavar="N", type=whole_number(least), default=default, help=f"{text} (%(default)s)")
+        latency.add_argument(
+            name, metavar="N", type=whole_number(least), default=default, help=f"{text} (default: %(default)s)"
+        )
     add_mesh_argument(latency)
-    latency.add_argument("--compare", metavar="RIVAL", choices=["transformers"], help="transformers: run it beside")
-    latency.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
-    acceptance.add_arguments(kinds.add_parser("acceptance", help="what strategies gain on prompts of one's own"))
+    latency.add_argument(
+        "--compare", metavar="RIVAL", choices=["transformers"], help="transformers: measure it in the same run"
+    )
+    latency.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    acceptance.add_arguments(
+        kinds.add_parser("acceptance", help="tokens per step, acceptance rate and speed-up of strategies")
+    )
 
 
 def run(options: argparse.Namespace) -> int:

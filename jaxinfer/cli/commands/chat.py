@@ -25,7 +25,7 @@ _PROMPT = "> "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``chat``."""
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     add_model_arguments(parser)
     add_generation_arguments(parser, max_new_tokens=512)
     add_sampling_arguments(parser)

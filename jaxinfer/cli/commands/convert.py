@@ -8,12 +8,12 @@ from jaxinfer.cli.output.progress import byte_progress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``convert``."""
-    parser.add_argument("source", metavar="SRC", help="hub id, folder, .gguf or llama2.c .bin file")
-    parser.add_argument("destination", metavar="DST", help="the folder to write; it appears once it is complete")
+    parser.add_argument("source", metavar="SRC", help="hub id, folder, .gguf file or llama2.c .bin file")
+    parser.add_argument("destination", metavar="DST", help="folder to write; it appears when it is complete")
     parser.add_argument(
-        "--dtype", metavar="D", help="one dtype for all tensors (default: as stored; quantised ones become float32)"
+        "--dtype", metavar="D", help="dtype of all tensors (default: as stored; quantised tensors become float32)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace DST if convert wrote it")
+    parser.add_argument("--overwrite", action="store_true", help="replace DST if jaxinfer wrote it")
     parser.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
 
 

@@ -8,7 +8,9 @@ from jaxinfer.cli.output.progress import byte_progress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``fetch``."""
-    parser.add_argument("name", metavar="NAME", nargs="?", default="smollm2-135m-instruct", help="default: %(default)s")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", default="smollm2-135m-instruct", help="known model (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -32,26 +32,32 @@ _HEADING_WIDTH = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``generate``."""
     add_prompt_arguments(parser)
-    parser.add_argument("--chat", action="store_true", help="answer the prompt in the model's chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a result, and nothing else")
+    parser.add_argument(
+        "--chat", action="store_true", help="put each prompt into the model's chat template, and answer it"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each result and nothing else")
     add_model_arguments(parser)
     add_generation_arguments(parser, max_new_tokens=128)
-    parser.add_argument("--batch-size", metavar="N", type=whole_number(1), default=16, help="prompts at a time")
+    parser.add_argument(
+        "--batch-size", metavar="N", type=whole_number(1), default=16, help="prompts at a time (default: 16)"
+    )
     add_sampling_arguments(parser)
     add_process_arguments(parser)
-    parser.add_argument("--num-samples", metavar="N", type=whole_number(1), default=1, help="results for each prompt")
-    parser.add_argument("--logprobs", action="store_true", help="add each token's log-probability to --json")
+    parser.add_argument(
+        "--num-samples", metavar="N", type=whole_number(1), default=1, help="results for each prompt (default: 1)"
+    )
+    parser.add_argument("--logprobs", action="store_true", help="with --json: add the log-probability of each token")
     parser.add_argument(
         "--show-drafts",
         action="store_true",
-        help="mark what was accepted from drafts: green on a terminal, {+so+} elsewhere, a list from_draft in --json",
+        help="mark accepted tokens: green on a terminal, {+so+} elsewhere, as a list from_draft with --json",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Load the model and print what it says: as it comes for one prompt, in order and batch by batch for several."""
     if options.logprobs and not options.json:
-        raise InvalidOption("--logprobs are printed in JSON only: add --json")
+        raise InvalidOption("--logprobs needs --json: add it")
     check_processes(options, options.prompt, options.prompts)
     prompts = read_prompts(options)
     # Imported here: what stands above is checked before JAX is waited for.
@@ -63,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     num_results = parse_strategy(options.strategy).num_results(sampling)
     is_streamed = len(prompts) == 1 and num_results == 1 and not options.json
     if options.show_drafts and not (is_streamed or options.json):
-        raise InvalidOption("--show-drafts marks one text as it streams: give one prompt and sample, or add --json")
+        raise InvalidOption("--show-drafts marks a single output: give one prompt and one sample, or add --json")
     model = load_model(options)
     inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
     if is_streamed:

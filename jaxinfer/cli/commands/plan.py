@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 
 EXIT_DOES_NOT_FIT = 1
 _JSON_FIELDS = """
---json prints one object. All bytes are of one device, all tokens of the whole mesh:
-  fits                  whether every program fits; the exit code is 0 then, else 1 (2 for a mistake)
-  hbm_total_bytes       the most that a program needs; hbm_capacity_bytes what a device has, missing_bytes the excess
+--json prints one object. Bytes are of one device, tokens of the whole mesh:
+  fits                  whether every program fits; the exit code is 0 if so, else 1 (2 for a mistake)
+  hbm_total_bytes       the most that a program needs
+  hbm_capacity_bytes    what a device has; missing_bytes is the difference
   weights_bytes, cache_bytes, temporaries_bytes
-  programs              "prefill", "decode" and with --strategy or --nodes "verify", each one run of it:
-    source              "compiler", or "estimate" (the least possible) where it does not fit
+  programs              "prefill", "decode" and, with --strategy or --nodes, "verify"; one run of each:
+    source              "compiler", or "estimate" (the least possible) if it does not fit
     total_bytes, temporaries_bytes            memory
-    hbm_bytes, floor_bytes                    what crosses from and to memory, and what must
+    hbm_bytes, floor_bytes                    moved from and to memory, and the least possible
     flops, collectives {kind: {count, bytes}}, sent_bytes
-    hbm_seconds, mxu_seconds, ici_seconds     each alone; roofline_seconds is the longest and bound its name
-    tokens, tokens_per_second                 at most
+    hbm_seconds, mxu_seconds, ici_seconds     each alone; roofline_seconds is the longest, bound its name
+    tokens, tokens_per_second                 upper bounds
     compile_seconds
-  speculation           nodes and depth of the trees, the cost of a step in plain ones, and which share of a chain of
-                        drafts must be accepted to gain nothing (null: even all are too few)
-  alternatives          if it does not fit: smallest_topology, largest_batch, longest_context that do
+  speculation           nodes and depth of the trees, cost of a step over a plain step, and the acceptance rate of a
+                        chain from which it gains (null: it never does)
+  alternatives          if it does not fit: the smallest_topology, largest_batch and longest_context that fit
   meshes                with --suggest: meshes that fit, the fastest first
 """
 
@@ -40,28 +41,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _JSON_FIELDS
     number = whole_number(1)
     parser.add_argument(
-        "--model", metavar="M", default="smollm2-135m", help="a built-in name, a folder or a config.json (%(default)s)"
+        "--model",
+        metavar="M",
+        default="smollm2-135m",
+        help="built-in name, folder or config.json (default: %(default)s)",
     )
-    parser.add_argument("--topology", metavar="T", required=True, help="a chip and a shape: v5e:2x4, v5p:2x2x1, ...")
-    parser.add_argument("--tensor", metavar="N", type=number, help="short for --mesh tensor=N")
-    parser.add_argument("--mesh", metavar="A=N,A=N", help="lengths of axes: data=2,tensor=4 (default: tensor, all)")
-    parser.add_argument("--batch", metavar="N", type=number, default=1, help="rows at a time (%(default)s)")
-    parser.add_argument("--max-len", metavar="N", type=whole_number(2), default=2048, help="tokens a row (%(default)s)")
-    parser.add_argument("--prompt-tokens", metavar="N", type=number, help="of these in a prompt (512, or fewer)")
-    parser.add_argument("--dtype", metavar="D", default="bfloat16", help="of weights and cache (%(default)s)")
-    parser.add_argument("--strategy", metavar="S", default="autoregressive", help="plan its step too")
-    parser.add_argument("--nodes", metavar="M", type=whole_number(2), default=0, help="plan verifying any M nodes too")
-    parser.add_argument("--suggest", action="store_true", help="search for meshes that fit")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the roofline and the memory")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
+    parser.add_argument(
+        "--topology", metavar="T", required=True, help="chip and shape of the slice, such as v5e:2x4 or v5p:2x2x1"
+    )
+    parser.add_argument("--tensor", metavar="N", type=number, help="same as --mesh tensor=N")
+    parser.add_argument(
+        "--mesh",
+        metavar="A=N,A=N",
+        help="how to split the model, such as data=2,tensor=4 (default: tensor over all devices)",
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=number, default=1, help="sequences at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-len",
+        metavar="N",
+        type=whole_number(2),
+        default=2048,
+        help="slots of each sequence (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-tokens", metavar="N", type=number, help="length of a prompt (default: 512, or --max-len if less)"
+    )
+    parser.add_argument(
+        "--dtype", metavar="D", default="bfloat16", help="of weights and KV cache (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--strategy", metavar="S", default="autoregressive", help="plan the verification step of this strategy too"
+    )
+    parser.add_argument(
+        "--nodes", metavar="M", type=whole_number(2), default=0, help="plan the verification of any M nodes too"
+    )
+    parser.add_argument("--suggest", action="store_true", help="search for meshes that fit, the fastest first")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help="draw the roofline and the memory to a .png or .svg file"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a plan; return 0 where it fits, else 1."""
     if options.tensor is not None and options.mesh is not None:
-        raise InvalidOption("--tensor N is short for --mesh tensor=N: give one of them")
+        raise InvalidOption("--tensor N and --mesh say the same thing: give one of them")
     # Imported here: a mistake in the options is told before JAX is waited for.
-    from jaxinfer.bench.plan_chart import check_chart, draw_plan
+    from jaxinfer.bench.chart_file import check_chart
+    from jaxinfer.bench.plan_chart import draw_plan
     from jaxinfer.cli.output.plan_table import candidate_lines, plan_lines
     from jaxinfer.jax_setup import prepare_jax
     from jaxinfer.planning.deployment import Deployment

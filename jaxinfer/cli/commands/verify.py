@@ -27,17 +27,23 @@ EXIT_UNEXPLAINED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``verify``."""
-    parser.add_argument("--strategy", metavar="S", required=True, help="what to audit: NAME or NAME:key=value,...")
+    parser.add_argument(
+        "--strategy", metavar="S", required=True, help="the strategy to check: NAME or NAME:key=value,..."
+    )
     add_prompt_arguments(parser)
-    parser.add_argument("--chat", action="store_true", help="put the prompts into the model's chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
-    parser.add_argument("--max-new-tokens", metavar="N", type=whole_number(1), default=64, help="default: %(default)s")
-    parser.add_argument("--batch-size", metavar="N", type=whole_number(1), default=4, help="prompts at a time (4)")
+    parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--max-new-tokens", metavar="N", type=whole_number(1), default=64, help="for each prompt (default: 64)"
+    )
+    parser.add_argument(
+        "--batch-size", metavar="N", type=whole_number(1), default=4, help="prompts at a time (default: 4)"
+    )
     parser.add_argument(
         "--tolerance",
         metavar="X",
         type=positive_number,
-        help="margin below which rounding explains a divergence (1e-4 in float32, more in narrow dtypes)",
+        help="rounding explains a divergence with a smaller margin (default: 1e-4 in float32, more in narrow dtypes)",
     )
     add_model_arguments(parser, dtype="float32")
     add_sampling_arguments(parser)

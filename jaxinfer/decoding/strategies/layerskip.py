@@ -60,7 +60,7 @@ class LayerSkip(Strategy):
     def exit_of(self, config: DecoderConfig) -> int:
         """Return the first layer that drafting does not run; raises InvalidOption where there is none such."""
         if config.num_layers == 1:
-            raise InvalidOption("layerskip: the model's only layer cannot both draft and verify: use another strategy")
+            raise InvalidOption("layerskip: a model of one layer cannot draft for itself: use another strategy")
         exit_layer = self.exit_layer or max(1, config.num_layers // 4)
         if exit_layer >= config.num_layers:
             raise InvalidOption(

@@ -62,9 +62,7 @@ class SumOfDrafters(Strategy):
                     f"{part.name} cannot be part of a sum: it does not verify any drafter's tree, and by match"
                 )
         if len(verifying := [part.name for part in self.parts if _verifies(part)]) > 1:
-            raise InvalidOption(
-                f"{' and '.join(verifying)} cannot be parts of one sum: each verifies in a way of its own"
-            )
+            raise InvalidOption(f"{' and '.join(verifying)} cannot be parts of one sum: each has its own way to verify")
         if self.nodes:
             check_range(self, "nodes", max(2, self._least_nodes), MAX_NODES)
 

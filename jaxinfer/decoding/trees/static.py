@@ -132,7 +132,7 @@ def check_tree(listed: Any, name: str) -> Paths:
     for path in listed:
         is_path = isinstance(path, Sequence) and not isinstance(path, str) and len(path) > 0
         if not is_path or not all(type(rank) is int and rank >= 0 for rank in path):
-            raise InvalidOption(f"tree {name}: {path!r:.60} is not a path of ranks from 0 on, such as [0, 2]")
+            raise InvalidOption(f"tree {name}: {path!r:.60} is not a path of ranks of 0 or more, such as [0, 2]")
         paths.append(tuple(path))
     known = {(), *paths}
     if len(known) <= len(paths):
