@@ -64,7 +64,7 @@ class Prefill:
         return lax.div(jnp.maximum(length, 1) - 1, self.tiling.block_q)
 
     def slot_range(self, start: Any, length: Any, q_block: Any) -> tuple[Any, Any]:
-        """Return the first slot that a block of queries attends to, and the one after the last; never the same."""
+        """Return the first slot that a block of queries attends to and the one after the last; never an empty range."""
         first_token = jnp.minimum(q_block, self.last_block(length)) * self.tiling.block_q
         end = start + jnp.minimum(first_token + self.tiling.block_q, jnp.maximum(length, 1))
         end = jnp.clip(end, 1, self.slots)
