@@ -25,7 +25,8 @@ from pallas_kernels.head_groups import LANES
 # More than the default of 16 MB; the smallest vector memory of the chips in use is 64 MB.
 _VMEM_LIMIT_BYTES = 56 << 20
 # How many queries' scores are computed at a time, while the products of as many others run: the most of these that
-# divide a block into several parts.
+# divide a block into several parts. `python -m pallas_kernels.bench --tpu v5e --kernel flash_prefill` measures other
+# values.
 _CHUNK_ROWS = (256, 128)
 
 
