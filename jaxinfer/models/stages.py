@@ -13,7 +13,8 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import Cycle, cycles
 
-# A product with about this many rows takes a TPU as long as reading the matrix from HBM.
+# A product with about this many rows takes a TPU as long as reading the matrix from HBM: the chip's bf16 peak over its
+# bandwidth, in `pallas_kernels.chips`.
 _FREE_ROWS = 256
 
 

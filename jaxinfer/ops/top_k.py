@@ -8,6 +8,7 @@ from jaxinfer.notation import DATA, Array, Int
 from jaxinfer.ops.backend import Backend
 
 # The values of a block, whose maxima are compared first; and how many blocks per requested value make this worthwhile.
+# `jaxinfer bench acceptance --strategies medusa` measures other values.
 _BLOCK = 64
 _BLOCKS_PER_VALUE = 8
 

@@ -25,7 +25,8 @@ from pallas_kernels.head_groups import LANES
 # More than the default of 16 MB; the smallest vector memory of the chips in use is 64 MB.
 _VMEM_LIMIT_BYTES = 56 << 20
 # How many queries' scores are computed at a time, while the products of as many others run: the most of these that
-# divide a block into several parts.
+# divide a block into several parts. `python -m pallas_kernels.bench --tpu v5e --kernel flash_prefill` measures other
+# values.
 _CHUNK_ROWS = (256, 128)
 
 
@@ -64,7 +65,7 @@ class Prefill:
         return lax.div(jnp.maximum(length, 1) - 1, self.tiling.block_q)
 
     def slot_range(self, start: Any, length: Any, q_block: Any) -> tuple[Any, Any]:
-        """Return the first slot that a block of queries attends to, and the one after the last; never the same."""
+        """Return the first slot that a block of queries attends to and the one after the last; never an empty range."""
         first_token = jnp.minimum(q_block, self.last_block(length)) * self.tiling.block_q
         end = start + jnp.minimum(first_token + self.tiling.block_q, jnp.maximum(length, 1))
         end = jnp.clip(end, 1, self.slots)

@@ -15,9 +15,10 @@ from jaxinfer.ops.cpu_kernels.tiles import Vectors, declarations
 # use the record. Then, on cache lines that no thread writes to, the number of pieces and the function's own data.
 _NEXT, _DONE, _USERS = range(3)
 _PIECES = 16
-# The number of weights that justify another thread: reading them takes about as long as waking it.
+# The number of weights that justify another thread: reading them takes about as long as waking it. `jaxinfer bench
+# latency` measures another value.
 _WEIGHTS_PER_THREAD = 32_768
-# How often a waiting thread pauses before it yields its processor.
+# How often a waiting thread pauses before it yields its processor. `jaxinfer bench latency` measures another value.
 _RESTS = 2_000
 _YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"
 

@@ -12,7 +12,7 @@ from jaxinfer.ops.cpu_kernels.tiles import (
     dot_tile,
 )
 
-# Several pieces per thread even out the threads' other work.
+# Several pieces per thread even out the threads' other work. `jaxinfer bench latency` measures another value.
 _PIECES_PER_THREAD = 4
 
 # The fields of a call's record: shared ones, and those of each matrix.
