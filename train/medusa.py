@@ -34,7 +34,7 @@ from train.heads.evaluation import HeadEvaluation
 from train.heads.export import export_heads
 from train.heads.joint import JOINT_OPTIONS, add_joint_arguments, run_joint
 from train.heads.loss import HeadLoss, Windows, WindowSource
-from train.heads.shapes import HeadShape, frozen_extra, init_heads, read_shape
+from train.heads.shapes import HeadShape, frozen_heads, init_heads, read_shape
 from train.loop.estimate import estimate
 from train.loop.fit import FitSettings, claim_folder, fit_and_draw
 from train.loop.placement import build_mesh, place_base, place_batch, place_learned
@@ -141,7 +141,7 @@ def plan(options: argparse.Namespace, lm: LanguageModel, states: HiddenStates, b
     schedule = build_schedule(options, Order(source.count, options.batch_size, 0).steps_per_epoch)
     settings = fit_settings(options, schedule.num_steps, {"base": base, **identity(options)})
     loss = HeadLoss(lm.programs.decoder, options.decay, options.soft_targets, options.dropout)
-    frozen = {"extra": frozen_extra(shape, lm.config, lm.params)}
+    frozen = {"heads": frozen_heads(shape, lm.config, lm.params)}
     num_tokens = int(np.sum((trained.texts_P >= 0) & trained.predicted_P))
     return Task(shape, frozen, source, held_out, settings, schedule, loss, base, num_tokens)
 

@@ -26,22 +26,22 @@ PREFILL_CHUNK = 512
 
 
 def prefill(
-    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, own: Any, state: DecodeState
+    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, drafter_params: Any, state: DecodeState
 ) -> tuple[DecodeState, Any]:
     """Prefill the prompts of a fresh state; ``num_tokens`` is a power of two or at most `PREFILL_CHUNK`.
 
-    ``own`` are the strategy's parameters.
+    ``drafter_params`` are the strategy's parameters.
     """
     model = Model(decoder, params)
-    state, prompt = prefill_step(model, state, num_tokens, PREFILL_CHUNK)
-    return state, strategy.start(model, own, state, prompt)
+    state, prefilled = prefill_step(model, state, num_tokens, PREFILL_CHUNK)
+    return state, strategy.start(model, drafter_params, state, prefilled)
 
 
 def decode(
     decoder: Decoder,
     strategy: Strategy,
     params: Params,
-    own: Any,
+    drafter_params: Any,
     state: DecodeState,
     memory: Any,
     max_steps: Int[Array, ""],
@@ -55,7 +55,7 @@ def decode(
 
     def advance(carry: tuple[Any, DecodeState, Any]) -> tuple[Any, DecodeState, Any]:
         step, state, memory = carry
-        return step + 1, *decode_step(model, strategy, own, state, memory)
+        return step + 1, *decode_step(model, strategy, drafter_params, state, memory)
 
     _, state, memory = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), state, memory))
     return state, memory

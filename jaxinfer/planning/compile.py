@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxinfer.decoding.programs import decode, prefill
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
-from jaxinfer.decoding.strategy import Prompt, Strategy
+from jaxinfer.decoding.strategy import Prefilled, Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
@@ -31,7 +31,7 @@ from jaxinfer.planning.placement import (
     device_bytes,
     placed,
     placed_batch,
-    placed_own,
+    placed_drafter_params,
     placed_params,
     placed_state,
     placements,
@@ -127,8 +127,8 @@ def compile_programs(
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices)
     state = placed_state(config, backend, strategy, batch, max_len, devices)
-    own = placed_own(strategy, devices)
-    memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, own, state)
+    drafter_params = placed_drafter_params(strategy, devices)
+    memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, drafter_params, state)
     memory = placed_batch(memory, devices)
     max_steps = replicated(jax.ShapeDtypeStruct((), jnp.int32), devices)
     options = dict(compiler_options or {})
@@ -136,12 +136,12 @@ def compile_programs(
     try:
         # In the order of least padding, a shard that is no multiple of 128 long would be copied at every call.
         formats = jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), placements(params))
-        decoding = (params, own, state, memory, max_steps)
+        decoding = (params, drafter_params, state, memory, max_steps)
         function = partial(decode, decoder, strategy)
         programs["decode"] = _compile(devices, function, decoding, (2, 3), formats, memory, options)
         if prompt_tokens is not None:
             formats = programs["decode"].parameter_formats
-            prefilling = (placed(params, formats), own, state)
+            prefilling = (placed(params, formats), drafter_params, state)
             function = partial(prefill, decoder, strategy, prompt_tokens)
             programs["prefill"] = _compile(devices, function, prefilling, (2,), formats, memory, options)
     except jax.errors.JaxRuntimeError as error:
@@ -205,7 +205,9 @@ def _compile(
     )
 
 
-def _start(decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, own: Any, state: DecodeState) -> Any:
+def _start(
+    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, drafter_params: Any, state: DecodeState
+) -> Any:
     batch, width = state.lengths_B.shape[0], decoder.config.model_dim
-    prompt = Prompt(jnp.zeros((batch, width), decoder.backend.compute_dtype), num_tokens)
-    return strategy.start(Model(decoder, params), own, state, prompt)
+    prefilled = Prefilled(jnp.zeros((batch, width), decoder.backend.compute_dtype), num_tokens)
+    return strategy.start(Model(decoder, params), drafter_params, state, prefilled)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.tuning.tree_cost import NODE_COUNTS, measure_costs
 from jaxinfer.models.decoder import Decoder
@@ -64,13 +64,11 @@ def acceptance_needed(cost: float, depth: int) -> float | None:
 
 def drafter_seconds(strategy: Strategy, rows: int, slots: int) -> float:
     """Return the seconds of one token of the draft models that belong to a resolved strategy: 0 without any."""
-    parts = strategy.parts if isinstance(strategy, Union) else (strategy,)
+    parts = strategy.parts if isinstance(strategy, SumOfDrafters) else (strategy,)
     total = 0.0
     for part in parts:
         if isinstance(part, DraftModel) and part.config is not None and part.backend is not None:
-            costs = measure_costs(
-                Decoder(part.config, part.backend), part.weights, (1,), num_slots=slots, num_rows=rows
-            )
+            costs = measure_costs(Decoder(part.config, part.backend), part.params, (1,), num_slots=slots, num_rows=rows)
             total += costs[1]
     return total
 

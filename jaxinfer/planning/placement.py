@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params, create_cache
@@ -49,10 +49,10 @@ def placed(structs: Any, placements: Any) -> Any:
     return jax.tree.map(_at, structs, placements)
 
 
-def placed_own(strategy: Strategy, mesh: AnyMesh) -> Any:
+def placed_drafter_params(strategy: Strategy, mesh: AnyMesh) -> Any:
     """Describe a strategy's own parameters where they lie: draft models are split, heads on every device."""
-    if isinstance(strategy, Union):
-        return tuple(placed_own(part, mesh) for part in strategy.parts)
+    if isinstance(strategy, SumOfDrafters):
+        return tuple(placed_drafter_params(part, mesh) for part in strategy.parts)
     if isinstance(strategy, DraftModel) and strategy.config is not None and strategy.backend is not None:
         return placed_params(strategy.config, strategy.backend, mesh)
     return replicated(strategy.parameters, mesh)

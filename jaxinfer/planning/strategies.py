@@ -10,7 +10,7 @@ from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.decoding.trees.dynamic import Growth, check_growth, read_growth
 from jaxinfer.decoding.trees.static import tree_depth
@@ -38,7 +38,7 @@ def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: 
 
 
 def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
-    if isinstance(strategy, Union):
+    if isinstance(strategy, SumOfDrafters):
         parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]
         depth = max(part.max_depth for part in parts)
         behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
@@ -51,9 +51,9 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     if isinstance(strategy, Medusa) and not strategy.heads:
         if (num_nodes := read_growth(strategy.tree)) is not None:
             growth = check_growth(Growth(num_nodes, _NUM_HEADS))
-            return replace(strategy, growth=growth, extra=_heads(target, _NUM_HEADS))
+            return replace(strategy, growth=growth, params=_heads(target, _NUM_HEADS))
         paths = strategy.read_paths()
-        return replace(strategy, paths=paths, extra=_heads(target, tree_depth(paths)))
+        return replace(strategy, paths=paths, params=_heads(target, tree_depth(paths)))
     if isinstance(strategy, Streams) and not strategy.heads:
         return _streams(strategy, target)
     return strategy.resolve(Target(target.config, target.backend, abstract_params(*target)))
@@ -69,7 +69,7 @@ def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, 
             "choose a draft model of the same vocabulary"
         )
     part = split_decoder(own, mesh, dtype)
-    return replace(strategy, config=part.config, backend=part.backend, weights=abstract_params(*part))
+    return replace(strategy, config=part.config, backend=part.backend, params=abstract_params(*part))
 
 
 def _heads(target: Partitioned, count: int) -> Params:
@@ -84,5 +84,5 @@ def _streams(strategy: Streams, target: Partitioned) -> Streams:
     """Describe a stream for each depth of the tree."""
     paths = strategy.read_paths()
     streams = StreamsConfig(num_streams=tree_depth(paths))
-    extra = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))
-    return replace(strategy, paths=paths, num_layers=streams.num_layers, extra=extra)
+    params = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))
+    return replace(strategy, paths=paths, num_layers=streams.num_layers, params=params)

@@ -129,7 +129,7 @@ def test_steps_and_drafters_are_measured_on_this_device(model: LanguageModel) ->
     costs = measure_step_costs(model.programs.decoder, model.params, 2, 64, (3,))
     assert sorted(costs.seconds) == [1, 3]
     assert min(costs.seconds.values()) > 0
-    drafter = DraftModel(model="x", config=model.config, backend=model.backend, weights=model.params)
+    drafter = DraftModel(model="x", config=model.config, backend=model.backend, params=model.params)
     assert drafter_seconds(drafter, 1, 64) > 0
     assert drafter_seconds(PromptLookup(), 1, 64) == 0
 

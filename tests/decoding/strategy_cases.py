@@ -15,7 +15,7 @@ from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams, read_product
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.trees.dynamic import read_growth
 from jaxinfer.decoding.trees.static import Paths
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
@@ -38,7 +38,7 @@ def _as_it_is(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
 def with_model(strategy: Strategy, lm: LanguageModel, weights: Params) -> DraftModel:
     """Give draft_model a drafter of the target's own network."""
     assert isinstance(strategy, DraftModel)
-    return replace(strategy, config=lm.config, backend=lm.backend, weights=weights)
+    return replace(strategy, config=lm.config, backend=lm.backend, params=weights)
 
 
 def perturbed(params: Params, amount: float) -> Params:
@@ -58,8 +58,8 @@ def _fit_draft_model(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Str
 def _fit_medusa(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, Medusa)
     heads = sharpened(fit_plain(lm, [token for text in texts for token in text][:500], 3))
-    extra = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), heads)
-    return replace(strategy, extra=extra, paths=() if read_growth(strategy.tree) else TREE)
+    params = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), heads)
+    return replace(strategy, params=params, paths=() if read_growth(strategy.tree) else TREE)
 
 
 def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -67,11 +67,11 @@ def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strateg
     assert isinstance(strategy, Streams)
     streams = StreamsConfig(num_streams=3, num_layers=1, rank=16, adapter_rank=3)
     if lm.config.vocab_size == VOCAB_SIZE:
-        extra = init_streams(streams, lm.config, lm.backend, jax.random.key(0))
-        extra["blocks"] = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), random_adapters(lm.config, 1))
+        params = init_streams(streams, lm.config, lm.backend, jax.random.key(0))
+        params["blocks"] = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), random_adapters(lm.config, 1))
     else:
-        extra = fit_streams(lm, streams, [token for text in texts for token in text])
-    return replace(strategy, extra=extra, num_layers=1, paths=read_product("3.2.1"))
+        params = fit_streams(lm, streams, [token for text in texts for token in text])
+    return replace(strategy, params=params, num_layers=1, paths=read_product("3.2.1"))
 
 
 def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -80,7 +80,7 @@ def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strat
 
 
 def _fit_parts(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
-    assert isinstance(strategy, Union)
+    assert isinstance(strategy, SumOfDrafters)
     return replace(strategy, parts=tuple(CASES[part.name].fit(part, lm, texts) for part in strategy.parts))
 
 
@@ -133,7 +133,7 @@ def in_wide_run(names: Iterable[str], ordinary: Collection[str]) -> list[Any]:
 
 def forced_depth(strategy: Strategy) -> int:
     """Return how many drafts of a text that sampling forces one step takes: those of the deepest part that knows it."""
-    parts = strategy.parts if isinstance(strategy, Union) else (strategy,)
+    parts = strategy.parts if isinstance(strategy, SumOfDrafters) else (strategy,)
     return max((part.max_depth for part in parts if CASES[part.name].follows_sampling), default=0)
 
 

@@ -127,21 +127,21 @@ FAULTS: tuple[Fault, ...] = (
         f"{_TREES}/merge.py",
         "valid_BM=whole.valid_BM & is_first_BM",
         "valid_BM=whole.valid_BM",
-        f"{_OF_STRATEGIES}/test_union.py::test_the_union_holds_every_path_once",
+        f"{_OF_STRATEGIES}/test_sum_of_drafters.py::test_the_union_holds_every_path_once",
     ),
     Fault(
         "a bounded sum keeps nodes without their ancestors",
         f"{_TREES}/merge.py",
         "reach_BM = jnp.min(jnp.where(ancestors_BMM, gains_BM[:, None, :], jnp.inf), axis=-1)",
         "reach_BM = gains_BM",
-        f"{_OF_STRATEGIES}/test_union.py::test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors",
+        f"{_OF_STRATEGIES}/test_sum_of_drafters.py::test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors",
     ),
     Fault(
         "a sum counts hits of all kinds of drafts as one",
-        f"{_STRATEGIES}/union.py",
+        f"{_STRATEGIES}/sum_of_drafters.py",
         "hits_BKM + (is_kind_BK1 & was_taken_BM[:, None])",
         "hits_BKM + was_taken_BM[:, None]",
-        f"{_OF_STRATEGIES}/test_union.py::"
+        f"{_OF_STRATEGIES}/test_sum_of_drafters.py::"
         "test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_from_none",
     ),
     Fault(

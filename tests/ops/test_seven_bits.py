@@ -35,8 +35,8 @@ def test_only_outputs_of_heads_are_rounded_and_only_where_the_kernels_are():
     shared = {"heads": ({"blocks": [block]},), "output": output, "ids": jnp.arange(100)}
     own = {"heads": ({"blocks": [block], "output": output},)}
     backend = float32_backend()
-    for extra in (shared, own):
-        rounded = rounded_outputs(extra, backend)
+    for head_params in (shared, own):
+        rounded = rounded_outputs(head_params, backend)
         assert rounded["heads"][0]["blocks"] == [block]
         found = rounded.get("output") or rounded["heads"][0]["output"]
         assert found["kernel"].dtype == jnp.int8
@@ -44,6 +44,6 @@ def test_only_outputs_of_heads_are_rounded_and_only_where_the_kernels_are():
         assert found["bias"] is output["bias"]
         again = rounded_outputs(rounded, backend)
         assert (again.get("output") or again["heads"][0]["output"])["scale"] is found["scale"]
-        plain = rounded_outputs(extra, replace(backend, kernel_rows=0))
+        plain = rounded_outputs(head_params, replace(backend, kernel_rows=0))
         assert plain.get("output", output)["kernel"].dtype == jnp.float32
     assert not rounds(jnp.ones((100, 60)), backend)

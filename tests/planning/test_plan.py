@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.errors import InvalidOption
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.deployment import Deployment
@@ -192,7 +192,7 @@ def test_a_dynamic_tree_is_planned_as_deep_as_published_trees():
 
 def test_a_bounded_sum_is_planned_with_the_drafts_that_it_asks_for():
     strategy = planned_strategy("medusa+prompt_lookup+nodes=8", LLAMA_2_7B, MeshConfig(), "bfloat16")
-    assert isinstance(strategy, Union)
+    assert isinstance(strategy, SumOfDrafters)
     assert [part.max_depth for part in strategy.parts] == [3, 7]
     assert [part.headroom for part in strategy.parts] == [10, 8]
 

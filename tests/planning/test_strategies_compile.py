@@ -51,16 +51,16 @@ def streams() -> dict:
 CASES = {
     "autoregressive": parse_strategy("autoregressive"),
     "draft_model": DraftModel(
-        schedule="bass", config=LLAMA_68M, backend=BACKEND, weights=abstract_params(LLAMA_68M, BACKEND)
+        schedule="bass", config=LLAMA_68M, backend=BACKEND, params=abstract_params(LLAMA_68M, BACKEND)
     ),
     "prompt_lookup": parse_strategy("prompt_lookup"),
     "jacobi": parse_strategy("jacobi"),
     "lookahead": parse_strategy("lookahead:window=7,ngram=5,guesses=7"),
     "layerskip": parse_strategy("layerskip:exit_layer=8"),
-    "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), extra=four_heads()),
-    "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), extra=four_heads()),
+    "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
+    "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads()),
     "triforce": parse_strategy("triforce:budget=512"),
-    "streams": Streams(paths=read_product("4.2.1"), num_layers=4, keep_nodes=8, extra=streams()),
+    "streams": Streams(paths=read_product("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
 }
 
 

@@ -54,14 +54,14 @@ class HeadEvaluation:
 def count_hits(
     decoder: Decoder, num_ranks: int, heads: Params, frozen: Params, batch: Windows
 ) -> tuple[Float[Array, "heads ranks"], Float[Array, " heads"]]:
-    model, extra = Model(decoder, frozen["params"]), {**heads, **frozen.get("extra", {})}
+    model, head_params = Model(decoder, frozen["params"]), {**heads, **frozen.get("heads", {})}
     num_tokens = batch.tokens_BT.shape[1] - len(heads["heads"]) - 1
-    views = look_ahead(model, extra, batch, num_tokens)
+    views = look_ahead(model, head_params, batch, num_tokens)
     hits, tries = [], []
     for index, head in enumerate(heads["heads"]):
-        path = views.path(index, is_conditioned(extra))
+        path = views.path(index, is_conditioned(head_params))
         states = head_states(head, views.hidden_BTD, path, decoder.backend)
-        logits_BTW = head_logits(model, extra, index, states)
+        logits_BTW = head_logits(model, head_params, index, states)
         target_BT = views.targets[index]
         known_BT = views.valid[index] & (target_BT >= 0)
         own_BT1 = jnp.take_along_axis(logits_BTW, jnp.maximum(target_BT, 0)[..., None], axis=-1)

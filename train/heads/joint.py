@@ -29,7 +29,7 @@ from train.heads.card import describe_recipe
 from train.heads.export import export_heads
 from train.heads.joint_loss import JointBatch, JointEvaluation, JointLoss, as_joint_batch, ramp_at
 from train.heads.loss import HeadLoss
-from train.heads.shapes import HeadShape, frozen_extra, init_heads, read_shape, shape_of
+from train.heads.shapes import HeadShape, frozen_heads, init_heads, read_shape, shape_of
 from train.loop.estimate import estimate
 from train.loop.fit import FitResult, claim_folder, fit_and_draw
 from train.loop.operations import forward_operations
@@ -85,7 +85,7 @@ def run_joint(options: argparse.Namespace) -> int:
     texts = pack_texts(examples, options.row_length, options.held_out, options.seed)
     params = place_base(lm.params, lm.config, lm.backend, mesh)
     shape, heads = start_heads(options, lm, texts.trained)
-    frozen = {"params": params, "extra": frozen_extra(shape, lm.config, lm.params)}
+    frozen = {"params": params, "heads": frozen_heads(shape, lm.config, lm.params)}
     if options.quantize:
         frozen = {**frozen, "params": quantize_base(params, options.quantize)}
     learned = place_learned({"heads": heads}, mesh) | start_base(options, params, mesh)

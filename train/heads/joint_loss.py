@@ -46,9 +46,9 @@ class JointBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class JointLoss:
-    """The loss as a function of ``{"lora" | "base", "heads"}``; ``frozen`` has ``"params"`` and the heads' ``"extra"``.
+    """The loss as a function of ``{"lora" | "base", "heads"}``.
 
-    ``scale`` is that of the adapters.
+    ``frozen`` has ``"params"`` and, as ``"heads"``, what heads read and do not learn. ``scale`` is that of the adapters.
     """
 
     heads: HeadLoss
@@ -82,10 +82,10 @@ def beside_heads(decoder: Decoder, params: Params, frozen: Params) -> Params:
 
     No gradient flows into it: the heads' loss reaches the model through its hidden states alone.
     """
-    extra = dict(frozen.get("extra", {}))
-    if "output" in extra:
-        extra["output"] = vocabulary_rows(decoder.config, params, extra["ids"])
-    return {"params": params, "extra": extra}
+    frozen_heads = dict(frozen.get("heads", {}))
+    if "output" in frozen_heads:
+        frozen_heads["output"] = vocabulary_rows(decoder.config, params, frozen_heads["ids"])
+    return {"params": params, "heads": frozen_heads}
 
 
 def as_windows(batch: JointBatch, hidden_BTD: Float[Array, "B T D"]) -> Windows:

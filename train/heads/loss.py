@@ -60,16 +60,16 @@ class HeadLoss:
         The tokens that are counted are those that a first head foresees.
         """
         frozen = jax.lax.stop_gradient(frozen)
-        model, extra = Model(self.decoder, frozen["params"]), {**heads, **frozen.get("extra", {})}
+        model, head_params = Model(self.decoder, frozen["params"]), {**heads, **frozen.get("heads", {})}
         num_heads, num_tokens = len(heads["heads"]), batch.tokens_BT.shape[1] - len(heads["heads"]) - 1
-        views = look_ahead(model, extra, batch, num_tokens)
-        teacher = self._teacher(model, extra, batch) if self.soft else None
+        views = look_ahead(model, head_params, batch, num_tokens)
+        teacher = self._teacher(model, head_params, batch) if self.soft else None
         total = count = jnp.float32(0)
         others = {}
         for index in range(num_heads):
-            inputs, path = self._drop(views.hidden_BTD, views.path(index, is_conditioned(extra)), key, index)
+            inputs, path = self._drop(views.hidden_BTD, views.path(index, is_conditioned(head_params)), key, index)
             states = head_states(heads["heads"][index], inputs, path, self.decoder.backend)
-            logprobs_BTW = jax.nn.log_softmax(head_logits(model, extra, index, states).astype(jnp.float32))
+            logprobs_BTW = jax.nn.log_softmax(head_logits(model, head_params, index, states).astype(jnp.float32))
             target_BT, valid_BT = views.targets[index], views.valid[index]
             known_BT = valid_BT & (target_BT >= 0)
             losses_BT = -jnp.take_along_axis(logprobs_BTW, jnp.maximum(target_BT, 0)[..., None], axis=-1)[..., 0]
@@ -88,9 +88,9 @@ class HeadLoss:
             others[f"head_{index}_top1"] = (jnp.sum(hits_BT & valid_BT, dtype=jnp.float32), valid)
         return Tally(total, count, others)
 
-    def _teacher(self, model: Model, extra: Params, batch: Windows) -> Float[Array, "B A W"]:
+    def _teacher(self, model: Model, head_params: Params, batch: Windows) -> Float[Array, "B A W"]:
         """Return the model's own log-probabilities after each state, over the draft vocabulary."""
-        output = {"output": extra["output"]} if "output" in extra else {}
+        output = {"output": head_params["output"]} if "output" in head_params else {}
         # Where the model is trained too, it is not to become easier to foresee.
         hidden_BTD = jax.lax.stop_gradient(jnp.asarray(batch.hidden_BTD).astype(jnp.float32))
         logits = head_logits(model, {"heads": [{}], **output}, 0, hidden_BTD)
@@ -129,9 +129,9 @@ class Views(NamedTuple):
         return jnp.concatenate([self.embedded_BAD[:, 1 + at : 1 + at + count] for at in range(index + 1)], axis=-1)
 
 
-def look_ahead(model: Model, extra: Params, batch: Windows, num_tokens: int) -> Views:
+def look_ahead(model: Model, head_params: Params, batch: Windows, num_tokens: int) -> Views:
     """Shift a batch for each head; a target in another text than its state is not valid."""
-    num_heads = len(extra["heads"])
+    num_heads = len(head_params["heads"])
     dtype = jnp.dtype(model.decoder.backend.compute_dtype)
     embedded_BAD = model.embedded(jnp.asarray(batch.tokens_BT), jnp.asarray(batch.positions_BT))
     targets, valid = [], []

@@ -47,13 +47,15 @@ def read_shape(options: argparse.Namespace, lm: LanguageModel, tokens_P: np.ndar
     return HeadShape(options.heads, options.blocks, options.hydra, options.inner, options.share_lm_head, ids)
 
 
-def shape_of(extra: Params) -> HeadShape:
+def shape_of(head_params: Params) -> HeadShape:
     """Return the shape of heads that were read from a folder."""
-    head = extra["heads"][0]
+    head = head_params["heads"][0]
     blocks = head["blocks"]
     inner = blocks[0]["kernel"].shape[0] if blocks and "out" in blocks[0] else 0
-    ids = tuple(np.asarray(extra["ids"]).tolist()) if "ids" in extra else None
-    return HeadShape(len(extra["heads"]), len(blocks), is_conditioned(extra), inner, "output" not in head, ids)
+    ids = tuple(np.asarray(head_params["ids"]).tolist()) if "ids" in head_params else None
+    return HeadShape(
+        len(head_params["heads"]), len(blocks), is_conditioned(head_params), inner, "output" not in head, ids
+    )
 
 
 def init_heads(shape: HeadShape, config: DecoderConfig, params: Params, key: jax.Array) -> Params:
@@ -74,7 +76,7 @@ def init_heads(shape: HeadShape, config: DecoderConfig, params: Params, key: jax
     return {"heads": tuple(heads)}
 
 
-def frozen_extra(shape: HeadShape, config: DecoderConfig, params: Params) -> Params:
+def frozen_heads(shape: HeadShape, config: DecoderConfig, params: Params) -> Params:
     """Return what of the heads is not trained: their tokens, and the rows of the model's output matrix they share."""
     if shape.draft_ids is None:
         return {}

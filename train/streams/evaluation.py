@@ -58,11 +58,11 @@ class StreamEvaluation:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def count_hits(
-    decoder: Decoder, num_layers: int, num_ranks: int, own: Params, params: Params, batch: StreamRows
+    decoder: Decoder, num_layers: int, num_ranks: int, stream_params: Params, params: Params, batch: StreamRows
 ) -> tuple[Float[Array, "J R"], Float[Array, " J"]]:
     """Count for each stream the targets that it ranks r-th, and all that it has."""
     model = Model(decoder, params)
-    streams_BPJD = run_rows(model, own, num_layers, batch).streams_BPJD
+    streams_BPJD = run_rows(model, stream_params, num_layers, batch).streams_BPJD
     targets = look_ahead(batch, streams_BPJD.shape[2] + 1)
     target_BPJ, is_valid_BPJ = targets.rows_BPA[..., 1:], targets.is_valid_BPA[..., 1:]
     logits_BPJV = row_logits(model, {}, streams_BPJD)

@@ -84,7 +84,7 @@ def run_top(
 
 def stream_states(
     model: Model,
-    own: Params,
+    stream_params: Params,
     num_layers: int,
     hidden_BTD: Float[Array, "B T D"],
     texts: Texts,
@@ -96,18 +96,18 @@ def stream_states(
     ``hidden_BTD`` are the texts' states before the last layers and ``cache`` is `run_top`'s.
     """
     batch, num_picks = picks_BP.shape
-    num_streams, last = own["identifiers"].shape[0], model.config.num_layers
+    num_streams, last = stream_params["identifiers"].shape[0], model.config.num_layers
     picked_BPD = jnp.take_along_axis(hidden_BTD, picks_BP[..., None], axis=1)
     positions_BP = jnp.take_along_axis(texts.positions_BT, picks_BP, axis=1)
     positions_BPJ = positions_BP[..., None] + jnp.arange(1, num_streams + 1, dtype=positions_BP.dtype)
-    rows_BPJD = begin_streams(own, picked_BPD, model.decoder.backend).astype(hidden_BTD.dtype)
+    rows_BPJD = begin_streams(stream_params, picked_BPD, model.decoder.backend).astype(hidden_BTD.dtype)
     rows_BRD, positions_BR = rows_BPJD.reshape(batch, -1, rows_BPJD.shape[-1]), positions_BPJ.reshape(batch, -1)
     relation_BRS = _stream_relation(texts.segments_BT, picks_BP, num_streams)
     keys_at_BS = jnp.concatenate([texts.positions_BT, positions_BR], axis=1)
     placements = place_texts(model.config, relation_BRS, positions_BR, keys_at_BS)
     lengths_B = jnp.full((batch,), hidden_BTD.shape[1], jnp.int32)
     rows_BRD, _ = model.run_layers(
-        last - num_layers, last, rows_BRD, positions_BR, cache, placements, lengths_B, own.get("blocks")
+        last - num_layers, last, rows_BRD, positions_BR, cache, placements, lengths_B, stream_params.get("blocks")
     )
     return model.normed(rows_BRD).reshape(batch, num_picks, num_streams, -1)
 

@@ -120,7 +120,7 @@ class RowsRun(NamedTuple):
     streams_BPJD: Float[Array, "B P J D"]
 
 
-def run_rows(model: Model, own: Params, num_layers: int, batch: StreamRows) -> RowsRun:
+def run_rows(model: Model, stream_params: Params, num_layers: int, batch: StreamRows) -> RowsRun:
     """Run the model over a batch's texts, and the streams of its picks."""
     texts, dtype = batch.texts, jnp.dtype(model.decoder.backend.compute_dtype)
     if batch.hidden_BTD is None:
@@ -129,7 +129,7 @@ def run_rows(model: Model, own: Params, num_layers: int, batch: StreamRows) -> R
         hidden_BTD = jnp.asarray(batch.hidden_BTD).astype(dtype)
     final_BTD, cache = run_top(model, hidden_BTD, texts, num_layers)
     picks_BP = jnp.maximum(jnp.asarray(batch.picks_BP), 0)
-    streams_BPJD = stream_states(model, own, num_layers, hidden_BTD, texts, cache, picks_BP)
+    streams_BPJD = stream_states(model, stream_params, num_layers, hidden_BTD, texts, cache, picks_BP)
     return RowsRun(hidden_BTD, final_BTD, streams_BPJD)
 
 
@@ -148,13 +148,19 @@ def _add_main(model: Model, frozen: Params, run: RowsRun, batch: StreamRows, tal
 
 
 def _tally_streams(
-    model: Model, frozen: Params, own: Params, run: RowsRun, batch: StreamRows, alpha: tuple[float, ...], soft: float
+    model: Model,
+    frozen: Params,
+    stream_params: Params,
+    run: RowsRun,
+    batch: StreamRows,
+    alpha: tuple[float, ...],
+    soft: float,
 ) -> Tally:
     """Add up the losses of the streams and of the early exit."""
     num_streams, picks_BP = run.streams_BPJD.shape[2], jnp.maximum(jnp.asarray(batch.picks_BP), 0)
     targets = look_ahead(batch, num_streams + 1)
     picked_BPD = jnp.take_along_axis(run.hidden_BTD, picks_BP[..., None], axis=1)
-    exit_BPD = exit_states(model, own, jax.lax.stop_gradient(picked_BPD))
+    exit_BPD = exit_states(model, stream_params, jax.lax.stop_gradient(picked_BPD))
     states_BPAD = jnp.concatenate([exit_BPD[:, :, None], run.streams_BPJD], axis=2)
     logits_BPAW = row_logits(model, frozen, states_BPAD)
     rows_BPA1 = jnp.maximum(targets.rows_BPA, 0)[..., None]

@@ -154,7 +154,7 @@ def _compare_with_reference(model: LanguageModel, prompts: list[list[int]], max_
 
 
 def _target_as_drafter(model: LanguageModel) -> Strategy:
-    return DraftModel(num_draft_tokens=4, config=model.config, backend=model.backend, weights=model.params)
+    return DraftModel(num_draft_tokens=4, config=model.config, backend=model.backend, params=model.params)
 
 
 def _untrained_heads(model: LanguageModel) -> Strategy:
@@ -162,13 +162,13 @@ def _untrained_heads(model: LanguageModel) -> Strategy:
     width, dtype = model.config.model_dim, jnp.dtype(model.backend.param_dtype)
     block = {"kernel": jnp.zeros((width, width), dtype), "bias": jnp.zeros((width,), dtype)}
     heads = tuple({"blocks": (block,)} for _ in range(_MEDUSA_HEADS))
-    return Medusa(paths=read_product("3.2.1"), extra={"heads": heads})
+    return Medusa(paths=read_product("3.2.1"), params={"heads": heads})
 
 
 def _untrained_streams(model: LanguageModel) -> Strategy:
     described = StreamsConfig(num_streams=3, num_layers=max(1, model.config.num_layers // 4))
-    extra = init_streams(described, model.config, model.backend, jax.random.key(0))
-    return Streams(paths=read_product("3.2.1"), num_layers=described.num_layers, extra=extra)
+    params = init_streams(described, model.config, model.backend, jax.random.key(0))
+    return Streams(paths=read_product("3.2.1"), num_layers=described.num_layers, params=params)
 
 
 def _small_budget(model: LanguageModel) -> Strategy:

@@ -93,15 +93,15 @@ def read_heads(
         return jnp.array(tensors.read(names[name], dtype))
 
     count = description.num_heads if most is None else min(most, description.num_heads)
-    extra: Params = {"heads": tuple(_read_head(description, index, read, shapes) for index in range(count))}
+    head_params: Params = {"heads": tuple(_read_head(description, index, read, shapes) for index in range(count))}
     if description.draft_ids is not None:
-        extra["ids"] = jnp.asarray(description.draft_ids, jnp.int32)
-    return extra
+        head_params["ids"] = jnp.asarray(description.draft_ids, jnp.int32)
+    return head_params
 
 
 def write_heads(
     folder: Path,
-    extra: Params,
+    head_params: Params,
     vocab_size: int,
     *,
     base: str | None = None,
@@ -115,7 +115,7 @@ def write_heads(
     ``in_int8`` stores each row of a matrix as whole numbers times a scale of its own. ``beside`` are further files,
     texts by their names; ``overwrite`` replaces a folder of heads.
     """
-    heads = extra["heads"]
+    heads = head_params["heads"]
     tensors: dict[str, Any] = {}
     for index, head in enumerate(heads):
         for layer, block in enumerate(head["blocks"]):
@@ -128,11 +128,11 @@ def write_heads(
     description = HeadsDescription(
         num_heads=len(heads),
         num_layers=len(heads[0]["blocks"]),
-        model_dim=heads_width(extra),
+        model_dim=heads_width(head_params),
         vocab_size=vocab_size,
-        conditioned=is_conditioned(extra),
+        conditioned=is_conditioned(head_params),
         share_lm_head="output" not in heads[0],
-        draft_ids=tuple(np.asarray(extra["ids"]).tolist()) if "ids" in extra else None,
+        draft_ids=tuple(np.asarray(head_params["ids"]).tolist()) if "ids" in head_params else None,
         base=base,
         base_fingerprint=base_fingerprint,
     )

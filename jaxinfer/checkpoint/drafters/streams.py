@@ -78,7 +78,7 @@ def read_streams(
 def write_streams(
     folder: Path,
     streams: StreamsConfig,
-    own: Params,
+    stream_params: Params,
     config: DecoderConfig,
     *,
     base: str | None = None,
@@ -99,7 +99,7 @@ def write_streams(
         base=base,
         base_fingerprint=base_fingerprint,
     )
-    tensors = {path: np.ascontiguousarray(_at(own, path)) for path in streams.shapes(config)}
+    tensors = {path: np.ascontiguousarray(_at(stream_params, path)) for path in streams.shapes(config)}
     with new_folder(folder, _DESCRIPTION if overwrite else None) as new:
         (new / _DESCRIPTION).write_text(json.dumps(asdict(description)) + "\n")
         save_file(tensors, new / _WEIGHTS)
@@ -119,7 +119,9 @@ def _described(value: Any) -> Any:
     if is_dataclass(value):
         settings = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
         return {
-            name: _described(own) for name, (own, default) in settings.items() if default is MISSING or own != default
+            name: _described(value)
+            for name, (value, default) in settings.items()
+            if default is MISSING or value != default
         }
     if isinstance(value, tuple):
         return [_described(one) for one in value]
@@ -175,7 +177,7 @@ def _read_weights(path: Path, streams: StreamsConfig, config: DecoderConfig, bac
         raise InvalidCheckpoint(f"{path}: tensor {missing[0]} is missing")
     if extra := sorted(found.keys() - expected.keys()):
         raise InvalidCheckpoint(f"{path}: {_DESCRIPTION} leaves no place for tensor {extra[0]}")
-    own: Params = {}
+    stream_params: Params = {}
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise InvalidCheckpoint(
@@ -186,12 +188,12 @@ def _read_weights(path: Path, streams: StreamsConfig, config: DecoderConfig, bac
         if not np.isfinite(array.astype(np.float32)).all():
             raise InvalidCheckpoint(f"{path}: tensor {name} holds numbers that are not finite; train the streams again")
         # A copy: the file may change while the model is in use.
-        put(own, name, jnp.array(array))
-    return own
+        put(stream_params, name, jnp.array(array))
+    return stream_params
 
 
-def _at(own: Mapping[str, Any], path: str) -> Any:
-    node: Any = own
+def _at(stream_params: Mapping[str, Any], path: str) -> Any:
+    node: Any = stream_params
     for part in path.split("."):
         node = node[part]
     return node

@@ -28,15 +28,15 @@ from jaxinfer.ops.seven_bits import round_rows, rounded_product, rounds
 from jaxinfer.ops.top_k import top_k
 
 
-def is_conditioned(extra: Params) -> bool:
+def is_conditioned(head_params: Params) -> bool:
     """Tell whether heads read the tokens drafted before theirs."""
-    blocks = extra["heads"][0]["blocks"]
-    return bool(blocks) and blocks[0]["kernel"].shape[1] > heads_width(extra)
+    blocks = head_params["heads"][0]["blocks"]
+    return bool(blocks) and blocks[0]["kernel"].shape[1] > heads_width(head_params)
 
 
-def heads_width(extra: Params) -> int:
+def heads_width(head_params: Params) -> int:
     """Return how many channels the hidden states have that heads are made for."""
-    head = extra["heads"][0]
+    head = head_params["heads"][0]
     if not head["blocks"]:
         return head["output"]["kernel"].shape[1]
     block = head["blocks"][0]
@@ -55,12 +55,14 @@ def head_states(
     return states
 
 
-def head_logits(model: Model, extra: Params, index: int, states: Float[Array, "*rows D"]) -> Float[Array, "*rows W"]:
+def head_logits(
+    model: Model, head_params: Params, index: int, states: Float[Array, "*rows D"]
+) -> Float[Array, "*rows W"]:
     """Return a head's logits, over the draft vocabulary where there is one.
 
     A cap that the model puts on its logits is left out where a head's own rows are read: it changes no ranks.
     """
-    output = extra["heads"][index].get("output") or extra.get("output")
+    output = head_params["heads"][index].get("output") or head_params.get("output")
     if output is None:
         return model.logits(states)
     if "scale" in output:
@@ -70,35 +72,35 @@ def head_logits(model: Model, extra: Params, index: int, states: Float[Array, "*
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
 
 
-def plain_logits(model: Model, extra: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads W"]:
+def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads W"]:
     """Return the logits of all heads that read nothing but the hidden state."""
-    backend, heads = model.decoder.backend, extra["heads"]
+    backend, heads = model.decoder.backend, head_params["heads"]
     states = [head_states(head, hidden_BD, None, backend) for head in heads]
     if "output" in heads[0]:
-        return jnp.stack([head_logits(model, extra, index, state) for index, state in enumerate(states)], axis=1)
+        return jnp.stack([head_logits(model, head_params, index, state) for index, state in enumerate(states)], axis=1)
     # One product, so that the shared matrix is read once.
-    return head_logits(model, extra, 0, jnp.stack(states, axis=1))
+    return head_logits(model, head_params, 0, jnp.stack(states, axis=1))
 
 
 def top_tokens(
-    extra: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend
+    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend
 ) -> Int[Array, "B heads count"]:
     """Return the ids of a head's best tokens, the best first."""
     _, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
-    return extra["ids"][rows] if "ids" in extra else rows
+    return head_params["ids"][rows] if "ids" in head_params else rows
 
 
 def top_chances(
-    extra: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
+    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
 ) -> tuple[Float[Array, "B heads count"], Int[Array, "B heads count"]]:
     """Return the log-probabilities that a head gives its best tokens, and these tokens' ids, the best first."""
     best, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
     best, wide = (each.astype(jnp.promote_types(each.dtype, jnp.float32)) / temperature for each in (best, logits))
     best -= jax.nn.logsumexp(wide, axis=-1, keepdims=True)
-    return best, extra["ids"][rows] if "ids" in extra else rows
+    return best, head_params["ids"][rows] if "ids" in head_params else rows
 
 
-def rounded_outputs(extra: Params, backend: Backend) -> Params:
+def rounded_outputs(head_params: Params, backend: Backend) -> Params:
     """Return heads with their own output matrices rounded, and a ``"scale"`` beside each, where that is faster."""
 
     def rounded(part: Params) -> Params:
@@ -107,7 +109,7 @@ def rounded_outputs(extra: Params, backend: Backend) -> Params:
         integers, scale = round_rows(part["output"]["kernel"])
         return {**part, "output": {**part["output"], "kernel": integers, "scale": scale}}
 
-    return {**rounded(extra), "heads": tuple(rounded(head) for head in extra["heads"])}
+    return {**rounded(head_params), "heads": tuple(rounded(head) for head in head_params["heads"])}
 
 
 def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[Array, " W"]) -> Params:

@@ -74,33 +74,36 @@ class StreamsRun(NamedTuple):
 
 def init_streams(streams: StreamsConfig, config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
     """Draw parameters to train from: maps and adapters begin without effect, and the identifiers differ a little."""
-    own: Params = {}
+    stream_params: Params = {}
     for number, (path, shape) in enumerate(streams.shapes(config).items()):
         deviation = 0.0 if path.endswith(".up") else 0.02 if path == "identifiers" else shape[-1] ** -0.5
         drawn = deviation * jax.random.normal(jax.random.fold_in(key, number), shape)
-        put(own, path, drawn.astype(backend.param_dtype))
-    return own
+        put(stream_params, path, drawn.astype(backend.param_dtype))
+    return stream_params
 
 
-def put(own: Params, path: str, array: Any) -> None:
+def put(stream_params: Params, path: str, array: Any) -> None:
     """Put a parameter of streams where its path, as in `StreamsConfig.shapes`, says."""
+    node = stream_params
     *parents, last = path.split(".")
     for parent in parents:
-        own = own.setdefault(parent, {})
-    own[last] = array
+        node = node.setdefault(parent, {})
+    node[last] = array
 
 
-def insert_streams(own: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B T D"]:
+def insert_streams(stream_params: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B T D"]:
     """Return nodes and then, node by node, their J streams as they begin: T = M * (1 + J) rows."""
     batch, _, width = hidden_BMD.shape
-    streams_BMJD = begin_streams(own, hidden_BMD, backend)
+    streams_BMJD = begin_streams(stream_params, hidden_BMD, backend)
     return jnp.concatenate([hidden_BMD, streams_BMJD.reshape(batch, -1, width)], axis=1)
 
 
-def begin_streams(own: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B M J D"]:
+def begin_streams(
+    stream_params: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend
+) -> Float[Array, "B M J D"]:
     """Return the streams of tokens as they are before the top layers."""
-    first_BMD = _apply(own["init"], hidden_BMD, backend)
-    return first_BMD[:, :, None] + own["identifiers"].astype(first_BMD.dtype)
+    first_BMD = _apply(stream_params["init"], hidden_BMD, backend)
+    return first_BMD[:, :, None] + stream_params["identifiers"].astype(first_BMD.dtype)
 
 
 def stream_relation(ancestors_BMM: Bool[Array, "#B M M"], num_streams: int) -> Bool[Array, "#B T T"]:
@@ -127,7 +130,7 @@ def stream_positions(positions_BM: Int[Array, "B M"], num_streams: int) -> Int[A
 
 def run_streams(
     model: Model,
-    own: Params,
+    stream_params: Params,
     num_layers: int,
     hidden_BMD: Float[Array, "B M D"],
     start_B: Int[Array, " B"],
@@ -141,29 +144,36 @@ def run_streams(
     ``hidden_BMD`` are the nodes' states before these layers; nodes and relation are as `LayeredCache.place` takes them.
     Streams are written to the cache after all nodes, where keeping a path over nodes drops them.
     """
-    num_streams, last = own["identifiers"].shape[0], model.config.num_layers
+    num_streams, last = stream_params["identifiers"].shape[0], model.config.num_layers
     batch, num_nodes, width = hidden_BMD.shape
     # Among the rows, streams follow the nodes.
     adapted = Model(Decoder(model.config, replace(model.decoder.backend, adapted_from=num_nodes)), model.params)
-    rows_BTD = insert_streams(own, hidden_BMD, model.decoder.backend).astype(hidden_BMD.dtype)
+    rows_BTD = insert_streams(stream_params, hidden_BMD, model.decoder.backend).astype(hidden_BMD.dtype)
     positions_BT = stream_positions(positions_BM, num_streams)
     placements = cache.place(start_B, stream_relation(ancestors_BMM, num_streams))
     rows_BTD, cache = adapted.run_layers(
-        last - num_layers, last, rows_BTD, positions_BT, cache, placements, context_lengths_B, own.get("blocks")
+        last - num_layers,
+        last,
+        rows_BTD,
+        positions_BT,
+        cache,
+        placements,
+        context_lengths_B,
+        stream_params.get("blocks"),
     )
     rows_BTD = model.normed(rows_BTD)
     streams_BMJD = rows_BTD[:, num_nodes:].reshape(batch, num_nodes, num_streams, width)
     return StreamsRun(rows_BTD[:, :num_nodes], streams_BMJD, cache)
 
 
-def exit_logits(model: Model, own: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
+def exit_logits(model: Model, stream_params: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
     """Guess the token after each node from its state before the top layers."""
-    return model.logits(exit_states(model, own, hidden_BMD))
+    return model.logits(exit_states(model, stream_params, hidden_BMD))
 
 
-def exit_states(model: Model, own: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M D"]:
+def exit_states(model: Model, stream_params: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M D"]:
     """Return what the output matrix reads for `exit_logits`."""
-    return model.normed(_apply(own["exit"], hidden_BMD, model.decoder.backend))
+    return model.normed(_apply(stream_params["exit"], hidden_BMD, model.decoder.backend))
 
 
 def _apply(low_rank: Params, hidden: Float[Array, "*rows D"], backend: Backend) -> Float[Array, "*rows D"]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.jacobi import Jacobi
-from jaxinfer.decoding.strategy import Prompt
+from jaxinfer.decoding.strategy import Prefilled
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from tests.toys import TINY_LLAMA, float32_backend
@@ -29,7 +29,7 @@ def test_the_first_guesses_are_the_end_of_the_prompt_and_follow_the_current_toke
         prompt_lengths_B=jnp.asarray([4, 1]),
         lengths_B=jnp.asarray([5, 2]),
     )
-    guesses_BG = STRATEGY.start(UNUSED, (), state, Prompt(None, 4))
+    guesses_BG = STRATEGY.start(UNUSED, (), state, Prefilled(None, 4))
     assert guesses_BG.tolist() == [[6, 7, 8], [4, 4, 4]]
     tree = STRATEGY.propose(UNUSED, (), state, guesses_BG).tree
     assert tree.tokens_BM.tolist() == [[9, 6, 7, 8], [3, 4, 4, 4]]

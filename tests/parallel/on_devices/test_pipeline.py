@@ -45,10 +45,10 @@ def test_adapters_of_streams_act_in_stages_and_on_padded_heads_as_on_one_device(
     """Nine heads and 63 features on two devices each: the same drafts are taken and refused."""
     one = single("llama", 4)
     streams = StreamsConfig(num_streams=3, num_layers=2)
-    own = init_streams(streams, one.lm.config, one.lm.backend, jax.random.key(0))
+    stream_params = init_streams(streams, one.lm.config, one.lm.backend, jax.random.key(0))
     blocks = jax.tree.map(jnp.asarray, random_adapters(one.lm.config, 2))
     adapted, idle = (
-        Streams(extra={**own, "blocks": each}, num_layers=2, paths=read_product("3.2.1"))
+        Streams(params={**stream_params, "blocks": each}, num_layers=2, paths=read_product("3.2.1"))
         for each in (blocks, jax.tree.map(jnp.zeros_like, blocks))
     )
     lm = one.on("data=2,tensor=2,pipeline=2")
@@ -62,7 +62,7 @@ def test_a_draft_model_whose_layers_do_not_divide_is_on_every_stage(single):
     one, split = single("llama"), Split("pipeline=2", "llama")
     config = replace(one.lm.config, num_layers=3)
     spec = parse_strategy("draft_model:num_draft_tokens=2")
-    drafter = replace(spec, config=config, backend=one.lm.backend, weights=random_params(config, seed=8))
+    drafter = replace(spec, config=config, backend=one.lm.backend, params=random_params(config, seed=8))
     lm = one.on(split.mesh)
     resolved = lm.resolve(drafter)
     check_identical(lm, one.asked, resolved)

@@ -17,7 +17,7 @@ from tests.toys import TINY_LLAMA, encode_bytes, fable, random_params
 from tests.train.heads.test_medusa import train_heads
 from train.heads.joint_loss import JointEvaluation, JointLoss, as_joint_batch, as_windows, ramp_at
 from train.heads.loss import HeadLoss, target_rows
-from train.heads.shapes import HeadShape, frozen_extra, init_heads
+from train.heads.shapes import HeadShape, frozen_heads, init_heads
 from train.loop.fit import read_metrics
 from train.loop.whole_text import text_hidden
 from train.model.lora import init_lora, with_lora
@@ -44,7 +44,7 @@ def learned():
     heads = init_heads(SHAPE, TINY_LLAMA, params, jax.random.key(1))
     lora = init_lora(params, 2, jax.random.key(2))
     noisy = lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)  # noqa: E731
-    frozen = {"params": params, "extra": frozen_extra(SHAPE, TINY_LLAMA, params)}
+    frozen = {"params": params, "heads": frozen_heads(SHAPE, TINY_LLAMA, params)}
     return jax.tree.map(noisy, {"heads": heads, "lora": lora}), frozen
 
 

@@ -23,7 +23,7 @@ from tests.toys import TINY_LLAMA, encode_bytes, fable, random_params
 from train.features.hidden_states import HiddenStates, cache_hidden_states
 from train.heads.evaluation import HeadEvaluation
 from train.heads.loss import HeadLoss, WindowSource, frequent_tokens, look_ahead, target_rows
-from train.heads.shapes import HeadShape, frozen_extra, init_heads
+from train.heads.shapes import HeadShape, frozen_heads, init_heads
 from train.heads.trees import best_tree
 from train.texts.packing import Example
 
@@ -55,7 +55,7 @@ def random_heads(shape, lm, seed=0):
 
 
 def frozen_of(shape, lm):
-    return {"params": lm.params, "extra": frozen_extra(shape, lm.config, lm.params)}
+    return {"params": lm.params, "heads": frozen_heads(shape, lm.config, lm.params)}
 
 
 def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_another_text(lm):
@@ -66,12 +66,12 @@ def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_anot
     hidden, predicted = np.zeros((32, lm.config.model_dim), np.float16), np.ones(32, bool)
     states = HiddenStates(hidden, tokens, positions, texts, predicted)
     source = WindowSource(states, 8, 3, target_rows(lm.config.vocab_size, None))
-    extra = random_heads(HeadShape(3, conditioned=True), lm)
+    head_params = random_heads(HeadShape(3, conditioned=True), lm)
     table_VD = np.asarray(lm.params["embed"]["embedding"])
     seen = np.zeros(3, int)
     for window in range(source.count):
         batch = source.take(np.array([window]))
-        views = look_ahead(Model(lm.programs.decoder, lm.params), extra, batch, 8)
+        views = look_ahead(Model(lm.programs.decoder, lm.params), head_params, batch, 8)
         for head in range(3):
             path_TD = np.asarray(views.path(head, True))[0]
             for at in range(8):
@@ -155,8 +155,8 @@ def test_new_heads_repeat_the_models_own_prediction(lm, states):
     for shape in SHAPES.values():
         heads = init_heads(shape, lm.config, lm.params, jax.random.key(0))
         path_PD = jnp.ones((5, lm.config.model_dim)) if shape.conditioned else None
-        extra = {**heads, **frozen_extra(shape, lm.config, lm.params)}
-        found = head_logits(model, extra, 0, head_states(heads["heads"][0], hidden_PD, path_PD, lm.backend))
+        head_params = {**heads, **frozen_heads(shape, lm.config, lm.params)}
+        found = head_logits(model, head_params, 0, head_states(heads["heads"][0], hidden_PD, path_PD, lm.backend))
         ids = jnp.arange(lm.config.vocab_size) if shape.draft_ids is None else jnp.asarray(shape.draft_ids)
         np.testing.assert_allclose(found, model.logits(hidden_PD)[:, ids], rtol=1e-5, atol=1e-5)
 
@@ -273,7 +273,7 @@ def test_accuracies_from_cached_states_are_those_of_whole_forward_passes(lm, tmp
     source = WindowSource(states, 32, 3, target_rows(lm.config.vocab_size, shape.draft_ids))
     evaluation = HeadEvaluation(lm.programs.decoder, frozen, source, num_ranks=4)
     found = evaluation.accuracies(heads)
-    expected = measure_accuracies(lm.programs.decoder, lm.params, {**heads, **frozen["extra"]}, texts, 4)
+    expected = measure_accuracies(lm.programs.decoder, lm.params, {**heads, **frozen["heads"]}, texts, 4)
     num_tokens = sum(map(len, texts))
     np.testing.assert_allclose(found, expected, atol=1.5 / num_tokens)  # a near-tie may fall otherwise in float16
     assert np.max(found) > 0
@@ -309,8 +309,8 @@ def test_of_a_conversation_only_answers_are_foreseen(lm, tmp_path):
     mask = tuple(4 <= at < 8 or 14 <= at < 18 for at in range(20))
     states = cache_hidden_states(lm, [Example(tokens, mask)], tmp_path / "cache")
     source = WindowSource(states, 24, 2, target_rows(lm.config.vocab_size, None))
-    extra = random_heads(HeadShape(2), lm)
-    views = look_ahead(Model(lm.programs.decoder, lm.params), extra, source.take(np.arange(1)), 24)
+    head_params = random_heads(HeadShape(2), lm)
+    views = look_ahead(Model(lm.programs.decoder, lm.params), head_params, source.take(np.arange(1)), 24)
     # States are kept from token 3 on, and a first head foresees the token after the next.
     found = np.flatnonzero(np.asarray(views.valid[0])[0]) + 3 + 2
     assert found.tolist() == [5, 6, 7, 14, 15, 16, 17]
