@@ -16,24 +16,18 @@ from tests.toys import write_tiny_llama, write_trained_llama
 QUICK = (
     "cache",
     "checkpoint",
+    "decoding",
     "models",
     "parallel",
     "sampling",
     "train",
-    "test_compilations.py",
-    "test_exactness.py",
-    "test_long_texts.py",
-    "test_mutants.py",
 )
 # The files that take minutes, first, so that no worker is left alone with one at the end.
 LONG = (
-    "test_meshes_of_llama_and_gemma.py",
+    "test_on_devices.py",
     "test_exactness.py",
-    "test_meshes_of_opt_and_gpt2.py",
     "test_parity.py",
-    "test_sequences_on_eight_devices.py",
     "test_strategies_compile.py",
-    "test_stages_on_eight_devices.py",
     "test_long_texts.py",
     "test_plan.py",
     "test_tpu_steps.py",

@@ -101,7 +101,7 @@ def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, reques
     assert sum(one.later_siblings for one in expected) > 0
 
 
-@pytest.mark.parametrize(("kind", "deepest"), [("plain", 2), ("conditioned", 3)])
+@pytest.mark.parametrize(("kind", "deepest"), [pytest.param("plain", 2, marks=pytest.mark.slow), ("conditioned", 3)])
 def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, requests, oracle, fitted, kind, deepest):
     strategy = resolve(lm, Medusa(params=sharpened(fitted[kind]), growth=GROWTH))
     rows = run(lm, requests, strategy)
@@ -115,6 +115,7 @@ def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, r
     assert min(sum(accepted[depth] for _, accepted in expected) for depth in range(deepest)) > 0
 
 
+@pytest.mark.slow
 def test_a_sum_keeps_the_nodes_that_their_drafter_holds_likeliest(lm, requests, oracle, fitted):
     """Beside a drafter that finds nothing, the best 8 of 16 nodes are the tree of 8: both grow from as many beams."""
     params = sharpened(fitted["plain"])
@@ -200,7 +201,10 @@ def test_outputs_are_rounded_for_one_processor_and_not_for_a_mesh(lm, fitted):
     assert on_mesh.params["heads"][0]["output"]["kernel"].dtype == jnp.float32
 
 
-@pytest.mark.parametrize(("conditioned", "share", "with_ids"), [(False, True, False), (True, True, True)])
+@pytest.mark.parametrize(
+    ("conditioned", "share", "with_ids"),
+    [pytest.param(False, True, False, marks=pytest.mark.slow), (True, True, True)],
+)
 def test_random_heads_on_disk_change_no_token(lm, requests, oracle, tmp_path, conditioned, share, with_ids):
     folder = tmp_path / "heads"
     write_heads(folder, random_heads(conditioned, share, with_ids), 258)

@@ -96,7 +96,9 @@ def test_pruning_drops_drafts_and_changes_no_token(lm, requests, oracle, fitted)
     assert sum(row.counts.accepted for row in rows) > 0.7 * sum(sum(one.accepted_by_depth) for one in expected)
 
 
-@pytest.mark.parametrize("options", ["tree=2.1", "tree=chain:3,prune_below=0.002"])
+@pytest.mark.parametrize(
+    "options", [pytest.param("tree=2.1", marks=pytest.mark.slow), "tree=chain:3,prune_below=0.002"]
+)
 def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, options):
     spec = f"streams:heads={folder},{options}"
     strategy = lm.resolve(spec)

@@ -13,7 +13,7 @@ from tests.toys import encode_bytes, fable
 RANKS = 3
 
 
-@pytest.mark.parametrize("fit", [fit_plain, fit_conditioned])
+@pytest.mark.parametrize("fit", [fit_plain, pytest.param(fit_conditioned, marks=pytest.mark.slow)])
 def test_accuracies_are_how_often_each_rank_is_right(trained_folder, fit):
     lm = jaxinfer.load(trained_folder)
     texts = [encode_bytes(fable(4, 0)[:90]), encode_bytes(fable(4, 1)[:40])]
