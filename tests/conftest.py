@@ -35,6 +35,7 @@ LONG = (
     "test_strategies_compile.py",
     "test_stages_on_eight_devices.py",
     "test_long_texts.py",
+    "test_eight_chips.py",
     "test_plan.py",
     "test_tpu_steps.py",
 )
