@@ -29,6 +29,7 @@ LONG = (
     "test_parity.py",
     "test_strategies_compile.py",
     "test_long_texts.py",
+    "test_eight_chips.py",
     "test_plan.py",
     "test_tpu_steps.py",
 )
