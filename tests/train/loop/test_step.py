@@ -58,6 +58,7 @@ def params():
     return init_params(CONFIG, float32_backend(), jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_loss_falls_well_below_the_entropy_of_single_tokens():
     """A model that knew only how frequent each byte is could not get below that entropy."""
     _, losses = train(DECODER, Schedule(num_steps=250, peak_rate=1e-2), batches(250))
@@ -67,7 +68,7 @@ def test_loss_falls_well_below_the_entropy_of_single_tokens():
     assert np.mean(losses[-5:]) < 0.7 * entropy
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_training_is_a_function_of_its_seeds(scan_layers):
     decoder = Decoder(CONFIG, float32_backend(scan_layers))
     schedule = Schedule(num_steps=4, warmup=0.25)
