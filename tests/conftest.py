@@ -11,18 +11,24 @@ from typing import Any
 import jax
 import pytest
 
+from jaxinfer.language_model import LanguageModel, load
 from tests.toys import write_tiny_llama, write_trained_llama
 
 # Where tests compile many programs whose meaning is what is tested, not how fast or how exactly they compute it.
 QUICK = (
+    "bench",
     "cache",
     "checkpoint",
+    "cli",
+    "colab",
     "models",
     "parallel",
     "sampling",
     "train",
+    "test_bad_input.py",
     "test_compilations.py",
     "test_exactness.py",
+    "test_language_model.py",
     "test_long_texts.py",
     "test_mutants.py",
 )
@@ -114,3 +120,9 @@ def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not folder.exists():
             write_trained_llama(tmp_path_factory.mktemp("trained") / "model").rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained_model(trained_folder: Path) -> LanguageModel:
+    """Return it loaded, with the programs that the tests of a run share."""
+    return load(trained_folder)
