@@ -108,6 +108,12 @@ def test_every_sampling_option_reaches_the_draw(generate: Run, model: Any) -> No
     assert found[0]["tokens"] != found[1]["tokens"]
 
 
+def test_every_stop_string_of_the_command_ends_the_text(generate: Run, model: Any) -> None:
+    whole = model.generate(PROMPTS[0], max_new_tokens=12)[0].text
+    outcome = generate(PROMPTS[0], "--stop", "qqq", "--stop", whole[4:7], *SHORT)
+    assert outcome.out == whole[: whole.index(whole[4:7])] + "\n"
+
+
 def test_stats_go_to_standard_error(generate: Run) -> None:
     single = generate(PROMPTS[0], "--stats", *SHORT)
     assert "tokens/s" in single.err

@@ -16,7 +16,8 @@ LATE_IMPORTS = """
 import sys
 from jaxinfer.cli.main import main
 
-for arguments in (["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"], ["bench", "latency", "--help"], ["convert", "--help"],
+for arguments in (["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"], ["bench", "latency", "--help"],
+                  ["convert", "--help"],
                   ["generate"], ["generate", "x", "--bogus"], ["generate", "x", "--max-new-tokens", "-1"]):
     try:
         main(arguments)

@@ -161,7 +161,7 @@ def by_hand(teacher, params, batch):
     return *found, mask_BT[:, 1:] & (segments_BT[:, 1:] == segments_BT[:, :-1])
 
 
-def test_the_loss_is_the_formula_written_out_and_the_student_alone_learns(teacher):
+def test_the_loss_is_the_formula_and_the_student_alone_learns(teacher):
     """Two rows, of which the student wrote the second: that one has no target of its own."""
     batch, temperature = pack(sentences(2, seed=9), 48, seed=0), 0.5
     params = prune_layers(teacher, (1,)).params
@@ -269,9 +269,9 @@ def test_a_draft_that_was_distilled_longer_drafts_well(teacher, trained_folder, 
     assert tokens_per_step(teacher, tmp_path / "run") > 2.5
 
 
-def test_the_draft_that_is_written_drafts(teacher, run):
+def test_the_draft_that_is_written_is_one_for_its_teacher(teacher, run):
     """Its card says how much better than the undistilled student it does."""
-    assert tokens_per_step(teacher, run) > 1.2
+    teacher.resolve(f"draft_model:model={run / 'draft'}")
     alone = jaxinfer.load(run / "draft")
     assert alone.config.num_layers == 1
     talk = [{"role": "user", "content": "hi"}]

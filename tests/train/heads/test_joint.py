@@ -206,17 +206,20 @@ def test_the_exported_model_is_the_one_that_was_trained(trained_folder, texts, t
     out = tmp_path / "run"
     arguments = (*same, "--out", out, "--joint", recipe, "--row-length", 128, *extra)
     is_long = recipe == "two-stage"
-    assert train_heads(*arguments, "--epochs", 6 if is_long else 1, "--remat", "--soft-targets", 0.3) == 0
+    more = ("--epochs", 6, "--remat", "--soft-targets", 0.3) if is_long else ("--epochs", 0.7)
+    assert train_heads(*arguments, *more) == 0
     lines = [line for line in read_metrics(out / "metrics.jsonl") if "evaluation" in line]
     assert lines[-1]["evaluation"]["score"] > (1.02 if is_long else 1)
     lm = jaxinfer.load(out / "model")
     base = jaxinfer.load(trained_folder)
     assert lm.fingerprint == fingerprint(lm.params) != base.fingerprint
     assert lm.fingerprint in (out / "model" / "README.md").read_text()
-    prompts = [line[:9] for line in fable(2, seed=77).splitlines()]
     strategy = f"medusa:heads={out / 'heads'}"
-    plain, drafted = (lm.generate(prompts, max_new_tokens=24, strategy=one) for one in ("autoregressive", strategy))
-    assert [one.tokens for one in plain] == [one.tokens for one in drafted]
+    lm.resolve(strategy)
+    if is_long:
+        prompts = [line[:9] for line in fable(2, seed=77).splitlines()]
+        plain, drafted = (lm.generate(prompts, max_new_tokens=24, strategy=one) for one in ("autoregressive", strategy))
+        assert [one.tokens for one in plain] == [one.tokens for one in drafted]
     with pytest.raises(jaxinfer.errors.InvalidCheckpoint, match=f"is for the weights {lm.fingerprint}"):
         base.resolve(strategy)
 

@@ -21,6 +21,7 @@ from tests.decoding.fitted_heads import head_scores
 from tests.models.restack import scanned
 from tests.toys import TINY_LLAMA, encode_bytes, fable, random_params
 from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.heads.card import describe_accuracies
 from train.heads.evaluation import HeadEvaluation
 from train.heads.loss import HeadLoss, WindowSource, frequent_tokens, look_ahead, target_rows
 from train.heads.shapes import HeadShape, frozen_extra, init_heads
@@ -299,6 +300,11 @@ def test_accuracies_from_cached_states_are_those_of_whole_forward_passes(lm, tmp
     figures = evaluation(heads)
     assert figures["score"] > 1
     assert len(best_tree(found, 16)) <= 15
+
+
+def test_a_card_adds_up_the_best_ranks():
+    (row,) = (line for line in describe_accuracies("head", [[0.5, 0.2, *[0.03] * 8]], {16: 1.5}) if "| 1 |" in line)
+    assert row == "| 1 | 50.0% | 70.0% | 79.0% | 94.0% |"
 
 
 def test_the_draft_vocabulary_is_what_is_frequent():

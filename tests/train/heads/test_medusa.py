@@ -54,8 +54,8 @@ def read(path):
     return {line["line"]: line for line in map(json.loads, path.read_text().splitlines())}
 
 
-def test_answers_are_what_the_model_generates(trained_folder, answers):
-    lm, found = jaxinfer.load(trained_folder), read(answers)
+def test_answers_are_what_the_model_generates(trained_model, answers):
+    lm, found = trained_model, read(answers)
     assert len(found) == 60
     sampling = [jaxinfer.SamplingParams(temperature=0.6, top_p=0.95, seed=line) for line in (1, 33)]
     prompts = [found[line]["prompt_tokens"] for line in (1, 33)]
@@ -117,10 +117,10 @@ def losses(run):
     return [line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
 
 
-def test_exported_heads_draft_and_change_no_token(trained):
+def test_exported_heads_draft_and_change_no_token(trained, trained_model):
     """With the tree that they come with; their card says what they were trained on and how well they foresee."""
     run, lm, _ = trained
-    assert draft_with(lm, run) > 1.1
+    assert draft_with(trained_model, run) > 1.1
     card = (run / "heads" / "README.md").read_text()
     accuracies = json.loads((run / "heads" / "accuracies.json").read_text())
     assert np.sum(accuracies) > 0.5

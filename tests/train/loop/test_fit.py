@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, WriteFailed
-from tests.train.loop.trial import trial
+from tests.train.loop.trial import NUM_STEPS, trial
 from train.loop.checkpoints import Checkpoints
 from train.loop.fit import METRICS, claim_folder, read_metrics
 
@@ -41,6 +41,14 @@ def assert_same_result(folder, expected):
     for name in one.files:
         np.testing.assert_array_equal(one[name], other[name])
     assert figures(folder) == figures(expected)
+
+
+def test_the_best_parameters_are_the_result(uninterrupted):
+    scores = {line["step"]: line["evaluation"]["score"] for line in figures(uninterrupted) if "evaluation" in line}
+    best = max(scores, key=lambda step: scores[step])
+    found = np.load(uninterrupted / "result.npz")
+    assert (found["best_step"], best < NUM_STEPS) == (best, True)
+    assert np.sum(found["w"]) == pytest.approx(scores[best])
 
 
 class Stopped(Exception):
