@@ -21,6 +21,7 @@ from tests.decoding.fitted_heads import head_scores
 from tests.models.restack import scanned
 from tests.toys import TINY_LLAMA, encode_bytes, fable, random_params
 from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.heads.card import describe_accuracies
 from train.heads.evaluation import HeadEvaluation
 from train.heads.loss import HeadLoss, WindowSource, frequent_tokens, look_ahead, target_rows
 from train.heads.shapes import HeadShape, frozen_heads, init_heads
@@ -86,16 +87,30 @@ def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_anot
     assert seen.tolist() == [28, 26, 24]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("soft", [0.0, 0.3])
-def test_loss_is_the_formula_written_out(lm, states, name, soft):
+@pytest.mark.parametrize(
+    ("name", "soft"),
+    [
+        ("medusa", 0.3),
+        ("own matrices", 0.0),
+        ("hydra", 0.3),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("medusa", 0), ("own matrices", 0.3), ("hydra", 0))),
+    ],
+)
+def test_loss_is_the_formula_written_out_and_heads_alone_learn(lm, states, name, soft):
     shape = SHAPES[name]
     heads, frozen = random_heads(shape, lm), frozen_of(shape, lm)
     rows_V = target_rows(lm.config.vocab_size, shape.draft_ids)
     windows = WindowSource(states, 64, shape.num_heads, rows_V)
     assert windows.count > 1
     batch = windows.take(np.arange(windows.count))
-    tally = jax.jit(HeadLoss(lm.programs.decoder, 0.8, soft))(heads, frozen, batch, jax.random.key(0))
+    loss = HeadLoss(lm.programs.decoder, 0.8, soft)
+
+    def differentiate(heads, frozen):
+        total = lambda *both: ((tally := loss(*both, batch, jax.random.key(0))).loss, tally)  # noqa: E731
+        return jax.value_and_grad(total, argnums=(0, 1), has_aux=True, allow_int=True)(heads, frozen)
+
+    (_, tally), gradients = jax.jit(differentiate)(heads, frozen)
+    assert_only_heads_learn(lm, *gradients)
 
     hidden_PD, tokens, texts = np.asarray(states.hidden_PD, np.float64), states.tokens_P, states.texts_P
     table_VD = np.asarray(lm.params["embed"]["embedding"], np.float64)
@@ -129,8 +144,16 @@ def log_softmax(logits):
     return shifted - np.log(np.sum(np.exp(shifted)))
 
 
+def assert_only_heads_learn(lm, of_heads, of_frozen):
+    floats = [leaf for leaf in jax.tree.leaves(of_frozen) if leaf.dtype == jnp.float32]
+    assert len(floats) >= len(jax.tree.leaves(lm.params))
+    assert all(not np.asarray(leaf).any() for leaf in floats)
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_heads))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
-def test_frozen_parameters_have_no_gradient_at_all(lm, states, name):
+def test_frozen_parameters_have_no_gradient_at_all_under_dropout(lm, states, name):
     shape = SHAPES[name]
     heads, frozen = random_heads(shape, lm), frozen_of(shape, lm)
     batch = WindowSource(states, 64, shape.num_heads, target_rows(lm.config.vocab_size, shape.draft_ids)).take(
@@ -141,11 +164,7 @@ def test_frozen_parameters_have_no_gradient_at_all(lm, states, name):
     def total(heads, frozen):
         return loss(heads, frozen, batch, jax.random.key(0)).loss
 
-    of_heads, of_frozen = jax.jit(jax.grad(total, argnums=(0, 1), allow_int=True))(heads, frozen)
-    floats = [leaf for leaf in jax.tree.leaves(of_frozen) if leaf.dtype == jnp.float32]
-    assert len(floats) >= len(jax.tree.leaves(lm.params))
-    assert all(not np.asarray(leaf).any() for leaf in floats)
-    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_heads))
+    assert_only_heads_learn(lm, *jax.jit(jax.grad(total, argnums=(0, 1), allow_int=True))(heads, frozen))
 
 
 def test_new_heads_repeat_the_models_own_prediction(lm, states):
@@ -234,6 +253,7 @@ hidden_states.cache_hidden_states(jaxinfer.load(sys.argv[1]), examples, __import
 """
 
 
+@pytest.mark.slow
 def test_states_of_a_killed_process_are_gone_on_with(lm, tiny_llama_folder, tmp_path, monkeypatch):
     command = [sys.executable, "-c", KILLED, str(tiny_llama_folder()), str(tmp_path / "part")]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -263,7 +283,7 @@ def test_a_full_disk_is_told_before_anything_is_computed(lm, tmp_path, monkeypat
     assert cache_hidden_states(lm, examples, tmp_path / "cache").num_texts == 1
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra"])
+@pytest.mark.parametrize("name", ["hydra", pytest.param("medusa", marks=pytest.mark.slow)])
 def test_accuracies_from_cached_states_are_those_of_whole_forward_passes(lm, tmp_path, name):
     shape = SHAPES[name]
     texts = [encode_bytes(fable(2, seed)) for seed in range(3)]
@@ -280,6 +300,11 @@ def test_accuracies_from_cached_states_are_those_of_whole_forward_passes(lm, tmp
     figures = evaluation(heads)
     assert figures["score"] > 1
     assert len(best_tree(found, 16)) <= 15
+
+
+def test_a_card_adds_up_the_best_ranks():
+    (row,) = (line for line in describe_accuracies("head", [[0.5, 0.2, *[0.03] * 8]], {16: 1.5}) if "| 1 |" in line)
+    assert row == "| 1 | 50.0% | 70.0% | 79.0% | 94.0% |"
 
 
 def test_the_draft_vocabulary_is_what_is_frequent():
