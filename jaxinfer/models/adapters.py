@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import ADAPTER
 from jaxinfer.notation import Array, Int, Params
+
+# The name of an adapter among a linear layer's parameters.
+ADAPTER = "adapter"
 
 # The logical axes of every kernel ``[out, in]`` of a block.
 ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
