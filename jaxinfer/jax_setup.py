@@ -1,16 +1,18 @@
 """Sets up JAX for a command: a persistent compilation cache, and no TPU warnings on machines without one."""
 
 import contextlib
-import hashlib
 import importlib.util
 import os
-import platform
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxinfer.kept.conditions import machine
 
 _CACHE_WARNING = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([\w.-]+)'")
 
@@ -25,6 +27,16 @@ def prepare_jax() -> None:
             use_compilation_cache(default_cache_folder(Path.home()))
 
 
+def kept_folder() -> Path | None:
+    """Return where commands keep converted weights and compiled programs; None where JAX's own cache was moved."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return None
+    try:
+        return Path.home() / ".cache" / "jaxinfer" / "kept"
+    except RuntimeError:  # a user without a home
+        return None
+
+
 def lacks_tpu(devices: Path = Path("/dev")) -> bool:
     """Tell whether libtpu is installed on a machine whose kernel shows no TPU."""
     found = [*devices.glob("accel*"), *devices.glob("vfio/[0-9]*")]
@@ -37,8 +49,8 @@ def has_other_accelerator() -> bool:
 
 
 def default_cache_folder(home: Path) -> Path:
-    """Return the cache folder for this JAX version and kind of machine: different machines may share a home folder."""
-    return home / ".cache" / "jaxinfer" / "xla" / f"jax-{jax.__version__}-{platform.machine()}-{_fingerprint()}"
+    """Return the folder of this JAX on this kind of machine: a home may be shared by machines that differ."""
+    return home / ".cache" / "jaxinfer" / "xla" / machine()
 
 
 def use_compilation_cache(folder: Path) -> None:
@@ -66,11 +78,15 @@ def use_compilation_cache(folder: Path) -> None:
     warnings.showwarning = show
 
 
-def _fingerprint() -> str:
-    """Return a short hash of the processor and its features."""
+@contextlib.contextmanager
+def without_persistent_cache() -> Iterator[None]:
+    """Compile afresh, and write to JAX's cache nothing of it."""
+    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_compilation_cache", False)
+    # JAX looks at the setting once and remembers the answer.
+    compilation_cache.reset_cache()
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = [f"flags: {platform.processor()}"]
-    facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()

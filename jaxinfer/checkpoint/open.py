@@ -7,7 +7,6 @@ from pathlib import Path
 
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, open_hf_folder, refuse_pickle
 from jaxinfer.checkpoint.hub import fetch
-from jaxinfer.checkpoint.hub import repository as hub
 from jaxinfer.checkpoint.orbax.layout import is_orbax_folder
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
@@ -37,6 +36,9 @@ def open_checkpoint(
         raise CheckpointNotFound(f"{name!r}: no such file or folder; give a path that exists or a hub id")
     if revision is None and fetch.known_model(name) is not None:
         return _open_path(fetch.fetch(name, cache_dir, notice, progress, token))
+    # Imported here: what is there already needs no network.
+    from jaxinfer.checkpoint.hub import repository as hub
+
     return open_hf_folder(hub.fetch_snapshot(name, revision, token, notice=notice, progress=progress))
 
 

@@ -34,9 +34,10 @@ class TypedTensorSource(TensorSource, Protocol):
 class Checkpoint:
     """An opened checkpoint whose weights have not been read.
 
-    ``config`` has the form of Hugging Face's ``config.json``, whatever the format. ``folder`` holds the tokenizer's
-    files, if there is a folder. ``gguf_metadata`` is a GGUF file's key-value section, vocabulary included.
-    ``llama2c_file`` is the path of a llama2.c checkpoint, whose tokenizer is beside it.
+    ``config`` is in the form of Hugging Face's ``config.json`` whatever the format; ``folder`` holds the tokenizer's
+    files where there is one; ``gguf_metadata`` holds a GGUF file's key-value section, vocabulary included;
+    ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it; ``converted_files`` are all those whose
+    bytes take long to become tensors.
     """
 
     origin: str
@@ -45,3 +46,4 @@ class Checkpoint:
     folder: Path | None = None
     gguf_metadata: Mapping[str, Any] | None = None
     llama2c_file: Path | None = None
+    converted_files: tuple[Path, ...] = ()

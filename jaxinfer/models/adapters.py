@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import ADAPTER
 from jaxinfer.notation import Array, Int, Params
 
-# The logical axes of each of a block's kernels ``[out, in]``.
+# The name of an adapter among a linear layer's parameters.
+ADAPTER = "adapter"
+
+# The logical axes of every kernel ``[out, in]`` of a block.
 ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "attention.query": ("heads", "embed"),

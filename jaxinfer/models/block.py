@@ -1,15 +1,14 @@
 """One decoder block: attention over a cache and a feed-forward layer, each with norms and a residual connection."""
 
-from typing import Any, NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.interface import Cache, LayeredCache, Placement, Scores
+from jaxinfer.cache.interface import Cache, LayeredCache, Scores
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.norm import Norm
+from jaxinfer.models.step import Step
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rotation import rotate
@@ -21,33 +20,6 @@ _ACTIVATIONS = {
     "gelu_tanh": lambda inputs: jax.nn.gelu(inputs, approximate=True),
     "relu": jax.nn.relu,
 }
-
-
-class Held(NamedTuple):
-    """The part of the layers that a cache holds: from layer ``first`` on, its rows split into ``count`` parts.
-
-    A forward pass runs on the rows of ``part``.
-    """
-
-    first: Any
-    count: int
-    part: Any
-
-    def index(self, layer: Int[Array, ""] | int) -> Int[Array, ""] | int:
-        """Return the index of a layer's rows in this cache."""
-        return (layer - self.first) * self.count + self.part
-
-
-class Step(NamedTuple):
-    """The inputs that all blocks of one forward pass share, by kind of layer.
-
-    ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions). ``placements`` holds the
-    new tokens' places. ``held`` says which layers the caches hold; None means all.
-    """
-
-    rotations: tuple[Any, ...]
-    placements: tuple[Placement, ...]
-    held: tuple[Held, ...] | None = None
 
 
 class Attention(nn.Module):

@@ -5,14 +5,12 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.models.block import Block, Step
+from jaxinfer.models.block import Block
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import Cycle, cycles, index_in_kind
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.models.step import Carry, Step
+from jaxinfer.notation import Array, Int
 from jaxinfer.ops.backend import Backend
-
-Carry = tuple[Float[Array, "B T D"], LayeredCache]
 
 
 def build_blocks(config: DecoderConfig, backend: Backend) -> nn.Module:

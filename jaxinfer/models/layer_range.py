@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.adapters import adapted
-from jaxinfer.models.block import Block, Step
-from jaxinfer.models.blocks import Carry
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import Cycle, cycles, index_in_kind
+from jaxinfer.models.step import Carry, Step
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
@@ -100,6 +99,9 @@ def stack_of(blocks: Params, cycle: Cycle, offset: int) -> Params:
 def apply_block(
     config: DecoderConfig, backend: Backend, kind: int, params: Params, carry: Carry, index: Any, step: Step
 ) -> Carry:
+    # Imported here: a program that was compiled before needs no Linen.
+    from jaxinfer.models.block import Block
+
     block = Block(config, backend, kind, parent=None)
 
     def run(params: Params, carry: Carry) -> Carry:

@@ -7,7 +7,8 @@ of layers of one kind get one scan each. Names say which layers a stack holds: `
 
 import itertools
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from jaxinfer.models.config import DecoderConfig
 
@@ -84,3 +85,8 @@ def locate(path: tuple[str, ...], shape: tuple[int, ...]) -> Location:
         start, stop, period = (int(number) for number in cycle.groups())
         return Location(range(start + int(offset[1]), stop, period), True, ".".join(path[3:]))
     return Location(range(shape[0]), True, ".".join(path[1:]))
+
+
+def stored_kernel(linear: Mapping[str, Any]) -> Any:
+    """Return the kernel of a `Linear`'s parameters as ``[out, in]``."""
+    return linear[KERNEL] if KERNEL in linear else linear[TRANSPOSED_KERNEL].swapaxes(-1, -2)

@@ -1,18 +1,17 @@
 """Linear layers and tables as Linen modules; their parameters have logical axis names for sharding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.matmul import linear, linears
-
-ADAPTER = "adapter"
 
 
 class Linear(nn.Module):
@@ -77,11 +76,6 @@ def _adapted(
         # exist.
         return jnp.concatenate([output[..., :first, :], output[..., first:, :] + added], axis=-2)
     return output + added
-
-
-def stored_kernel(linear: Mapping[str, Any]) -> Any:
-    """Return the kernel of a `Linear`'s parameters as ``[out, in]``."""
-    return linear[KERNEL] if KERNEL in linear else linear[TRANSPOSED_KERNEL].swapaxes(-1, -2)
 
 
 class Table(nn.Module):

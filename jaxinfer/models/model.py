@@ -7,9 +7,10 @@ import jax
 
 from jaxinfer.cache.interface import LayeredCache, Placement
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder, build_step, forward, output_logits
+from jaxinfer.models.decoder import Decoder, forward, output_logits
 from jaxinfer.models.layer_range import run_layers
 from jaxinfer.models.pipeline import run_stages
+from jaxinfer.models.step import build_step
 from jaxinfer.notation import Array, Float, Int, Params
 
 
@@ -33,7 +34,7 @@ class Model:
         placements: tuple[Placement, ...],
         context_lengths_B: Int[Array, " B"],
     ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-        """Run all layers; see `Decoder.__call__`."""
+        """Run all layers; see `Network.__call__`."""
         return forward(self.decoder, self.params, tokens_BT, positions_BT, cache, placements, context_lengths_B)
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

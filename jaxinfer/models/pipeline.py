@@ -17,12 +17,11 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.cache.interface import LayeredCache, Placement
 from jaxinfer.models.adapters import adapted
-from jaxinfer.models.block import Held, Step
-from jaxinfer.models.blocks import Carry
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layer_range import apply_block, stack_of
 from jaxinfer.models.layers import Cycle, index_in_kind
 from jaxinfer.models.stages import Schedule, only_cycle, plan_schedule
+from jaxinfer.models.step import Carry, Held, Step
 from jaxinfer.notation import DATA, PIPELINE, Params
 from jaxinfer.ops.backend import Backend
 

@@ -1,4 +1,7 @@
-"""Attention of new tokens to a layer of a stacked cache that already holds them, by Pallas kernels or by XLA."""
+"""Attention of new tokens to a layer of a stacked cache in which they stand already, by Pallas kernels or by XLA.
+
+Pallas is imported where a kernel is used: it takes a CPU, which uses none, as long as everything else here.
+"""
 
 from typing import Any, NamedTuple
 
@@ -9,12 +12,6 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.attention import Layer, Sinks, attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
-from pallas_kernels.flash_decode.op import flash_decode
-from pallas_kernels.flash_decode.reference import reference_attention
-from pallas_kernels.flash_prefill.op import flash_prefill
-from pallas_kernels.ring_decode.op import MAX_SINKS, MAX_TOKENS, ring_decode
-from pallas_kernels.ring_decode.reference import reference_ring
-from pallas_kernels.tree_verify.op import MAX_NODES, tree_verify
 
 
 class Seen(NamedTuple):
@@ -47,17 +44,28 @@ def attend_to_layer(
 ) -> Float[Array, "B T N H"]:
     """Attend to ``cache[layer]``, ``[B, S, K*H]``, by the backend's means; the mask already includes the window.
 
-    A cache may have more lanes than ``num_kv_heads`` heads use. Kernels read the layer in place, and only visible
-    slots. Trees larger than `MAX_NODES`, but not prompts, use XLA.
+    A cache may have lanes past those of ``num_kv_heads`` heads. Kernels read the layer where it lies, and no slots that
+    are not seen. Larger trees than the kernel's are left to XLA, which prompts are not.
     """
     num_tokens = query_BTNH.shape[1]
-    is_prompt = seen.counts_B is not None and num_tokens > MAX_NODES
     means = choose_means(backend, keys_LBSF)
-    if means == "xla" or (means == "kernel" and num_tokens > MAX_NODES and not is_prompt):
+
+    def by_xla() -> Any:
         extent = seen.mask_BTS.shape[-1]
         held = Layer(keys_LBSF, layer, extent), Layer(values_LBSF, layer, extent)
         rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+
+    if means == "xla":
+        return by_xla()
+    from pallas_kernels.flash_decode.op import flash_decode
+    from pallas_kernels.flash_decode.reference import reference_attention
+    from pallas_kernels.flash_prefill.op import flash_prefill
+    from pallas_kernels.tree_verify.op import MAX_NODES, tree_verify
+
+    is_prompt = seen.counts_B is not None and num_tokens > MAX_NODES
+    if means == "kernel" and num_tokens > MAX_NODES and not is_prompt:
+        return by_xla()
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     options["num_kv_heads"] = num_kv_heads and num_kv_heads // backend.kv_shards
 
@@ -96,12 +104,20 @@ def attend_to_ring(
     ``sink_query_BTNH`` is given, sinks use that query.
     """
     means = choose_means(backend, keys_LBSF)
-    is_large = query_BTNH.shape[1] > MAX_TOKENS or num_sinks > MAX_SINKS
-    if means == "xla" or (means == "kernel" and is_large):
+
+    def by_xla() -> Any:
         sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)
         held = Layer(keys_LBSF, layer, keys_LBSF.shape[2]), Layer(values_LBSF, layer, values_LBSF.shape[2])
         rule = {"softcap": softcap, "sinks": sinks, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+
+    if means == "xla":
+        return by_xla()
+    from pallas_kernels.ring_decode.op import MAX_SINKS, MAX_TOKENS, ring_decode
+    from pallas_kernels.ring_decode.reference import reference_ring
+
+    if means == "kernel" and (query_BTNH.shape[1] > MAX_TOKENS or num_sinks > MAX_SINKS):
+        return by_xla()
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "num_sinks": num_sinks}
 
     def run(

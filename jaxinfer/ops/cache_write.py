@@ -8,7 +8,6 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
 from jaxinfer.ops.rows import write_in_rows
-from pallas_kernels.cache_write.op import cache_write, fits_ring
 
 
 class Around(NamedTuple):
@@ -39,12 +38,20 @@ def write_to_layer(
     """
     num_tokens = slots_BT.shape[1]
     new = [as_rows(rows_BTKH, keys_LBSF) for rows_BTKH in (keys_BTKH, values_BTKH)]
-    fits = around is None or fits_ring(keys_LBSF.shape[2], around.num_sinks, num_tokens)
-    if num_tokens == 1 or not fits or choose_means(backend, keys_LBSF) != "kernel":
+
+    def by_xla() -> tuple[Any, Any]:
         keys_BTF, values_BTF = new
         return write_in_rows(keys_LBSF, layer, slots_BT, keys_BTF), write_in_rows(
             values_LBSF, layer, slots_BT, values_BTF
         )
+
+    if num_tokens == 1 or choose_means(backend, keys_LBSF) != "kernel":
+        return by_xla()
+    # Imported here: a CPU need not wait for Pallas.
+    from pallas_kernels.cache_write.op import cache_write, fits_ring
+
+    if around is not None and not fits_ring(keys_LBSF.shape[2], around.num_sinks, num_tokens):
+        return by_xla()
     num_sinks = None if around is None else around.num_sinks
     start_B, counts_B = (slots_BT[:, 0], None) if around is None else (around.start_B, around.counts_B)
 

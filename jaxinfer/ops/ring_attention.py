@@ -24,7 +24,6 @@ from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.masks import in_window
 from jaxinfer.ops.split_slots import on_one_device, rows_axis
-from pallas_kernels.flash_prefill.op import attend_block
 
 # Without a kernel, only this many queries' scores are held at a time.
 _QUERY_BLOCK = 512
@@ -101,6 +100,9 @@ class _Rule:
     def attend(self, query_BTNH: jax.Array, held: "_Held", distance: Any) -> Partial:
         """Attend to keys that start ``distance`` positions before the queries."""
         if self.by_kernel:
+            # Imported here: a CPU need not wait for Pallas.
+            from pallas_kernels.flash_prefill.op import attend_block
+
             interpret = self.backend.kernels == "interpret"
             options: dict[str, Any] = {"num_kv_heads": self.num_kv_heads, "scale": self.scale, "interpret": interpret}
             query_BTNH = query_BTNH.astype(held.keys_BTF.dtype)

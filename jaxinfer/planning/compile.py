@@ -18,6 +18,7 @@ from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Prefilled, Strategy
 from jaxinfer.errors import InvalidOption
+from jaxinfer.jax_setup import without_persistent_cache
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
@@ -37,7 +38,7 @@ from jaxinfer.planning.placement import (
     placements,
     replicated,
 )
-from jaxinfer.planning.topology import chip_of, topology_mesh, without_persistent_cache
+from jaxinfer.planning.topology import chip_of, topology_mesh
 
 SINGLE = MeshConfig()
 _USED = re.compile(r"(?:Used |\()([\d.]+)([KMGT]?)(?: of|\) exceeds available)")

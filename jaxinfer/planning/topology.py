@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 from jax.experimental import topologies
-from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.jax_setup import without_persistent_cache as without_persistent_cache
 from jaxinfer.parallel.mesh import AXES, MeshConfig
 from pallas_kernels.chips import CHIPS, Chip
 
@@ -100,20 +99,6 @@ def describe_topology(topology: str) -> Any:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidOption(f"no TPU topology {topology!r}; write a shape such as v5e:2x4 ({reason})") from error
-
-
-@contextmanager
-def without_persistent_cache() -> Iterator[None]:
-    """Turn the persistent cache off: JAX writes programs for absent devices to it and then cannot read them."""
-    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_compilation_cache", False)
-    # JAX reads the setting once and remembers it.
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxinfer.errors import InvalidOption
@@ -67,13 +67,13 @@ def sampling_arrays(
             raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
     stops = [() if row.ignore_eos else tuple(eos_token_ids) for row in params]
 
-    def numbers(name: str) -> Array:
-        return jnp.asarray([getattr(row, name) for row in params], np.float32)
+    def numbers(name: str) -> np.ndarray:
+        return np.asarray([getattr(row, name) for row in params], np.float32)
 
-    def counts(name: str) -> Array:
-        return jnp.asarray([min(getattr(row, name), np.iinfo(np.int32).max) for row in params], np.int32)
+    def counts(name: str) -> np.ndarray:
+        return np.asarray([min(getattr(row, name), np.iinfo(np.int32).max) for row in params], np.int32)
 
-    return SamplingArrays(
+    arrays = SamplingArrays(
         temperature_B=numbers("temperature"),
         top_k_B=counts("top_k"),
         top_p_B=numbers("top_p"),
@@ -83,18 +83,20 @@ def sampling_arrays(
         frequency_penalty_B=numbers("frequency_penalty"),
         bias_ids_BX=_padded([tuple(bias) for bias in biases], NO_TOKEN, np.int32),
         bias_values_BX=_padded([tuple(bias.values()) for bias in biases], 0.0, np.float32),
-        key_data_B2=jnp.asarray([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
+        key_data_B2=np.stack([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
         min_new_tokens_B=counts("min_new_tokens"),
         stop_ids_BE=_padded(stops, NO_TOKEN, np.int32),
-        reports_B=jnp.asarray([row.logprobs for row in params], bool),
+        reports_B=np.asarray([row.logprobs for row in params], bool),
     )
+    # All at once, and made by NumPy: JAX would compile a program for each kind of them.
+    return jax.device_put(arrays)
 
 
-def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> Array:
+def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> np.ndarray:
     width = MIN_WIDTH
     while width < max(len(row) for row in rows):
         width *= 2
     array = np.full((len(rows), width), fill, dtype)
     for index, row in enumerate(rows):
         array[index, : len(row)] = row
-    return jnp.asarray(array)
+    return array

@@ -10,9 +10,10 @@ import optax
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder, build_step
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.layer_range import apply_block
 from jaxinfer.models.model import Model
+from jaxinfer.models.step import build_step
 from jaxinfer.notation import Array, Float, Params
 from train.loop.position_pieces import sum_by_pieces
 from train.loop.step import Tally

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL
-from jaxinfer.models.linear import ADAPTER
 from jaxinfer.notation import Params
 
 

@@ -46,7 +46,7 @@ def open_gguf(path: Path) -> Checkpoint:
     }
     config = reader.finish(architecture.translate(reader, FileTensors(header.tensors.keys(), divisors)))
     placed = place_tensors(origin, header.tensors, architecture, config)
-    return Checkpoint(origin, config, GGUFTensors(placed), gguf_metadata=header.metadata)
+    return Checkpoint(origin, config, GGUFTensors(placed), gguf_metadata=header.metadata, converted_files=header.paths)
 
 
 class GGUFTensors:

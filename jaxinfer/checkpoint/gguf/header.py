@@ -5,6 +5,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from mmap import mmap
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -71,10 +72,14 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """The content of a GGUF file before its weights; ``tensors`` are by the file's own names."""
+    """What a GGUF file says of itself before the weights begin; ``tensors`` go by the file's own names.
+
+    ``paths`` are the files that it was read from.
+    """
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorEntry]
+    paths: tuple[Path, ...] = ()
 
 
 def quote(value: object) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def read_parts(path: Path) -> Header:
     header = _read_one(path)
     count = header.metadata.get(_COUNT)
     if count in (None, 0, 1):
-        return header
+        return replace(header, paths=(path,))
     paths = _list_parts(path, header, count)
     metadata: Mapping[str, Any] = {}
     tensors: dict[str, TensorEntry] = {}
@@ -43,7 +44,7 @@ def read_parts(path: Path) -> Header:
             f"{path}: its {count} parts hold {len(tensors)} tensors, not the {quote(stated)} of {_NUM_TENSORS} in "
             f"{paths[0].name}; fetch all parts of one model again"
         )
-    return Header(metadata, tensors)
+    return Header(metadata, tensors, tuple(paths))
 
 
 def _read_one(path: Path) -> Header:

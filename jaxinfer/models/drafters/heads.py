@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import stored_kernel
+from jaxinfer.models.layers import stored_kernel
 from jaxinfer.models.model import Model
 from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend

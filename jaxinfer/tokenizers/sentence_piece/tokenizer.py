@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import WordLevel
 
@@ -104,8 +104,11 @@ def read_sentence_piece(path: Path, settings: FolderSettings) -> SentencePieceTo
     return SentencePieceTokenizer(path.read_bytes(), settings, source=str(path))
 
 
-def _load(model: bytes, source: str) -> tuple[sentencepiece.SentencePieceProcessor, list[str]]:
+def _load(model: bytes, source: str) -> tuple[Any, list[str]]:
     """Return the processor and its pieces by id."""
+    # Imported here: most tokenizers are of another kind.
+    import sentencepiece
+
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
