@@ -96,14 +96,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the soft-cap of logits does not scale back",
-        "jaxinfer/models/decoder.py",
+        "jaxinfer/models/network.py",
         "config.final_softcap * jnp.tanh(logits / config.final_softcap)",
         "jnp.tanh(logits / config.final_softcap)",
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[gemma2]",
     ),
     Fault(
         "OPT's positions begin at the table's first row",
-        "jaxinfer/models/decoder.py",
+        "jaxinfer/models/network.py",
         "positions_BT + config.learned_positions",
         "positions_BT",
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[opt-post_norm-projections]",

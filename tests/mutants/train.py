@@ -77,8 +77,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the base learns from the early exit",
         _STREAMS,
-        "exit_states(model, own, jax.lax.stop_gradient(picked_BPD))",
-        "exit_states(model, own, picked_BPD)",
+        "exit_states(model, stream_params, jax.lax.stop_gradient(picked_BPD))",
+        "exit_states(model, stream_params, picked_BPD)",
         f"{_TESTS}/streams/test_loss.py::test_nothing_but_the_early_exit_learns_from_the_early_exit",
     ),
     Fault(
