@@ -1,4 +1,4 @@
-"""jaxinfer: TPU-first JAX inference in which every way of decoding faster leaves the text unchanged."""
+"""jaxinfer: TPU-first JAX inference with decoding strategies that speed up decoding without changing its output."""
 
 import importlib
 from types import MappingProxyType
@@ -33,7 +33,7 @@ __all__ = [
     "strategies",
 ]
 
-# Read when first used: the command line answers --help and mistakes without waiting for JAX.
+# Imported on first use: the command line answers --help and mistakes without waiting for JAX.
 _HOMES = MappingProxyType(
     {
         "DecoderConfig": ("jaxinfer.models.config", "DecoderConfig"),

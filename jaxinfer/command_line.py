@@ -1,4 +1,4 @@
-"""What the command line and the trainers' commands share: a parser that complains in one line, and files' errors."""
+"""Shared by the command line and the trainers' commands: a parser with one-line errors, and file errors."""
 
 import argparse
 from typing import Any, NoReturn
@@ -7,9 +7,9 @@ from jaxinfer.errors import InvalidOption
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its complaints, in one line that says where help is, and knows no abbreviations.
+    """An argument parser that raises its errors, each one line that says where help is, and accepts no abbreviations.
 
-    An abbreviation that works today would be ambiguous with an option of tomorrow.
+    An abbreviation that works today could be ambiguous with a future option.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -21,6 +21,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def describe(error: OSError) -> str:
-    """Return one line on a file that could not be read or written."""
+    """Return a one-line message for a file that could not be read or written."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename else f"{reason}, while reading or writing"

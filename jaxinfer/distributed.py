@@ -1,9 +1,8 @@
-"""Several processes that run one program: JAX's multi-controller runtime, with failures that end in one line.
+"""Runs one program in several processes: JAX's multi-controller runtime, with one-line error messages.
 
-Every process runs the same commands on the same inputs, and drives the devices of its own; `LanguageModel` and the
-command line do the rest. JAX itself ends a process, with a message and the signal SIGABRT, when it learns that another
-has died or can no longer be reached: at once where that was the coordinator or a collective was under way on CPUs, else
-when the other has been silent for ``heartbeat_seconds``.
+Every process runs the same commands on the same inputs and drives its own devices. `LanguageModel` and the command line
+do the rest. When a process dies or cannot be reached, JAX ends the others with a message and the signal SIGABRT: at
+once if it was the coordinator or if a collective was running on CPUs, else after ``heartbeat_seconds`` of silence.
 """
 
 import ctypes
@@ -38,18 +37,18 @@ def initialize(
     timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS,
     heartbeat_seconds: int = DEFAULT_HEARTBEAT_SECONDS,
 ) -> None:
-    """Join the other processes of a run; to be called by each, before anything else asks JAX for a device.
+    """Join the other processes of a run. Every process must call this before it uses any device.
 
-    ``coordinator`` is process 0's ``host:port``; what is not given comes from the environment as JAX detects it (Cloud
-    TPU, GKE, Slurm, Open MPI). A coordinator that does not answer, or processes that do not come, end this process
-    after ``timeout_seconds`` with one line on standard error and exit code 2, and a process that falls silent is given
-    up after ``heartbeat_seconds``. Raises InvalidOption where the values contradict each other or nothing is detected,
-    :class:`DistributedFailed` where JAX refuses them.
+    ``coordinator`` is process 0's ``host:port``. JAX detects missing values from the environment (Cloud TPU, GKE,
+    Slurm, Open MPI). If the coordinator does not answer or processes are missing, this process ends after
+    ``timeout_seconds`` with one line on standard error and exit code 2. A silent process counts as lost after
+    ``heartbeat_seconds``. Raises InvalidOption if the values contradict each other or nothing is detected,
+    :class:`DistributedFailed` if JAX refuses them.
     """
     _check(coordinator, num_processes, process_id, timeout_seconds, heartbeat_seconds)
     if not _uses_accelerator():
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would keep SIGTERM from ending the process, for checkpoints that nobody here writes.
+    # It keeps SIGTERM from ending the process, for checkpoints that this library does not write.
     jax.config.update("jax_enable_preemption_service", False)
     where = "the coordinator" if coordinator is None else f"the coordinator {coordinator}"
     line = f"error: {where} or another process did not answer within {timeout_seconds} s; start all of them, and check "
@@ -59,10 +58,10 @@ def initialize(
                 coordinator,
                 num_processes,
                 process_id,
-                # JAX waits for two replies, so long for each.
+                # JAX waits this long for each of two replies.
                 initialization_timeout=max(1, timeout_seconds // 2),
                 heartbeat_timeout_seconds=heartbeat_seconds,
-                # At its end a process waits for the others, of which one may have failed.
+                # At its end a process waits for the others, one of which may have failed.
                 shutdown_timeout_seconds=heartbeat_seconds,
             )
         except ValueError as error:
@@ -86,12 +85,12 @@ def initialize(
 
 
 def is_primary() -> bool:
-    """Tell whether this process is the one that speaks to people: the first, or the only one."""
+    """Tell whether this process prints output: the first process, or the only one."""
     return jax.process_index() == 0
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Tell whether an error of the runtime says that another process of the run is gone."""
+    """Tell whether a runtime error means that another process of the run is gone."""
     return isinstance(error, jax.errors.JaxRuntimeError) and bool(_LOST_PEER.search(str(error)))
 
 
@@ -116,16 +115,16 @@ def _check(
 
 
 def _uses_accelerator() -> bool:
-    """Tell whether JAX will choose another platform than the CPU, without asking it, which would fix the choice."""
+    """Tell whether JAX will choose a platform other than the CPU, without asking JAX, which would fix the choice."""
     platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     return bool(platforms) and platforms.split(",")[0] != "cpu"
 
 
 @contextmanager
 def _last_words(line: str) -> Iterator[None]:
-    """Have an abort of this process say one line and exit with code 2.
+    """If this process aborts in the context, print one line and exit with code 2.
 
-    JAX does not raise where nobody answers: it writes a stack trace and aborts, in this same thread.
+    If nobody answers, JAX does not raise: it prints a stack trace and aborts, in this thread.
     """
     sys.stderr.flush()
     said = os.dup(2)

@@ -1,16 +1,16 @@
-"""Errors that a user can mend; the command line prints them as one line and exits with code 2."""
+"""Errors that a user can fix. The command line prints them as one line and exits with code 2."""
 
 
 class JaxinferError(Exception):
-    """Base of every error that names a user's mistake and its mend."""
+    """Base of every error that names a user's mistake and how to fix it."""
 
 
 class InvalidOption(JaxinferError, ValueError):
-    """An option, a sampling parameter or a request has a value that cannot be used."""
+    """An option, a sampling parameter or a request has an invalid value."""
 
 
 class UnsupportedModel(JaxinferError, ValueError):
-    """A configuration asks for something that the decoder does not implement."""
+    """A configuration needs a feature that the decoder does not implement."""
 
 
 class InvalidCheckpoint(JaxinferError, ValueError):
@@ -18,7 +18,7 @@ class InvalidCheckpoint(JaxinferError, ValueError):
 
 
 class CheckpointNotFound(JaxinferError, FileNotFoundError):
-    """No checkpoint stands at the given path or hub id."""
+    """No checkpoint exists at the given path or hub id."""
 
 
 class InvalidTokenizer(JaxinferError, ValueError):
@@ -26,7 +26,7 @@ class InvalidTokenizer(JaxinferError, ValueError):
 
 
 class WriteFailed(JaxinferError, OSError):
-    """A file could not be written: the disk is full, or the place does not take it."""
+    """A file could not be written: the disk is full, or the folder is not writable."""
 
 
 class DownloadFailed(JaxinferError, ConnectionError):

@@ -1,32 +1,44 @@
-"""Sets JAX up for a command: a compilation cache that outlives it, and quiet where no TPU is."""
+"""Sets up JAX for a command: a persistent compilation cache, and no TPU warnings on machines without one."""
 
 import contextlib
-import hashlib
 import importlib.util
 import os
-import platform
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxinfer.kept.conditions import machine
 
 _CACHE_WARNING = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([\w.-]+)'")
 
 
 def prepare_jax() -> None:
-    """Choose the platform and turn the compilation cache on, each only where the user has not."""
+    """Choose the platform and turn on the compilation cache, unless the user has set them."""
     if not os.environ.get("JAX_PLATFORMS") and lacks_tpu() and not has_other_accelerator():
-        # Else a libtpu without a TPU is tried first, which takes a second and fills standard error with its complaints.
+        # Otherwise JAX first tries libtpu, which without a TPU takes a second and prints errors.
         jax.config.update("jax_platforms", "cpu")
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        with contextlib.suppress(RuntimeError):  # a user without a home
+        with contextlib.suppress(RuntimeError):  # a user without a home folder
             use_compilation_cache(default_cache_folder(Path.home()))
 
 
+def kept_folder() -> Path | None:
+    """Return where commands keep converted weights and compiled programs; None where JAX's own cache was moved."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return None
+    try:
+        return Path.home() / ".cache" / "jaxinfer" / "kept"
+    except RuntimeError:  # a user without a home
+        return None
+
+
 def lacks_tpu(devices: Path = Path("/dev")) -> bool:
-    """Tell whether the TPU's library is installed on a machine whose kernel shows no TPU."""
+    """Tell whether libtpu is installed on a machine whose kernel shows no TPU."""
     found = [*devices.glob("accel*"), *devices.glob("vfio/[0-9]*")]
     return importlib.util.find_spec("libtpu") is not None and not found
 
@@ -38,14 +50,14 @@ def has_other_accelerator() -> bool:
 
 def default_cache_folder(home: Path) -> Path:
     """Return the folder of this JAX on this kind of machine: a home may be shared by machines that differ."""
-    return home / ".cache" / "jaxinfer" / "xla" / f"jax-{jax.__version__}-{platform.machine()}-{_fingerprint()}"
+    return home / ".cache" / "jaxinfer" / "xla" / machine()
 
 
 def use_compilation_cache(folder: Path) -> None:
-    """Keep every compiled program in ``folder``; damaged entries are compiled again in silence, and replaced."""
+    """Keep compiled programs in ``folder``; silently replace damaged entries by compiling again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written: do without
+    except OSError:  # the home folder is not writable: work without a cache
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     for name, value in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):
@@ -58,7 +70,7 @@ def use_compilation_cache(folder: Path) -> None:
         if found is None:
             shown(message, category, *place, **more)
             return
-        # JAX does not overwrite an entry, so what is damaged has to go before the new one comes.
+        # JAX does not overwrite an entry, so the damaged one is deleted first.
         for entry in folder.glob(f"{found[1]}-*-cache"):
             entry.unlink(missing_ok=True)
 
@@ -66,11 +78,15 @@ def use_compilation_cache(folder: Path) -> None:
     warnings.showwarning = show
 
 
-def _fingerprint() -> str:
-    """Return a few letters that stand for the processor and its features."""
+@contextlib.contextmanager
+def without_persistent_cache() -> Iterator[None]:
+    """Compile afresh, and write to JAX's cache nothing of it."""
+    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_compilation_cache", False)
+    # JAX looks at the setting once and remembers the answer.
+    compilation_cache.reset_cache()
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = [f"flags: {platform.processor()}"]
-    facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()

@@ -12,15 +12,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, StreamingLayout, parse_layout
+from jaxinfer.checkpoint.kept_params import KeptParams
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.batch import Request, prompt_bucket
+from jaxinfer.decoding.kept_programs import KeptPrograms
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.runner import start_batch
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
+from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
@@ -32,10 +35,14 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
+from jaxinfer.start_times import Clock, LoadTimes
 from jaxinfer.text_generation import TextRequest, cut_batches, run_requests
 from jaxinfer.tokenizers import Tokenizer, load_tokenizer
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+# Of converted weights, and of compiled programs, that are kept.
+_MAX_WEIGHTS_BYTES, _MAX_PROGRAMS_BYTES = 4 << 30, 256 << 20
 
 # The longest text that positions of 32 bits can count.
 _ENDLESS = 2**30
@@ -57,6 +64,7 @@ def load(
     scan_layers: bool | None = None,
     revision: str | None = None,
     token: str | None = None,
+    kept: str | Path | None = None,
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "LanguageModel":
@@ -66,20 +74,34 @@ def load(
     prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, or
     ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens are kept; that
     changes the text. ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or
-    over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``notice`` receives
-    lines for the user, ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
+    over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``kept`` is a folder
+    for converted weights and compiled programs, which later processes then find: code, so that the folder has to be
+    the user's alone. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
+    `jaxinfer.errors.JaxinferError`.
     """
     backend, layout = choose_backend(dtype, scan_layers=scan_layers), parse_layout(cache)
     partitioner = partitioner_of(mesh)
+    times, clock = LoadTimes(), Clock()
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len, layout)
     partitioner.check(config)
+    times.open_seconds = clock.lap()
     tokenizer = None
     with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
         tokenizer = _read_tokenizer(checkpoint, config)
-    params = partitioner.load_params(checkpoint, family.tensor_names(config), config, backend, progress)
+    times.tokenizer_seconds = clock.lap()
+
+    def convert() -> Params:
+        return partitioner.load_params(checkpoint, family.tensor_names(config), config, backend, progress)
+
+    if kept is None or partitioner.mesh is not None:
+        params = convert()
+    else:
+        weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
+        params = weights.load(checkpoint, (config, backend), convert)
+    times.weights_seconds = clock.lap()
     return LanguageModel(
         config,
         params,
@@ -89,6 +111,8 @@ def load(
         max_len=max_len,
         cache=layout,
         mesh=partitioner.mesh,
+        kept=kept,
+        load_times=times,
     )
 
 
@@ -136,6 +160,8 @@ class LanguageModel:
         max_len: int | None = None,
         cache: str | CacheLayout = "dense",
         mesh: MeshConfig | Mesh | str | None = None,
+        kept: str | Path | None = None,
+        load_times: LoadTimes | None = None,
     ) -> None:
         layout = parse_layout(cache)
         check_max_len(config, max_len, layout)
@@ -146,7 +172,9 @@ class LanguageModel:
         self.params = partitioner.place_params(config, backend, params)
         self.backend = backend
         self.max_len = max_len or (_ENDLESS if is_endless(layout) else config.max_position)
-        self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner)
+        programs = None if kept is None else KeptPrograms(KeptFolder(Path(kept) / "programs", _MAX_PROGRAMS_BYTES))
+        self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner, programs)
+        self.load_times = load_times or LoadTimes()
         self._checkpoint = checkpoint
         self._resolved: dict[Strategy, Strategy] = {}
         if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""The letters that end array names, stated once.
+"""The letters that end array names.
 
 ======  ==========================================
 letter  meaning
@@ -20,11 +20,10 @@ M       nodes of a draft tree
 W       window
 ======  ==========================================
 
-Arrays end in their letters (``query_BTNH``, ``logits_BTV``); a product of two axes is written with both letters and
-means one flattened axis in that order (``KH`` in ``keys_LBSKH`` is one axis of ``K * H`` lanes). Python integers use
-words (``num_layers``).
+Arrays end in their letters (``query_BTNH``, ``logits_BTV``). Two letters may stand for one flattened axis, in that
+order (``KH`` in ``keys_LBSKH`` is one axis of ``K * H`` lanes). Python integers use words (``num_layers``).
 
-Devices form a mesh of the axes ``data`` (rows), ``pipeline`` (layers), ``sequence`` (tokens and slots) and ``tensor``
+Devices form a mesh with the axes ``data`` (rows), ``pipeline`` (layers), ``sequence`` (tokens and slots) and ``tensor``
 (heads, features and the vocabulary).
 """
 
@@ -35,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int, Int8, UInt32
 # A nested dictionary of arrays, as Flax Linen stores parameters.
 Params = dict[str, Any]
 
-# From the axis that communicates least to the one that communicates most, which gets the nearest devices.
+# Ordered from the axis that communicates least to the one that communicates most, which gets the nearest devices.
 MESH_AXES = ("data", "pipeline", "sequence", "tensor")
 DATA, PIPELINE, SEQUENCE, TENSOR = MESH_AXES
 

@@ -1,4 +1,4 @@
-"""What generation returns."""
+"""The results of generation."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,13 +6,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """Counts and times of one prompt's generation.
+    """Counters and times of one request.
 
-    ``steps`` counts verifications by the target; ``target_passes`` every read of its blocks while decoding, drafting
-    included, as layers read / layers. Times are of the batch that the prompt ran in, in seconds;
-    ``tokens_per_second`` counts this prompt's decoded tokens over the decoding time. On a mesh whose axis ``pipeline``
-    has stages, ``prefill_bubble`` and ``decode_bubble`` are the fraction of a pass in which a stage has nothing to do:
-    of a pass over a prompt, or a chunk of it, and of one that verifies.
+    ``steps`` counts verifications by the target. ``target_passes`` counts every read of the target's blocks while
+    decoding, drafting included, as layers read / layers. Times are in seconds, of the batch that the request ran in.
+    ``tokens_per_second`` is this request's decoded tokens over the decoding time. On a mesh with pipeline stages,
+    ``prefill_bubble`` and ``decode_bubble`` are the fraction of a pass in which a stage is idle: a pass over a prompt
+    (or a chunk of it), and a pass that verifies.
     """
 
     prompt_tokens: int
@@ -34,11 +34,11 @@ class GenerationStats:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """One generated text: ``tokens`` are the new ones only, the one that ended it included.
+    """One output: ``tokens`` are the new tokens only, including the stop token.
 
-    ``logprobs`` (log-softmax of the raw logits, one a token) is empty unless the sampling parameters ask for it.
-    ``finish_reason`` is ``"stop"`` for a stop token or string and ``"length"`` for the end of the room. ``from_draft``
-    tells for each token whether it was accepted from a draft, or else is the target's own.
+    ``logprobs`` (log-softmax of the raw logits, one per token) is empty unless the sampling parameters ask for it.
+    ``finish_reason`` is ``"stop"`` for a stop token or string and ``"length"`` for the token limit. ``from_draft``
+    tells for each token whether it was accepted from a draft or is the target's own.
     """
 
     prompt: str | None
@@ -53,11 +53,11 @@ class GenerationResult:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """A piece of a streamed text: whole characters only, and the tokens that came since the last piece.
+    """A piece of a streamed output: whole characters only, and the tokens since the last piece.
 
-    ``texts`` is the text cut by these tokens: what became certain with each, which for a token that ends amid a
-    character or where a stop string may have begun is said by a later one. ``from_draft`` tells for each whether it was
-    accepted from a draft. ``result`` is set on the last piece.
+    ``texts`` splits the text by token: each entry is the text that became certain with that token. The text of a token
+    that ends amid a character, or where a stop string may have begun, comes with a later token. ``from_draft`` tells
+    for each token whether it was accepted from a draft. ``result`` is set on the last piece.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Runs one batch of requests and turns its tokens into text as they come."""
+"""Runs one batch of requests and decodes its tokens to text as they arrive."""
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,8 +8,8 @@ from jaxinfer.decoding.runner import Runner
 from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
 from jaxinfer.tokenizers import TextStream, Tokenizer
 
-# Steps that the device runs before the host looks: few where someone waits for text, and never so many that an
-# interrupt from the keyboard would go unnoticed for long.
+# Steps that the device runs before the host reads the output: few while someone waits for text, and never so many that
+# an interrupt from the keyboard would wait long.
 _FIRST_LOOKS = (1, 2, 4)
 _STEPS_WATCHED = 8
 _STEPS_UNWATCHED = 32
@@ -17,7 +17,7 @@ _STEPS_UNWATCHED = 32
 
 @dataclass(frozen=True)
 class TextRequest:
-    """A request and the text that its prompt was encoded from, None if it came as ids."""
+    """A request and its prompt's text, None if the prompt came as token ids."""
 
     text: str | None
     request: Request
@@ -25,7 +25,7 @@ class TextRequest:
 
 @dataclass
 class _Row:
-    """What is known of one row's output; ``stream`` is None where there is no tokenizer."""
+    """The output of one row so far; ``stream`` is None without a tokenizer."""
 
     request: TextRequest
     stop_ids: frozenset[int]
@@ -35,7 +35,7 @@ class _Row:
     is_over: bool = False
 
     def take(self, new_tokens: list[int], is_last: bool) -> StreamPiece:
-        """Add tokens; return the text that is now certain, and the tokens that stay: none past a stop string."""
+        """Add tokens; return the text that is now certain, and the tokens up to the end of a stop string."""
         if self.is_over:
             return StreamPiece("")
         self.is_over = is_last
@@ -65,10 +65,10 @@ class _Row:
 def cut_batches(
     requests: Sequence[TextRequest], rows_per_prompt: int | None, batch_size: int
 ) -> Iterator[tuple[list[TextRequest], int]]:
-    """Cut requests into batches of at most ``batch_size`` rows, or of one prompt that takes more.
+    """Split requests into batches of at most ``batch_size`` rows; a prompt that needs more rows gets its own batch.
 
-    With each comes how many prompts it is padded to (requests, where results do not share rows): as many as the others
-    have, so that all run the same programs.
+    Each batch comes with its padded number of prompts (of requests, if results do not share rows). All batches have the
+    same one, so that all run the same programs.
     """
     starts = [at for at, one in enumerate(requests) if rows_per_prompt is None or one.request.sample == 0]
     size = min(max(1, batch_size // (rows_per_prompt or 1)), len(starts))
@@ -85,9 +85,9 @@ def run_requests(
     *,
     is_watched: bool,
 ) -> Generator[list[StreamPiece], None, list[GenerationResult]]:
-    """Decode a prefilled batch to its end; yield each row's new text and tokens at every look, return the results.
+    """Decode a prefilled batch to its end; yield each row's new text and tokens at every update, return the results.
 
-    ``is_watched`` looks often, for a reader who waits; stop strings do so too.
+    ``is_watched`` updates often, for a reader who waits; so do stop strings.
     """
     rows = [_start_row(request, stop_token_ids, tokenizer) for request in requests]
     looks_often = is_watched or any(row.request.request.sampling.stop for row in rows)
@@ -108,7 +108,7 @@ def run_requests(
 
 
 def _mark_drafts(piece: StreamPiece, row: _Row, index: int, batch: Runner) -> StreamPiece:
-    """Tell which of a piece's tokens were accepted from drafts."""
+    """Mark which of a piece's tokens were accepted from drafts."""
     end = len(row.tokens)
     return replace(piece, from_draft=tuple(batch.from_draft(index)[end - len(piece.tokens) : end]))
 
@@ -121,7 +121,7 @@ def _start_row(request: TextRequest, stop_token_ids: Sequence[int], tokenizer: T
 
 def _finish_row(row: _Row, index: int, batch: Runner) -> GenerationResult:
     request, counts = row.request.request, batch.counts(index)
-    # Prefill draws the first token; the steps draw the others, and those past a stop string.
+    # Prefill draws the first token, steps draw the others, including those past a stop string.
     by_steps = counts.new_tokens - 1
     return GenerationResult(
         prompt=row.request.text,

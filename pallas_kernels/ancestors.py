@@ -1,4 +1,4 @@
-"""Which of the new tokens each of them sees, as kernels read it."""
+"""Encodes for kernels which of the new tokens each new token attends to."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,12 @@ def encode_ancestors(
     rows: int,
     last_depth_B: jax.Array | None = None,
 ) -> jax.Array:
-    """Return ``[B or 1, R, A]`` in bfloat16: lane j is 1 where a row sees new token j; the last lane is its depth.
+    """Return ``[B or 1, R, A]`` in bfloat16: lane j is 1 if a row attends to new token j, the last lane is its depth.
 
-    Tokens see themselves and their ancestors, all before them in a chain (None); of those, the last ``window`` along
-    the path, and those no deeper than ``last_depth_B``. Rows are those of `spread_queries`, with ``repeats`` = J * G;
-    they see nothing past the tokens. Depths, like zero and one, are exact in bfloat16 up to 256.
+    Tokens attend to themselves and their ancestors; in a chain (None), to all tokens before them. A ``window`` keeps
+    the last ``window`` tokens along the path, and those no deeper than ``last_depth_B``. Rows are those of
+    `spread_queries`, with ``repeats`` = J * G; rows past the tokens attend to nothing. Zero, one and depths up to 256
+    are exact in bfloat16.
     """
     if ancestors_BTT is None:
         ancestors_BTT = jnp.asarray(np.tri(num_tokens, dtype=bool)[None])
@@ -38,14 +39,14 @@ def encode_ancestors(
 
 
 def encoded_lanes(num_tokens: int) -> int:
-    """Return A: a lane for each token and one for the depth, in whole tiles."""
+    """Return A: one lane for each token and one for the depth, in whole tiles."""
     return -(-(num_tokens + 1) // LANES) * LANES
 
 
 def sees_new_token(encoded_RA: jax.Array, offset_1S: jax.Array) -> jax.Array:
-    """Return ``[R, S]``, which rows see each slot that holds new token ``offset_1S``; false for other offsets.
+    """Return ``[R, S]``: which rows attend to the slots that hold new token ``offset_1S``; false for other offsets.
 
-    Inside kernels: a product with a one-hot matrix, as no unit looks up lanes by number.
+    For use inside kernels. It is a product with a one-hot matrix, because no unit looks up lanes by number.
     """
     lanes, slots = encoded_RA.shape[1], offset_1S.shape[1]
     token_AS = jax.lax.broadcasted_iota(jnp.int32, (lanes, slots), 0)

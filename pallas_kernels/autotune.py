@@ -1,9 +1,9 @@
-"""Search every kernel's block sizes by the schedule that the compiler makes of them: no TPU is needed.
+"""Search every kernel's block sizes by the schedules that the compiler makes for them: no TPU is needed.
 
     python -m pallas_kernels.autotune --tpu v5e [--kernel NAME ...] [--log FILE]
 
-The best go to the kernels' tuned.json. What is measured is also appended to a log, by default autotune-CHIP.jsonl in
-the current folder; a search that was stopped goes on from there, unless the kernels or their compiler have changed.
+The best sizes go to the kernels' tuned.json. Measurements are also appended to a log, by default autotune-CHIP.jsonl in
+the current folder. A stopped search continues from there, unless the kernels or their compiler have changed.
 """
 
 import argparse
@@ -26,13 +26,13 @@ _NOT_OF_KERNELS = ("autotune.py", "bench.py", "tuning.py")
 
 
 class Log:
-    """The measurements of earlier runs that still hold, and of this one."""
+    """The measurements of this run, and those of earlier runs that are still valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seconds: dict[str, float | None] = {}
         if path.exists():
-            # A run that was stopped while it wrote leaves half a line.
+            # A run that was stopped while writing leaves half a line.
             for line in path.read_text().splitlines():
                 try:
                     entry = json.loads(line)
@@ -41,21 +41,21 @@ class Log:
                     continue
 
     def find(self, key: str) -> tuple[bool, float | None]:
-        """Return whether a candidate was measured, and its time: None where it did not compile."""
+        """Return whether a candidate was measured, and its time: None if it did not compile."""
         return key in self._seconds, self._seconds.get(key)
 
     def add(self, key: str, seconds: float | None) -> None:
-        """Remember a measurement here and in the file."""
+        """Store a measurement here and in the file."""
         self._seconds[key] = seconds
         with self._path.open("a") as file:
             file.write(json.dumps({"key": key, "seconds": seconds}) + "\n")
 
 
 def tune(cases: Sequence[Case], compiler: Compiler, log: Log) -> dict[str, Blocks]:
-    """Measure all candidates of cases that share one shape, write the best ones, and return them by shape.
+    """Measure all block sizes, write the best ones of each shape, and return them by shape.
 
-    Of a shape that several cases have, those blocks are best whose times, each relative to its case's best, multiply
-    to the least. Raise ScheduleError where none compiles for all cases of a shape.
+    If several cases share a shape, its best blocks have the smallest product of times, each relative to its case's
+    best. Raise ScheduleError if no block sizes compile for all cases of a shape.
     """
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
@@ -92,7 +92,7 @@ def _measure(case: Case, blocks: Blocks, compiler: Compiler, log: Log) -> float 
 
 
 def _version(kernel: str) -> str:
-    """Return what a measurement depends on: the compiler, and the source of the kernel and of what kernels share."""
+    """Return the version of a measurement: the compiler's, and a digest of the kernel's and the shared source."""
     root = Path(__file__).parent
     shared = (path for path in root.glob("*.py") if path.name not in _NOT_OF_KERNELS)
     digest = hashlib.sha256()
@@ -103,7 +103,7 @@ def _version(kernel: str) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line: 0 when all is tuned, 1 when a kernel does not compile, 2 for a mistake of the user's."""
+    """Run the command line: 0 if all is tuned, 1 if a kernel does not compile, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.autotune", description=(__doc__ or "").split("\n")[0]
     )

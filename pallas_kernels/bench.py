@@ -1,8 +1,8 @@
-"""Print what every kernel takes on a TPU, by the schedule that its compiler makes: no TPU is needed.
+"""Print the time of every kernel on a TPU, from the schedule that its compiler makes: no TPU is needed.
 
     python -m pallas_kernels.bench --tpu v5e [--kernel NAME ...] [--case TEXT] [--json]
 
-`pallas_kernels/README.md` tells how to read the table.
+`pallas_kernels/README.md` explains the table.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One case with its schedule, its floor and the best of its rivals."""
+    """One case with its schedule, its floor and its best rival."""
 
     case: Case
     chip: Chip
@@ -52,16 +52,16 @@ class Measured:
 
     @property
     def kernel(self) -> Operation:
-        """The operation that takes longest: the others pad, slice and reshape for it."""
+        """The operation that takes longest; the others pad, slice and reshape for it."""
         return max(self.schedule.operations, key=lambda operation: operation.cycles)
 
     @property
     def floor_cycles(self) -> int | None:
-        """The floor in cycles, or None where the chip's clock is not published."""
+        """The floor in cycles, or None if the chip's clock is not published."""
         return round(self.floor.seconds * self.chip.clock_hz) if self.chip.clock_hz else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a program may want to know."""
+        """Return the measurement as JSON values."""
         kernel, rival = self.kernel, self.rival
         return {
             "kernel": self.case.kernel,
@@ -90,7 +90,7 @@ class Measured:
         }
 
     def to_row(self) -> list[str]:
-        """Return the cells of the table, a dash for what is not known."""
+        """Return the cells of the table, a dash for unknown values."""
         schedule, kernel, rival = self.schedule, self.kernel, self.rival
         seconds, floor_cycles = schedule.seconds, self.floor_cycles
         faster = rival.schedule.seconds if rival else None
@@ -114,14 +114,14 @@ class Measured:
 
 
 def measure_case(case: Case, compiler: Compiler, rivals: bool = True) -> tuple[Measured, list[str]]:
-    """Compile a case at its tuned blocks and its rivals at theirs; also return why any of those failed."""
+    """Compile a case at its tuned blocks, and its rivals at theirs; also return why any of them failed."""
     schedule = compiler.schedule(case.function, case.arguments, donated=case.donated)
     rival, failed = best_rival(case, compiler) if rivals else (None, [])
     return Measured(case, compiler.chip, schedule, case_floor(case, compiler.chip), rival), failed
 
 
 def format_table(measured: Sequence[Measured]) -> str:
-    """Return one table a kernel, with aligned columns."""
+    """Return one table per kernel, with aligned columns."""
     parts = []
     for kernel in dict.fromkeys(found.case.kernel for found in measured):
         rows = [[name for name, _ in _COLUMNS]]
@@ -133,7 +133,7 @@ def format_table(measured: Sequence[Measured]) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line: 0 when every case compiled, 1 when one did not, 2 for a mistake of the user's."""
+    """Run the command line: 0 if every case compiled, 1 if one did not, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.bench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tpu", default="v5e", help=f"the chip to compile for: {', '.join(CHIPS)}")
     parser.add_argument("--kernel", action="append", default=[], help=f"one of {', '.join(kernel_names())}; repeatable")

@@ -1,8 +1,8 @@
-"""The part that kernels over caches share: attend to one block of slots, with a running softmax.
+"""Attention to one block of slots, with a running softmax; kernels over caches share it.
 
-Numbers of a row (the largest score so far, the sum of weights) lie spread over a lane tile, so that no step has to
-move them between lanes: the largest is the same in all 128 lanes, the sum is split among them and added up at the end.
-Scores are kept in base 2, which is the base of the hardware's exponential (FlashAttention, 2205.14135).
+The numbers of a row (the largest score so far, the sum of weights) are spread over a lane tile, so that no step has to
+move them between lanes. The largest score is the same in all 128 lanes. The sum is split over the lanes and added up at
+the end. Scores are in base 2, the base of the hardware's exponential (FlashAttention, 2205.14135).
 """
 
 import math
@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.head_groups import LANES
 
-# Finite, so that a row that sees nothing of a block does not become NaN.
+# Finite, so that a row does not become NaN if it attends to nothing in a block.
 LOWEST = -1e30
 
 
@@ -37,14 +37,14 @@ class ScoreRule:
 
 @dataclass(frozen=True)
 class Running:
-    """What is kept of a row of queries between blocks: ``largest`` and ``total`` ``[C, R, 128]``, ``mixed``."""
+    """The running results of a row of queries between blocks: ``largest`` and ``total`` ``[C, R, 128]``, ``mixed``."""
 
     largest_CRL: Any
     total_CRL: Any
     mixed_CRI: Any
 
     def start(self) -> None:
-        """Forget the row before."""
+        """Reset the results for a new row."""
         self.largest_CRL[...] = jnp.full_like(self.largest_CRL, LOWEST)
         self.total_CRL[...] = jnp.zeros_like(self.total_CRL)
         self.mixed_CRI[...] = jnp.zeros_like(self.mixed_CRI)
@@ -72,9 +72,10 @@ def attend_block(
 ) -> None:
     """Attend to a block of slots.
 
-    ``products(group, rows)`` multiplies a group's rows by the block's keys, ``[rows, S]`` in float32; ``values`` gives
-    the group's values ``[S, I]``, ``visible(rows)`` what those rows see (None: everything), and
-    ``weights(group, rows, weights)`` may change what the values of a group are multiplied by. S is a multiple of 128.
+    ``products(group, rows)`` multiplies a group's rows by the block's keys, ``[rows, S]`` in float32. ``values``
+    returns the group's values ``[S, I]``, ``visible(rows)`` the mask of those rows (None: everything is visible).
+    ``weights(group, rows, weights)`` may change the weights before the product with the group's values. S is a multiple
+    of 128.
     """
     groups, num_rows, _ = running.mixed_CRI.shape
 
@@ -83,7 +84,7 @@ def attend_block(
         upcoming_RS = products(0, rows)
         for group in range(groups):
             scores_RS = upcoming_RS
-            # The next group's products keep the matrix unit busy during this one's softmax.
+            # The next group's products keep the matrix unit busy during this group's softmax.
             if group + 1 < groups:
                 upcoming_RS = products(group + 1, rows)
             scores_RS = rule.in_base_2(scores_RS)
@@ -132,7 +133,7 @@ def _dot(left: jax.Array, right: jax.Array, contracted: int) -> jax.Array:
 
 
 def _over_lanes(spread_RL: jax.Array, lanes: int) -> jax.Array:
-    """Repeat what is the same in all lanes over another number of lanes."""
+    """Repeat a value that is the same in all lanes over another number of lanes."""
     tiles = -(-lanes // LANES)
     repeated = jnp.concatenate([spread_RL] * tiles, axis=1) if tiles > 1 else spread_RL
     return repeated[:, :lanes]

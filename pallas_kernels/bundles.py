@@ -1,4 +1,4 @@
-"""Read the instruction bundles that the TPU compiler has scheduled, as a program that its scalar unit decides."""
+"""Parses the instruction bundles that the TPU compiler scheduled, as a program for its scalar unit."""
 
 import re
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ _OPERATION = re.compile(r"^(?:(%[\w.]+) = )?([a-z][\w.]*)\s*(.*)$", re.DOTALL)
 _GUARD = re.compile(r"\((!?)(%p\w+)(?:, *[^()]*)?\)")
 _TARGET = re.compile(r"target bundleno = (\d+)")
 _LABELLED = re.compile(r"/\*(\w+)=\*/\s*([^,\s]+)")
-# "core id", or "megacore core id :: core id", according to the compiler's version.
+# "core id" or "megacore core id :: core id", depending on the compiler's version.
 _CORE_ID = re.compile(r"sld \[smem:\[#\w+\]\] /\* (?:[\w ]+ :: )*core id \*/")
 _OPERAND = re.compile(r"inlined_call_operand\.(<no memory space>)?[^\[]*\[shape: .*?, index: (\d+), kind: \w+")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a bundle, its operands as written; ``guard`` is the predicate without which it does nothing.
+    """One operation of a bundle, with its operands as written; it runs only if the predicate ``guard`` is true.
 
-    ``inputs`` are labelled where the compiler labels them (``hbm``, ``on_true``), else numbered from 0.
+    ``inputs`` have the compiler's labels if there are any (``hbm``, ``on_true``), else numbers from 0.
     """
 
     opcode: str
@@ -33,21 +33,21 @@ class Operation:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What issues in one cycle; nothing where the compiler waits for a result or fills the slots after a branch."""
+    """The operations of one cycle; empty while the compiler waits for a result or fills the slots after a branch."""
 
     operations: tuple[Operation, ...]
     empty: bool
 
 
 def read_bundles(text: str) -> list[Bundle]:
-    """Return the bundles of one operation of a program, in order of address, from ``packed-bundles-post-ra``."""
+    """Return the bundles of one operation of a program, by address, from ``packed-bundles-post-ra``."""
     starts = [found.start() for found in _BUNDLE.finditer(text)]
     bundles: list[Bundle] = []
     for start, end in zip(starts, [*starts[1:], len(text)]):
         found = _HEAD.match(text[start:end])
         if found is None or int(found[1], 0) != len(bundles):
             raise ValueError(f"cannot read the bundle after {len(bundles)}: {text[start:end][:100]!r}")
-        # The vector units' work has no say in what runs: only its presence is kept.
+        # Vector operations do not affect control flow: keep only whether there are any.
         body = found[2]
         if "shape:" in body:
             body = _OPERAND.sub(_operand_of_kernel, body)
@@ -60,7 +60,7 @@ def read_bundles(text: str) -> list[Bundle]:
 
 
 def _operand_of_kernel(found: re.Match[str]) -> str:
-    """Write an operand of the kernel as an operation: its value where it came in a register, else its address."""
+    """Write an operand of the kernel as an operation: its value if it is in a register, else its address."""
     return f"operand.{'value' if found[1] else 'address'} {found[2]}"
 
 

@@ -1,18 +1,18 @@
-"""What a kernel is tested, measured and tuned at: its cases, and the rivals that they are compared with."""
+"""The cases at which a kernel is tested, measured and tuned, and the rivals for comparison."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Blocks = Mapping[str, int]
-"""Block sizes by the name of the keyword that takes them: ``{"block_q": 512, "block_k": 1024}``."""
+"""Block sizes by keyword: ``{"block_q": 512, "block_k": 1024}``."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """Another kernel for the same case, such as JAX's own, with the block sizes to try it at.
+    """Another kernel for the same case, such as JAX's own, with the block sizes to try.
 
-    ``function(*arguments, **blocks)`` computes the same; ``arguments`` are those of the case unless given.
+    ``function(*arguments, **blocks)`` computes the same; ``arguments`` None means those of the case.
     """
 
     name: str
@@ -25,17 +25,16 @@ class Rival:
 class Case:
     """One real-size use of one kernel.
 
-    ``function(*arguments, **blocks)`` runs the op at the given block sizes, or at its tuned ones without any; like a
-    rival's it must pickle: a function of a module, or a `functools.partial` of one. An argument is a
-    `jax.ShapeDtypeStruct`, or a NumPy array where its values decide what the kernel does (lengths, tables, a layer's
+    ``function(*arguments, **blocks)`` runs the op at the given block sizes, or at its tuned ones without any. Like a
+    rival's function it must pickle: use a function of a module, or a `functools.partial` of one. An argument is a
+    `jax.ShapeDtypeStruct`, or a NumPy array if its values decide what the kernel does (lengths, tables, a layer's
     index). ``shape`` is the key of tuned.json: what the best blocks depend on, as the op derives it from its arguments.
-    ``mxu_flops`` are the operations that the answer needs of the matrix units (multiply and add are two), counted at
-    the bf16 or, with ``int8``, the int8 peak; ``floor_bytes`` is what must cross from or to HBM at the least.
+    ``mxu_flops`` are the operations that the matrix units must do (multiply and add are two), counted at the bf16 peak
+    or, with ``int8``, the int8 peak. ``floor_bytes`` is the least possible HBM traffic.
 
-    ``reference(*arguments)`` defines what is correct, at higher precision. Random arguments for both are numbers, trees
-    where they are bool, and scales where they are float32 beside narrower ones (`random_inputs`); ``lanes`` is how many
-    of a cache's hold something, where the rest are zeros. ``donated`` says which arguments, by index, are written
-    over.
+    ``reference(*arguments)`` computes the correct result, at higher precision. `random_inputs` draws arguments for
+    both: numbers, trees for bool, and scales for float32 beside narrower dtypes. ``lanes`` is the number of a cache's
+    lanes in use; the others are zeros. ``donated`` are the indices of arguments that are overwritten.
     """
 
     kernel: str

@@ -1,10 +1,10 @@
 """Facts of each TPU that programs are compiled for and measured against.
 
-Sources: bandwidths, peaks, number of cores and size of the matrix unit are Google's published figures a chip (Cloud TPU
-documentation, pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x"); on-chip memory and the fp8 rate of older chips are
-those of JAX's `jax.experimental.pallas.tpu.get_tpu_info`; a clock is the rate at which the matrix units of v4, v5e and
-v5p reach the published bf16 peak, and None where their number and rate are not both published; the usable memory is
-what the TPU compiler (libtpu 0.0.42) itself gives as available when a program asks for too much.
+Sources: bandwidths, peaks, number of cores and size of the matrix unit are Google's published figures per chip (Cloud
+TPU documentation, pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x"). On-chip memory and the fp8 rate of older chips are
+from JAX's `jax.experimental.pallas.tpu.get_tpu_info`. A clock is the rate at which the matrix units of v4, v5e and v5p
+reach the published bf16 peak, and None if their number and rate are not both published. The usable memory is what the
+TPU compiler (libtpu 0.0.42) reports as available when a program asks for too much.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Chip:
-    """One kind of TPU. Peaks are operations a second, dense; a dtype's is None where the chip has no unit for it.
+    """One kind of TPU. Peaks are dense operations per second; a dtype's peak is None if the chip has no unit for it.
 
-    ``name`` is what libtpu calls it in a topology (``v5e:2x4``), ``single`` the shape of a topology of one chip.
-    JAX sees ``devices`` devices a chip: one of all its cores, or on TPU7x one a core, with its half of everything.
-    ``device_hbm_bytes`` is what programs may use of a device's memory, ``vmem_bytes`` the vector memory of one core.
-    ``ici_bytes_per_second`` is what a chip can send to others at once over all its links, half of what is published as
-    bidirectional; small slices do not use all links.
+    ``name`` is libtpu's name in a topology (``v5e:2x4``), ``single`` the shape of a topology of one chip. JAX sees
+    ``devices`` devices per chip: one for all its cores, but on TPU7x one per core, with half of everything.
+    ``device_hbm_bytes`` is the device memory that programs may use, ``vmem_bytes`` the vector memory of one core.
+    ``ici_bytes_per_second`` is what a chip can send over all its links at once, half of the published bidirectional
+    rate; small slices do not use all links.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Chip:
 
     @property
     def device_ici_bytes_per_second(self) -> float:
-        """What one device can send to others at once."""
+        """The bytes per second that one device can send to others."""
         return self.ici_bytes_per_second / self.devices
 
     @property
     def device_bf16_peak(self) -> float:
-        """The bf16 operations a second of one device."""
+        """The bf16 operations per second of one device."""
         return self.bf16_peak / self.devices
 
 

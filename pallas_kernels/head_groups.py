@@ -1,9 +1,9 @@
-"""Lay queries out for caches that hold the heads of a slot side by side, ``[.., K * H]``.
+"""Arranges queries for caches that hold the heads of a slot side by side, ``[.., K * H]``.
 
-A kernel reads whole lane tiles of 128. Where a head is narrower or wider, as many heads are joined as fill whole tiles
-(two of 64, eight of 80, four of 96): each query stands in the lanes of its own key/value head, among zeros, so that one
-product over the joined lanes reads the cache as it lies. While a product has fewer rows than the matrix unit takes to
-load the keys, which is 128, the zeros cost nothing.
+A kernel reads whole lane tiles of 128. If a head is narrower or wider, as many heads are joined as fill whole tiles
+(two of 64, eight of 80, four of 96). Each query is in the lanes of its own key/value head, with zeros around it, so
+that one product over the joined lanes reads the cache in its layout. The zeros cost nothing while a product has fewer
+than 128 rows, because loading the keys takes the matrix unit as long as 128 rows.
 """
 
 import jax
@@ -13,7 +13,7 @@ LANES = 128
 
 
 def joined_heads(num_kv_heads: int, head_dim: int) -> int:
-    """Return J, the fewest heads that fill whole lane tiles, or all where no number of them does."""
+    """Return J, the fewest heads that fill whole lane tiles, or all heads if no number does."""
     for joined in range(1, num_kv_heads + 1):
         if num_kv_heads % joined == 0 and joined * head_dim % LANES == 0:
             return joined
@@ -21,13 +21,13 @@ def joined_heads(num_kv_heads: int, head_dim: int) -> int:
 
 
 def padded_rows(rows: int, row_tile: int, block_rows: int) -> int:
-    """Return R: rows in whole tiles, and in whole blocks where there is more than one."""
+    """Return R: rows in whole tiles, and in whole blocks if there is more than one."""
     unit = row_tile if rows <= block_rows else block_rows
     return -(-rows // unit) * unit
 
 
 def spread_queries(query_BTNH: jax.Array, num_kv_heads: int, rows: int, width: int) -> jax.Array:
-    """Return ``[B, C, R, I]``: C groups of J joined heads; a row for each head of J, query of its group, and token.
+    """Return ``[B, C, R, I]``: C groups of J joined heads; one row for each head of J, query of its group, and token.
 
     I is a group's part of the cache's ``width``. Rows past J * G * T and lanes past J * H are zeros.
     """
@@ -57,6 +57,6 @@ def gather_heads(mixed_BCRI: jax.Array, tokens: int, num_heads: int, num_kv_head
 
 
 def spread_tokens(array_BTX: jax.Array, repeats: int, rows: int) -> jax.Array:
-    """Repeat what belongs to each token for the rows of `spread_queries`: ``[B, T, X]`` to ``[B, R, X]``."""
+    """Repeat each token's values for the rows of `spread_queries`: ``[B, T, X]`` to ``[B, R, X]``."""
     tiled = jnp.tile(array_BTX, (1, repeats, 1))
     return jnp.pad(tiled, ((0, 0), (0, rows - tiled.shape[1]), (0, 0)))

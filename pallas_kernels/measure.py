@@ -1,4 +1,4 @@
-"""Measure cases by their compiled schedules, beside their floors and their rivals."""
+"""Measures cases by their compiled schedules, beside their floors and their rivals."""
 
 import importlib
 import importlib.util
@@ -12,13 +12,13 @@ from pallas_kernels.chips import Chip
 from pallas_kernels.scalar_unit import ScheduleError
 from pallas_kernels.schedule import Compiler, Schedule
 
-# Where a chip's clock is not published, for ranking only: cycles against bytes.
+# Used if a chip's clock is not published, only to rank cycles against bytes.
 _NOMINAL_CLOCK_HZ = 1.5e9
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What a case takes at the least: the time of its operations at the peak, and of its bytes at the bandwidth."""
+    """The least possible time of a case: its operations at the peak, and its bytes at the bandwidth."""
 
     mxu_seconds: float
     hbm_seconds: float
@@ -30,13 +30,13 @@ class Floor:
 
     @property
     def bound(self) -> str:
-        """Which of the two is the longer."""
+        """The name of the longer one."""
         return "MXU" if self.mxu_seconds > self.hbm_seconds else "HBM"
 
 
 @dataclass(frozen=True)
 class Beaten:
-    """The best that a rival came to: its name, its block sizes and their schedule."""
+    """A rival's best result: its name, its block sizes and their schedule."""
 
     name: str
     blocks: Blocks
@@ -44,7 +44,7 @@ class Beaten:
 
 
 def kernel_names() -> list[str]:
-    """Return the kernels that have cases: each is a folder of this package with a cases.py."""
+    """Return the kernels that have cases: the folders of this package with a cases.py."""
     found = []
     for module in pkgutil.iter_modules(pallas_kernels.__path__):
         if module.ispkg and importlib.util.find_spec(f"pallas_kernels.{module.name}.cases"):
@@ -61,18 +61,18 @@ def kernel_cases(kernel: str) -> tuple[Case, ...]:
 
 
 def toy_cases(kernel: str) -> tuple[Case, ...]:
-    """Return the small cases of one kernel, for where it is interpreted."""
+    """Return the small cases of one kernel, for interpretation."""
     return importlib.import_module(f"pallas_kernels.{kernel}.cases").TOY_CASES
 
 
 def case_floor(case: Case, chip: Chip) -> Floor:
-    """Return the floor of a case on one device of a chip; without an int8 unit its operations run in bf16."""
+    """Return the floor of a case on one device of a chip; without an int8 unit, its operations run in bf16."""
     peak = (chip.int8_peak if case.int8 else None) or chip.bf16_peak
     return Floor(case.mxu_flops / (peak / chip.devices), case.floor_bytes / chip.device_hbm_bytes_per_second)
 
 
 def best_rival(case: Case, compiler: Compiler) -> tuple[Beaten | None, list[str]]:
-    """Return the rival of the fewest cycles at its best block sizes, and why others could not be measured."""
+    """Return the rival with the fewest cycles at its best block sizes, and why others could not be measured."""
     best: Beaten | None = None
     failed: list[str] = []
     for rival in case.rivals:
@@ -89,10 +89,10 @@ def best_rival(case: Case, compiler: Compiler) -> tuple[Beaten | None, list[str]
 
 
 def rank_seconds(schedule: Schedule, chip: Chip) -> float:
-    """Return the time by which block sizes are ranked.
+    """Return the time that ranks block sizes.
 
-    That is the longer of cycles and bytes, and a step's share of the other, which the first or last step cannot hide;
-    and a little of the other as a whole, as it makes room for what the estimate leaves out.
+    It is the longer of the times for cycles and for bytes, plus one step's share of the other, which the first or last
+    step cannot hide, plus 2% of the other, because it leaves room for costs that the estimate omits.
     """
     compute = schedule.cycles / (chip.clock_hz or _NOMINAL_CLOCK_HZ)
     hidden = min(compute, schedule.memory_seconds)
@@ -101,11 +101,11 @@ def rank_seconds(schedule: Schedule, chip: Chip) -> float:
 
 
 def format_blocks(blocks: Blocks) -> str:
-    """Write block sizes on one line."""
+    """Format block sizes on one line."""
     return " ".join(f"{name}={size}" for name, size in blocks.items())
 
 
 def select_cases(kernels: Sequence[str], part_of_name: str = "") -> list[Case]:
-    """Return the cases of the named kernels, or of all, whose name contains a text."""
+    """Return the cases of the named kernels, or of all, whose name contains ``part_of_name``."""
     names = list(kernels) or kernel_names()
     return [case for kernel in names for case in kernel_cases(kernel) if part_of_name in case.name]

@@ -1,4 +1,4 @@
-"""Random arguments for a case, such as its kernel would meet."""
+"""Random arguments for a case."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pallas_kernels.case import Case
 
 
 def random_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
-    """Return arguments of a case's shapes: those of which it gives the values as they are."""
+    """Return arguments of a case's shapes; those with given values are returned unchanged."""
     rng = np.random.default_rng(seed)
     found = []
     for argument in case.arguments:
@@ -25,7 +25,7 @@ def random_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
 
 
 def random_trees(rng: np.random.Generator, batch: int, nodes: int) -> np.ndarray:
-    """Return the ancestors ``[B, M, M]`` of trees in which every node but the first descends from an earlier one."""
+    """Return the ancestors ``[B, M, M]`` of random trees: every node but the first descends from an earlier one."""
     ancestors = np.zeros((batch, nodes, nodes), bool)
     for row in range(batch):
         for node in range(nodes):

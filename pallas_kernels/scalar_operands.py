@@ -1,4 +1,4 @@
-"""Find the values that a program gives its kernels, where they follow from arguments that are known."""
+"""Finds the values that a program passes to its kernels, if they follow from known arguments."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ _LARGEST = 1 << 20
 def kernel_operands(
     program: Any, arguments: Sequence[np.ndarray | None], hlo: str
 ) -> Mapping[str, list[np.ndarray | None]]:
-    """Return the words of each kernel's operands as they lie in memory, or None, by the kernel's name in the HLO text.
+    """Return the memory words of each kernel's operands, None if unknown, by the kernel's name in the HLO text.
 
-    ``program`` is the closed jaxpr that was compiled; only what is computed from known ``arguments`` and constants by
-    small operations outside of loops is followed.
+    ``program`` is the closed jaxpr that was compiled. Only small operations outside loops on known ``arguments`` and
+    constants are evaluated.
     """
     calls: list[list[Any]] = []
     _evaluate(program.jaxpr, program.consts, list(arguments), calls)
     result: dict[str, list[np.ndarray | None]] = {}
     for name, inputs in _kernels(hlo):
-        # Names differ between the two, so kernels are told apart by what they take, and else by their order.
+        # Names differ between jaxpr and HLO, so kernels are matched by operand types, then by order.
         same = next(
             (call for call in calls if [_described(atom) for atom, _ in call] == [text for text, _ in inputs]), None
         )
@@ -40,7 +40,7 @@ def kernel_operands(
 
 
 def _kernels(hlo: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the name of each kernel of a program with the type and the layout of each of its operands."""
+    """Return the name of each kernel of a program, with the types and layouts of its operands."""
     types = {name: (array, layout) for name, array, layout in _DEFINED.findall(hlo)}
     found = [(match[1], _NUMBERING.sub("", match[2]).split(", ")) for match in _KERNEL.finditer(hlo)]
     found.sort(key=lambda kernel: (len(kernel[0]), kernel[0]))
@@ -48,7 +48,7 @@ def _kernels(hlo: str) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _described(atom: Any) -> str:
-    """Write the type of a value as HLO text does."""
+    """Format the type of a value as in HLO text."""
     dtype = np.dtype(atom.aval.dtype)
     kind = {"f": "f", "i": "s", "u": "u", "b": "pred", "V": "f"}[dtype.kind]
     bits = "" if kind == "pred" else str(jax.dtypes.itemsize_bits(dtype))
@@ -57,7 +57,7 @@ def _described(atom: Any) -> str:
 
 
 def _evaluate(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], calls: list[list[Any]]) -> list[Any]:
-    """Evaluate what is known of a jaxpr; values that are not are None. Append each kernel's operands to ``calls``."""
+    """Evaluate a jaxpr as far as values are known; others are None. Append each kernel's operands to ``calls``."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
     for equation in jaxpr.eqns:
         operands = [atom.val if isinstance(atom, core.Literal) else values.get(atom) for atom in equation.invars]

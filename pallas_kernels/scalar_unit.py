@@ -1,7 +1,7 @@
-"""Run the scalar part of a scheduled kernel: which bundles run how often, and what its copies move.
+"""Runs the scalar part of a scheduled kernel: how often each bundle runs, and how many bytes its copies move.
 
-A TPU's scalar unit alone decides a kernel's control flow, so its registers, predicates and scalar memory are all that
-has to be followed; what the vector units compute stays unknown, and a branch that depends on it is refused.
+Only a TPU's scalar unit decides a kernel's control flow. So it is enough to follow its registers, predicates and scalar
+memory. Results of the vector units stay unknown, and a branch that depends on them raises an error.
 """
 
 import re
@@ -22,11 +22,11 @@ _SYMBOL = re.compile(r"#allocation\w+")
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be read or followed."""
+    """A schedule that cannot be parsed or followed."""
 
 
 class _Unknown:
-    """A value that depends on data: whatever is computed of it is unknown, and nothing may be decided by it."""
+    """A value that depends on data: results computed from it are unknown too, and branches on it raise an error."""
 
     def _same(self, *_: Any) -> "_Unknown":
         return self
@@ -65,7 +65,7 @@ class Machine:
         self.memory[address] = UNKNOWN if predicate is UNKNOWN else value
 
     def copy(self, kind: str, source: Any, target: Any, granules: Any) -> None:
-        """Count a copy such as ``hbm_to_vmem``, and carry out one into scalar memory."""
+        """Count a copy such as ``hbm_to_vmem``, and execute it if it goes to scalar memory."""
         if granules is UNKNOWN:
             raise ScheduleError("the kernel copies a number of bytes that depends on data")
         self.hbm_bytes += kind.count("hbm") * granules * self.granule_bytes
@@ -84,7 +84,7 @@ class Machine:
         return UNKNOWN if values is None else int(values[0])
 
     def _operand_at(self, pointer: int) -> tuple[np.ndarray, int] | None:
-        # A pointer counts granules; an address does too, or sixteen of them and was shifted, according to the chip.
+        # Pointers count granules. Addresses do too, or are shifted and count sixteen granules, depending on the chip.
         index, offset = divmod(pointer, _OPERAND_STRIDE << 4 if pointer >= _OPERAND_STRIDE << 4 else _OPERAND_STRIDE)
         if not 1 <= index <= len(self.operands):
             return None
@@ -98,13 +98,13 @@ def wrap(value: Any) -> Any:
 
 
 def choose(predicate: Any, true: Any, false: Any) -> Any:
-    """Return the value that the predicate selects, unknown where that is."""
+    """Return the value that the predicate selects; unknown if the predicate is."""
     return UNKNOWN if predicate is UNKNOWN else true if predicate else false
 
 
 @dataclass(frozen=True)
 class Run:
-    """How often each block of bundles ran: ``counts`` by the address of its first, ``ends`` by the same."""
+    """How often each block of bundles ran: ``counts`` and ``ends`` by the address of its first bundle."""
 
     counts: Mapping[int, int]
     ends: Mapping[int, int]
@@ -118,9 +118,9 @@ def run_scalar_unit(
     granule_bytes: int = 32,
     core: int = 0,
 ) -> Run:
-    """Run a kernel whose operands' words are known, or None.
+    """Run a kernel; ``operands`` are the words of its operands, None if unknown.
 
-    ``branch_slots`` bundles run after each branch whether it is taken or not; copies count ``granule_bytes`` at a time.
+    ``branch_slots`` bundles run after each branch, taken or not. Copies count ``granule_bytes`` at a time.
     """
     starts = {0, len(bundles)}
     for address, bundle in enumerate(bundles):
@@ -147,7 +147,7 @@ def run_scalar_unit(
 def _compile_block(
     bundles: Sequence[Bundle], start: int, end: int, branch_slots: int, symbols: dict[str, int]
 ) -> Callable[[Machine, dict[str, Any]], int]:
-    """Translate bundles without a branch into or out of them, but at the end, to one Python function."""
+    """Translate a block of bundles, with branches only into its start and at its end, to one Python function."""
     lines: list[str] = []
     after = str(end)
     for address in range(start, end):
@@ -196,7 +196,7 @@ def _translate(operation: Operation, number: int, reads: list[str], writes: list
     result = _REGISTER.match(operation.result)
     inputs = [_operand(text, symbols) for text in operation.inputs.values()]
     if opcode.startswith(("int_to_ptr", "sphi", "pphi")):
-        # Written after the values of its own bundle: mostly into the register that it comes from.
+        # Written after the bundle's own values; the source is mostly the same register.
         source = next((found for found in map(_REGISTER.match, operation.inputs.values()) if found), None)
         if result and source and result[1] != source[1] and opcode.startswith("int_to_ptr"):
             writes.append(f"r[{result[1]!r}] = r.get({source[1]!r}, UNKNOWN)")
@@ -265,7 +265,7 @@ def _guard(operation: Operation) -> str:
 
 
 def _operand(text: str, symbols: dict[str, int]) -> str:
-    """Return the Python expression of an operand: a register, a number, or an address that is a sum of them."""
+    """Return the Python expression of an operand: a register, a number, or an address that is a sum of these."""
     text = text.strip()
     if text.startswith("["):
         inner = text.strip("[]").removeprefix("smem:").strip("[]")
@@ -274,7 +274,7 @@ def _operand(text: str, symbols: dict[str, int]) -> str:
     if register:
         return f"r.get({register[1]!r}, UNKNOWN)"
     if _SYMBOL.fullmatch(text):
-        # Far apart, and with room for the shift that turns an address into a pointer.
+        # Far apart, with room for the shift that turns an address into a pointer.
         return str(symbols.setdefault(text, (len(symbols) + 1) << 16))
     try:
         number = int(text.removeprefix("$"), 0)

@@ -1,8 +1,8 @@
-"""Compile a function for a TPU that is not here, and read the schedule that the compiler has made of it.
+"""Compiles a function for a TPU that is not attached, and reads the compiler's schedule.
 
-A TPU has no caches and no out-of-order execution: the compiler fixes what every unit does in every cycle, waiting for
-results included. With the kernel's control flow followed (`scalar_unit`), its cycles are therefore counted, not
-sampled. Not counted is waiting for memory: compare the time of the cycles with that of the bytes.
+A TPU has no caches and no out-of-order execution: the compiler decides what every unit does in every cycle, including
+waits for results. `scalar_unit` follows the kernel's control flow, so cycles are counted, not sampled. Waits for memory
+are not counted: compare the time of the cycles with the time of the bytes.
 """
 
 import glob
@@ -40,9 +40,9 @@ _ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f1
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of a kernel, which ran ``runs`` times: of ``cycles`` where nothing is skipped, ``bundles`` not empty.
+    """A loop of a kernel that ran ``runs`` times; a full iteration has ``cycles``, of which ``bundles`` are not empty.
 
-    ``depth`` is 1 for the outermost, which is the grid; inner loops are counted once in the cycles of outer ones.
+    ``depth`` is 1 for the outermost loop, the grid. The cycles of an outer loop count its inner loops once.
     """
 
     depth: int
@@ -54,7 +54,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Block:
-    """Bundles that run together: ``cycles`` of them, ``runs`` times; a skipped one runs less often than its loop."""
+    """Bundles that run together: ``cycles`` of them, ``runs`` times; a skipped block runs less often than its loop."""
 
     start: int
     cycles: int
@@ -65,9 +65,9 @@ class Block:
 class Operation:
     """The schedule of one operation of a program, such as one kernel.
 
-    ``cycles`` are those that ran, of which ``bundles`` issued something, on the core that took longer where a device
-    has two; ``hbm_bytes`` is what its copies moved from or to HBM; ``slots`` is the share of each unit's issue slots
-    that were used over all cycles (MXU XLU VALU VPOP EUP VLOAD VLOAD:FILL VSTORE VSTORE:SPILL SALU).
+    ``cycles`` counts those that ran, and ``bundles`` those that issued something, on the slower core if a device has
+    two. ``hbm_bytes`` is the HBM traffic of its copies. ``slots`` is the share of each unit's issue slots in use, over
+    all cycles (MXU XLU VALU VPOP EUP VLOAD VLOAD:FILL VSTORE VSTORE:SPILL SALU).
     """
 
     name: str
@@ -85,20 +85,20 @@ class Operation:
 
     @property
     def step_bundles(self) -> int:
-        """The bundles of one step of the grid that skips nothing."""
+        """The bundles of one full step of the grid."""
         return max((loop.bundles for loop in self.loops if loop.depth == 1), default=self.bundles)
 
     @property
     def busiest(self) -> Block:
-        """The block that took most of the cycles: its runs are the steps that were not skipped."""
+        """The block that took most of the cycles; its runs are the steps that were not skipped."""
         return max(self.blocks, key=lambda block: block.cycles * block.runs)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedules of a program's operations, each counted once, and what the compiler says of its memory.
+    """The schedules of a program's operations, each counted once, and the compiler's memory analysis.
 
-    ``hbm_bytes`` is what the program moved from or to HBM, copies between operations included.
+    ``hbm_bytes`` is the program's HBM traffic, including copies between operations.
     """
 
     chip: str
@@ -110,12 +110,12 @@ class Schedule:
 
     @property
     def cycles(self) -> int:
-        """The cycles of all operations, waiting for memory left out."""
+        """The cycles of all operations, without waits for memory."""
         return sum(operation.cycles for operation in self.operations)
 
     @property
     def compute_seconds(self) -> float | None:
-        """The time of the cycles, or None where the chip's clock is not published."""
+        """The time of the cycles, or None if the chip's clock is not published."""
         clock = CHIPS[self.chip].clock_hz
         return self.cycles / clock if clock else None
 
@@ -126,12 +126,12 @@ class Schedule:
 
     @property
     def seconds(self) -> float | None:
-        """The longer of the two times, as if each hid behind the other."""
+        """The longer of the two times, as if it hid the other."""
         return None if self.compute_seconds is None else max(self.compute_seconds, self.memory_seconds)
 
 
 class Compiler(AbstractContextManager["Compiler"]):
-    """A process that compiles for one kind of TPU: use as a context, and ask it for one schedule after another."""
+    """A process that compiles for one kind of TPU: use it as a context, for any number of schedules."""
 
     def __init__(self, chip: str) -> None:
         if chip not in CHIPS:
@@ -143,11 +143,11 @@ class Compiler(AbstractContextManager["Compiler"]):
     def schedule(
         self, function: Callable[..., Any], arguments: Sequence[Any], *, donated: tuple[int, ...] = (), **options: Any
     ) -> Schedule:
-        """Compile ``function(*arguments, **options)`` and read its schedule; ``donated`` arguments may be written over.
+        """Compile ``function(*arguments, **options)`` and read its schedule; ``donated`` arguments may be overwritten.
 
-        The function must pickle: one of a module, or a `functools.partial` of one. Arguments are NumPy arrays where
-        their values decide what runs (lengths, block tables), else `jax.ShapeDtypeStruct`. Raise ScheduleError with
-        the compiler's reason where it refuses, or where the control flow depends on data.
+        The function must pickle: use a function of a module, or a `functools.partial` of one. An argument is a NumPy
+        array if its values decide what runs (lengths, block tables), else a `jax.ShapeDtypeStruct`. Raise
+        ScheduleError, with the compiler's reason, if it refuses, or if the control flow depends on data.
         """
         described = [
             argument if isinstance(argument, np.ndarray) else (tuple(argument.shape), np.dtype(argument.dtype).name)
@@ -165,7 +165,7 @@ class Compiler(AbstractContextManager["Compiler"]):
             raise ScheduleError(f"the compiler died on {function!r}") from error
 
     def _start(self) -> ProcessPoolExecutor:
-        # libtpu reads its flags once a process, and JAX's threads do not survive a fork.
+        # libtpu reads its flags once per process, and JAX's threads do not survive a fork.
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare_process, (self._folder,))
         return self._pool
 
@@ -186,7 +186,7 @@ def _prepare_process(folder: str) -> None:
         JAX_PLATFORMS="cpu",
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_SKIP_MDS_QUERY="1",
-        TPU_ACCELERATOR_TYPE="v5litepod-4",  # any, for all chips: without it libtpu warns
+        TPU_ACCELERATOR_TYPE="v5litepod-4",  # any value, for all chips: without it libtpu warns
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",
         LIBTPU_INIT_ARGS=_DUMP_FLAGS.format(folder=folder),
     )
@@ -243,7 +243,7 @@ def _single_device(chip: Chip) -> tuple[jax.sharding.Mesh, jax.sharding.SingleDe
 
 
 def _dumped(folder: str) -> list[str]:
-    """Return the files of the program's operations; its own frame and its start and end are not among them."""
+    """Return the files of the program's operations, without the program's frame, start and end."""
     paths = []
     for path in sorted(glob.glob(f"{folder}/*-packed-bundles-post-ra.txt")):
         found = _NAME.match(os.path.basename(path))
@@ -268,7 +268,7 @@ def _read_operation(path: str, operands: Mapping[str, Sequence[np.ndarray | None
         ]
     except ScheduleError as error:
         raise ScheduleError(f"{name}: {error}") from None
-    # The cores of a device work at the same time, on steps of their own.
+    # The cores of a device work at the same time, on separate steps.
     run = max(runs, key=lambda run: sum((run.ends[start] - start) * count for start, count in run.counts.items()))
     usage, capacity = _read_usage(path, name, len(bundles))
     blocks = tuple(Block(start, run.ends[start] - start, count) for start, count in sorted(run.counts.items()))
@@ -291,7 +291,7 @@ def _read_operation(path: str, operands: Mapping[str, Sequence[np.ndarray | None
 
 
 def _read_usage(path: str, name: str, num_bundles: int) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the slots of each unit that each bundle uses, and how many there are."""
+    """Return the issue slots of each unit that each bundle uses, and the number of slots of each unit."""
     stamp = os.path.basename(path).partition("-")[0]
     beside = glob.escape(f"{os.path.dirname(path)}/{stamp}-{name}-")
     (usage_path,) = glob.glob(f"{beside}*-pre-delay_hlo-static-per-bundle-utilization.txt")
@@ -304,7 +304,7 @@ def _read_usage(path: str, name: str, num_bundles: int) -> tuple[np.ndarray, dic
 
 
 def _copied_bytes(hlo: str) -> int:
-    """Return what copies between operations read from and write to HBM."""
+    """Return the HBM traffic of copies between operations."""
     total = 0.0
     for dtype, shape, source, _, target in _COPY.findall(hlo):
         size = float(np.prod([int(length) for length in shape.split(",") if length])) * _ITEM_BYTES.get(dtype, 4)

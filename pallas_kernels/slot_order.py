@@ -1,4 +1,4 @@
-"""Which slot of a cache holds which token, and what the new tokens see of it."""
+"""Which slot of a cache holds which token, and which slots new tokens attend to."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -13,8 +13,7 @@ from pallas_kernels.ancestors import depth_of_rows, sees_new_token
 class SlotOrder(Protocol):
     """The order of a cache's slots; ``start`` is the position of a row's first new token.
 
-    `sees_all` and `visible` run inside kernels, and `end` there too. ``num_sinks`` slots at the front meet a query of
-    their own.
+    `sees_all`, `visible` and `end` also run inside kernels. The first ``num_sinks`` slots use their own query.
     """
 
     @property
@@ -24,12 +23,12 @@ class SlotOrder(Protocol):
 
     @property
     def num_sinks(self) -> int:
-        """How many slots at the front hold sinks."""
+        """The number of slots at the front that hold sinks."""
         ...
 
     @property
     def window(self) -> int | None:
-        """How many tokens a query sees, itself included; sinks are not counted."""
+        """The number of tokens that a query attends to, itself included, without sinks."""
         ...
 
     @property
@@ -38,29 +37,29 @@ class SlotOrder(Protocol):
         ...
 
     def block_range(self, start_B: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-        """Return the first and the last block of slots that any query of a row sees a part of."""
+        """Return the first and the last block of slots that any query of a row attends to."""
         ...
 
     def first_new_slots(self, start_B: jax.Array) -> jax.Array:
-        """Return the slot of each row's first new token that is no sink."""
+        """Return the slot of each row's first new token that is not a sink."""
         ...
 
     def end(self, start: Any) -> Any:
-        """Return the first slot that nothing has been written to."""
+        """Return the first unwritten slot."""
         ...
 
     def sees_all(self, start: Any, first_new: Any, first_slot: Any, slots: int) -> Any:
-        """Tell whether every query sees every slot of a block."""
+        """Tell whether every query attends to every slot of a block."""
         ...
 
     def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
-        """Return ``[R, S]``, which slots each row of queries sees."""
+        """Return ``[R, S]``: which slots each row of queries attends to."""
         ...
 
 
 @dataclass(frozen=True)
 class DenseOrder:
-    """Slot s holds the token at position s; of ``num_tokens`` new ones, the first stands in slot ``start``."""
+    """Slot s holds the token at position s; the first of ``num_tokens`` new tokens is in slot ``start``."""
 
     num_tokens: int
     num_slots: int
@@ -68,7 +67,7 @@ class DenseOrder:
 
     @property
     def num_sinks(self) -> int:
-        """None."""
+        """Zero: a dense cache has no sinks."""
         return 0
 
     @property
@@ -92,14 +91,14 @@ class DenseOrder:
         return jnp.minimum(start + self.num_tokens, self.num_slots)
 
     def sees_all(self, start: Any, first_new: Any, first_slot: Any, slots: int) -> Any:
-        """Tell whether all is older than the new tokens and in every window."""
+        """Tell whether all slots of the block are older than the new tokens and in every window."""
         is_old = first_slot + slots <= start
         if self.window is None:
             return is_old
         return is_old & (first_slot > start + self.num_tokens - 1 - self.window)
 
     def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
-        """Return old slots in the window, and what is seen of the new tokens."""
+        """Return the visible slots: old slots in the window, and the new tokens' ancestors."""
         offset_1S = slot_1S - start
         old_RS = offset_1S < 0
         if self.window is not None:
@@ -109,10 +108,10 @@ class DenseOrder:
 
 @dataclass(frozen=True)
 class RingOrder:
-    """The first ``num_sinks`` positions, then a ring for all later ones, of which a query sees ``window``.
+    """The first ``num_sinks`` positions, then a ring for all later ones; a query attends to ``window`` of the ring's.
 
-    Position p stands in slot p, or in ``num_sinks + (p - num_sinks) % capacity``. At most capacity - window + 1 tokens
-    are new, so that none has taken the place of one that is seen.
+    Position p is slot p, or ``num_sinks + (p - num_sinks) % capacity``. At most capacity - window + 1 tokens are new,
+    so that none overwrites a visible one.
     """
 
     num_tokens: int
@@ -122,28 +121,28 @@ class RingOrder:
 
     @property
     def capacity(self) -> int:
-        """How many slots the ring has."""
+        """The number of slots in the ring."""
         return self.num_slots - self.num_sinks
 
     @property
     def max_start(self) -> int:
-        """Far enough below the largest 32-bit number for sums of a position and a number of slots."""
+        """Low enough for 32-bit sums of a position and a number of slots."""
         return 1 << 30
 
     def block_range(self, start_B: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-        """Return all blocks that have been written to."""
+        """Return all written blocks."""
         return jnp.zeros_like(start_B), (self.end(start_B) - 1) // block
 
     def first_new_slots(self, start_B: jax.Array) -> jax.Array:
-        """Return where in the ring the new tokens begin."""
+        """Return the ring slot where the new tokens begin."""
         return self.num_sinks + jnp.maximum(start_B - self.num_sinks, 0) % self.capacity
 
     def end(self, start: Any) -> Any:
-        """Return the slot after the last that has been written to."""
+        """Return the slot after the last written one."""
         return jnp.minimum(start + self.num_tokens, self.num_slots)
 
     def sees_all(self, start: Any, first_new: Any, first_slot: Any, slots: int) -> Any:
-        """Tell whether a block lies in the ring, behind the new tokens, and in every window."""
+        """Tell whether a block is in the ring, older than the new tokens, and in every window."""
         first = jnp.maximum(start, self.num_sinks)
         offset = self._around(first_slot - first_new)
         oldest = first + offset - self.capacity
@@ -157,10 +156,10 @@ class RingOrder:
         )
 
     def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
-        """Return sinks, old slots in the window, and what is seen of the new tokens."""
+        """Return the visible slots: sinks, old slots in the window, and the new tokens' ancestors."""
         first = jnp.maximum(start, self.num_sinks)
         is_sink_1S = slot_1S < self.num_sinks
-        # The position that a slot takes next, from ``start`` on; a sink's slot takes but one.
+        # The next position of each slot, from ``start`` on; a sink's slot has only one position.
         next_1S = jnp.where(is_sink_1S, slot_1S, first + self._around(slot_1S - first_new))
         held_1S = next_1S - self.capacity
         offset_1S = next_1S - start
@@ -177,5 +176,5 @@ class RingOrder:
         return old_RS | (is_new_1S & sees_new_token(encoded_RA, offset_1S))
 
     def _around(self, distance: Any) -> Any:
-        """Return a distance between two slots of the ring as one forwards."""
+        """Return the forward distance around the ring for a distance between two of its slots."""
         return jnp.where(distance < 0, distance + self.capacity, distance)

@@ -1,4 +1,4 @@
-"""Which blocks of which rows a kernel walks through: a step for each block that is needed, and none for the others."""
+"""The list of a kernel's steps: one for each block of a row that is needed, none for the others."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 class Steps(NamedTuple):
-    """Row and block of each step, in order of rows, and how many steps there are; what lies past them is not run.
+    """Row and block of each step, row after row, and the number of steps; entries past it do not run.
 
     ``row_I`` and ``block_I`` have room for every block of every row.
     """
@@ -18,13 +18,13 @@ class Steps(NamedTuple):
 
 
 def list_steps(first_B: jax.Array, last_B: jax.Array, num_blocks: int) -> Steps:
-    """List the blocks ``first_B`` to ``last_B`` of each row, both included; every row has at least one."""
+    """List the blocks ``first_B`` to ``last_B`` (included) of each row; every row has at least one."""
     batch = first_B.shape[0]
     counts_B = last_B - first_B + 1
     ends_B = jnp.cumsum(counts_B, dtype=jnp.int32)
     step_I = jnp.arange(batch * num_blocks, dtype=jnp.int32)
     row_I = jnp.minimum(jnp.sum(step_I[:, None] >= ends_B, axis=1, dtype=jnp.int32), batch - 1)
-    # A sum over rows instead of a gather, of which a TPU makes a loop.
+    # A sum over rows instead of a gather, which a TPU would run as a loop.
     offset_B = ends_B - last_B - 1
     is_row_IB = row_I[:, None] == jnp.arange(batch, dtype=jnp.int32)
     block_I = step_I - jnp.sum(jnp.where(is_row_IB, offset_B, 0), axis=1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""How long an op takes on the device that is here."""
+"""Measures an op's time on this machine's device."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,17 +12,17 @@ _ATTEMPTS = 3
 
 
 def seconds_a_call(function: Callable[..., Any], arguments: Sequence[Any], expected_seconds: float | None) -> float:
-    """Return the time of one call among many that follow each other on the device, without that of starting them.
+    """Return the time per call of many calls in sequence on the device, without the time to start them.
 
-    Twice as many calls are timed against as many; where it is not known how long one takes, two against one. What
-    returns a tuple, such as updated caches, takes it as the first arguments of the next call.
+    It subtracts the time of n calls from that of 2n; n is one if the expected time is unknown. A tuple result, such as
+    updated caches, becomes the first arguments of the next call.
     """
 
     def again(_: Any, carried: tuple[Any, ...]) -> tuple[Any, ...]:
         result = function(*carried, *arguments[len(carried) :])
         if isinstance(result, tuple | list):
             return tuple(result)
-        # The next call waits for this one, and is not the same to the compiler.
+        # The next call depends on this result, so the compiler cannot merge the two.
         return jax.lax.optimization_barrier((carried[0], result))[:1]
 
     def repeat(count: jax.Array, carried: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,8 +1,10 @@
-"""Find the block sizes that were best for a shape on a chip, in the tuned.json of a kernel's folder.
+"""Looks up the best block sizes for a shape on a chip, in the tuned.json of a kernel's folder.
 
 The file maps a chip to shapes, written ``H=128,T=2048,dtype=bfloat16``, and those to block sizes::
 
     {"v5e": {"H=128,T=2048,dtype=bfloat16": {"block_q": 512, "block_k": 1024}}}
+
+`python -m pallas_kernels.autotune` measures and writes them.
 """
 
 import json
@@ -31,10 +33,10 @@ _DEFAULT_CHIP = "v5e"
 
 
 def tuned_blocks(kernel: str, shape: Shape, chip: str | None = None) -> dict[str, int]:
-    """Return the block sizes for the shape that is nearest to this one, on this chip or else on v5e.
+    """Return the block sizes of the nearest tuned shape, on this chip or else on v5e.
 
-    Near is first in what is not a number (a dtype, a mask), then in the sum of the logarithms of the sizes' ratios.
-    The chip is that of `current_chip` unless given. Raise ValueError where the kernel has no tuned.json with an entry.
+    The nearest shape agrees in most non-numbers (a dtype, a mask); then it has the smallest sum of logarithms of size
+    ratios. The chip is `current_chip` by default. Raise ValueError if the kernel's tuned.json is missing or empty.
     """
     table = read_table(kernel)
     chip = chip or current_chip()
@@ -46,7 +48,7 @@ def tuned_blocks(kernel: str, shape: Shape, chip: str | None = None) -> dict[str
 
 
 def current_chip() -> str:
-    """Return the chip that a program is being traced for: of the mesh in use, else the default device; v5e if none."""
+    """Return the chip that a program is traced for: that of the mesh in use, else of the default device, else v5e."""
     described = jax.sharding.get_abstract_mesh().abstract_device
     if described is not None:
         return _KINDS.get(described.device_kind, _DEFAULT_CHIP)
@@ -54,34 +56,34 @@ def current_chip() -> str:
 
 
 def present_chip() -> str | None:
-    """Return the chip that this process computes on, None where that is no TPU or none that is known."""
+    """Return the chip that this process uses, None if it is no TPU or an unknown one."""
     return _KINDS.get(jax.devices()[0].device_kind) if jax.default_backend() == "tpu" else None
 
 
 def format_shape(shape: Shape) -> str:
-    """Write a shape as it stands in tuned.json."""
+    """Format a shape as a key of tuned.json."""
     return ",".join(f"{name}={shape[name]}" for name in sorted(shape))
 
 
 def parse_shape(text: str) -> dict[str, int | str]:
-    """Read a shape of tuned.json."""
+    """Parse a key of tuned.json."""
     pairs = (part.split("=", 1) for part in text.split(","))
     return {name: int(value) if value.isdigit() else value for name, value in pairs}
 
 
 def table_path(kernel: str) -> Path:
-    """Return where the kernel's tuned blocks are."""
+    """Return the path of the kernel's tuned blocks."""
     return Path(__file__).parent / kernel / "tuned.json"
 
 
 def read_table(kernel: str) -> Table:
-    """Return all tuned blocks of a kernel, none where it has not been tuned."""
+    """Return all tuned blocks of a kernel; empty if it has not been tuned."""
     path = table_path(kernel)
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write_blocks(kernel: str, chip: str, shape: Shape, blocks: Mapping[str, int]) -> None:
-    """Put the best blocks of a shape into the kernel's table, replacing the file as a whole."""
+    """Write a shape's best blocks to the kernel's table, and replace the file as a whole."""
     if chip not in CHIPS:
         raise ValueError(f"unknown TPU {chip!r}: choose one of {', '.join(CHIPS)}")
     table = {name: dict(entries) for name, entries in read_table(kernel).items()}
@@ -94,7 +96,7 @@ def write_blocks(kernel: str, chip: str, shape: Shape, blocks: Mapping[str, int]
 
 
 def _format_table(table: Table) -> str:
-    """Write a table with one shape a line."""
+    """Format a table with one shape per line."""
     chips = []
     for chip, entries in table.items():
         lines = [f"    {json.dumps(shape)}: {json.dumps(blocks)}" for shape, blocks in entries.items()]

@@ -1,8 +1,8 @@
-"""Hold every kernel to its reference on the TPU that is here, and its time to the floor.
+"""Compare every kernel with its reference on this machine's TPU, and its time with the floor.
 
     python -m pallas_kernels.validate [--kernel NAME ...] [--case TEXT] [--json FILE]
 
-Without a TPU, small cases are interpreted, which says nothing of speed.
+Without a TPU, small cases are interpreted, which does not measure speed.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from pallas_kernels.random_inputs import random_arguments
 from pallas_kernels.timing import seconds_a_call
 from pallas_kernels.tuning import present_chip
 
-# Of the largest number that is expected.
+# Relative to the largest expected number.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
-# What a case and its reference may take of a device's memory, in sizes of the arguments.
+# The device memory that a case and its reference may need, as a multiple of the arguments.
 _ARGUMENTS_HELD = 3
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case: its error relative to the largest number expected, and its time beside the floor.
+    """The result of one case: its error relative to the largest expected number, and its time beside the floor.
 
-    ``failure`` says why it does not pass, ``skipped`` why it was not run. Times are None where the kernel is
-    interpreted, or has failed.
+    ``failure`` says why it does not pass, ``skipped`` why it did not run. Times are None if the kernel is interpreted
+    or has failed.
     """
 
     kernel: str
@@ -51,11 +51,11 @@ class Outcome:
 
     @property
     def passes(self) -> bool:
-        """Tell whether nothing speaks against the kernel."""
+        """Tell whether the case passes."""
         return self.failure is None
 
     def line(self) -> str:
-        """Put it into words."""
+        """Return the outcome as one line of text."""
         name = f"{self.kernel} {self.case}"
         if self.skipped:
             return f"skipped {name}: {self.skipped}"
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def check_case(case: Case, chip: Chip | None) -> Outcome:
-    """Run one case on the chip, or interpreted where there is none; what goes wrong is part of the outcome."""
+    """Run one case on the chip, or interpreted if there is none; an exception counts as a failure."""
     outcome = functools.partial(Outcome, case.kernel, case.name)
     if case.reference is None:
         return outcome(skipped="it has no reference")
@@ -87,11 +87,11 @@ def check_case(case: Case, chip: Chip | None) -> Outcome:
         expected = jax.tree.leaves(jax.jit(case.reference)(*arguments))
         tolerance = max(TOLERANCE[jnp.dtype(array.dtype).name] for array in found)
         error = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
-        # Also where it is not a number.
+        # Written so that NaN fails too.
         if not error <= tolerance:
             return outcome(tolerance, error, failure=f"error {error:.1e} exceeds {tolerance:.0e}")
         seconds = seconds_a_call(function, arguments, floor.seconds) if floor else None
-    except Exception as problem:  # The compiler's and the device's errors are of many classes.
+    except Exception as problem:  # The compiler's and the device's errors have many classes.
         return outcome(failure=f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}")
     return outcome(tolerance, error, seconds, *limits)
 
@@ -105,9 +105,9 @@ def relative_error(found: jax.Array, expected: jax.Array) -> float:
 def validate_kernels(
     kernels: Sequence[str] = (), part_of_name: str = "", say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Check the cases of the named kernels, or of all; return a report that says ``passes``, and whatever was found.
+    """Check the cases of the named kernels, or of all; return a report with the key ``passes`` and all outcomes.
 
-    Raise ValueError where a kernel is unknown or no case has such a name.
+    Raise ValueError if a kernel is unknown or no case name matches.
     """
     name = present_chip()
     chip = CHIPS[name] if name else None
@@ -135,7 +135,7 @@ def validate_kernels(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line: 0 when all cases pass, 1 when one fails, 2 for a mistake of the user's."""
+    """Run the command line: 0 if all cases pass, 1 if one fails, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.validate", description=(__doc__ or "").split("\n")[0]
     )

@@ -1,5 +1,6 @@
 """What all tests share: strict array shapes, one compilation cache a run, and models that are made once."""
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -10,31 +11,32 @@ from typing import Any
 import jax
 import pytest
 
+from jaxinfer.language_model import LanguageModel, load
 from tests.toys import write_tiny_llama, write_trained_llama
 
 # Where tests compile many programs whose meaning is what is tested, not how fast or how exactly they compute it.
 QUICK = (
+    "bench",
     "cache",
     "checkpoint",
+    "cli",
+    "colab",
+    "decoding",
     "models",
     "parallel",
     "sampling",
     "train",
-    "test_compilations.py",
-    "test_exactness.py",
-    "test_long_texts.py",
-    "test_mutants.py",
+    "test_bad_input.py",
+    "test_language_model.py",
 )
 # The files that take minutes, first, so that no worker is left alone with one at the end.
 LONG = (
-    "test_meshes_of_llama_and_gemma.py",
+    "test_on_devices.py",
     "test_exactness.py",
-    "test_meshes_of_opt_and_gpt2.py",
     "test_parity.py",
-    "test_sequences_on_eight_devices.py",
     "test_strategies_compile.py",
-    "test_stages_on_eight_devices.py",
     "test_long_texts.py",
+    "test_eight_chips.py",
     "test_plan.py",
     "test_tpu_steps.py",
 )
@@ -71,12 +73,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache() -> Iterator[None]:
-    """Keep compiled programs for this run only, unless JAX's own variable names a folder: equal ones compile once."""
+    """Keep compiled programs for this run only, unless JAX's own variable names a folder: equal ones compile once.
+
+    The variables are set too: commands that run within a test leave the folder as it is, and child processes share it.
+    """
     given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = given or tempfile.mkdtemp(prefix="jaxinfer-tests-")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield
     jax.config.update("jax_compilation_cache_dir", None)
     if not given:
         shutil.rmtree(folder, ignore_errors=True)
@@ -98,5 +106,18 @@ def tiny_llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkpoint that was trained on a small text in this run."""
-    return write_trained_llama(tmp_path_factory.mktemp("trained"))
+    """Return a checkpoint that was trained on a small text in this run, by the first worker that asks for it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return write_trained_llama(tmp_path_factory.mktemp("trained"))
+    folder = tmp_path_factory.getbasetemp().parent / "trained"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            write_trained_llama(tmp_path_factory.mktemp("trained") / "model").rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_model(trained_folder: Path) -> LanguageModel:
+    """Return it loaded, with the programs that the tests of a run share."""
+    return load(trained_folder)

@@ -16,9 +16,9 @@ PROMPT = "The old"
 SAMPLED = SamplingParams(temperature=0.8, seed=5, logprobs=True)
 
 
-@pytest.fixture(scope="module")
-def lm(trained_folder):
-    return jaxinfer.load(trained_folder)
+@pytest.fixture
+def lm(trained_model):
+    return trained_model
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,7 @@ def test_more_prompts_than_a_batch_holds(lm):
 
 
 def test_other_sampling_parameters_compile_nothing(lm):
+    """Another number of rows does: one that no other test has."""
     lm.generate(PROMPT, max_new_tokens=20)
     compiled = lm.programs.compilations
     for sampling in (
@@ -161,7 +162,7 @@ def test_other_sampling_parameters_compile_nothing(lm):
     ):
         lm.generate("A small", max_new_tokens=11, sampling=sampling)
     assert lm.programs.compilations == compiled
-    lm.generate([PROMPT] * 3, max_new_tokens=20)
+    lm.generate([PROMPT] * 5, max_new_tokens=20)
     assert lm.programs.compilations == compiled + 2
 
 

@@ -1,4 +1,4 @@
-"""The arguments that all trainers have, and what they turn into: texts, their split, a schedule, a run's settings."""
+"""The arguments that all trainers share, and what they become: texts, their split, a schedule, the run's settings."""
 
 import argparse
 import hashlib
@@ -16,7 +16,7 @@ from train.loop.step import Schedule
 from train.texts.examples import read_examples
 from train.texts.packing import Example
 
-# What a run's result does not depend on.
+# Options that do not affect a run's result.
 _FREE = ("out", "dry_run", "cache", "keep", "save_every")
 
 
@@ -69,7 +69,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser, max_new_tokens: int, batch_size: int) -> None:
-    """Add what a model that writes needs: ``--max-new-tokens``, ``--batch-size`` and ``--dtype``."""
+    """Add the arguments of commands that generate: ``--max-new-tokens``, ``--batch-size`` and ``--dtype``."""
     whole = number(int, 1)
     parser.add_argument(
         "--max-new-tokens",
@@ -94,7 +94,7 @@ def add_step_arguments(
     batch_size: int = 16,
     learning_rate: float = 1e-3,
 ) -> argparse._ArgumentGroup:
-    """Add the arguments of optimization, evaluation and checkpoints; ``items`` are what a batch is made of."""
+    """Add the arguments of optimization, evaluation and checkpoints; ``items`` names what a batch contains."""
     whole, share = number(int, 1), number(float, 0, 1)
     rate = number(float, 1e-9)
     steps = parser.add_argument_group("steps")
@@ -162,7 +162,7 @@ def add_step_arguments(
 
 
 def identity(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that a run's result depends on, as JSON has them."""
+    """Return the options that a run's result depends on, as JSON values."""
     kept = {name: value for name, value in vars(options).items() if name not in _FREE}
     digests = [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in options.data]
     data = [path.name for path in options.data]
@@ -175,9 +175,9 @@ def refuse_changed(
     needs: str,
     names: Sequence[str],
 ) -> None:
-    """Refuse options that would do nothing, where they are not as ``add_arguments`` has them by default.
+    """Raise InvalidOption for options that would have no effect, if they differ from their defaults.
 
-    ``needs`` says what they belong to.
+    ``needs`` names what these options require.
     """
     add_arguments(parser := argparse.ArgumentParser())
     for name in names:
@@ -186,9 +186,9 @@ def refuse_changed(
 
 
 def read_data(options: argparse.Namespace, lm: LanguageModel, longest: int | None = None) -> list[Example]:
-    """Read the texts of ``--data``, none longer than ``longest`` tokens or than the model can read.
+    """Read the texts of ``--data``, none longer than ``longest`` tokens or the model's context.
 
-    Refuses token ids that the model does not have: then the answers are another model's.
+    Raises an error for token ids that the model does not have: then another model wrote the answers.
     """
     most = min(longest or lm.config.max_position, lm.config.max_position)
     examples = []
@@ -204,7 +204,7 @@ def read_data(options: argparse.Namespace, lm: LanguageModel, longest: int | Non
 
 
 def check_batch(options: argparse.Namespace) -> int:
-    """Return how many items a microbatch has."""
+    """Check the batch size; return the number of items per microbatch."""
     if options.batch_size % options.microbatches:
         raise InvalidOption(f"--batch-size {options.batch_size} does not split into {options.microbatches} parts")
     return options.batch_size // options.microbatches
@@ -223,7 +223,7 @@ def build_schedule(options: argparse.Namespace, steps_per_epoch: float) -> Sched
 
 
 def fit_settings(options: argparse.Namespace, num_steps: int, told: Mapping[str, Any]) -> FitSettings:
-    """Return how the run goes; ``told`` is all that its result depends on."""
+    """Return the run's settings; ``told`` is everything that its result depends on."""
     return FitSettings(
         folder=options.out,
         num_steps=num_steps,

@@ -1,4 +1,4 @@
-"""What every ``python -m train.NAME`` shares: failures as one line, and the types of options."""
+"""Shared by every ``python -m train.NAME``: one-line error messages, and the types of options."""
 
 import argparse
 import sys
@@ -22,7 +22,7 @@ def run_command(
     run: Callable[[argparse.Namespace], int],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Parse and run one command; return 0, 2 for a mistake, 130 for Ctrl-C."""
+    """Parse and run one command; return 0, 2 for a user's mistake, 130 for Ctrl-C."""
     try:
         parser = Parser(prog=f"python -m train.{name}", description=summary)
         add_arguments(parser)
@@ -39,14 +39,14 @@ def run_command(
     except MemoryError:
         return _report("this machine's memory is full; use smaller batches or --dtype bfloat16")
     except Exception as error:
-        # JAX has one class for all errors of the device; of these only a full memory can be the user's to mend.
+        # JAX has one class for all device errors. Of these, the user can fix only a full memory.
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return _report("the device's memory is full; use smaller batches or --dtype bfloat16")
 
 
 def number(kind: type[int] | type[float], least: float | int, most: float | int = float("inf")) -> Callable[[str], Any]:
-    """Return an argument type: a whole number or a fraction from ``least`` to ``most``."""
+    """Return an argument type: an integer or a fraction from ``least`` to ``most``."""
     what = "a whole number" if kind is int else "a number"
     bounds = f"of {least:g} or more" if most == float("inf") else f"from {least:g} to {most:g}"
 
@@ -63,7 +63,7 @@ def number(kind: type[int] | type[float], least: float | int, most: float | int 
 
 
 def existing_file(text: str) -> Path:
-    """Parse the path of a file that must exist."""
+    """Return the path of a file that must exist."""
     path = Path(expanduser(text))
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"{text}: no such file")

@@ -1,8 +1,8 @@
-"""``python -m train.medusa``: heads on a frozen model that draft for it (Medusa-1, 2401.10774; Hydra, 2402.05109).
+"""``python -m train.medusa``: trains heads that draft for a frozen model (Medusa-1, 2401.10774; Hydra, 2402.05109).
 
-The model's hidden states are computed once and kept on the disk; heads then train on them alone, so that a CPU
-suffices. The folder ``OUT/heads`` that it writes is what ``--strategy medusa:heads=OUT/heads`` loads. ``--joint``
-trains the model with its heads (Medusa-2), which makes it another model; see `train.heads.joint`.
+The model's hidden states are computed once and kept on disk. Heads are then trained on these alone, so a CPU is enough.
+It writes the folder ``OUT/heads``, which ``--strategy medusa:heads=OUT/heads`` loads. ``--joint`` trains the model with
+its heads (Medusa-2) and so changes the model; see `train.heads.joint`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from train.heads.evaluation import HeadEvaluation
 from train.heads.export import export_heads
 from train.heads.joint import JOINT_OPTIONS, add_joint_arguments, run_joint
 from train.heads.loss import HeadLoss, Windows, WindowSource
-from train.heads.shapes import HeadShape, frozen_extra, init_heads, read_shape
+from train.heads.shapes import HeadShape, frozen_heads, init_heads, read_shape
 from train.loop.estimate import estimate
 from train.loop.fit import FitSettings, claim_folder, fit_and_draw
 from train.loop.placement import build_mesh, place_base, place_batch, place_learned
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Task(NamedTuple):
-    """Everything that a run is made of, before its first step."""
+    """Everything that a run needs before its first step."""
 
     shape: HeadShape
     frozen: Params
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
         refuse_changed(options, add_arguments, "training on a frozen base", ("cache", "window"))
         return run_joint(options)
     refuse_changed(options, add_arguments, "--joint", JOINT_OPTIONS)
-    for name in JOINT_OPTIONS:  # they are no part of what this run is
+    for name in JOINT_OPTIONS:  # they do not belong to this run
         delattr(options, name)
     rows = check_batch(options)
     lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.dry_run:
         claim_folder(options.out, {"base": base, **identity(options)})
     with step_progress("hidden states", len(examples)) as report:
-        # Texts to try a dry run with: the first alone, which stand in for the others in all but their number.
+        # A dry run uses only the first texts; only their number differs from a real run.
         tried = examples[: 2 * options.batch_size] if options.dry_run else examples
         folder = options.cache or options.out / CACHE
         states = sample_states(lm, tried) if options.dry_run else cache_hidden_states(lm, tried, folder, report)
@@ -172,7 +172,7 @@ def plan(options: argparse.Namespace, lm: LanguageModel, states: HiddenStates, b
     schedule = build_schedule(options, Order(source.count, options.batch_size, 0).steps_per_epoch)
     settings = fit_settings(options, schedule.num_steps, {"base": base, **identity(options)})
     loss = HeadLoss(lm.programs.decoder, options.decay, options.soft_targets, options.dropout)
-    frozen = {"extra": frozen_extra(shape, lm.config, lm.params)}
+    frozen = {"heads": frozen_heads(shape, lm.config, lm.params)}
     num_tokens = int(np.sum((trained.texts_P >= 0) & trained.predicted_P))
     return Task(shape, frozen, source, held_out, settings, schedule, loss, base, num_tokens)
 

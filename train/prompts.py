@@ -1,8 +1,8 @@
-"""Prompts for data distillation: questions over public data sets, and tasks on subjects of many kinds.
+"""Prompts for data distillation: questions on public data sets, and tasks on many subjects.
 
-``python -m train.prompts --data FOLDER --out FILE`` reads, where FOLDER has them, ``tasks/gsm8k_train.jsonl``,
-``tasks/wikisql/train.jsonl``, ``tasks/e2e_dev.csv``, ``text/python3.11_docs_rst.txt`` and ``text/wikitext2_valid.txt``,
-and mixes their prompts with tasks of its own. The same seed and files give the same prompts.
+``python -m train.prompts --data FOLDER --out FILE`` reads these files, if FOLDER has them: ``tasks/gsm8k_train.jsonl``,
+``tasks/wikisql/train.jsonl``, ``tasks/e2e_dev.csv``, ``text/python3.11_docs_rst.txt`` and ``text/wikitext2_valid.txt``.
+It mixes their prompts with tasks of its own. The same seed and files give the same prompts.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from train.command import number, run_command
 from train.data.prompt_tasks import GERMAN, QUESTIONS, SUBJECTS, TASKS
 from train.texts.records import RecordWriter, read_records
 
-# The share of each kind; what a kind has too little of is made up by nothing.
+# The share of each kind; if a kind has too few prompts, there are fewer in all.
 SHARES = {"math": 0.24, "sql": 0.08, "documentation": 0.2, "encyclopedia": 0.18, "table": 0.04, "chat": 0.26}
 _WORDS_OF_PASSAGE = 130
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def mix(data: Path, count: int, seed: int) -> list[dict[str, str]]:
-    """Return about ``count`` prompts of all kinds in a random order, none of them twice."""
+    """Return about ``count`` prompts of all kinds in random order, without duplicates."""
     rng = np.random.default_rng(seed)
     prompts = []
     for kind, share in SHARES.items():
@@ -114,7 +114,7 @@ def _encyclopedia(data: Path, rng: Any) -> Iterator[str]:
 
 
 def _passages(text: str) -> Iterator[str]:
-    """Yield paragraphs of prose, cut after some words."""
+    """Yield paragraphs of prose, cut to a number of words."""
     for paragraph in re.split(r"\n\s*\n", text):
         words = paragraph.split()
         cut = " ".join(words[:_WORDS_OF_PASSAGE])

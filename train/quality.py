@@ -1,7 +1,7 @@
-"""``python -m train.quality``: how good a model's answers are, and how many tokens a step a strategy writes of them.
+"""``python -m train.quality``: the quality of a model's answers, and a strategy's tokens per step.
 
-Fine-tuning a model together with what drafts for it makes another model; this says what that does to tasks with known
-answers. Answers are greedy and judged by *exact match*, runs of blanks counting as one, and by ROUGE-1, -2 and -L (Lin
+Training a model together with its drafter changes the model. This measures the effect on tasks with known answers.
+Answers are greedy. They are scored by *exact match*, where runs of blanks count as one, and by ROUGE-1, -2 and -L (Lin
 2004; F-measures of stemmed words, the best of all references).
 """
 
@@ -29,7 +29,7 @@ _ROUGE = ("rouge1", "rouge2", "rougeL")
 
 @dataclass(frozen=True)
 class Judged:
-    """One answer: what was right, from 0 to 1, and the steps that it took; ``tokens`` leaves out the prompt's own."""
+    """One answer: its scores, from 0 to 1, and its steps; ``tokens`` excludes the prompt's."""
 
     category: str
     exact: float
@@ -60,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer all prompts, judge the answers and print the figures."""
+    """Answer all prompts, score the answers and print the figures."""
     if options.out is not None and options.out.exists():
         raise InvalidOption(f"{options.out}: exists; give another --out")
     records = read_records(options.data)
     references = [references_of(record) for record in records]
     scorer = build_scorer()
-    with ExitStack() as stack:  # what stands in the way of writing is found before the model is waited for
+    with ExitStack() as stack:  # a problem with the output file is found before the slow loading of the model
         writer = None if options.out is None else stack.enter_context(RecordWriter(options.out))
         lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
         prompts = [encode_prompt(lm, question_of(record), is_raw=options.raw) for record in records]
@@ -101,7 +101,7 @@ def question_of(record: Record) -> Record:
 
 
 def references_of(record: Record) -> list[str]:
-    """Return a record's right answers; raises InvalidOption where it has none."""
+    """Return a record's right answers; raises InvalidOption if there are none."""
     found = record.fields.get("references", record.fields.get("response"))
     found = [found] if isinstance(found, str) else found
     if not isinstance(found, list) or not found or not all(isinstance(one, str) and one.strip() for one in found):
@@ -110,7 +110,7 @@ def references_of(record: Record) -> list[str]:
 
 
 def build_scorer() -> Any:
-    """Return what computes ROUGE."""
+    """Return the ROUGE scorer."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
@@ -132,7 +132,7 @@ def judge(scorer: Any, result: GenerationResult, references: Sequence[str], cate
 
 
 def figures_of(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Return the means ``overall`` and, where there are several, of each of the ``categories``."""
+    """Return the means ``overall`` and, if there are several ``categories``, of each."""
     groups: dict[str, list[Judged]] = {}
     for one in judged:
         groups.setdefault(one.category, []).append(one)
@@ -142,7 +142,7 @@ def figures_of(judged: Sequence[Judged]) -> dict[str, Any]:
 
 def _means(group: Sequence[Judged]) -> dict[str, float]:
     means = {name: statistics.fmean(getattr(one, name) for one in group) for name in ("exact", *_ROUGE)}
-    # A prompt's first new token comes with its prefill, without a step.
+    # A request's first new token comes from prefill, without a step.
     steps = sum(one.steps for one in group)
     pace = sum(one.tokens - 1 for one in group) / steps if steps else 0.0
     return {"answers": float(len(group)), **means, "tokens_per_step": pace}

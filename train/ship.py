@@ -1,9 +1,8 @@
-"""``python -m train.ship``: makes the drafters that come with the package anew, from the model and public data sets.
+"""``python -m train.ship``: trains the drafters of the package again, from the model and public data sets.
 
-It runs the commands that made them, one after the other, and puts what they write into ``jaxinfer/drafters``. Each goes
-on where it was interrupted, and so does the whole. On two cores of an AMD EPYC it takes four hours, with other work
-beside it for most of that: the model's own prompts 8 minutes, answers 70, hidden states 50, heads 27, the streams'
-states 25 and streams 55.
+It runs their commands one after another and copies the results into ``jaxinfer/drafters``. Each command, and the whole,
+resumes after an interrupt. On two cores of an AMD EPYC it takes four hours, most of that time with other work beside
+it: the model's own prompts 8 minutes, answers 70, hidden states 50, heads 27, the streams' states 25 and streams 55.
 """
 
 import argparse
@@ -30,14 +29,14 @@ HEADS = (
     *("--draft-vocab", "16384", "--int8", "--soft-targets", "0.5", "--dropout", "0.05", "--weight-decay", "0.01"),
     *("--epochs", "1.5", "--batch-size", "16", "--window", "32", "--learning-rate", "1e-3", "--held-out", "0.03"),
 )
-# As many parameters as a quarter of those of plain Medusa heads that share the model's output matrix.
+# A quarter of the parameters of plain Medusa heads that share the model's output matrix.
 STREAMS = (
     *("train.streams", "--dtype", "float32", "--streams", "3", "--layers", "4", "--adapter-rank", "7", "--rank", "24"),
     *("--exit-rank", "8", "--loss-vocab", "8192", "--row-length", "512", "--batch-size", "4", "--positions", "128"),
     *("--epochs", "2.5", "--learning-rate", "5e-3", "--held-out", "0.03"),
 )
 
-# What the prompts of each category are.
+# The source of each category's prompts.
 SOURCES = {
     "math": "questions of GSM8K's training set (MIT)",
     "sql": "questions of WikiSQL's training set (MIT)",
@@ -50,7 +49,7 @@ SOURCES = {
 
 
 class StepFailed(JaxinferError, RuntimeError):
-    """A command of the recipe ended with a mistake, which it has told."""
+    """A command of the recipe failed and has printed its error."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make prompts, answers and drafters, and put these into their place."""
+    """Create prompts, answers and drafters, and copy the drafters to their folder."""
     work, place = options.work, options.to / DEFAULT_MODEL
     work.mkdir(parents=True, exist_ok=True)
     asked, self_written = work / "prompts.jsonl", work / "self_prompts.jsonl"
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def call(command: str, *arguments: object) -> None:
-    """Run a command of this package; one that is interrupted has all the time it needs to save what it has."""
+    """Run a command of this package; an interrupted one gets all the time it needs to save."""
     told = [sys.executable, "-m", command, *map(str, arguments)]
     print(" ".join(told[1:]), file=sys.stderr)
     process = subprocess.Popen(told)
@@ -96,7 +95,7 @@ def call(command: str, *arguments: object) -> None:
         try:
             code = process.wait()
             break
-        except KeyboardInterrupt:  # it got the signal too
+        except KeyboardInterrupt:  # the command got the signal too
             continue
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
@@ -105,7 +104,7 @@ def call(command: str, *arguments: object) -> None:
 
 
 def describe_data(answers: Sequence[Path]) -> str:
-    """Return the part of a card on texts that the model wrote."""
+    """Return the card's section on the texts that the model wrote."""
     records = [record.fields for path in answers for record in read_records(path)]
     counts = Counter(record["category"] for record in records)
     num_tokens = sum(len(record["tokens"]) for record in records)
@@ -127,7 +126,7 @@ def describe_data(answers: Sequence[Path]) -> str:
 
 
 def ship(made: Path, place: Path, kind: str, answers: Sequence[Path]) -> None:
-    """Replace the drafters at a place by those that were made; their card ends with what ``answers`` they learned."""
+    """Replace the drafters in a folder by new ones; their card ends with the ``answers`` that they learned from."""
     files = (f"{kind}.json", f"{kind}.safetensors", "tree.json", "tree_64.json", "README.md")
     place.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(place, f"{kind}.json") as new:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def align(titles: Sequence[str], rows: Sequence[Sequence[str]], num_left: int) -> list[str]:
-    """Return lines of columns, the first ``num_left`` aligned to the left and the others to the right."""
+    """Return the lines of a table: the first ``num_left`` columns align to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(titles, *rows)]
     lines = []
     for row in (titles, *rows):

@@ -1,4 +1,4 @@
-"""How fast plain decoding would have been: a few of its steps, measured after the prompts of another strategy."""
+"""Estimates the speed of plain decoding from a few of its steps, measured after another strategy has run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from jaxinfer.sampling.params import SamplingParams
 
 _WARM_STEPS = 4
 TIMED_STEPS = 16
-# As often as a reader who waits is told.
+# As many as between two updates of a streamed output.
 _STEPS_PER_LOOK = 8
 
 
@@ -21,7 +21,7 @@ def plain_step_seconds(
 ) -> float | None:
     """Return the seconds of one plain step for these rows, after warm steps and without compiling.
 
-    The cache is as large as these prompts and ``max_new_tokens`` make it. None where a text has no room for that.
+    The cache has the size that these prompts and ``max_new_tokens`` need. None if a sequence has no room for the steps.
     """
     sampling = replace(sampling, n=1, stop=(), ignore_eos=True)
     limits = [min(len(prompt) + max_new_tokens, model.max_len) for prompt in prompts]
@@ -38,9 +38,9 @@ def plain_step_seconds(
 
 
 def speed_up(batches: Sequence[Sequence[GenerationResult]], step_seconds: float) -> float | None:
-    """Return how many times as fast batches ran as plain decoding would have: None where no token was decoded."""
+    """Return how many times faster these batches ran than plain decoding would; None if no token was decoded."""
     decoded = [batch for batch in batches if batch and batch[0].stats.decode_seconds > 0]
     seconds = sum(batch[0].stats.decode_seconds for batch in decoded)
-    # Plain decoding takes as many steps as the longest text needs, of which prefill draws the first token.
+    # Plain decoding takes one step per token of the longest output, except the first token, which prefill draws.
     plain = sum(max(result.stats.new_tokens - 1 for result in batch) for batch in decoded) * step_seconds
     return plain / seconds if seconds else None

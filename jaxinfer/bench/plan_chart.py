@@ -25,7 +25,7 @@ def draw_plan(model: str, report: PlanReport, chip: Chip, path: Path) -> None:
 
 
 def _draw_roofline(axes: Any, report: PlanReport, chip: Chip) -> None:
-    """Draw operations a second over operations a byte; a program bound by sending lies below the roof."""
+    """Draw operations per second over operations per byte. A program that communication limits lies below the roof."""
     peak, bandwidth = peak_flops(chip, report.dtype), chip.device_hbm_bytes_per_second
     ridge = peak / bandwidth
     intensities = {name: program.flops / program.hbm_bytes for name, program in report.programs.items()}

@@ -1,7 +1,7 @@
-"""The dense preallocated cache: one slot a position, written in place.
+"""The dense cache: preallocated, one slot per position, written in place.
 
-Layout ``[L, B, S, K*H]``, a head being a slice of lanes. Of the layouts tried on the TPU compiler only this one is
-neither copied whole at a decode step nor relaid out for a kernel, at any number of heads a device.
+Its layout is ``[L, B, S, K*H]``; a head is a slice of lanes. Of the layouts tried with the TPU compiler, only this one
+avoids both a copy of the whole cache at a decode step and a new layout for kernels, at any number of heads per device.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from jaxinfer.ops.split_slots import attend_to_split_slots, has_split_slots
 class DenseCache:
     """Keys and values ``[L, B, S, K*H]``; slot ``s`` of a row holds the token at position ``s``.
 
-    ``window`` is how many tokens a query sees, itself included; None is all.
+    ``window`` is how many tokens a query attends to, itself included; None means all.
     """
 
     keys: Any
@@ -41,7 +41,7 @@ class DenseCache:
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
-        """Place new tokens in the slots from ``start_B`` on; padding is written too, past what is committed."""
+        """Place new tokens in the slots from ``start_B`` on; padding is written too, past the committed tokens."""
         num_tokens = ancestors_BTT.shape[-1]
         slots_BT = start_B[:, None] + jnp.arange(num_tokens, dtype=start_B.dtype)
         mask_BTS = visible_slots(start_B, ancestors_BTT, extent or self.keys.shape[2], self.window)
@@ -57,7 +57,7 @@ class DenseCache:
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "DenseCache"]:
-        """Write the new tokens, then attend to the slots that the placement's mask spans."""
+        """Write the new tokens, then attend to the slots of the placement's mask."""
         new = keys_BTKH, values_BTKH
         if has_split_slots(self.keys, backend):
             held = self.keys, self.values, *new
@@ -75,7 +75,7 @@ class DenseCache:
         return mixed, replace(self, keys=keys, values=values)
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "DenseCache":
-        """Move the path's slots to the left; those past ``count_B`` keep what they held."""
+        """Move the path's slots to the left; slots past ``count_B`` do not change."""
         if path_BM.shape[1] == 1:
             return self
         from_BM, to_BM = (start_B[:, None] + places_BM for places_BM in path_moves(path_BM, count_B))
@@ -85,9 +85,9 @@ class DenseCache:
 def create_dense_cache(
     num_layers: int, batch: int, num_slots: int, lanes: int, backend: Backend, window: int | None = None
 ) -> DenseCache:
-    """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots of ``lanes`` numbers each, K * H or more.
+    """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots with ``lanes`` values each, K * H or more.
 
-    Where slots are split over devices there are a few more, so that each has as many, in whole tiles.
+    If slots are split over devices, a few are added so that each device has the same number of whole tiles.
     """
     shards = backend.slot_shards
     if shards > 1:

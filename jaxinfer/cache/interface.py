@@ -1,11 +1,11 @@
-"""What every cache layout promises to the decoder and to the decoding loop.
+"""The contract between cache layouts, the decoder and the decoding loop.
 
-A row's committed tokens fill the cache in order; a forward pass writes its new tokens after them, sees the committed
-ones and its own ancestors, and commits nothing: `keep` does. The laws that tests hold every layout to:
+A row's committed tokens fill the cache in order. A forward pass writes its new tokens after them, attends to the
+committed tokens and to its own ancestors, and commits nothing; `keep` does. Tests check these laws for every layout:
 
-* attending equals attention over the concatenation of what was kept and what is new, inside the window;
-* `keep` of a path equals having written just that path's tokens in order;
-* rows never see each other, and what stands past a row's committed length never matters.
+* attending equals attention over the concatenation of kept and new tokens, inside the window;
+* `keep` of a path equals having written only that path's tokens in order;
+* rows are independent, and slots past a row's committed length never matter.
 """
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -17,13 +17,13 @@ from jaxinfer.ops.backend import Backend
 
 
 class Placement(NamedTuple):
-    """Where the new tokens of one forward pass stand: computed once, used by every layer of a kind.
+    """The places of the new tokens of one forward pass; computed once, used by every layer of a kind.
 
-    ``slots_BT`` int32 are the cache slots written, past the end where a token is not to be kept; ``mask_BTS`` bool is
-    what each token sees, over whatever the layout attends to. A layout that brings sinks nearer says in ``shift_BT``
-    int32 by how many positions, for each new token; the decoder then rotates for texts without end, and adds the
+    ``slots_BT`` int32 are the cache slots to write; a slot past the end drops its token. ``mask_BTS`` bool marks, for
+    each token, the slots or tokens that it attends to. A layout that moves its sinks closer gives the number of
+    positions for each new token in ``shift_BT`` int32. The decoder then rotates for unbounded sequences, and adds the
     cosines and sines ``[B, T, R]`` of the shift as ``rotation`` (None without rotary positions). ``seen`` is what
-    kernels read in the mask's place, where a layout has any.
+    kernels read instead of the mask, if the layout has it.
     """
 
     slots_BT: Any
@@ -33,12 +33,12 @@ class Placement(NamedTuple):
     seen: Any = None
 
     def written_B(self, num_slots: int) -> Int[Array, " B"]:
-        """Return how many tokens of each row are written into so many slots."""
+        """Return how many tokens of each row are written to a cache of ``num_slots`` slots."""
         return jnp.sum(self.slots_BT < num_slots, axis=1, dtype=jnp.int32)
 
 
 class Scores(NamedTuple):
-    """How attention scores are made: times ``scale``, then bounded by ``softcap * tanh(score / softcap)`` if set."""
+    """How to compute attention scores: times ``scale``, then ``softcap * tanh(score / softcap)`` if set."""
 
     scale: float
     softcap: float | None = None
@@ -57,8 +57,8 @@ class Cache(Protocol):
     ) -> Placement:
         """Place T new tokens after the first ``start_B`` committed ones.
 
-        Only the first ``counts_B`` of a row are real (None, or T and more: all), what follows is padding. No slot from
-        ``extent`` on holds anything yet (None: any may).
+        Only the first ``counts_B`` of a row are real (None, or T and more: all), the rest is padding. Slots from
+        ``extent`` on are still empty (None: any slot may be in use).
         """
         ...
 
@@ -72,23 +72,23 @@ class Cache(Protocol):
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "Cache"]:
-        """Write one layer's keys and values of the new tokens, and attend from these to what they see.
+        """Write one layer's keys and values of the new tokens, and attend from these.
 
-        ``layer`` counts the layers of this kind. One call does both, so that a layout is free to choose the order.
+        ``layer`` counts the layers of this kind. One call does both, so that each layout can choose the order.
         """
         ...
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "Cache":
         """Commit the first ``count_B`` nodes of a path (indices of new tokens, ascending), contiguous from ``start_B``.
 
-        The other new tokens are dropped, and a path that is all of them in order moves nothing; going back further
-        than ``start_B`` needs no call, only a smaller start.
+        The other new tokens are dropped. A path of all new tokens in order moves nothing. Going back further than
+        ``start_B`` needs no call, only a smaller start.
         """
         ...
 
 
 class LayeredCache(NamedTuple):
-    """The caches of a whole decoder: one part for each kind of layer, in the configuration's order of kinds."""
+    """The caches of a whole decoder: one part for each kind of layer, in the config's order of kinds."""
 
     parts: tuple[Cache, ...]
 

@@ -1,4 +1,4 @@
-"""How a user names the layout of the cache: ``dense``, or ``streaming:sinks=4,window=1020``."""
+"""The cache layouts that a user can choose: ``dense``, or ``streaming:sinks=4,window=1020``."""
 
 from dataclasses import dataclass, fields
 
@@ -7,12 +7,12 @@ from jaxinfer.errors import InvalidOption
 
 @dataclass(frozen=True)
 class DenseLayout:
-    """Every token stays; layers with a window of their own keep what they see."""
+    """Keeps every token; layers with a window keep the tokens in their window."""
 
 
 @dataclass(frozen=True)
 class StreamingLayout:
-    """The first ``sinks`` tokens and the last ``window`` ones stay (StreamingLLM); the text may grow without end."""
+    """Keeps the first ``sinks`` tokens and the last ``window`` ones (StreamingLLM); sequences have no length limit."""
 
     sinks: int = 4
     window: int = 512
@@ -31,7 +31,7 @@ _KINDS = (("dense", DenseLayout), ("streaming", StreamingLayout))
 
 
 def parse_layout(spec: str | CacheLayout) -> CacheLayout:
-    """Return the layout that a specification names; a layout is returned as it is."""
+    """Return the layout of a specification; a layout is returned unchanged."""
     if not isinstance(spec, str):
         return spec
     name, _, options = spec.partition(":")

@@ -1,4 +1,4 @@
-"""A cache that remembers the queries of a forward pass, for those who choose what to keep by what was asked for."""
+"""A cache that records the queries of a forward pass, for choosing which tokens to keep."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from jaxinfer.ops.backend import Backend
 @partial(jax.tree_util.register_dataclass, data_fields=["cache", "queries_LBTNH"], meta_fields=[])
 @dataclass(frozen=True)
 class RecordingCache:
-    """Any cache, for one forward pass of T tokens: it holds their queries in every layer, as they meet the keys."""
+    """Wraps any cache for one forward pass of T tokens and records their rotated queries in every layer."""
 
     cache: Any
     queries_LBTNH: Any
@@ -27,7 +27,7 @@ class RecordingCache:
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
-        """Place new tokens as the cache does."""
+        """Place new tokens as the wrapped cache does."""
         return self.cache.place(start_B, ancestors_BTT, counts_B, extent)
 
     def attend(
@@ -40,7 +40,7 @@ class RecordingCache:
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RecordingCache"]:
-        """Record the queries of tokens that are written, then attend as the cache does."""
+        """Record the queries of written tokens, then attend as the wrapped cache does."""
         is_written_BT11 = (placement.slots_BT < self.cache.keys.shape[2])[..., None, None]
         recorded_BTNH = jnp.where(is_written_BT11, query_BTNH, self.queries_LBTNH[layer])
         queries_LBTNH = self.queries_LBTNH.at[layer].set(recorded_BTNH)
@@ -50,5 +50,5 @@ class RecordingCache:
     def keep(
         self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]
     ) -> "RecordingCache":
-        """Commit a path in the cache."""
+        """Commit a path in the wrapped cache."""
         return replace(self, cache=self.cache.keep(start_B, path_BM, count_B))

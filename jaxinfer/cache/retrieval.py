@@ -1,8 +1,8 @@
-"""The retrieval cache of TriForce (Sun et al., 2404.11912): the chunks of a long text that a query asks for.
+"""TriForce's retrieval cache (Sun et al., 2404.11912): the chunks of a long sequence that a query scores best.
 
-Keys and values of whole chunks are copied from a dense cache, for each layer and each key/value head those whose mean
-key the query scores best, the first chunk always. Behind them stands the end of the text, token by token. Keys are
-rotated for their place in the text already, so in which order they stand does not matter.
+For each layer and key/value head it copies whole chunks of keys and values from a dense cache: always the first chunk,
+and those whose mean key scores best with the query. After them come the sequence's last tokens, the tail. Keys are
+already rotated for their positions, so the order of the chunks does not matter.
 """
 
 from dataclasses import dataclass, replace
@@ -29,10 +29,10 @@ from jaxinfer.ops.top_k import top_k
 )
 @dataclass(frozen=True)
 class RetrievalCache:
-    """Keys and values ``[L, B, budget + tail, K*H]``: chosen chunks, then the text from position ``origin_B`` on.
+    """Keys and values ``[L, B, budget + tail, K*H]``: chosen chunks, then the sequence from position ``origin_B`` on.
 
-    Of the first ``budget`` slots only ``chosen_B`` hold something. A text outgrows it where its end, counted from
-    ``origin_B``, outgrows the tail: then chunks are to be chosen anew.
+    Of the first ``budget`` slots only ``chosen_B`` are in use. When the tokens from ``origin_B`` on no longer fit the
+    tail, the chunks must be chosen again.
     """
 
     keys: Any
@@ -48,7 +48,7 @@ class RetrievalCache:
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
-        """Place new tokens in the tail; they see all chunks and, of the tail, what a dense cache would show them."""
+        """Place new tokens in the tail; they attend to all chunks and, in the tail, as in a dense cache."""
         num_tokens, tail = ancestors_BTT.shape[-1], self.keys.shape[2] - self.budget
         behind_B = start_B - self.origin_B
         slots_BT = self.budget + behind_B[:, None] + jnp.arange(num_tokens, dtype=start_B.dtype)
@@ -67,7 +67,7 @@ class RetrievalCache:
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RetrievalCache"]:
-        """Write the new tokens to the tail, then attend to it and to the chunks."""
+        """Write the new tokens to the tail, then attend to the chunks and the tail."""
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
         held = keys[layer], values[layer]
@@ -78,7 +78,7 @@ class RetrievalCache:
     def keep(
         self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]
     ) -> "RetrievalCache":
-        """Move the path's slots to the left; those past ``count_B`` keep what they held."""
+        """Move the path's slots to the left; slots past ``count_B`` do not change."""
         if path_BM.shape[1] == 1:
             return self
         first_B1 = (self.budget + start_B - self.origin_B)[:, None]
@@ -86,7 +86,7 @@ class RetrievalCache:
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
 
     def refreshed(self, cache: DenseCache, positions_BM: Int[Array, "B M"]) -> "RetrievalCache":
-        """Copy the tokens at these positions from a dense cache of the text, those that stand in the tail."""
+        """Copy the tokens at these positions from the sequence's dense cache, if they are in the tail."""
         behind_BM = positions_BM - self.origin_B[:, None]
         slots_BM = jnp.where(behind_BM >= 0, self.budget + behind_BM, self.keys.shape[2])
         keys = copy_slots(self.keys, slots_BM, cache.keys, positions_BM)
@@ -103,10 +103,10 @@ class RetrievalCache:
         is_due: Bool[Array, ""] | bool = True,
         num_kv_heads: int | None = None,
     ) -> "RetrievalCache":
-        """Choose the chunks by each layer's queries, and copy them and the tail; nothing happens where it is not due.
+        """Choose the chunks by each layer's queries and copy them and the tail; change nothing if it is not due.
 
-        ``held_B`` tokens are committed, of which at least the last ``recent`` are left to the tail. There may be lanes
-        past those of ``num_kv_heads`` heads.
+        ``held_B`` tokens are committed; at least the last ``recent`` of them stay in the tail. The cache may have more
+        lanes than ``num_kv_heads`` heads use.
         """
         slots, lanes = self.keys.shape[2:]
         heads = num_kv_heads or lanes // queries_LBNH.shape[3]
@@ -133,7 +133,7 @@ class RetrievalCache:
                 keys_BSI, values_BSI = (_copied(source_BSI, chosen_BKC, chunk, tail_BS) for source_BSI in held)
                 return buffers[0].at[layer, ..., :used].set(keys_BSI), buffers[1].at[layer, ..., :used].set(values_BSI)
 
-            # A loop of no turns, where a branch would have both outcomes in memory; and one layer at a time.
+            # Zero iterations instead of a branch, which would hold both outcomes in memory; and one layer at a time.
             num_turns = jnp.where(is_due, queries_LBNH.shape[0], 0)
             return jax.lax.fori_loop(0, num_turns, choose, buffers)
 
@@ -152,7 +152,7 @@ class RetrievalCache:
 
 
 def create_retrieval_cache(cache: DenseCache, budget: int, tail: int) -> RetrievalCache:
-    """Return a retrieval cache beside a dense one, with nothing chosen from it yet and a tail of at least ``tail``."""
+    """Return an empty retrieval cache for a dense cache, with a tail of at least ``tail`` slots."""
     num_layers, batch, _, lanes = cache.keys.shape
     shape, zero_B = (num_layers, batch, slots_for(budget + tail), lanes), jnp.zeros((batch,), jnp.int32)
     keys, values = jnp.zeros(shape, cache.keys.dtype), jnp.zeros(shape, cache.values.dtype)
@@ -173,7 +173,7 @@ def chunk_scores(
 
 
 def _copied(source_BSI: jax.Array, chosen_BKC: jax.Array, chunk: int, tail_BS: jax.Array) -> jax.Array:
-    """Return one layer's chosen chunks, those of every head side by side, and behind them the tail."""
+    """Return one layer's chosen chunks, side by side for all heads, and after them the tail."""
     batch, slots, lanes = source_BSI.shape
     num_kv_heads, count = chosen_BKC.shape[1:]
     whole = slots // chunk

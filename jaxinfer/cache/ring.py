@@ -1,8 +1,8 @@
-"""The ring cache of sliding-window layers: as many slots as the window needs, whatever the length of the text.
+"""The ring cache of sliding-window layers: its size depends on the window, not on the sequence's length.
 
-A ring of C slots holds position p in slot ``p % C``. It evicts only what no query can see any more: a window of W
-tokens and M new ones at a time need C >= W + M - 1, drafts that are taken back included. More new tokens than that (a
-chunk of a prompt) attend to the old ring beside themselves and are written afterwards.
+A ring of C slots holds position p in slot ``p % C``. It overwrites only tokens that no query can attend to any more: a
+window of W tokens with M new ones per step, rejected drafts included, needs C >= W + M - 1. If there are more new
+tokens (a chunk of a prompt), they attend to the old ring and to themselves, and are written afterwards.
 """
 
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ from jaxinfer.ops.split_tokens import gather_tokens
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["window"])
 @dataclass(frozen=True)
 class RingCache:
-    """Keys and values ``[L, B, C, K*H]``; a query sees ``window`` tokens, itself included.
+    """Keys and values ``[L, B, C, K*H]``; a query attends to ``window`` tokens, itself included.
 
-    At most C - window + 1 positions may be written past the one that decoding goes back to.
+    Decoding may go back at most C - window + 1 written positions.
     """
 
     keys: Any
@@ -37,7 +37,7 @@ class RingCache:
 
     @property
     def capacity(self) -> int:
-        """C: how many slots a row has."""
+        """C: the number of slots per row."""
         return self.keys.shape[2]
 
     def place(
@@ -47,11 +47,11 @@ class RingCache:
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
-        """Place new tokens in the ring; padding is not written, as it would evict what is still seen."""
+        """Place new tokens in the ring; padding is not written, because it would overwrite tokens in the window."""
         num_tokens, capacity = ancestors_BTT.shape[-1], self.capacity
         index_T = jnp.arange(num_tokens, dtype=start_B.dtype)
         position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
-        # Slot c stands ``offset`` places after the first new token, around the ring.
+        # Slot c is ``offset`` places after the first new token, around the ring.
         offset_BC = (jnp.arange(capacity, dtype=start_B.dtype) - start_B[:, None]) % capacity
         old_position_BC = start_B[:, None] - capacity + offset_BC
         old_BTC = in_window(position_BT, old_position_BC, self.window) & (old_position_BC >= 0)[:, None, :]
@@ -79,7 +79,7 @@ class RingCache:
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RingCache"]:
-        """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
+        """Attend inside the ring if the new tokens fit into it, else to the old ring and the new tokens."""
         around = Around(placement.seen.start_B, placement.written_B(self.capacity), 0)
         keys_BTKH = gather_tokens(keys_BTKH, placement.seen, backend)
         values_BTKH = gather_tokens(values_BTKH, placement.seen, backend)
@@ -95,7 +95,7 @@ class RingCache:
         return mixed, replace(self, keys=keys, values=values)
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "RingCache":
-        """Move the path's slots together; those past ``count_B`` keep what they held."""
+        """Move the path's slots together; slots past ``count_B`` do not change."""
         if path_BM.shape[1] == 1:
             return self
         moves = path_moves(path_BM, count_B)
@@ -104,14 +104,14 @@ class RingCache:
 
 
 def ring_capacity(window: int, headroom: int) -> int:
-    """Return how many slots a window needs when a step writes up to ``headroom`` tokens past the current one."""
+    """Return how many slots a window needs if a step writes up to ``headroom`` tokens past the current one."""
     return slots_for(window + headroom)
 
 
 def create_ring_cache(
     num_layers: int, batch: int, window: int, headroom: int, lanes: int, backend: Backend
 ) -> RingCache:
-    """Return a ring of zeros for ``batch`` rows of ``lanes`` numbers a slot, K * H or more."""
+    """Return a ring of zeros for ``batch`` rows with ``lanes`` values per slot, K * H or more."""
     shape = (num_layers, batch, ring_capacity(window, headroom), lanes)
     return RingCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)
 

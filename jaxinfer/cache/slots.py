@@ -1,16 +1,16 @@
-"""Reading and moving slots of flat buffers ``[L, B, S, K*H]``."""
+"""Reads and moves slots of flat buffers ``[L, B, S, K*H]``."""
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int
 
-# A TPU lays out 16 slots of 16-bit numbers in a tile; where one would stay half empty, it puts layers inside slots.
+# A TPU tile holds 16 slots of 16-bit numbers. If a tile would stay half empty, the compiler puts layers inside slots.
 _SLOT_TILE = 16
 
 
 def slots_for(num_tokens: int) -> int:
-    """Return the number of slots, a little more than tokens, that lie in memory as a layer is read."""
+    """Return ``num_tokens`` rounded up to whole tiles, so that a layer is contiguous in memory as it is read."""
     return -(-num_tokens // _SLOT_TILE) * _SLOT_TILE
 
 
@@ -53,20 +53,20 @@ def read_slots(buffer: Float[Array, "L B S KH"], from_BM: Int[Array, "B M"]) -> 
 
 
 def _in_each_layer(buffer: jax.Array, slots_BM: jax.Array) -> jax.Array:
-    # Layers are indexed like rows and slots: as a dimension that is moved whole, they would have the TPU compiler put
-    # them inside the slots, and copy the whole cache into that order and back.
+    # Layers are indexed like rows and slots. If they were a dimension that moves whole, the TPU compiler would put them
+    # inside the slots, and copy the whole cache to that order and back.
     return jnp.broadcast_to(slots_BM[..., None], (buffer.shape[0], *slots_BM.shape, 1))
 
 
 def _scatter(
     buffer: jax.Array, places: jax.Array, values: jax.Array, numbers: jax.lax.ScatterDimensionNumbers
 ) -> jax.Array:
-    # Rows are dimensions of a batch, not indices: devices that hold some of them each then know that all is theirs.
+    # Rows are batch dimensions, not indices: a device that holds some of the rows then knows that it needs no others.
     return jax.lax.scatter(buffer, places, values, numbers, mode="drop", unique_indices=True)
 
 
 def path_moves(path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> tuple[jax.Array, jax.Array]:
-    """Return from and to which of the new tokens' places a path moves; past ``count_B`` nothing moves."""
+    """Return the slots that a path moves from and to, among the new tokens; past ``count_B`` nothing moves."""
     step_M = jnp.arange(path_BM.shape[1], dtype=path_BM.dtype)
     from_BM = jnp.where(step_M < count_B[:, None], path_BM, step_M)
     return from_BM, jnp.broadcast_to(step_M, path_BM.shape)

@@ -1,8 +1,9 @@
-"""The streaming cache: a text's first tokens and its last ones, in constant memory (StreamingLLM, 2309.17453).
+"""The streaming cache: a sequence's first and last tokens, in constant memory (StreamingLLM, 2309.17453).
 
-The first tokens, the sinks, stay; after them come the last W as if nothing stood between: a token's rotary position is
-its place in the cache, not in the text. Keys are stored rotated for their place in the text, as in any cache. Among the
-last W, distances are what the text has; towards the sinks, a query is turned back by what has been evicted in between.
+The first tokens, the sinks, stay. After them come the last W tokens, as if there were none between: a token's rotary
+position is its place in the cache, not in the sequence. Keys are stored rotated for their place in the sequence, as in
+any cache. Distances among the last W tokens are then already right. For the sinks, the query is rotated back by the
+number of evicted tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -32,10 +33,10 @@ from jaxinfer.ops.split_tokens import gather_tokens
 class StreamingCache:
     """Keys and values ``[L, B, sinks + C, K*H]``: the sinks, then a ring of C slots for all later positions.
 
-    A query sees the sinks and the last ``window`` tokens, itself included. As in a `RingCache`, at most C - window + 1
-    positions may be written past the one that decoding goes back to; and no draft tree is deeper than ``window``.
-    ``renumbers`` tells that positions are places in the cache; else they stay those of the text, which must then not
-    outgrow the model.
+    A query attends to the sinks and the last ``window`` tokens, itself included. As in a `RingCache`, decoding may go
+    back at most C - window + 1 written positions. No draft tree may be deeper than ``window``. ``renumbers`` means that
+    rotary positions are places in the cache. Otherwise they are places in the sequence, which must fit the model's
+    context.
     """
 
     keys: Any
@@ -46,11 +47,11 @@ class StreamingCache:
 
     @property
     def capacity(self) -> int:
-        """C: how many slots of a row the ring has."""
+        """C: the number of the ring's slots per row."""
         return self.keys.shape[2] - self.sinks
 
     def slots(self, positions: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-        """Return the slot of each position of a text."""
+        """Return the slot of each position of a sequence."""
         return jnp.where(positions < self.sinks, positions, self.sinks + (positions - self.sinks) % self.capacity)
 
     def place(
@@ -60,7 +61,7 @@ class StreamingCache:
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
-        """Place new tokens among the sinks and in the ring; padding is not written, as it would evict what is seen."""
+        """Place new tokens in sinks and ring; padding is not written: it would overwrite tokens in the window."""
         num_tokens, batch = ancestors_BTT.shape[-1], start_B.shape[0]
         index_T = jnp.arange(num_tokens, dtype=start_B.dtype)
         position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
@@ -70,7 +71,7 @@ class StreamingCache:
         offset_BS = place_BS - start_B[:, None]
         is_new_BS = (offset_BS >= 0) & (offset_BS < num_tokens)
         as_new_BTS = jnp.take_along_axis(new_BTT, jnp.clip(offset_BS, 0, num_tokens - 1)[:, None, :], axis=2)
-        # What a slot of the ring holds before the new tokens come.
+        # The token in each slot before the new tokens are written.
         is_sink_S = jnp.arange(place_BS.shape[1]) < self.sinks
         old_BS = jnp.where(is_sink_S, place_BS, place_BS - self.capacity)
         is_held_BS = jnp.where(is_sink_S, place_BS < start_B[:, None], old_BS >= self.sinks)
@@ -99,7 +100,7 @@ class StreamingCache:
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "StreamingCache"]:
-        """Attend inside the ring where the new tokens fit into it, else to the old ring and the new tokens."""
+        """Attend inside the ring if the new tokens fit into it, else to the old ring and the new tokens."""
         around = Around(placement.seen.start_B, placement.written_B(self.keys.shape[2]), self.sinks)
         keys_BTKH = gather_tokens(keys_BTKH, placement.seen, backend)
         values_BTKH = gather_tokens(values_BTKH, placement.seen, backend)
@@ -141,14 +142,14 @@ class StreamingCache:
     def keep(
         self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]
     ) -> "StreamingCache":
-        """Move the path's slots together; those past ``count_B`` keep what they held."""
+        """Move the path's slots together; slots past ``count_B`` do not change."""
         if path_BM.shape[1] == 1:
             return self
         from_BM, to_BM = (self.slots(start_B[:, None] + places_BM) for places_BM in path_moves(path_BM, count_B))
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
 
     def refreshed(self, cache: DenseCache, positions_BM: Int[Array, "B M"]) -> "StreamingCache":
-        """Copy the tokens at these positions from a dense cache of the text."""
+        """Copy the tokens at these positions from the sequence's dense cache."""
         slots_BM = self.slots(positions_BM)
         keys = copy_slots(self.keys, slots_BM, cache.keys, positions_BM)
         return replace(self, keys=keys, values=copy_slots(self.values, slots_BM, cache.values, positions_BM))
@@ -159,7 +160,7 @@ class StreamingCache:
 
 
 def next_places(start_B: Int[Array, " B"], sinks: int, capacity: int) -> Int[Array, "B S"]:
-    """Return the position that each slot takes next, from ``start_B`` on; a sink's slot takes but one."""
+    """Return the next position of each slot, from ``start_B`` on; a sink's slot has only one position."""
     slot_S = jnp.arange(sinks + capacity, dtype=start_B.dtype)
     first_B1 = jnp.maximum(start_B, sinks)[:, None]
     return jnp.where(slot_S < sinks, slot_S, first_B1 + (slot_S - first_B1) % capacity)
@@ -168,7 +169,7 @@ def next_places(start_B: Int[Array, " B"], sinks: int, capacity: int) -> Int[Arr
 def create_streaming_cache(
     num_layers: int, batch: int, layout: StreamingLayout, headroom: int, lanes: int, backend: Backend
 ) -> StreamingCache:
-    """Return a streaming cache of zeros for ``batch`` rows of ``lanes`` numbers a slot, K * H or more."""
+    """Return a streaming cache of zeros for ``batch`` rows with ``lanes`` values per slot, K * H or more."""
     if headroom > layout.window:
         raise InvalidOption(
             f"cache streaming: a step writes up to {headroom} tokens, more than window={layout.window} holds: choose a "
@@ -182,7 +183,7 @@ def create_streaming_cache(
 def streaming_part(
     cache: DenseCache, start_B: Int[Array, " B"], sinks: int, window: int, headroom: int
 ) -> StreamingCache:
-    """Copy the sinks and the last ``window`` of each row's first ``start_B`` tokens; positions stay the text's."""
+    """Copy the sinks and the last ``window`` of each row's first ``start_B`` tokens; positions stay the sequence's."""
     capacity = slots_for(sinks + window + headroom) - sinks
     next_BS = next_places(start_B, sinks, capacity)
     held_BS = jnp.where(jnp.arange(sinks + capacity) < sinks, next_BS, next_BS - capacity)

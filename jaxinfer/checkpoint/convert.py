@@ -1,4 +1,4 @@
-"""Writes any checkpoint that can be opened as a folder of our own: configuration, tokenizer, and weights by Orbax."""
+"""Converts any checkpoint to this library's own folder: config, tokenizer, and weights in Orbax's format."""
 
 import errno
 import json
@@ -50,10 +50,10 @@ def convert(
 ) -> Path:
     """Write ``model`` to the folder ``destination``, which loads as the model does; return the folder.
 
-    Every tensor keeps the dtype that it is stored in, quantised ones become float32; ``dtype`` makes it one for all.
-    ``overwrite`` replaces a folder that this function wrote, once the new one is complete. Nothing stands at
-    ``destination`` before that. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises
-    subclasses of JaxinferError, :class:`WriteFailed` where the disk is full.
+    Tensors keep their stored dtype and quantised ones become float32, unless ``dtype`` sets one dtype for all.
+    ``destination`` appears only when it is complete; ``overwrite`` then replaces a folder that this function wrote.
+    ``notice`` receives lines for the user, ``progress`` bytes done and in total. Raises subclasses of JaxinferError,
+    and :class:`WriteFailed` if the disk is full.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidOption(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
@@ -71,7 +71,7 @@ def save(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write a checkpoint whose tensors are a loaded model's, as `convert` does, in the dtype that the model has."""
+    """Write a loaded model's checkpoint as `convert` does, in the model's dtype."""
     target = _check_target(destination, overwrite)
     _keep_source(checkpoint, target)
     return _write_new(target, overwrite, checkpoint, _choose_dtypes(checkpoint, None, None), progress)
@@ -95,7 +95,7 @@ def _write_new(
             _write(folder, checkpoint, dtypes, progress)
     except (JaxinferError, MemoryError):
         raise
-    except Exception as error:  # TensorStore reports what the disk says in errors of several classes
+    except Exception as error:  # TensorStore reports disk errors as several classes
         raise _explain(error, target) from None
     return target
 
@@ -106,13 +106,13 @@ def _write(
     dtypes: Mapping[str, np.dtype],
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    # Imported here: Orbax takes most of a second, and a mistake should be told before.
+    # Imported here: Orbax takes most of a second to import, and a user's mistake should be reported before that.
     from jaxinfer.checkpoint.orbax.writer import write_tensors
 
     source = _write_tokenizer(folder, checkpoint)
     tensors = write_tensors(folder / WEIGHTS, checkpoint.tensors, dtypes, progress)
     _write_json(folder / CONFIG, checkpoint.config)
-    # The digest is of the configuration as it will be read: JSON turns tuples into lists.
+    # Take the digest of the config as it will be read back: JSON turns tuples into lists.
     config = json.loads((folder / CONFIG).read_bytes())
     _write_json(folder / MARKER, describe_marker(Marker(source, tensors), config))
 
@@ -136,7 +136,7 @@ def _choose_dtypes(
 
 
 def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> str:
-    """Copy what the tokenizer is made from; return the format that it came in."""
+    """Copy the tokenizer's files; return the checkpoint's format."""
     if checkpoint.gguf_metadata is not None:
         kept = {
             key: value
@@ -155,7 +155,7 @@ def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> str:
 
 
 def copy_files(source: Path, folder: Path, patterns: tuple[str, ...] = FOLDER_FILES) -> None:
-    """Copy the files of a folder that match, by default what a Hugging Face folder has beside its weights."""
+    """Copy a folder's files that match; by default a Hugging Face folder's files other than its weights."""
     for path in (path for pattern in patterns for path in sorted(source.glob(pattern)) if path.is_file()):
         place = folder / path.relative_to(source)
         place.parent.mkdir(exist_ok=True)
@@ -163,7 +163,7 @@ def copy_files(source: Path, folder: Path, patterns: tuple[str, ...] = FOLDER_FI
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    # GGUF metadata and translated configurations may hold what NumPy made of them.
+    # GGUF metadata and translated configs may hold NumPy values.
     text = json.dumps(dict(content), ensure_ascii=False, default=lambda value: value.tolist())
     path.write_text(text, encoding="utf-8")
 
@@ -177,7 +177,7 @@ def _keep_source(checkpoint: Checkpoint, target: Path) -> None:
 def _explain(error: Exception, target: Path) -> WriteFailed:
     text = " ".join(str(error).split())
     found, name = (error.errno, str(error.filename or "")) if isinstance(error, OSError) else (None, "")
-    # Of the files that are being written only their destination means something to a user.
+    # For a file in the staging folder, name the destination: the user knows only that one.
     place = name if name and not Path(name).is_relative_to(staging_of(target)) else target
     for number in (*_FULL, *_REFUSED):
         if number == found or (found is None and os.strerror(number) in text):

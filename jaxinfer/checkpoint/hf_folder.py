@@ -17,7 +17,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def open_hf_folder(folder: Path) -> Checkpoint:
-    """Open a folder; reads ``config.json`` and the headers of the weights, and maps the rest."""
+    """Open a folder; reads ``config.json`` and the headers of the weights, maps the weights."""
     if not (folder / "config.json").is_file():
         if files := sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf"):
             raise CheckpointNotFound(f"{folder}: holds GGUF files; give one of them, such as {files[0]}")
@@ -26,7 +26,7 @@ def open_hf_folder(folder: Path) -> Checkpoint:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds one object; raises :class:`InvalidCheckpoint` otherwise."""
+    """Parse a JSON file that holds one object; raises :class:`InvalidCheckpoint` for anything else."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -39,7 +39,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def refuse_pickle(path: Path) -> InvalidCheckpoint:
-    """Return the error for pickled weights, to be raised."""
+    """Return the error for pickled weights, for the caller to raise."""
     return InvalidCheckpoint(
         f"{path}: pickled weights can run any code when they are opened, so they are refused; "
         "convert them to safetensors (save_pretrained in transformers does) or take a safetensors revision"
@@ -47,7 +47,7 @@ def refuse_pickle(path: Path) -> InvalidCheckpoint:
 
 
 class _Shards:
-    """The union of several safetensors files; the index says which file holds a tensor."""
+    """The union of several safetensors files; the index names the file of each tensor."""
 
     def __init__(self, files: Mapping[str, SafetensorsFile], weight_map: Mapping[str, str]):
         self._files = files
@@ -83,7 +83,7 @@ def _open_shards(folder: Path) -> _Shards:
         raise InvalidCheckpoint(f"{folder / _INDEX}: weight_map must map tensor names to file names")
     files: dict[str, SafetensorsFile] = {}
     for shard in sorted(set(weight_map.values())):
-        # A shard is a plain name: an index must not reach files outside its folder.
+        # A shard must be a plain file name: an index must not point outside its folder.
         if shard in ("", ".", "..") or Path(shard).name != shard or "\0" in shard:
             raise InvalidCheckpoint(f"{folder / _INDEX}: {shard!r} is not a plain file name")
         if not (folder / shard).is_file():

@@ -1,4 +1,4 @@
-"""Where each of a decoder's parameters stands in a checkpoint."""
+"""Maps each of a decoder's parameters to its tensors in a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ from jaxinfer.models.padding import Sources
 
 @dataclass(frozen=True)
 class Leaf:
-    """One parameter: where it goes, and where it comes from (one place a layer where stacked).
+    """One parameter: its path in the tree, and its tensors in the checkpoint (one per layer if stacked).
 
-    ``struct`` is the parameter or a description of it, ``padding`` what its elements are where it is padded.
+    ``struct`` is the parameter or its shape. ``padding`` gives the source of each element if the parameter is padded.
     """
 
     path: tuple[str, ...]
@@ -33,19 +33,19 @@ class Leaf:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The parameter's shape in one layer without padding, a kernel's as ``[out, in]``."""
+        """The parameter's shape in one layer, without padding; a kernel's is ``[out, in]``."""
         sizes = zip(self.struct.shape, self.padding, strict=True)
         shape = tuple(size if source is None else int(source.max()) + 1 for size, source in sizes)[self.stacked :]
         return shape[::-1] if self.transposed else shape
 
     def tensor_shape(self, source: Part) -> tuple[int, ...]:
-        """The shape that the checkpoint's tensor must have."""
+        """The required shape of the checkpoint's tensor."""
         shape = (source.total or self.shape[0], *self.shape[1:])
         return shape[::-1] if source.transposed else shape
 
 
 def list_leaves(abstract: Mapping[str, Any], names: TensorNames, padding: Mapping[str, Any] | None) -> Iterator[Leaf]:
-    """Yield every parameter of a tree of these, or of their descriptions; ``padding`` is a tree of `Sources`."""
+    """Yield every parameter of a tree of parameters or shapes; ``padding`` is a tree of `Sources`."""
     for path, struct in _walk(abstract, ()):
         layers, stacked, name, transposed = locate(path, struct.shape)
         sources: Any = (None,) * len(struct.shape) if padding is None else reduce(getitem, path, padding)

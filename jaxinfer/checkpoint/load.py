@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tensors, one at a time, into the decoder's parameters, each device's part to that device."""
+"""Reads a checkpoint's tensors, one at a time, into the decoder's parameters; each device gets its own part."""
 
 import math
 import re
@@ -29,17 +29,16 @@ def load_params(
 ) -> Params:
     """Read the parameters that ``abstract`` describes, in its dtypes.
 
-    ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct`` as `jaxinfer.models.decoder.abstract_params` gives
-    it, its blocks stacked or not. Where a struct names a sharding, every device of this process gets its shard, and no
-    more than these shards and one tensor is in memory. Where parameters are padded, ``padding`` says of each what its
-    elements are (`jaxinfer.models.padding.parameter_sources`). ``progress`` receives the bytes done and the bytes in
-    total, of the parameters. Raises :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any
-    weight is read.
+    ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct`` from `jaxinfer.models.decoder.abstract_params`, with
+    stacked blocks or not. If a struct has a sharding, every device of this process gets its shard, and memory holds no
+    more than these shards and one tensor. ``padding`` gives the source of each element of padded parameters
+    (`jaxinfer.models.padding.parameter_sources`). ``progress`` receives the parameter bytes done and in total. Raises
+    :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
     """
     names = names.spelled_in(checkpoint.tensors.shapes())
     leaves = list(list_leaves(abstract, names, padding))
     _check(checkpoint, leaves, names)
-    # Largest first: the transient copy of a large leaf then meets an almost empty memory.
+    # Largest first: the temporary copy of a large parameter then meets an almost empty memory.
     leaves.sort(key=lambda leaf: leaf.num_bytes, reverse=True)
     total, done = sum(leaf.num_bytes for leaf in leaves), 0
     params: Params = {}
@@ -93,7 +92,7 @@ def _read(checkpoint: Checkpoint, leaf: Leaf) -> jax.Array:
         device: tuple(slice(*place.indices(size)[:2]) for place, size in zip(places, shape, strict=True))  # pyright: ignore[reportArgumentType]
         for device, places in sharding.addressable_devices_indices_map(shape).items()
     }
-    # Devices that hold the same part are given the same memory, where they can take it over.
+    # Devices that hold the same part share the same memory, if they can alias it.
     distinct = list({_corners(box): box for box in boxes.values()}.values())
     buffers = dict(zip(map(_corners, distinct), _read_shards(checkpoint, leaf, distinct)))
     shards = [jax.device_put(buffers[_corners(box)], device) for device, box in boxes.items()]
@@ -101,9 +100,9 @@ def _read(checkpoint: Checkpoint, leaf: Leaf) -> jax.Array:
 
 
 def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> list[np.ndarray]:
-    """Read what a parameter has inside each box, every tensor once."""
+    """Read a parameter's values inside each box; reads every tensor once."""
     dtype = np.dtype(leaf.struct.dtype)
-    # Filled by assignment: a JAX array may alias its buffer, which so is never a file that can be cut or rewritten.
+    # Filled by assignment: a JAX array may alias its buffer, so the buffer must never be a file that could change.
     buffers = [_aligned_empty(tuple(place.stop - place.start for place in box), dtype) for box in boxes]
     for layer, source in enumerate(leaf.sources):
         wanted = [at for at, box in enumerate(boxes) if not leaf.stacked or box[0].start <= layer < box[0].stop]
@@ -121,7 +120,7 @@ def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> l
 
 
 def _cut(rows: np.ndarray, box: _Box, padding: Sources) -> np.ndarray:
-    """Return what lies inside a box, with zeros where the padding has them."""
+    """Return the values inside a box, with zeros for zero padding."""
     rows = rows[tuple(place if source is None else slice(None) for place, source in zip(box, padding, strict=True))]
     for axis, (place, source) in enumerate(zip(box, padding)):
         if source is not None:
@@ -136,7 +135,7 @@ def _corners(box: _Box) -> tuple[tuple[int, int], ...]:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocate memory that JAX's CPU backend can take over without a copy."""
+    """Allocate memory that JAX's CPU backend can use without a copy."""
     num_bytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT

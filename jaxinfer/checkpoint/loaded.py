@@ -1,4 +1,4 @@
-"""A loaded model as a checkpoint: its parameters, however split and padded, as the tensors that they were read from."""
+"""A loaded model as a checkpoint: its parameters, split and padded in any way, as the original tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from jaxinfer.notation import Params
 
 
 class LoadedTensors:
-    """The parameters of a model under Hugging Face names, of which one at a time is brought together on the host."""
+    """A model's parameters under Hugging Face names; one at a time is gathered on the host."""
 
     def __init__(self, params: Params, names: TensorNames, padding: Mapping[str, Any] | None):
         self._parts: dict[str, list[tuple[Leaf, int]]] = {}
@@ -24,11 +24,11 @@ class LoadedTensors:
         return {name: leaf.tensor_shape(leaf.sources[layer]) for name, ((leaf, layer), *_) in self._parts.items()}
 
     def stored_dtype(self, name: str) -> np.dtype:
-        """Return the dtype in which the model holds a tensor."""
+        """Return a tensor's dtype in the model."""
         return np.dtype(self._parts[name][0][0].struct.dtype)
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Bring one tensor together as ``dtype``."""
+        """Gather one tensor as ``dtype``."""
         leaf, layer = self._parts[name][0]
         result = np.empty(leaf.tensor_shape(leaf.sources[layer]), dtype)
         for leaf, layer in self._parts[name]:
@@ -39,11 +39,11 @@ class LoadedTensors:
 
 
 def _unpadded(leaf: Leaf, layer: int) -> np.ndarray:
-    """Return a parameter in one layer as the model's own has it, a kernel as ``[out, in]``."""
+    """Return a parameter in one layer without padding, a kernel as ``[out, in]``."""
     values = np.asarray(leaf.struct[layer] if leaf.stacked else leaf.struct)
     for axis, source in enumerate(leaf.padding[leaf.stacked :]):
         if source is not None:
-            # Of an element that was copied, the first copy.
+            # Of an element that padding copied, take the first copy.
             kept = np.flatnonzero(source >= 0)
             _, first = np.unique(source[kept], return_index=True)
             values = np.take(values, kept[first], axis=axis)

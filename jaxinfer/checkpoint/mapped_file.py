@@ -1,4 +1,4 @@
-"""Maps a checkpoint's file into memory, so that its bytes are read when they are needed."""
+"""Maps a checkpoint's file into memory, so that bytes are read only when needed."""
 
 import mmap
 from pathlib import Path
@@ -7,7 +7,7 @@ from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
-    """Map a file for reading; raises CheckpointNotFound, or InvalidCheckpoint where it cannot be read."""
+    """Map a file for reading; raises CheckpointNotFound, or InvalidCheckpoint if it cannot be read."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
             raise InvalidCheckpoint(f"{path}: cannot be read (not a regular file); give the model's own file")

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, whatever kills the process that writes it."""
+"""Creates a folder atomically: it appears complete or not at all, even if the writing process is killed."""
 
 import ctypes
 import errno
@@ -16,9 +16,9 @@ _AT_FDCWD = -100
 
 
 def check_target(target: Path, overwrite_if: str | None = None) -> None:
-    """Raise InvalidOption unless a folder can be made at ``target``.
+    """Raise InvalidOption unless a folder can be created at ``target``.
 
-    What stands there must be an empty folder or, where ``overwrite_if`` is given, one that has a file of that name.
+    ``target`` may be absent, an empty folder or, with ``overwrite_if``, a folder that contains a file of that name.
     """
     if not target.parent.is_dir():
         raise InvalidOption(f"{target.parent}: no such folder; create it first")
@@ -37,31 +37,30 @@ def check_target(target: Path, overwrite_if: str | None = None) -> None:
 
 
 def staging_of(target: Path) -> Path:
-    """Return the hidden folder beside ``target`` in which it is made."""
+    """Return the hidden staging folder beside ``target``."""
     return target.with_name(f".{target.name}.partial")
 
 
 @contextmanager
 def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
-    """Give an empty folder that becomes ``target`` when the block ends well, and is removed when it does not.
+    """Yield an empty folder that becomes ``target`` if the block succeeds, and is removed if it fails.
 
-    Until then it stands in a hidden folder beside ``target``, on the disk that both share. What a killed process left
-    there is removed; a process that is at work there has it locked, and then InvalidOption is raised, as `check_target`
-    does.
+    It is made in a hidden folder beside ``target``, on the same disk, that this process locks. The remains of a killed
+    process are removed. Raises InvalidOption as `check_target` does, and if another process holds the lock.
     """
     check_target(target, overwrite_if)
     staging = staging_of(target)
     lock = _lock(staging, target)
     new, old = staging / "new", staging / "old"
     try:
-        if old.exists() and not target.exists():  # killed between the two renames
+        if old.exists() and not target.exists():  # the process was killed between the two renames
             old.rename(target)
         _clear(new, old)
         check_target(target, overwrite_if)
         new.mkdir()
         yield new
         _write_through(new)
-        check_target(target, overwrite_if)  # it may have appeared meanwhile
+        check_target(target, overwrite_if)  # it may have appeared since
         _publish(new, old, target)
         _write_through(target.parent, is_deep=False)
     finally:
@@ -73,7 +72,7 @@ def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
 
 
 def _lock(staging: Path, target: Path) -> int:
-    """Return a descriptor whose lock ends with this process, however it ends."""
+    """Return a descriptor with a lock that ends with this process, however it ends."""
     while True:
         staging.mkdir(exist_ok=True)
         try:
@@ -109,7 +108,7 @@ def _publish(new: Path, old: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; return False where the system or its file system cannot."""
+    """Swap two folders atomically; return False if the system or its file system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
@@ -123,7 +122,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _write_through(folder: Path, *, is_deep: bool = True) -> None:
-    """Have the disk hold a folder's list of names and, if ``is_deep``, all that is in it."""
+    """Flush a folder's list of names to disk and, if ``is_deep``, all of its files."""
     for place, _, names in os.walk(folder) if is_deep else [(folder, [], [])]:
         for path in (*(Path(place, name) for name in names), Path(place)):
             descriptor = os.open(path, os.O_RDONLY)

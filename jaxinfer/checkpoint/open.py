@@ -1,4 +1,4 @@
-"""Opens whatever a user names: a folder, a file, a known model or a hub id."""
+"""Opens a checkpoint by a path, a known model's name or a hub id."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, open_hf_folder, refuse_pickle
 from jaxinfer.checkpoint.hub import fetch
-from jaxinfer.checkpoint.hub import repository as hub
 from jaxinfer.checkpoint.orbax.layout import is_orbax_folder
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
@@ -27,7 +26,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a Hugging Face or converted folder, a GGUF or llama2.c file, a known model or a hub id; disk comes first.
 
-    ``revision`` and ``token`` are the hub's; ``cache_dir`` keeps known models; ``progress`` counts downloaded bytes.
+    ``revision`` and ``token`` are for the hub; ``cache_dir`` stores known models; ``progress`` counts downloaded bytes.
     """
     name = str(model)
     path = _existing(name)
@@ -37,6 +36,9 @@ def open_checkpoint(
         raise CheckpointNotFound(f"{name!r}: no such file or folder; give a path that exists or a hub id")
     if revision is None and fetch.known_model(name) is not None:
         return _open_path(fetch.fetch(name, cache_dir, notice, progress, token))
+    # Imported here: what is there already needs no network.
+    from jaxinfer.checkpoint.hub import repository as hub
+
     return open_hf_folder(hub.fetch_snapshot(name, revision, token, notice=notice, progress=progress))
 
 
@@ -44,7 +46,7 @@ def _existing(name: str) -> Path | None:
     try:
         path = Path(expanduser(name))
         return path if name and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # a name that no file system takes, or ~ of nobody
+    except (OSError, ValueError, RuntimeError):  # a name that no file system allows, or ~ of an unknown user
         return None
 
 
@@ -57,7 +59,7 @@ def _open_path(path: Path) -> Checkpoint:
     if path.is_dir():
         return open_hf_folder(path)
     if path.suffix.lower() == ".gguf":
-        # Imported here: opening a folder needs no GGUF reader.
+        # Imported here: other formats need no GGUF reader.
         from jaxinfer.checkpoint.gguf.file import open_gguf
 
         return open_gguf(path)

@@ -30,9 +30,9 @@ class _Entry:
 
 
 class SafetensorsFile:
-    """Tensors of one ``.safetensors`` file; raises :class:`InvalidCheckpoint` where its header or length is wrong.
+    """Tensors of one ``.safetensors`` file; raises :class:`InvalidCheckpoint` if its header or length is wrong.
 
-    ``int8`` lets a file hold whole numbers too, for those who know what these stand for.
+    With ``int8`` the file may also hold int8 tensors; the caller applies their scales.
     """
 
     def __init__(self, path: Path, int8: bool = False):
@@ -59,7 +59,7 @@ class SafetensorsFile:
         return self._dtypes[kind]
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Read one tensor as ``dtype``; a read-only view of the file where that is what it holds."""
+        """Read one tensor as ``dtype``; a read-only view of the file if that holds this dtype."""
         entry, stored = self._entries[name], self.stored_dtype(name)
         flat = np.frombuffer(self._map, stored, math.prod(entry.shape), entry.begin)
         return flat.reshape(entry.shape).astype(dtype, copy=False)
@@ -76,7 +76,7 @@ class SafetensorsFile:
 
 
 def _validate(path: Path) -> None:
-    """Let the safetensors library check the header: its length, JSON, shapes, and offsets that tile the file."""
+    """Check the header with the safetensors library: its length, JSON, shapes, and offsets that tile the file."""
     try:
         with safe_open(path, framework="numpy"):
             pass

@@ -1,4 +1,4 @@
-"""The view that every checkpoint format gives of itself: a configuration and tensors under Hugging Face names."""
+"""The interface of every checkpoint format: a config, and tensors under Hugging Face names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 @runtime_checkable
 class TensorSource(Protocol):
-    """Tensors that stay on disk until one is asked for."""
+    """Tensors that stay on disk until one is read."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor by its Hugging Face name; reads no weights."""
@@ -23,10 +23,10 @@ class TensorSource(Protocol):
 
 @runtime_checkable
 class TypedTensorSource(TensorSource, Protocol):
-    """Tensors of which each knows its own dtype."""
+    """Tensors that know their own dtypes."""
 
     def stored_dtype(self, name: str) -> np.dtype | None:
-        """Return the dtype that holds every bit of a tensor as stored; None for one that is quantised."""
+        """Return the dtype that holds a tensor without loss; None for a quantised tensor."""
         ...
 
 
@@ -36,7 +36,8 @@ class Checkpoint:
 
     ``config`` is in the form of Hugging Face's ``config.json`` whatever the format; ``folder`` holds the tokenizer's
     files where there is one; ``gguf_metadata`` holds a GGUF file's key-value section, vocabulary included;
-    ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it.
+    ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it; ``converted_files`` are all those whose
+    bytes take long to become tensors.
     """
 
     origin: str
@@ -45,3 +46,4 @@ class Checkpoint:
     folder: Path | None = None
     gguf_metadata: Mapping[str, Any] | None = None
     llama2c_file: Path | None = None
+    converted_files: tuple[Path, ...] = ()

@@ -5,7 +5,7 @@ import sys
 
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.cli.processes import join_processes
-from jaxinfer.jax_setup import prepare_jax
+from jaxinfer.jax_setup import kept_folder, prepare_jax
 from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
 
 
@@ -22,6 +22,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             cache=options.cache,
             mesh=options.mesh,
             revision=options.revision,
+            kept=kept_folder(),
             notice=lambda line: print(line, file=sys.stderr),
             progress=progress,
         )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.layouts import DENSE, CacheLayout
+from jaxinfer.decoding.kept_programs import KeptPrograms
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
 from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.jax_setup import without_persistent_cache
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.models.pipeline import pass_schedule
@@ -26,22 +29,22 @@ PREFILL_CHUNK = 512
 
 
 def prefill(
-    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, own: Any, state: DecodeState
+    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, drafter_params: Any, state: DecodeState
 ) -> tuple[DecodeState, Any]:
     """Prefill the prompts of a fresh state; ``num_tokens`` is a power of two or at most `PREFILL_CHUNK`.
 
-    ``own`` are the strategy's parameters.
+    ``drafter_params`` are the strategy's parameters.
     """
     model = Model(decoder, params)
-    state, prompt = prefill_step(model, state, num_tokens, PREFILL_CHUNK)
-    return state, strategy.start(model, own, state, prompt)
+    state, prefilled = prefill_step(model, state, num_tokens, PREFILL_CHUNK)
+    return state, strategy.start(model, drafter_params, state, prefilled)
 
 
 def decode(
     decoder: Decoder,
     strategy: Strategy,
     params: Params,
-    own: Any,
+    drafter_params: Any,
     state: DecodeState,
     memory: Any,
     max_steps: Int[Array, ""],
@@ -55,7 +58,7 @@ def decode(
 
     def advance(carry: tuple[Any, DecodeState, Any]) -> tuple[Any, DecodeState, Any]:
         step, state, memory = carry
-        return step + 1, *decode_step(model, strategy, own, state, memory)
+        return step + 1, *decode_step(model, strategy, drafter_params, state, memory)
 
     _, state, memory = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), state, memory))
     return state, memory
@@ -69,20 +72,44 @@ def full_logits(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], 
     return model.logits(hidden_BTD)[..., : decoder.config.num_tokens]
 
 
+@dataclass
+class ProgramTimes:
+    """Where the time before programs ran went, in seconds, and how many were compiled and how many read."""
+
+    trace_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    read_seconds: float = 0.0
+    compilations: int = 0
+    reads: int = 0
+
+
 class Programs:
     """Compiles each program once for its strategy and shapes, and keeps it; states and memories are donated.
 
     ``layout`` is how the caches of their states are laid out, ``partitioner`` how these and the parameters are split.
-    ``compile_seconds`` adds up the time spent tracing and compiling, ``compilations`` how many programs that were.
+    Programs that are ``kept`` are read instead, and those that are not are kept. ``compile_seconds`` adds up the time
+    spent tracing, compiling and reading, ``compilations`` how many programs were compiled; ``times`` has all of it.
     """
 
-    def __init__(self, decoder: Decoder, layout: CacheLayout = DENSE, partitioner: Partitioner = ONE_DEVICE) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        layout: CacheLayout = DENSE,
+        partitioner: Partitioner = ONE_DEVICE,
+        kept: KeptPrograms | None = None,
+    ) -> None:
         self.decoder = decoder
         self.layout = layout
         self.partitioner = partitioner
+        self.kept = kept
         self.compile_seconds = 0.0
-        self.compilations = 0
+        self.times = ProgramTimes()
         self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def compilations(self) -> int:
+        """How many programs were compiled."""
+        return self.times.compilations
 
     def prefill(
         self, strategy: Strategy, num_tokens: int, params: Params, state: DecodeState
@@ -123,12 +150,36 @@ class Programs:
         key = (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._compiled:
             began = time.perf_counter()
-            kept = self.partitioner.kept_in_place(function)
-            lowered = jax.jit(kept, donate_argnums=donated).lower(*arguments)
-            # JAX compiles in a thread of its own and crashes if an interrupt frees what that thread works on. Waiting
-            # through a worker lets the compilation end first.
-            with ThreadPoolExecutor(1) as worker:
-                self._compiled[key] = worker.submit(lowered.compile).result()
+            self._compiled[key] = self._get(function, donated, arguments)
             self.compile_seconds += time.perf_counter() - began
-            self.compilations += 1
         return self._compiled[key](*arguments)
+
+    def _get(
+        self, function: Callable[..., Any], donated: tuple[int, ...], arguments: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """Read a program, or compile it and keep it."""
+        began, times, kept = time.perf_counter(), self.times, self.kept
+        name = None if kept is None else kept.name(function, donated, arguments)
+        if kept is not None and name is not None:
+            found = kept.read(name, arguments)
+            times.read_seconds += time.perf_counter() - began
+            if found is not None:
+                times.reads += 1
+                return found
+        began = time.perf_counter()
+        lowered = jax.jit(self.partitioner.kept_in_place(function), donate_argnums=donated).lower(*arguments)
+        traced = time.perf_counter()
+        # JAX compiles in a thread of its own and crashes if an interrupt frees what that thread works on. Waiting
+        # through a worker lets the compilation end first.
+        with ThreadPoolExecutor(1) as worker:
+            if kept is None or name is None:
+                compiled = worker.submit(lowered.compile).result()
+            else:
+                # What comes out of JAX's own cache cannot be written down again: parts of it are missing then.
+                with without_persistent_cache():
+                    compiled = worker.submit(lowered.compile).result()
+                kept.write(name, compiled)
+        times.trace_seconds += traced - began
+        times.compile_seconds += time.perf_counter() - traced
+        times.compilations += 1
+        return compiled

@@ -16,8 +16,8 @@ from jaxinfer.decoding.strategies.lookahead import Lookahead
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategies.streams import Streams
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategies.triforce import TriForce
-from jaxinfer.decoding.strategies.union import Union
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
@@ -73,7 +73,7 @@ def _parse_sum(terms: list[str]) -> Strategy:
     nodes = 0
     if terms[-1].startswith("nodes="):
         nodes = _parse_value("sum", "nodes", terms.pop().removeprefix("nodes="), int)
-    return Union(tuple(parse_strategy(term) for term in terms), nodes)
+    return SumOfDrafters(tuple(parse_strategy(term) for term in terms), nodes)
 
 
 def describe_strategies() -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
@@ -70,21 +70,24 @@ def initial_state(
     for row, prompt in enumerate(prompts):
         tokens_BS[row, : len(prompt)] = prompt
         lengths_B[row] = len(prompt)
-    counts_B = jnp.zeros((batch,), jnp.int32)
-    return DecodeState(
-        tokens_BS=jnp.asarray(tokens_BS),
-        lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
-        prompt_lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
-        context_lengths_B=jnp.asarray(np.maximum(lengths_B, 1)),
-        limits_B=jnp.asarray(lengths_B + np.asarray(max_new_tokens, np.int32)),
-        finished_B=jnp.asarray(lengths_B == 0),
-        logprobs_BS=jnp.zeros((batch, num_slots), jnp.float32),
-        from_draft_BS=jnp.zeros((batch, num_slots), bool),
-        steps_B=counts_B,
-        passes_B=jnp.zeros((batch,), jnp.float32),
-        drafted_B=jnp.copy(counts_B),
-        accepted_B=jnp.copy(counts_B),
-        accepted_by_depth_BM=jnp.zeros((batch, max(max_depth, 1)), jnp.int32),
-        cache=cache,
-        sampling=sampling,
-    )
+
+    def counts(*columns: int) -> np.ndarray:
+        return np.zeros((batch, *columns), np.int32)
+
+    rows = {
+        "tokens_BS": tokens_BS,
+        "lengths_B": np.maximum(lengths_B, 1),
+        "prompt_lengths_B": np.maximum(lengths_B, 1),
+        "context_lengths_B": np.maximum(lengths_B, 1),
+        "limits_B": lengths_B + np.asarray(max_new_tokens, np.int32),
+        "finished_B": lengths_B == 0,
+        "logprobs_BS": np.zeros((batch, num_slots), np.float32),
+        "from_draft_BS": np.zeros((batch, num_slots), bool),
+        "steps_B": counts(),
+        "passes_B": np.zeros((batch,), np.float32),
+        "drafted_B": counts(),
+        "accepted_B": counts(),
+        "accepted_by_depth_BM": counts(max(max_depth, 1)),
+    }
+    # All at once, and made by NumPy: JAX would compile a program for each kind of them.
+    return DecodeState(**jax.device_put(rows), cache=cache, sampling=sampling)

@@ -12,7 +12,7 @@ from jaxinfer.decoding.acceptance.rejection import reject
 from jaxinfer.decoding.acceptance.typical import accept_typical
 from jaxinfer.decoding.acceptance.walk import Walk, emitted_tokens, is_draft, match
 from jaxinfer.decoding.state import DecodeState, is_stop
-from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Verified
+from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Verified
 from jaxinfer.decoding.trees.tree import DraftTree, ancestors, depths
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
@@ -86,7 +86,7 @@ def _forward_around(
     return in_text_order(hidden_BTD, model.decoder.backend), cache
 
 
-def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) -> tuple[DecodeState, Prompt]:
+def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) -> tuple[DecodeState, Prefilled]:
     """Write the prompts into the cache and draw every row's first token; ``num_tokens`` spans the longest prompt.
 
     A finished row draws nothing, and its last token stays the current one, which the cache does not hold.
@@ -102,18 +102,20 @@ def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) 
     emitted_B = jnp.where(state.finished_B, 0, 1)
     logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1)
     state = _append(state._replace(cache=cache), draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), emitted_B)
-    return state, Prompt(hidden_B1D[:, 0], num_tokens)
+    return state, Prefilled(hidden_B1D[:, 0], num_tokens)
 
 
-def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, memory: Any) -> tuple[DecodeState, Any]:
-    """Advance every unfinished row by one to M tokens; ``own`` are the strategy's parameters."""
-    proposal = strategy.propose(model, own, state, memory)
+def decode_step(
+    model: Model, strategy: Strategy, drafter_params: Any, state: DecodeState, memory: Any
+) -> tuple[DecodeState, Any]:
+    """Advance every unfinished row by one to M tokens; ``drafter_params`` are the strategy's parameters."""
+    proposal = strategy.propose(model, drafter_params, state, memory)
     tree = proposal.tree
     if proposal.cache is not None:
         state = state._replace(cache=proposal.cache)
     start_B, relation_BMM = state.lengths_B - 1, ancestors(tree.parents_BM)
     nodes = Nodes(start_B, relation_BMM, start_B[:, None] + depths(relation_BMM))
-    verified = _forward(model, strategy, own, state, proposal, nodes)
+    verified = _forward(model, strategy, drafter_params, state, proposal, nodes)
     draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV, model.decoder.backend)
     tokens_BM = emitted_tokens(tree, walk)
     emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
@@ -126,25 +128,25 @@ def decode_step(model: Model, strategy: Strategy, own: Any, state: DecodeState, 
         return jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
 
     state = _append(state, tokens_BM, _reported(state, path_logits, tokens_BM), from_draft_BM, emitted_B)
-    return state, strategy.observe(model, own, state, proposal, verified, draws_BM, walk)
+    return state, strategy.observe(model, drafter_params, state, proposal, verified, draws_BM, walk)
 
 
 def _forward(
-    model: Model, strategy: Strategy, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes
+    model: Model, strategy: Strategy, drafter_params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes
 ) -> Verified:
     """Run the target over the tree, or over the roots alone where no row that runs has a draft and nodes cost."""
     tree = proposal.tree
     num_nodes = tree.tokens_BM.shape[1]
     if not strategy.may_draft_nothing or model.decoder.backend.platform != "cpu" or num_nodes == 1:
-        return strategy.forward(model, own, state, proposal, nodes)
+        return strategy.forward(model, drafter_params, state, proposal, nodes)
 
     def run_tree() -> Verified:
-        return strategy.forward(model, own, state, proposal, nodes)
+        return strategy.forward(model, drafter_params, state, proposal, nodes)
 
     def run_roots() -> Verified:
         roots = DraftTree(*(field[:, :1] for field in tree))
         alone = Nodes(nodes.start_B, nodes.ancestors_BMM[:, :1, :1], nodes.positions_BM[:, :1])
-        verified = strategy.forward(model, own, state, proposal._replace(tree=roots), alone)
+        verified = strategy.forward(model, drafter_params, state, proposal._replace(tree=roots), alone)
         # What stands at the other nodes is never looked at.
         logits_BMV, hidden_BMD = (
             jnp.broadcast_to(root_B1X, (root_B1X.shape[0], num_nodes, root_B1X.shape[2]))

@@ -43,7 +43,7 @@ class Proposal(NamedTuple):
     kinds_B: Any = None
 
 
-class Prompt(NamedTuple):
+class Prefilled(NamedTuple):
     """What prefill leaves: the final hidden states of the prompts' last tokens, and a length that spans all prompts."""
 
     hidden_BD: Float[Array, "B D"]
@@ -65,9 +65,9 @@ class Target(NamedTuple):
     fingerprint: Callable[[], str | None] = lambda: None
 
 
-def few_nodes(target: Target) -> int:
-    """Return how many nodes a step of the target should have unless its user says so, and 0 for any number."""
-    return 0 if target.backend.has_free_rows else _FEW_NODES
+def few_nodes(target: Target) -> int | None:
+    """Return how many nodes a step of the target should have unless its user says so; None for any number."""
+    return None if target.backend.has_free_rows else _FEW_NODES
 
 
 class Nodes(NamedTuple):
@@ -81,14 +81,15 @@ class Nodes(NamedTuple):
 class Verified(NamedTuple):
     """The target's answer at every node; ``cache`` is written but not committed.
 
-    ``passes`` is how much of the target's blocks was read, as layers read / layers; ``extra`` is the strategy's own.
+    ``passes`` is how much of the target's blocks was read, as layers read / layers; ``aux`` is what the strategy's
+    `forward` hands to its `observe`.
     """
 
     logits_BMV: Any
     hidden_BMD: Any
     cache: LayeredCache
     passes: Any = 1.0
-    extra: Any = None
+    aux: Any = None
 
 
 @dataclass(frozen=True)
@@ -198,15 +199,15 @@ class Strategy(ABC):
         """Raise InvalidOption where an option does not fit a cache of so many slots."""
         return None
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Any:
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Any:
         """Return what the strategy remembers between steps, as a pytree, from the state after prefill."""
         return ()
 
     @abstractmethod
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         """Draft a tree."""
 
-    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+    def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         """Run the target over the tree; ``state.cache`` is the one that drafting left."""
         tokens_BM, placements = proposal.tree.tokens_BM, state.cache.place(nodes.start_B, nodes.ancestors_BMM)
         hidden_BMD, cache = model.forward(
@@ -217,7 +218,7 @@ class Strategy(ABC):
     def observe(
         self,
         model: Model,
-        own: Any,
+        params: Any,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,

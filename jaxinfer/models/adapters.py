@@ -1,7 +1,7 @@
-"""Low-rank adapters of the linear layers of some of a decoder's blocks (LoRA; Hu et al., 2106.09685).
+"""Low-rank adapters for the linear layers of some of a decoder's blocks (LoRA; Hu et al., 2106.09685).
 
-They are a tree like a block's parameters, ``{"attention": {"query": {"adapter": {"down": [L, R, in], "up": [L, out,
-R]}}}}`` and so on, stacked over the layers that have them; `jaxinfer.models.linear.Linear` applies one layer's.
+The tree is like a block's parameters, ``{"attention": {"query": {"adapter": {"down": [L, R, in], "up": [L, out,
+R]}}}}`` and so on, stacked over the adapted layers. `jaxinfer.models.linear.Linear` applies one layer's adapters.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import ADAPTER
 from jaxinfer.notation import Array, Int, Params
+
+# The name of an adapter among a linear layer's parameters.
+ADAPTER = "adapter"
 
 # The logical axes of every kernel ``[out, in]`` of a block.
 ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -31,7 +33,7 @@ _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
 
 
 def adapter_shapes(config: DecoderConfig, num_layers: int, rank: int) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of every parameter of adapters on all linear layers of so many blocks, by its path."""
+    """Return the shape of every adapter parameter, by path, for all linear layers of ``num_layers`` blocks."""
     sizes = {
         "embed": config.model_dim,
         "heads": config.num_heads * config.head_dim,
@@ -48,9 +50,9 @@ def adapter_shapes(config: DecoderConfig, num_layers: int, rank: int) -> Mapping
 
 
 def adapted(block: Params, adapters: Params | None, index: Int[Array, ""] | int) -> Params:
-    """Return one block's parameters with the adapters that stand at ``index`` of their stack.
+    """Return one block's parameters with the adapters at ``index`` of their stack.
 
-    Where a linear layer has an adapter already, the two are joined to one that adds what both do.
+    If a linear layer already has an adapter, the two are joined into one that adds both outputs.
     """
     return block if adapters is None else _joined(block, jax.tree.map(lambda leaf: leaf[index], adapters))
 

@@ -1,15 +1,14 @@
-"""One decoder block: attention over a cache and a feed-forward layer, joined to the residual stream by norms."""
-
-from typing import Any, NamedTuple
+"""One decoder block: attention over a cache and a feed-forward layer, each with norms and a residual connection."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.interface import Cache, LayeredCache, Placement, Scores
+from jaxinfer.cache.interface import Cache, LayeredCache, Scores
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.norm import Norm
+from jaxinfer.models.step import Step
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rotation import rotate
@@ -23,35 +22,8 @@ _ACTIVATIONS = {
 }
 
 
-class Held(NamedTuple):
-    """What a cache holds where it is not all layers: those from ``first`` on, each in ``count`` parts by rows.
-
-    A forward pass runs on the rows of ``part``.
-    """
-
-    first: Any
-    count: int
-    part: Any
-
-    def index(self, layer: Int[Array, ""] | int) -> Int[Array, ""] | int:
-        """Return where the rows of a layer stand among those held."""
-        return (layer - self.first) * self.count + self.part
-
-
-class Step(NamedTuple):
-    """What every block of one forward pass shares, by kind of layer.
-
-    ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions), ``placements`` the new
-    tokens' places. ``held`` says what the caches hold; None is all layers.
-    """
-
-    rotations: tuple[Any, ...]
-    placements: tuple[Placement, ...]
-    held: tuple[Held, ...] | None = None
-
-
 class Attention(nn.Module):
-    """Grouped-query attention of layers of one kind: writes the new keys and values into the cache and reads it."""
+    """Grouped-query attention for layers of one kind: writes new keys and values to the cache, then attends to it."""
 
     config: DecoderConfig
     backend: Backend
@@ -94,7 +66,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward layer: ``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``."""
+    """The feed-forward layer: ``down(activation(gate(x)) * up(x))``, or ``down(activation(up(x)))`` without a gate."""
 
     config: DecoderConfig
     backend: Backend
@@ -116,9 +88,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One block of layers of one kind; the carry is ``(hidden, cache)`` so that a scan updates the cache in place.
+    """One block for layers of one kind. The carry is ``(hidden, cache)``, so that a scan updates the cache in place.
 
-    ``index`` counts the layers of this kind before this one.
+    ``index`` is the number of earlier layers of this kind.
     """
 
     config: DecoderConfig

@@ -1,34 +1,32 @@
-"""All blocks of a decoder: one after another, or scanned over stacked parameters."""
+"""All blocks of a decoder: unrolled, or scanned over stacked parameters."""
 
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.models.block import Block, Step
+from jaxinfer.models.block import Block
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import Cycle, cycles, index_in_kind
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.models.step import Carry, Step
+from jaxinfer.notation import Array, Int
 from jaxinfer.ops.backend import Backend
-
-Carry = tuple[Float[Array, "B T D"], LayeredCache]
 
 
 def build_blocks(config: DecoderConfig, backend: Backend) -> nn.Module:
-    """Return the module of all blocks: called, as a scan is, with ``(hidden, cache)``, `layer_indices` and a step."""
+    """Return the module of all blocks, called like a scan: with ``(hidden, cache)``, `layer_indices` and a step."""
     if backend.scan_layers and config.num_layers > 1 and len(config.layer_pattern) == 1:
         return _scan(_block(backend), config.num_layers)(config, backend)
     return Blocks(config, backend)
 
 
 def layer_indices(config: DecoderConfig) -> Int[Array, " L"]:
-    """Return what a scan over all layers runs over: their indices."""
+    """Return the indices that a scan over all layers iterates over."""
     return jnp.arange(config.num_layers, dtype=jnp.int32)
 
 
 class Blocks(nn.Module):
-    """Blocks in order: single ones named ``layer_0``, ``layer_1``, ..., scanned ones by their cycle."""
+    """Blocks in order. Single ones are named ``layer_0``, ``layer_1``, ...; scanned ones are named by their cycle."""
 
     config: DecoderConfig
     backend: Backend
@@ -48,7 +46,7 @@ class Blocks(nn.Module):
 
 
 class Period(nn.Module):
-    """The body of a scan over layers of alternating kinds: one block for each place in the cycle."""
+    """The body of a scan over layers whose kinds alternate: one block for each layer of the cycle."""
 
     config: DecoderConfig
     backend: Backend
@@ -67,7 +65,7 @@ class Period(nn.Module):
 
 
 def _block(backend: Backend) -> Any:
-    # A scan's body cannot be merged with its forward pass anyway; elsewhere the compiler would undo the recomputing.
+    # In a scan, the compiler cannot merge the body with its forward pass; elsewhere it would undo the recomputation.
     return nn.remat(Block, prevent_cse=not backend.scan_layers) if backend.remat_layers else Block
 
 

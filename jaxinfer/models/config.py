@@ -1,4 +1,4 @@
-"""What a decoder is: its sizes and its variants, independent of any checkpoint format."""
+"""A decoder's sizes and variants, independent of checkpoint formats."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,11 +9,11 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies stretch past the length that a model was first trained on.
+    """How rotary frequencies are scaled for sequences longer than those first trained on.
 
-    ``linear`` divides positions by ``factor`` (Chen et al., 2306.15595); ``dynamic`` is NTK-aware scaling of the base
-    with the length of the text; ``llama3`` scales low frequencies only; ``yarn`` is Peng et al., 2309.00071;
-    ``longrope`` divides each frequency by one of ``short_factors`` up to ``original_max_position`` and of
+    ``linear`` divides positions by ``factor`` (Chen et al., 2306.15595). ``dynamic`` is NTK-aware scaling: the base
+    grows with the sequence's length. ``llama3`` scales only low frequencies. ``yarn`` is Peng et al., 2309.00071.
+    ``longrope`` divides each frequency by one of ``short_factors`` up to ``original_max_position``, and by one of
     ``long_factors`` past it (Ding et al., 2402.13753). Lengths are in tokens. Fields that a kind does not use keep
     their defaults.
     """
@@ -44,10 +44,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What sets the attention of some layers apart.
+    """The attention variant of some layers.
 
-    ``window`` is how many tokens a query sees, itself included; None is all before it. ``rope`` None means no rotary
-    positions.
+    ``window`` is how many tokens a query attends to, itself included; None means all before it. ``rope`` None means no
+    rotary positions.
     """
 
     rope: Rope | None
@@ -56,21 +56,21 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The network of one decoder-only model: static, hashable, and free of how or where it runs.
+    """The network of a decoder-only model: static and hashable. It does not say how or where the model runs.
 
-    Widths are in elements, ``max_position`` in tokens. ``layer_pattern`` holds the layers' kinds and repeats over them:
-    one kind for all, two for alternating windows, or one a layer. ``eos_token_ids`` are the ids that end a text;
-    ``bos_token_id`` is None for models that have none.
+    Widths are in elements, ``max_position`` in tokens. ``layer_pattern`` holds the layers' kinds and repeats over the
+    layers: one kind for all, two for alternating windows, or one per layer. ``eos_token_ids`` are the ids that end a
+    sequence. ``bos_token_id`` is None for models without one.
 
-    ``block`` is how a block joins its parts to the residual stream: ``pre_norm`` (a norm before each part),
-    ``sandwich`` (one before and one after), ``post_norm`` (one after each sum), ``parallel`` (one norm, both parts side
-    by side). ``norm``: ``rms``, ``rms_plus_one`` (weights stored less one), ``layer`` (LayerNorm with a bias) or
-    ``plain_layer`` (LayerNorm without weights). ``qk_norm`` puts a norm on each head of queries and keys.
-    ``attention_scale`` multiplies the scores (default ``head_dim ** -0.5``), ``scores_by_depth`` divides those of layer
-    n by n + 1; soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of the
-    position table where the text begins, None without a table. ``embedding_dim`` is the width of the embedding and the
-    head where it differs from the blocks', with projections between. The last ``vocab_padding`` of the ``vocab_size``
-    rows of these are no tokens, and never drawn.
+    ``block`` is the placement of norms around a block's two parts, attention and feed-forward: ``pre_norm`` (before
+    each part), ``sandwich`` (before and after each), ``post_norm`` (after each sum) or ``parallel`` (one norm, both
+    parts side by side). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored minus one), ``layer`` (LayerNorm with a
+    bias) or ``plain_layer`` (LayerNorm without weights). ``qk_norm`` adds a norm to each head of queries and keys.
+    ``attention_scale`` multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of
+    layer n by n + 1; soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of
+    the position table for a sequence's first token, None without a table. ``embedding_dim`` is the width of the
+    embedding and the output matrix if it differs from the blocks' width; projections join them. The last
+    ``vocab_padding`` of their ``vocab_size`` rows are padding and never drawn.
     """
 
     family: str
@@ -113,7 +113,7 @@ class DecoderConfig:
 
     @property
     def num_tokens(self) -> int:
-        """How many ids are tokens; those of the vocabulary's padding are not."""
+        """The number of token ids, without the vocabulary's padding."""
         return self.vocab_size - self.vocab_padding
 
     @property
@@ -123,14 +123,14 @@ class DecoderConfig:
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """The distinct kinds, in the order in which layers first have them."""
+        """The distinct kinds, in the order of their first layers."""
         return tuple(dict.fromkeys(self.layers))
 
     @property
     def longest_text(self) -> int | None:
-        """How many tokens the positions reach; None where their rotation adapts to any length.
+        """The longest sequence that the positions support; None if their rotation adapts to any length.
 
-        That is past ``max_position`` where a yarn recipe was added to a model that was trained on shorter texts.
+        It exceeds ``max_position`` if yarn scaling was added to a model trained on shorter sequences.
         """
         if self.learned_positions is not None:
             return self.max_position
@@ -143,7 +143,7 @@ class DecoderConfig:
 
 
 def shortest_pattern(layers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
-    """Return the shortest pattern that repeats to these layers; the last repetition may be cut."""
+    """Return the shortest pattern that repeats to these layers; its last repetition may be incomplete."""
     for period in range(1, len(layers)):
         if all(kind == layers[index % period] for index, kind in enumerate(layers)):
             return layers[:period]

@@ -1,4 +1,4 @@
-"""A few letters that stand for a model's weights, so that what was made for them is known to fit no others."""
+"""A short fingerprint of a model's weights, to detect drafters made for other weights."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +20,10 @@ def fingerprint(
 ) -> str:
     """Return 16 hexadecimal digits of a model's parameters.
 
-    They are of every 31st row of every matrix and all of every vector, rounded to bfloat16: the same for parameters
-    loaded in float32 and in bfloat16, stacked or not, split over devices or not, and others after any training that
-    touches these. ``padding`` tells where elements of padded parameters come from
-    (`jaxinfer.models.padding.parameter_sources`); ``fetch`` brings arrays to the host.
+    They depend on every 31st row of every matrix and on all of every vector, rounded to bfloat16. So they are the same
+    in float32 and bfloat16, stacked or not, split over devices or not, and differ after any training that changes these
+    values. ``padding`` gives the source of each element of padded parameters
+    (`jaxinfer.models.padding.parameter_sources`); ``fetch`` copies arrays to the host.
     """
     pieces = sorted((name, np.ascontiguousarray(array)) for name, array in _named(params, padding, fetch, ()))
     digest = hashlib.sha256()
@@ -42,7 +42,7 @@ def _named(
             yield from _named(value, sources, fetch, (*path, key))
             continue
         layers, stacked, name, transposed = locate((*path, key), value.shape)
-        # Rows are chosen where the array lies, so that little of a large model comes to the host.
+        # Rows are selected on the device, so that only they are copied to the host.
         chosen = np.asarray(fetch(_some_rows(value, sources, stacked, transposed))).astype(ml_dtypes.bfloat16)
         for index, layer in enumerate(layers or ("",)):
             rows = chosen[index] if stacked else chosen
@@ -58,7 +58,7 @@ def _some_rows(array: Any, sources: Any, stacked: bool, transposed: bool) -> Any
         source = None if sources is None else sources[axis]
         if source is not None and len(source) == array.shape[axis]:
             kept = np.flatnonzero(source >= 0)
-            # Of an element that was copied, the first copy.
+            # Of an element that padding copied, take the first copy.
             array = array.take(kept[np.unique(source[kept], return_index=True)[1]][::every], axis=axis)
         elif every > 1:
             array = array[(slice(None),) * axis + (slice(None, None, every),)]

@@ -1,4 +1,4 @@
-"""Running some of a decoder's layers: from any one up to any other, without copying their weights out of a stack."""
+"""Runs a range of a decoder's layers without copying their weights out of a stack."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.adapters import adapted
-from jaxinfer.models.block import Block, Step
-from jaxinfer.models.blocks import Carry
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import Cycle, cycles, index_in_kind
+from jaxinfer.models.step import Carry, Step
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
@@ -24,9 +23,9 @@ def run_layers(
     step: Step,
     adapters: Params | None = None,
 ) -> Carry:
-    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, as the decoder has them.
+    """Run layers ``start .. stop - 1``; ``blocks`` holds all layers' parameters, in the decoder's form.
 
-    ``adapters`` (`jaxinfer.models.adapters`) are of the layers that are run.
+    ``adapters`` (`jaxinfer.models.adapters`) are for the layers of this range.
     """
     layer = start
     while layer < stop:
@@ -60,9 +59,9 @@ def _run_periods(
     adapters: Params | None,
     first_adapter: int,
 ) -> Carry:
-    """Scan over indices: a weight is read where it lies, which slicing the stack beforehand would not do.
+    """Scan over layer indices, which reads weights in place; slicing the stack first would copy them.
 
-    The adapters of ``layer`` stand at ``first_adapter``.
+    The adapters of ``layer`` are at index ``first_adapter``.
     """
     places = [index_in_kind(config, cycle.start + offset) for offset in range(cycle.period)]
     kinds = [kind for kind, _ in places]
@@ -100,6 +99,9 @@ def stack_of(blocks: Params, cycle: Cycle, offset: int) -> Params:
 def apply_block(
     config: DecoderConfig, backend: Backend, kind: int, params: Params, carry: Carry, index: Any, step: Step
 ) -> Carry:
+    # Imported here: a program that was compiled before needs no Linen.
+    from jaxinfer.models.block import Block
+
     block = Block(config, backend, kind, parent=None)
 
     def run(params: Params, carry: Carry) -> Carry:

@@ -1,14 +1,14 @@
-"""How layers of several kinds are grouped for a scan, and where each layer's parameters stand.
+"""How layers of several kinds are grouped into scans, and the place of each layer's parameters.
 
-A scan runs one body over stacked parameters. Layers whose kinds repeat with a period are scanned a period at a time;
-layers that come in long stretches of one kind are scanned a stretch at a time. The names say which layers a stack
-holds: ``layers_0_24_6/offset_2`` is layers 2, 8, 14 and 20, ``layer_25`` is layer 25. Where one scan holds all layers
-and all are of one kind, the stack stands under ``blocks`` itself.
+A scan runs one body over stacked parameters. If the kinds repeat with a period, a scan step runs one period. Long runs
+of layers of one kind get one scan each. Names say which layers a stack holds: ``layers_0_24_6/offset_2`` is layers 2,
+8, 14 and 20; ``layer_25`` is layer 25. If one scan holds all layers and all are of one kind, the stack is ``blocks``.
 """
 
 import itertools
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from jaxinfer.models.config import DecoderConfig
 
@@ -29,7 +29,7 @@ class Cycle(NamedTuple):
 
     @property
     def repeats(self) -> int:
-        """How many steps the scan has."""
+        """The number of the scan's steps."""
         return (self.stop - self.start) // self.period
 
     @property
@@ -39,10 +39,10 @@ class Cycle(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Which layers a parameter belongs to, and its name within a block (or in the decoder, where ``layers`` is None).
+    """The layers that a parameter belongs to, and its name in a block (or in the decoder, if ``layers`` is None).
 
-    ``stacked`` tells that its first axis runs over the layers, ``transposed`` that it is a kernel ``[in, out]``; the
-    name is the same for both orders of a kernel.
+    ``stacked`` means that its first axis runs over the layers, ``transposed`` that it is a kernel ``[in, out]``. A
+    kernel has the same name in both orders.
     """
 
     layers: range | None
@@ -52,7 +52,7 @@ class Location(NamedTuple):
 
 
 def cycles(config: DecoderConfig) -> tuple[Cycle, ...]:
-    """Split the layers into scans, in order; single layers are cycles that run once."""
+    """Split the layers into scans, in order; a single layer is a cycle that runs once."""
     period, count = len(config.layer_pattern), config.num_layers
     if period <= _LONGEST_PERIOD and count >= 2 * period:
         whole = count // period * period
@@ -67,13 +67,13 @@ def cycles(config: DecoderConfig) -> tuple[Cycle, ...]:
 
 
 def index_in_kind(config: DecoderConfig, layer: int) -> tuple[int, int]:
-    """Return which of the configuration's kinds a layer is of, and how many of that kind come before it."""
+    """Return the index of a layer's kind in the config, and the number of earlier layers of that kind."""
     layers = config.layers
     return config.kinds.index(layers[layer]), layers[:layer].count(layers[layer])
 
 
 def locate(path: tuple[str, ...], shape: tuple[int, ...]) -> Location:
-    """Tell what the path of a parameter of this shape means."""
+    """Return the location of a parameter from its path and shape."""
     if path[-1] == TRANSPOSED_KERNEL:
         return locate((*path[:-1], KERNEL), shape)._replace(transposed=True)
     if path[0] != BLOCKS:
@@ -85,3 +85,8 @@ def locate(path: tuple[str, ...], shape: tuple[int, ...]) -> Location:
         start, stop, period = (int(number) for number in cycle.groups())
         return Location(range(start + int(offset[1]), stop, period), True, ".".join(path[3:]))
     return Location(range(shape[0]), True, ".".join(path[1:]))
+
+
+def stored_kernel(linear: Mapping[str, Any]) -> Any:
+    """Return the kernel of a `Linear`'s parameters as ``[out, in]``."""
+    return linear[KERNEL] if KERNEL in linear else linear[TRANSPOSED_KERNEL].swapaxes(-1, -2)

@@ -1,26 +1,25 @@
-"""Linear layers and tables as Linen modules; parameters carry logical axis names for sharding."""
+"""Linear layers and tables as Linen modules; their parameters have logical axis names for sharding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.matmul import linear, linears
 
-ADAPTER = "adapter"
-
 
 class Linear(nn.Module):
     """A kernel ``[out, in]`` and an optional bias ``[out]``; ``axes`` are their logical names.
 
-    Where the backend has kernels transposed, it is ``[in, out]`` and has a name that says so. Parameters may hold an
-    ``"adapter"`` of low rank too, ``{"down": [R, in], "up": [out, R]}`` (LoRA, Hu et al., 2106.09685), which adds
-    ``up down x`` for the tokens from `Backend.adapted_from` on. A kernel may be anything that is an array once JAX asks
+    If the backend transposes kernels, the kernel is ``[in, out]`` under another name. Parameters may also hold a
+    low-rank ``"adapter"``, ``{"down": [R, in], "up": [out, R]}`` (LoRA, Hu et al., 2106.09685), which adds ``up down
+    x`` for the tokens from `Backend.adapted_from` on. A kernel may be any object that JAX can convert to an array
     (``__jax_array__``).
     """
 
@@ -34,13 +33,13 @@ class Linear(nn.Module):
 
     @nn.compact
     def weights(self, width: int) -> tuple[Any, Any]:
-        """Return the kernel, for inputs of so many numbers, and the bias, which may be None."""
+        """Return the kernel, for inputs of width ``width``, and the bias, which may be None."""
         dtype = jnp.dtype(self.backend.param_dtype)
         transposed = self.backend.transposed_kernels
         kernel_init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
         shape, axes = (self.features, width), self.axes
         if transposed:
-            # Drawn as [out, in], so that a seed gives the same weights in either order.
+            # Drawn as [out, in], so that a seed gives the same weights in both orders.
             draw, shape, axes = kernel_init, shape[::-1], axes[::-1]
             kernel_init = lambda key, shape, dtype: draw(key, shape[::-1], dtype).T  # noqa: E731
         kernel = parameter(self, TRANSPOSED_KERNEL if transposed else KERNEL, kernel_init, axes, shape, dtype)
@@ -52,14 +51,14 @@ class Linear(nn.Module):
     def adapt(
         self, output: Float[Array, "*rows d_out"], inputs: Float[Array, "*rows d_in"]
     ) -> Float[Array, "*rows d_out"]:
-        """Add what an adapter adds, if there is one."""
+        """Add the adapter's output, if there is an adapter."""
         if not self.has_variable("params", ADAPTER):
             return output
         return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend)
 
 
 def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> list[Float[Array, "*rows _"]]:
-    """Return what linear layers of one backend, within a module, give for the same inputs."""
+    """Return the outputs of several linear layers of one module and backend for the same inputs."""
     backend = layers[0].backend
     weights = [layer.weights(inputs.shape[-1]) for layer in layers]
     outputs = linears(inputs, weights, backend, backend.transposed_kernels)
@@ -73,18 +72,14 @@ def _adapted(
     inner = linear(inputs[..., first:, :], adapter["down"], None, backend)
     added = linear(inner, adapter["up"], None, backend)
     if first:
-        # The others are left as they are, not given zeros: what they come to must not depend on there being adapters.
+        # Earlier tokens are concatenated, not increased by zeros: their values must not depend on whether adapters
+        # exist.
         return jnp.concatenate([output[..., :first, :], output[..., first:, :] + added], axis=-2)
     return output + added
 
 
-def stored_kernel(linear: Mapping[str, Any]) -> Any:
-    """Return the kernel of a `Linear`'s parameters as ``[out, in]``."""
-    return linear[KERNEL] if KERNEL in linear else linear[TRANSPOSED_KERNEL].swapaxes(-1, -2)
-
-
 class Table(nn.Module):
-    """A matrix ``[V, D]`` that is read whole or by rows; ``axes`` are the logical names of its axes."""
+    """A matrix ``[V, D]``, read whole or by rows; ``axes`` are the logical names of its axes."""
 
     shape: tuple[int, int]
     parameter: str
@@ -101,5 +96,5 @@ class Table(nn.Module):
 def parameter(
     module: nn.Module, name: str, init: Any, axes: tuple[str | None, ...], shape: tuple[int, ...], dtype: Any
 ) -> jax.Array:
-    """Declare a parameter under logical axis names; Linen hands back the bare array."""
+    """Declare a parameter with logical axis names; return the bare array."""
     return jnp.asarray(module.param(name, nn.with_logical_partitioning(init, axes), shape, dtype))

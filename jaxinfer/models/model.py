@@ -1,4 +1,4 @@
-"""A decoder with its parameters: what a way of decoding calls, whole or layer by layer."""
+"""A decoder with its parameters, as decoding strategies call it: whole or layer by layer."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -7,22 +7,23 @@ import jax
 
 from jaxinfer.cache.interface import LayeredCache, Placement
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder, build_step, forward, output_logits
+from jaxinfer.models.decoder import Decoder, forward, output_logits
 from jaxinfer.models.layer_range import run_layers
 from jaxinfer.models.pipeline import run_stages
+from jaxinfer.models.step import build_step
 from jaxinfer.notation import Array, Float, Int, Params
 
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder bound to its parameters, for use inside a traced function."""
+    """A decoder with its parameters, for use inside a traced function."""
 
     decoder: Decoder
     params: Params
 
     @property
     def config(self) -> DecoderConfig:
-        """What the network is."""
+        """The decoder's config."""
         return self.decoder.config
 
     def forward(
@@ -33,11 +34,11 @@ class Model:
         placements: tuple[Placement, ...],
         context_lengths_B: Int[Array, " B"],
     ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-        """Run all layers; see `Decoder.__call__`."""
+        """Run all layers; see `Network.__call__`."""
         return forward(self.decoder, self.params, tokens_BT, positions_BT, cache, placements, context_lengths_B)
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Return the logits of final hidden states, or of normed ones of an earlier layer."""
+        """Return the logits of final hidden states, or of an earlier layer's normed ones."""
         return output_logits(self.decoder, self.params, hidden)
 
     def embedded(self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -61,7 +62,7 @@ class Model:
     ) -> tuple[Float[Array, "B T D"], LayeredCache]:
         """Run layers ``start .. stop - 1`` on hidden states, without the final norm.
 
-        ``adapters`` (`jaxinfer.models.adapters`) are of these layers, and act where the backend says.
+        ``adapters`` (`jaxinfer.models.adapters`) are for these layers; the backend says for which tokens.
         """
         config, backend = self.config, self.decoder.backend
         step = build_step(config, backend, positions_BT, placements, context_lengths_B)

@@ -11,10 +11,10 @@ from jaxinfer.ops.backend import Backend
 
 
 class Norm(nn.Module):
-    """The norm that a configuration names, over the last axis.
+    """The config's norm, over the last axis.
 
-    RMS normalisation is Zhang and Sennrich, 1910.07467; LayerNorm is Ba et al., 1607.06450. ``axis`` is the logical
-    name of that axis.
+    RMS normalisation is Zhang and Sennrich, 1910.07467; LayerNorm is Ba et al., 1607.06450. ``axis`` is the axis's
+    logical name.
     """
 
     config: DecoderConfig

@@ -1,9 +1,9 @@
-"""Sizes that split evenly over devices: where a decoder's own do not, zeros fill them up.
+"""Pads a decoder with zeros to sizes that split evenly over devices.
 
-A head of zeros meets rows of zeros in the output projection, as a feature of zeros does in the feed-forward layer's,
-and a row of the vocabulary that is no token is never drawn, so that a padded decoder computes what its own does. Where
-there are fewer key/value heads than devices, each is copied for a part of its query heads rather than joined by zeros,
-if that takes fewer heads: of 8 heads with 4 queries each, 16 devices hold two copies with 2 queries each.
+The padded decoder computes the same results: a head of zeros meets rows of zeros in the output projection, a feature of
+zeros does so in the feed-forward layer, and padding rows of the vocabulary are never drawn. If there are fewer
+key/value heads than devices, each may be copied instead, with a part of its query heads per copy, if that takes fewer
+heads: of 8 heads with 4 queries each, 16 devices hold two copies with 2 queries each.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Array, Params
 from jaxinfer.ops.backend import Backend
 
-# Sums over a vocabulary in a fixed order take lanes of 128, which must not lie on two devices.
+# Sums over a vocabulary in a fixed order read 128 lanes at a time, which must be on one device.
 _VOCAB_TILE = 128
 
-# Of each axis of a parameter: which element of the model's own parameter each stands for, -1 for zeros; None: its own.
+# For each axis of a parameter, the index of each element in the unpadded parameter, -1 for zeros. None: not padded.
 Sources = tuple[np.ndarray | None, ...]
 
 
 class _Heads(NamedTuple):
-    """How heads are split: key/value heads in all, copies of each of the model's own, and query heads of each."""
+    """The split of heads: the number of key/value heads, copies of each original one, and query heads per copy."""
 
     num_kv_heads: int
     copies: int
@@ -37,7 +37,7 @@ class _Heads(NamedTuple):
 
 
 def pad_config(config: DecoderConfig, shards: int) -> DecoderConfig:
-    """Return the decoder with heads, feed-forward features and vocabulary that split over so many devices."""
+    """Return the decoder with heads, feed-forward features and vocabulary padded to split over ``shards`` devices."""
     if shards == 1:
         return config
     heads = _split_heads(config, shards)
@@ -53,7 +53,7 @@ def pad_config(config: DecoderConfig, shards: int) -> DecoderConfig:
 
 
 def parameter_sources(config: DecoderConfig, backend: Backend, shards: int) -> Params:
-    """Return where each element of the padded decoder's parameters comes from: a tree of `Sources`."""
+    """Return the source of each element of the padded decoder's parameters: a tree of `Sources`."""
     by_axis = _axis_sources(config, shards)
 
     def sources(axes: Any) -> Sources:
@@ -65,18 +65,18 @@ def parameter_sources(config: DecoderConfig, backend: Backend, shards: int) -> P
 
 
 def pad_parameter(parameter: Any, sources: Sources) -> Array:
-    """Fill a parameter of the model's own up with zeros; one that is padded already is returned as it is."""
+    """Pad a parameter with zeros; a padded parameter is returned unchanged."""
     for axis, source in enumerate(sources):
         size = parameter.shape[axis]
         if source is not None and size != len(source):
-            # Past the end, for a negative index would count from there.
+            # Index past the end: a negative index would count from there.
             places = np.where(source < 0, size, source)
             parameter = jnp.take(parameter, places, axis=axis, mode="fill", fill_value=0)
     return parameter
 
 
 def pad_adapters(adapters: Params, config: DecoderConfig, shards: int) -> Params:
-    """Return adapters of a decoder for the one that is padded to split over so many devices."""
+    """Return a decoder's adapters, padded like the decoder for ``shards`` devices."""
     if shards == 1:
         return adapters
     by_axis = _axis_sources(config, shards)

@@ -1,9 +1,9 @@
-"""Running layers where each device of a pipeline holds some of them: microbatches go from stage to stage.
+"""Runs layers that are split over a pipeline's devices: microbatches go from stage to stage.
 
-One program does it all (GPipe's schedule, 1811.06965): in every tick each stage runs its layers on the microbatch that
-it was handed, and hands the result on. A stage to which no microbatch has come yet, or for which none is left, computes
-the same on what it has; nothing of that is kept. So all devices run the same instructions at all times, and those along
-other axes of the mesh may communicate inside a stage.
+One program does everything, with GPipe's schedule (1811.06965). In every tick each stage runs its layers on one
+microbatch and passes the result on. A stage that has no microbatch yet, or none left, computes the same on other data;
+the result is dropped. So all devices always run the same instructions, and devices along other mesh axes may
+communicate inside a stage.
 """
 
 import math
@@ -17,12 +17,11 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.cache.interface import LayeredCache, Placement
 from jaxinfer.models.adapters import adapted
-from jaxinfer.models.block import Held, Step
-from jaxinfer.models.blocks import Carry
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layer_range import apply_block, stack_of
 from jaxinfer.models.layers import Cycle, index_in_kind
 from jaxinfer.models.stages import Schedule, only_cycle, plan_schedule
+from jaxinfer.models.step import Carry, Held, Step
 from jaxinfer.notation import DATA, PIPELINE, Params
 from jaxinfer.ops.backend import Backend
 
@@ -31,9 +30,9 @@ _NOWHERE = np.iinfo(np.int32).max // 2
 
 
 class _Span(NamedTuple):
-    """Which repeats of the cycle, of its own, each stage runs: from ``lows`` up to ``highs``, ``most`` at the most.
+    """The cycle repeats that each stage runs of its own: from ``lows`` to before ``highs``, at most ``most``.
 
-    Stages ``first .. last`` run any.
+    Stages ``first .. last`` run at least one.
     """
 
     lows: np.ndarray
@@ -53,9 +52,9 @@ def run_stages(
     step: Step,
     adapters: Params | None = None,
 ) -> Carry:
-    """Run layers ``start .. stop - 1``; ``blocks`` holds the parameters of all, stacked and split by stages.
+    """Run layers ``start .. stop - 1``; ``blocks`` holds all layers' parameters, stacked and split by stages.
 
-    ``adapters`` (`jaxinfer.models.adapters`) are of the layers that are run, and whole on every stage.
+    ``adapters`` (`jaxinfer.models.adapters`) are for the layers of this range, whole on every stage.
     """
     if start >= stop:
         return carry
@@ -74,7 +73,7 @@ def run_stages(
 def pass_schedule(
     backend: Backend, blocks: Params, cache: LayeredCache, rows: int, tokens: int, stages: int | None = None
 ) -> Schedule:
-    """Return the schedule of a pass of so many new tokens in each row through so many stages (None: all)."""
+    """Return the schedule of a pass of ``tokens`` new tokens per row through ``stages`` stages (None: all)."""
     stages = stages or backend.stages
     shards = _row_shards(backend, rows)
     weights, held = (_num_bytes(jax.tree.leaves(tree)) for tree in (blocks, cache))
@@ -94,7 +93,7 @@ def _run_ticks(
     hidden_BTD: jax.Array,
     step: Step,
 ) -> Carry:
-    """Run what one stage does; ``blocks`` and ``cache`` are its own."""
+    """Run one stage's part of a pass; ``blocks`` and ``cache`` are its own."""
     stage, count = jax.lax.axis_index(PIPELINE), schedule.microbatches
     rows = hidden_BTD.shape[0]
     shards = _row_shards(backend, rows)
@@ -103,11 +102,11 @@ def _run_ticks(
         return _cut(leaf, 0, count, shards) if leaf.ndim and leaf.shape[0] == rows else leaf
 
     def part_of(leaf: jax.Array, given: jax.Array, part: jax.Array) -> jax.Array:
-        # What is one for all rows was not cut.
+        # Values that are the same for all rows were not cut.
         return leaf[part] if given.ndim and given.shape[0] == rows else leaf
 
     inputs, steps = cut_rows(hidden_BTD), jax.tree.map(cut_rows, step)
-    # Its rows cut, a cache is one of as many more layers, and stays where it lies.
+    # Cutting the rows turns a cache into one with ``count`` times as many layers, without moving data.
     parts = jax.tree.map(lambda leaf: _merge(_cut(leaf, 1, count, shards)) if _has_layers(leaf) else leaf, cache)
 
     def tick(carry: Any, time: jax.Array) -> tuple[Any, None]:
@@ -150,7 +149,7 @@ def _run_own(
     step: Step,
     is_busy: jax.Array,
 ) -> Carry:
-    """Run the stage's layers of the range on one microbatch; nothing changes where it is not busy."""
+    """Run the stage's layers of the range on one microbatch; an idle stage changes nothing."""
     places = [index_in_kind(config, cycle.start + offset) for offset in range(cycle.period)]
     kinds = [kind for kind, _ in places]
     repeats = cycle.repeats // backend.stages
@@ -182,7 +181,7 @@ def _kept_if(is_run: jax.Array, placement: Placement) -> Placement:
 
 
 def _span(cycle: Cycle, stages: int, start: int, stop: int) -> _Span:
-    """Return what each stage runs of layers ``start .. stop - 1``: whole repeats that have any of these."""
+    """Return the whole repeats that each stage runs to cover layers ``start .. stop - 1``."""
     first, last = (start - cycle.start) // cycle.period, (stop - 1 - cycle.start) // cycle.period
     repeats = cycle.repeats // stages
     before_S = np.arange(stages) * repeats
@@ -191,13 +190,13 @@ def _span(cycle: Cycle, stages: int, start: int, stop: int) -> _Span:
 
 
 def _row_shards(backend: Backend, rows: int) -> int:
-    """Return over how many devices rows are split."""
+    """Return the number of devices that split the rows."""
     data = 1 if backend.mesh is None else backend.mesh.shape[DATA]
     return data if rows % data == 0 else 1
 
 
 def _cut(leaf: jax.Array, axis: int, count: int, shards: int) -> jax.Array:
-    """Put an axis of microbatches before that of the rows, each of which has rows of every device."""
+    """Split rows into microbatches, a new axis before the rows; each microbatch has rows of every device."""
     lead, rows, rest = leaf.shape[:axis], leaf.shape[axis], leaf.shape[axis + 1 :]
     if count == 1:
         return leaf.reshape(*lead, 1, rows, *rest)
@@ -219,7 +218,7 @@ def _merge(leaf: jax.Array) -> jax.Array:
 
 
 def _has_layers(leaf: Any) -> bool:
-    """Tell apart buffers ``[L, B, ...]`` from what a cache knows of its rows."""
+    """Tell whether an array is a buffer ``[L, B, ...]``; a cache's other arrays have no layers."""
     return leaf.ndim >= 4
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2104.09864), at any place in a text of any length."""
+"""Rotary positions (Su et al., 2104.09864), for any position of sequences of any length."""
 
 import math
 
@@ -16,10 +16,10 @@ def rotary_tables(
 ) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
     """Return cosines and sines (R = half of the rotated lanes) for tokens at ``positions_BT``.
 
-    ``context_lengths_B`` is the length of text that each row was prefilled with. Under ``dynamic`` and ``longrope``
-    scaling that text is rotated for its whole length and every later token for the length it brings the text to: what
-    Hugging Face does when a prompt is prefilled at once, but a function of the row alone, however its tokens are
-    grouped into forward passes. Decoding prefills anew where ``longrope`` would mix its two sets of factors.
+    ``context_lengths_B`` is the number of tokens that each row was prefilled with. With ``dynamic`` and ``longrope``
+    scaling, these tokens are rotated for that length, and every later token for the sequence's length up to that token.
+    Hugging Face does the same if a prompt is prefilled at once. Here the result depends only on the row, not on how its
+    tokens are grouped into forward passes. Decoding prefills again if ``longrope`` would mix its two sets of factors.
     """
     scaling = rope.scaling
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -47,10 +47,10 @@ def _dynamic_frequencies(rope: Rope, scaling: RopeScaling, lengths_BT: Float[Arr
 def unbounded_tables(
     rope: Rope, positions_BT: Int[Array, "B T"], dtype: jnp.dtype
 ) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
-    """Return cosines and sines for any positions, as of a text no longer than the model was first trained on.
+    """Return cosines and sines for any positions, with the frequencies of sequences up to the original training length.
 
-    A position times a frequency in float32 is off by 0.03 radians at a million tokens. Here whole turns are dropped
-    from it in integers first, so that no position is less exact than another. The attention factor is left out.
+    In float32, the product of a position and a frequency is off by 0.03 radians at a million tokens. Here integers
+    remove whole turns first, so all positions are equally exact. The attention factor is not applied.
     """
     frequencies, _ = static_frequencies(rope)
     wide = jnp.promote_types(dtype, jnp.float32)

@@ -1,4 +1,4 @@
-"""The frequencies at which rotary positions turn, for each way of stretching them (`RopeScaling`)."""
+"""The frequencies of rotary positions, for each kind of scaling (`RopeScaling`)."""
 
 import math
 
@@ -8,9 +8,9 @@ from jaxinfer.models.config import Rope, RopeScaling
 
 
 def static_frequencies(rope: Rope) -> tuple[np.ndarray, float]:
-    """Return the frequencies ``[dim / 2]`` in radians a token, and what cosines and sines are multiplied by.
+    """Return the frequencies ``[dim / 2]`` in radians per token, and the factor of cosines and sines.
 
-    They hold for any text, or, under ``dynamic`` and ``longrope``, for one no longer than the original length.
+    They hold for any sequence; with ``dynamic`` and ``longrope``, only up to the original length.
     """
     plain = _plain_frequencies(rope)
     scaling = rope.scaling
@@ -29,13 +29,13 @@ def static_frequencies(rope: Rope) -> tuple[np.ndarray, float]:
 
 
 def long_frequencies(rope: Rope) -> np.ndarray:
-    """Return the frequencies that ``longrope`` scaling has for texts past the original length."""
+    """Return the frequencies of ``longrope`` scaling for sequences past the original length."""
     assert rope.scaling is not None
     return _plain_frequencies(rope) / np.asarray(rope.scaling.long_factors)
 
 
 def angles_are_finite(rope: Rope, num_positions: int) -> bool:
-    """Tell whether the first positions' angles can be computed, and are finite, in float32."""
+    """Tell whether the angles of the first positions can be computed in float32 and are finite."""
     scaling = rope.scaling
     if scaling is not None and scaling.kind == "dynamic" and rope.dim == 2:  # its base grows by a power of dim - 2
         return False
@@ -45,7 +45,7 @@ def angles_are_finite(rope: Rope, num_positions: int) -> bool:
             longest = long_frequencies(rope) if scaling is not None and scaling.long_factors else frequencies
             numbers = [*frequencies * num_positions, *longest * num_positions, attention_factor]
             return bool(np.isfinite(np.array([*numbers, scaling.factor if scaling else 1.0], np.float32)).all())
-    except (ArithmeticError, ValueError):  # a division by, or a logarithm of, zero
+    except (ArithmeticError, ValueError):  # a division by zero or its logarithm
         return False
 
 
@@ -76,7 +76,7 @@ def _yarn_frequencies(plain: np.ndarray, rope: Rope, scaling: RopeScaling) -> np
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    # Kept as published implementations have it: a range of no width would divide by zero.
+    # As in published implementations: an empty range would divide by zero.
     high = high + 0.001 if low == high else high
     interpolated = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
     return plain / scaling.factor * interpolated + plain * (1 - interpolated)

@@ -1,4 +1,4 @@
-"""Bringing parameters of separate blocks into the stacks that scanned ones have."""
+"""Stacks the parameters of separate blocks for scans."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,9 @@ from jaxinfer.notation import Params
 
 
 def stack_params(params: Params, abstract: Params) -> Params:
-    """Return parameters in the arrangement that ``abstract`` has them in; those in it already are returned as they are.
+    """Return parameters in the arrangement of ``abstract``; those already in it are returned unchanged.
 
-    Dtypes stay, and so do the sizes of padded ones.
+    Dtypes and padded sizes stay the same.
     """
     if jax.tree.structure(params) == jax.tree.structure(abstract):
         return params

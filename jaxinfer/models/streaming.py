@@ -1,4 +1,4 @@
-"""Which models and which of their layers a streaming cache can serve."""
+"""Which models and which of their layers can use a streaming cache."""
 
 from jaxinfer.cache.layouts import CacheLayout, StreamingLayout
 from jaxinfer.errors import InvalidOption
@@ -6,19 +6,19 @@ from jaxinfer.models.config import DecoderConfig, LayerKind
 
 
 def streams(kind: LayerKind, layout: CacheLayout) -> bool:
-    """Tell whether layers of this kind get a streaming cache; those that see less than it holds keep their window."""
+    """Tell whether layers of this kind get a streaming cache; layers with a smaller window keep their own cache."""
     if not isinstance(layout, StreamingLayout):
         return False
     return kind.window is None or kind.window >= layout.sinks + layout.window
 
 
 def is_endless(layout: CacheLayout) -> bool:
-    """Tell whether a text may outgrow the positions that the model knows."""
+    """Tell whether a sequence may be longer than the model's positions."""
     return isinstance(layout, StreamingLayout)
 
 
 def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
-    """Refuse a layout that the model's positions do not allow."""
+    """Raise an error for a layout that the model's positions do not allow."""
     if not isinstance(layout, StreamingLayout):
         return
     if config.learned_positions is not None:
@@ -29,7 +29,7 @@ def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
     for kind in config.kinds:
         scaling = None if kind.rope is None else kind.rope.scaling
         if scaling is not None and scaling.kind in ("dynamic", "longrope"):
-            # Beyond its original length a text of such a model is rotated otherwise, the longer it becomes.
+            # Such a model changes its rotations with the sequence's length past the original one.
             if not streams(kind, layout):
                 raise InvalidOption(
                     f"cache streaming: the {scaling.kind} positions of layers that see {kind.window} tokens depend on "

@@ -10,19 +10,19 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.attention import attend_to_seen, attends
 
-# A TPU's matrix unit takes as long to load a tile of keys as to multiply this many rows by it.
+# A TPU's matrix unit takes as long to load a tile of keys as to multiply it by this many rows.
 _FREE_ROWS = 256
 
 
 class Sinks(NamedTuple):
-    """Keys that stand nearer than the text has them: those of the first ``count`` slots meet a query of their own."""
+    """Keys at shifted positions: the first ``count`` slots use their own query."""
 
     query_BTNH: Any
     count: int
 
 
 class Layer(NamedTuple):
-    """The first ``extent`` slots of a layer of stacked keys or values, ``stack[layer, :, :extent]``, where they lie."""
+    """The first ``extent`` slots of one layer of stacked keys or values: ``stack[layer, :, :extent]``, not copied."""
 
     stack_LBSF: Any
     layer: Any
@@ -30,12 +30,12 @@ class Layer(NamedTuple):
 
     @property
     def dtype(self) -> Any:
-        """The numbers' dtype."""
+        """The dtype of keys or values."""
         return self.stack_LBSF.dtype
 
     @property
     def num_lanes(self) -> int:
-        """How many numbers a slot has."""
+        """The number of lanes per slot."""
         return int(self.stack_LBSF.shape[3])
 
     def copied(self) -> Any:
@@ -56,13 +56,13 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
-    Keys and values hold the heads of a slot side by side (``K * H`` lanes, and any after them where ``num_kv_heads``
-    says how many heads there are). ``N`` is a multiple of ``K``. A ``softcap``
-    c bounds each scaled score x by ``c * tanh(x / c)`` (Gemma 2, 2408.00118).
+    Keys and values hold the heads of a slot side by side: ``K * H`` lanes, and possibly more if ``num_kv_heads`` gives
+    the number of heads. ``N`` is a multiple of ``K``. A ``softcap`` c bounds each scaled score x by ``c * tanh(x / c)``
+    (Gemma 2, 2408.00118).
 
-    Where few rows meet many lanes on a TPU, a query is put among zeros, each head's numbers in the lanes of its
-    key/value head: one product over all lanes reads the cache as it lies. A product for each head would have the
-    compiler rearrange a layer's keys and values first, at five times the cycles and 4.5 layers' slices of memory.
+    For few rows on a TPU, each query head is padded with zeros to the lanes of all key/value heads. Then one product
+    over all lanes reads the cache in its layout. One product per head would make the compiler rearrange a layer's keys
+    and values first, at five times the cycles and 4.5 layers' slices of memory.
     """
     keys, values = _layer(keys_BSKH), _layer(values_BSKH)
     head_dim = query_BTNH.shape[3]
@@ -78,10 +78,10 @@ def attend(
 
 
 class Partial(NamedTuple):
-    """Attention to some of what is seen: values weighted by ``exp(score - largest)``, and the sums of these weights.
+    """Attention to some of the slots: values weighted by ``exp(score - largest)``, and the sums of these weights.
 
-    ``weighted_BTNH``, ``largest_BTN`` and ``totals_BTN`` are float32 or wider. Nothing seen counts for nothing beside
-    anything that is.
+    ``weighted_BTNH``, ``largest_BTN`` and ``totals_BTN`` are float32 or wider. A part without visible slots has no
+    weight beside any other part.
     """
 
     weighted_BTNH: Any
@@ -89,24 +89,24 @@ class Partial(NamedTuple):
     totals_BTN: Any
 
     def scaled_to(self, largest_BTN: Any) -> "Partial":
-        """Return the same as if the greatest score were another."""
+        """Return the same with another largest score."""
         factor_BTN = jnp.exp(self.largest_BTN - largest_BTN)
         return Partial(self.weighted_BTNH * factor_BTN[..., None], largest_BTN, self.totals_BTN * factor_BTN)
 
     def joined_with(self, other: "Partial") -> "Partial":
-        """Return attention to what either attends to."""
+        """Return attention to the slots of both."""
         largest_BTN = jnp.maximum(self.largest_BTN, other.largest_BTN)
         one, two = self.scaled_to(largest_BTN), other.scaled_to(largest_BTN)
         return Partial(one.weighted_BTNH + two.weighted_BTNH, largest_BTN, one.totals_BTN + two.totals_BTN)
 
     def none(self) -> "Partial":
-        """Return attention to nothing, for the same queries."""
+        """Return attention to no slots, for the same queries."""
         lowest = jnp.finfo(self.largest_BTN.dtype).min
         zeros = jnp.zeros_like(self.weighted_BTNH), jnp.zeros_like(self.totals_BTN)
         return Partial(zeros[0], jnp.full_like(self.largest_BTN, lowest), zeros[1])
 
     def mean_BTNH(self) -> Any:
-        """Return the values' weighted means."""
+        """Return the weighted means of the values."""
         return self.weighted_BTNH / self.totals_BTN[..., None]
 
 
@@ -120,7 +120,7 @@ def attend_partially(
     softcap: float | None = None,
     num_kv_heads: int | None = None,
 ) -> Partial:
-    """Attend as `attend` does, to slots that are not all there are."""
+    """Attend as `attend` does, to some of the slots."""
     held = _layer(keys_BSKH), _layer(values_BSKH)
     weighted_BCRTI, largest_BCRT1, totals_BCRT1, joined = _weigh(
         query_BTNH, *held, mask_BTS, scale, backend, softcap, None, num_kv_heads
@@ -146,7 +146,7 @@ def _weigh(
     sinks: Sinks | None,
     num_kv_heads: int | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, int]:
-    """Return values weighted by their softmax's numerators, the greatest scores, the denominators, and J."""
+    """Return the values weighted by the softmax's numerators, the largest scores, the denominators, and J."""
     _, new_tokens, num_heads, head_dim = query_BTNH.shape
     num_kv_heads = num_kv_heads or keys.num_lanes // head_dim
     joined = _joined_heads(new_tokens, num_heads, num_kv_heads, backend)
@@ -157,7 +157,7 @@ def _weigh(
         at_sinks_BCRTS = _scores(sinks.query_BTNH, nearer, groups, joined, backend)
         scores_BCRTS = jnp.concatenate([at_sinks_BCRTS, scores_BCRTS[..., sinks.count :]], axis=-1)
     accumulator = scores_BCRTS.dtype
-    # Finite, so that a query without any visible key gives an average and not NaN, which would spread.
+    # Finite: a query without visible keys must give an average, because NaN would spread.
     lowest = jnp.finfo(accumulator).min
     scores_BCRTS = scores_BCRTS * scale
     if softcap is not None:
@@ -171,7 +171,7 @@ def _weigh(
     if _is_short(query_BTNH, backend) and products.combines(values.dtype, lanes):
         weighted_BCXI = products.combine(weights_BCXS, values.stack_LBSF, values.layer, lanes)
     else:
-        # Spelt out as in the scores: XLA's CPU backend keeps to an order of operands that needs no transposed weights.
+        # Written out like the scores: XLA's CPU backend keeps this order of operands, and transposes no weights.
         weighted_BCXI = jax.lax.dot_general(
             weights_BCXS.astype(values.dtype),
             _by_groups(values, groups, lanes),
@@ -183,7 +183,7 @@ def _weigh(
 
 
 def _by_head(output_BCRTI: jax.Array, query_BTNH: jax.Array, joined: int) -> jax.Array:
-    """Lay an output out as the queries are."""
+    """Rearrange an output like the queries."""
     output_BTCRI = jnp.moveaxis(output_BCRTI, 3, 1)
     if joined > 1:
         output_BTCRI = _gather(output_BTCRI, joined)
@@ -211,7 +211,7 @@ def _scores(
 
 
 def _by_kv_head(query_BTNH: Float[Array, "B T N H"], groups: int, joined: int = 1) -> Float[Array, "B C R T I"]:
-    """Lay queries out by the C groups of key/value heads that they meet."""
+    """Rearrange queries by the C groups of key/value heads that they attend to."""
     batch, new_tokens, _, head_dim = query_BTNH.shape
     query_BTCRI = query_BTNH.reshape(batch, new_tokens, groups, -1, head_dim)
     if joined > 1:
@@ -220,25 +220,25 @@ def _by_kv_head(query_BTNH: Float[Array, "B T N H"], groups: int, joined: int = 
 
 
 def _by_groups(held: Layer, groups: int, lanes: int) -> Float[Array, "B S C I"]:
-    """Return slots as an array, their lanes in groups, without lanes past those of the heads."""
+    """Return slots as an array, their lanes in groups, without the lanes after the heads."""
     held_BSF = held.copied()
     return held_BSF[..., : groups * lanes].reshape(*held_BSF.shape[:2], groups, lanes)
 
 
 def _is_short(query_BTNH: Float[Array, "B T N H"], backend: Backend) -> bool:
-    """Whether there are no more new tokens than the CPU's own kernels are for."""
+    """Whether the new tokens are few enough for the CPU kernels."""
     return 0 < query_BTNH.shape[0] * query_BTNH.shape[1] <= backend.kernel_rows
 
 
 def _joined_heads(new_tokens: int, num_heads: int, num_kv_heads: int, backend: Backend) -> int:
-    """Return how many key/value heads share a product: all of a device's, or one."""
+    """Return how many key/value heads share a product: all of a device's heads, or one."""
     joined = num_kv_heads // backend.kv_shards
     rows = new_tokens * joined * (num_heads // num_kv_heads)
     return joined if backend.platform == "tpu" and rows <= _FREE_ROWS else 1
 
 
 def _spread(query_BTCRH: Float[Array, "B T C R H"], joined: int) -> Float[Array, "B T C R JH"]:
-    """Put each query head's numbers in the lanes of its key/value head, and zeros in those of the others."""
+    """Put each query head in the lanes of its key/value head, and zeros in the lanes of the others."""
     *lead, rows, head_dim = query_BTCRH.shape
     query_BTCJGH = query_BTCRH.reshape(*lead, joined, -1, head_dim)
     own_JJ = jnp.eye(joined, dtype=query_BTCRH.dtype)
@@ -247,7 +247,7 @@ def _spread(query_BTCRH: Float[Array, "B T C R H"], joined: int) -> Float[Array,
 
 
 def _gather(output_BTCRI: Float[Array, "B T C R JH"], joined: int) -> Float[Array, "B T C R H"]:
-    """Take from each query head's row the lanes of its key/value head."""
+    """Take the lanes of its key/value head from each query head's row."""
     *lead, rows, lanes = output_BTCRI.shape
     output = output_BTCRI.reshape(*lead, joined, rows // joined, joined, lanes // joined)
     return jnp.einsum("btcjgjh->btcjgh", output).reshape(*lead, rows, lanes // joined)

@@ -1,13 +1,16 @@
-"""How the network runs on a device: the one place that turns a platform and a dtype into choices.
+"""How the network runs on a device: the only place that derives choices from a platform and a dtype.
 
 The choices are measured. On the CPU, XLA copies a layer's weights out of a stacked array before each product, which
-halves decoding speed, so layers are unrolled over separate arrays; and its products of few rows are slow, so that they
-go, with attention, to kernels of our own (`jaxinfer.ops.cpu_kernels`). Where these cannot be had, bfloat16 products are
-padded to a few rows, from which on XLA's are fast, and float32 kernels are stored ``[in, out]``, since XLA's products
-of two rows and more first rearrange one stored ``[out, in]``, which takes as long again as a product of one row. On a
-TPU a scan keeps compile time flat and reads weights in place. There a cache of 192 numbers a slot lies in another order
-than its kernels read, unless it has 256 lanes, which it takes in memory in any case: decode of SmolLM2-135M at batch 8
-and 2,048 slots moves 792 MB a step with them, 2,550 MB without, and its prefill 43 times less.
+halves decoding speed; so layers are unrolled over separate arrays. XLA's products of few rows are slow on the CPU; so
+these products and attention use our own kernels (`jaxinfer.ops.cpu_kernels`). Where these are not available, bfloat16
+products are padded to a few rows, which XLA computes fast. Float32 kernels are then stored ``[in, out]``: for two rows
+and more, XLA first rearranges a kernel stored ``[out, in]``, which takes as long as a product of one row. On a TPU a
+scan keeps compile time constant and reads weights in place. A TPU stores a cache of 192 lanes per slot in another order
+than its kernels read; with 256 lanes the order is right, and the memory is the same. Decode of SmolLM2-135M at batch 8
+and 2,048 slots then moves 792 MB per step instead of 2,550 MB, and its prefill moves 43 times less.
+
+``jaxinfer bench latency --dtype float32,bfloat16`` measures the CPU's choices again, and ``jaxinfer plan --topology
+v5e:1x1 --batch 8`` the TPU's.
 """
 
 from collections.abc import Callable
@@ -32,20 +35,19 @@ Kernels = Literal["pallas", "interpret", "xla", "reference"]
 class Backend:
     """Static facts of a run. Dtypes are NumPy names.
 
-    ``param_dtype`` is what weights are stored in, ``compute_dtype`` the residual stream, ``cache_dtype`` the keys and
-    values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has arrays of its
-    own. ``min_matmul_rows`` pads a product's rows up to that many. ``mesh`` are the devices that the model is split
-    over, of which those along its axis ``tensor`` have ``kv_shards`` parts of the key/value heads; None is one device.
-    ``stages`` is how many devices along its axis ``pipeline`` have a part of the layers each, ``microbatches`` into how
-    many parts a batch is cut for them at the most (None: as many as take the least time). A cache's lanes are whole
-    multiples of ``lane_tile`` where the heads are not split. ``kernels`` is what works on a cache: Pallas kernels, the
-    same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes in float32 what defines correct.
-    ``split_activations`` has the tokens of a prompt split between the regions that split heads or features, as
-    `jaxinfer.ops.split_tokens` tells; None: where a prompt's tokens are split in any case. ``remat_layers`` has a
-    backward pass compute each block anew instead of keeping its activations. ``adapted_from`` is the first token of a
-    pass that adapters beside kernels act on (`jaxinfer.models.linear`). The products and the attention of a pass over
-    at most ``kernel_rows`` tokens go to the CPU's own kernels, and for any number of tokens rows of 16-bit tables, the
-    search for the best token and what drafters have rounded; 0 where there are none.
+    ``param_dtype`` is the dtype of weights, ``compute_dtype`` of the residual stream, ``cache_dtype`` of keys and
+    values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has its own arrays.
+    ``min_matmul_rows`` pads a product to that many rows. ``mesh`` are the devices that the model is split over; None is
+    one device. Its axis ``tensor`` splits the key/value heads into ``kv_shards`` parts, its axis ``pipeline`` the
+    layers into ``stages`` parts. ``microbatches`` is the most parts that a batch is cut into for the stages (None: as
+    many as are fastest). If heads are not split, the lanes of a cache are a multiple of ``lane_tile``. ``kernels`` says
+    what works on a cache: Pallas kernels, the same interpreted on a CPU, plain XLA, or the kernels' ``reference``,
+    which computes the correct results in float32. ``split_activations`` splits a prompt's tokens between the regions
+    that split heads or features (`jaxinfer.ops.split_tokens`); None: only if the mesh splits them anyway.
+    ``remat_layers`` makes a backward pass recompute each block instead of keeping its activations. ``adapted_from`` is
+    the first token of a pass that adapters apply to (`jaxinfer.models.linear`). ``kernel_rows`` is the most tokens of a
+    pass whose products and attention use the CPU kernels; 0 without these. For any number of tokens, CPU kernels also
+    read rows of 16-bit tables, find the best token and multiply drafters' rounded weights.
     """
 
     platform: Platform
@@ -67,32 +69,32 @@ class Backend:
 
     @property
     def slot_shards(self) -> int:
-        """Over how many devices the slots of a dense cache, and the tokens of a prompt, are split."""
+        """The number of devices that split the slots of a dense cache and the tokens of a prompt."""
         return 1 if self.mesh is None else self.mesh.shape.get(SEQUENCE, 1)
 
     def cache_lanes(self, numbers: int) -> int:
-        """Return how many lanes a cache has for so many numbers a slot; zeros fill up what a device would leave empty.
+        """Return the lanes per slot of a cache with so many numbers, padded with zeros to whole tiles.
 
-        Where heads are split, each device would need zeros of its own, between the heads.
+        If heads are split there is no padding: each device would need its own zeros, between the heads.
         """
         return -(-numbers // self.lane_tile) * self.lane_tile if self.kv_shards == 1 else numbers
 
     def on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """Return ``function`` as each device of the mesh runs it on its parts of the arguments.
+        """Return ``function`` so that each device of the mesh runs it on its parts of the arguments.
 
-        Inside a stage of a pipeline, ``function`` meets what the stage has.
+        Inside a stage of a pipeline, ``function`` gets the stage's parts.
         """
         context = jax.sharding.get_abstract_mesh()
-        # A program that is compiled for devices elsewhere has their mesh as its context, which names the chip too.
+        # A program compiled for other devices has their mesh as its context, which also names the chip.
         mesh = None if context.axis_names else self.mesh
         axes = set((mesh or context).axis_names) - set(context.manual_axes)
-        # What a kernel returns does not say on which axes it varies.
+        # A kernel's results do not say over which axes they vary.
         return jax.shard_map(
             function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False
         )
 
     def on_stages(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """Return ``function`` as each stage of a pipeline runs it on its layers, other axes left to the compiler."""
+        """Return ``function`` so that each pipeline stage runs it on its layers; the compiler handles other axes."""
         if self.stages == 1:
             return function
         mesh = None if jax.sharding.get_abstract_mesh().axis_names else self.mesh
@@ -101,8 +103,8 @@ class Backend:
         )
 
     def constrained(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
-        """Return an array that is split over the mesh as ``spec`` says."""
-        # As in `on_devices`: the mesh of a program's context comes first.
+        """Return an array that is split over the mesh by ``spec``."""
+        # As in `on_devices`, the mesh of a program's context comes first.
         is_elsewhere = bool(jax.sharding.get_abstract_mesh().axis_names)
         where = spec if self.mesh is None or is_elsewhere else NamedSharding(self.mesh, spec)
         return jax.lax.with_sharding_constraint(array, where)
@@ -120,24 +122,24 @@ class Backend:
 
     @property
     def has_free_rows(self) -> bool:
-        """Whether a pass over a few tokens takes about as long as one over a single token."""
+        """Whether a pass over a few tokens takes about as long as a pass over one."""
         return self.platform != "cpu" or (self.min_matmul_rows > 1 and not self.kernel_rows)
 
     @property
     def precision(self) -> jax.lax.Precision:
-        """The precision of every product: exact in float32, which a TPU would otherwise round to bfloat16."""
+        """The precision of every product: exact in float32, which a TPU would round to bfloat16 by default."""
         exact = self.compute_dtype in ("float32", "float64") and self.param_dtype == self.compute_dtype
         return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
 
 
 def default_platform() -> Platform:
-    """Return the platform that JAX computes on in this process."""
+    """Return the platform that JAX uses in this process."""
     name = jax.default_backend()
     return {"cpu": "cpu", "tpu": "tpu"}.get(name, "gpu")  # pyright: ignore[reportReturnType]
 
 
 def default_dtype(platform: Platform) -> str:
-    """Return the dtype that a model runs in where the user names none."""
+    """Return the default dtype of a model."""
     return "float32" if platform == "cpu" else "bfloat16"
 
 
@@ -147,9 +149,9 @@ def choose_backend(
     scan_layers: bool | None = None,
     kernels: Kernels | None = None,
 ) -> Backend:
-    """Choose how a model of weights in ``dtype`` runs on ``platform``, both by default those of this process.
+    """Choose how a model with weights in ``dtype`` runs on ``platform``; by default, this process's.
 
-    ``kernels`` forces what works on a cache: Pallas kernels on a TPU and XLA elsewhere, unless given.
+    ``kernels`` says what works on a cache; by default, Pallas kernels on a TPU and XLA elsewhere.
     """
     platform = platform or default_platform()
     dtype = dtype or default_dtype(platform)
@@ -160,13 +162,13 @@ def choose_backend(
     on_cpu = platform == "cpu"
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
     unrolled = on_cpu if scan_layers is None else not scan_layers
-    # A scan would have each layer's weights copied for the kernels too.
+    # A scan would copy each layer's weights for the kernels too.
     kernel_rows = products.MAX_ROWS if on_cpu and unrolled and machine_code.host_vectors() else 0
     return Backend(
         platform=platform,
         param_dtype=dtype,
         compute_dtype="float32" if wide else dtype,
-        # XLA's CPU backend rewrites a whole cache of 16-bit numbers to put a few into it, so that it is float32 there.
+        # To write a few 16-bit numbers to a cache, XLA's CPU backend rewrites all of it. So the cache is float32 there.
         cache_dtype="float32" if wide else dtype,
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,

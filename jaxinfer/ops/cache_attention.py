@@ -1,4 +1,7 @@
-"""Attention of new tokens to a layer of a stacked cache in which they stand already, by Pallas kernels or by XLA."""
+"""Attention of new tokens to a layer of a stacked cache in which they stand already, by Pallas kernels or by XLA.
+
+Pallas is imported where a kernel is used: it takes a CPU, which uses none, as long as everything else here.
+"""
 
 from typing import Any, NamedTuple
 
@@ -9,20 +12,14 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.attention import Layer, Sinks, attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
-from pallas_kernels.flash_decode.op import flash_decode
-from pallas_kernels.flash_decode.reference import reference_attention
-from pallas_kernels.flash_prefill.op import flash_prefill
-from pallas_kernels.ring_decode.op import MAX_SINKS, MAX_TOKENS, ring_decode
-from pallas_kernels.ring_decode.reference import reference_ring
-from pallas_kernels.tree_verify.op import MAX_NODES, tree_verify
 
 
 class Seen(NamedTuple):
-    """What each new token sees: all slots before ``start_B``, and of the T new ones, which follow, its ancestors.
+    """What each new token attends to: all slots before ``start_B``, and its ancestors among the T new tokens.
 
-    ``ancestors_BTT`` bool, one for all rows or one each; ``counts_B`` int32 says how many tokens of a prompt, which are
-    a chain, are real (None: a draft tree, all of it real); ``mask_BTS`` bool says it all slot by slot. Where they are
-    all of a prompt and stand in the order of a ring of devices, ``order_T`` int32 says which token stands where.
+    ``ancestors_BTT`` bool has one row for all or one per row. ``counts_B`` int32 is the number of real tokens of a
+    prompt, which is a chain (None: a draft tree, all real). ``mask_BTS`` bool is the same as a mask over slots.
+    ``order_T`` int32 gives the order of a whole prompt's tokens on a ring of devices, if they are in that order.
     """
 
     start_B: Any
@@ -45,19 +42,30 @@ def attend_to_layer(
     window: int | None = None,
     num_kv_heads: int | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Attend to ``cache[layer]``, ``[B, S, K*H]``, by what the backend names; the mask knows the window already.
+    """Attend to ``cache[layer]``, ``[B, S, K*H]``, by the backend's means; the mask already includes the window.
 
     A cache may have lanes past those of ``num_kv_heads`` heads. Kernels read the layer where it lies, and no slots that
-    are not seen. Larger trees than `MAX_NODES` are left to XLA, which prompts are not.
+    are not seen. Larger trees than the kernel's are left to XLA, which prompts are not.
     """
     num_tokens = query_BTNH.shape[1]
-    is_prompt = seen.counts_B is not None and num_tokens > MAX_NODES
     means = choose_means(backend, keys_LBSF)
-    if means == "xla" or (means == "kernel" and num_tokens > MAX_NODES and not is_prompt):
+
+    def by_xla() -> Any:
         extent = seen.mask_BTS.shape[-1]
         held = Layer(keys_LBSF, layer, extent), Layer(values_LBSF, layer, extent)
         rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+
+    if means == "xla":
+        return by_xla()
+    from pallas_kernels.flash_decode.op import flash_decode
+    from pallas_kernels.flash_decode.reference import reference_attention
+    from pallas_kernels.flash_prefill.op import flash_prefill
+    from pallas_kernels.tree_verify.op import MAX_NODES, tree_verify
+
+    is_prompt = seen.counts_B is not None and num_tokens > MAX_NODES
+    if means == "kernel" and num_tokens > MAX_NODES and not is_prompt:
+        return by_xla()
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     options["num_kv_heads"] = num_kv_heads and num_kv_heads // backend.kv_shards
 
@@ -90,18 +98,26 @@ def attend_to_ring(
     sink_query_BTNH: Float[Array, "B T N H"] | None = None,
     num_kv_heads: int | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Attend to sinks and the ring behind them in ``cache[layer]``, which holds the new tokens and the window before.
+    """Attend to sinks and the ring after them in ``cache[layer]``, which holds the new tokens and the window before.
 
-    Position p stands in slot p if it is a sink, any other in ``num_sinks + (p - num_sinks) % C``; the mask spans all
-    slots. Sinks meet ``sink_query_BTNH`` where it is given.
+    A sink's position p is slot p, any other is slot ``num_sinks + (p - num_sinks) % C``; the mask covers all slots. If
+    ``sink_query_BTNH`` is given, sinks use that query.
     """
     means = choose_means(backend, keys_LBSF)
-    is_large = query_BTNH.shape[1] > MAX_TOKENS or num_sinks > MAX_SINKS
-    if means == "xla" or (means == "kernel" and is_large):
+
+    def by_xla() -> Any:
         sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)
         held = Layer(keys_LBSF, layer, keys_LBSF.shape[2]), Layer(values_LBSF, layer, values_LBSF.shape[2])
         rule = {"softcap": softcap, "sinks": sinks, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+
+    if means == "xla":
+        return by_xla()
+    from pallas_kernels.ring_decode.op import MAX_SINKS, MAX_TOKENS, ring_decode
+    from pallas_kernels.ring_decode.reference import reference_ring
+
+    if means == "kernel" and (query_BTNH.shape[1] > MAX_TOKENS or num_sinks > MAX_SINKS):
+        return by_xla()
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "num_sinks": num_sinks}
 
     def run(
@@ -128,7 +144,7 @@ def _run(
     backend: Backend,
     *further_BTNH: jax.Array | None,
 ) -> jax.Array:
-    """Run on each device of the mesh, queries in the cache's dtype and the result in the backend's."""
+    """Run on each device of the mesh, with queries in the cache's dtype and the result in the backend's."""
     ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
     run = on_each_device(function, backend, f"hccar{ancestors}r" + "h" * len(further_BTNH), "h")
     query_BTNH = query_BTNH.astype(keys_LBSF.dtype)

@@ -1,4 +1,4 @@
-"""Writing new tokens into a layer of a stacked cache where it lies, by a Pallas kernel or by XLA."""
+"""Writes new tokens to a layer of a stacked cache, in place, by a Pallas kernel or by XLA."""
 
 from typing import Any, NamedTuple
 
@@ -8,13 +8,12 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
 from jaxinfer.ops.rows import write_in_rows
-from pallas_kernels.cache_write.op import cache_write, fits_ring
 
 
 class Around(NamedTuple):
     """The order of a ring: tokens from position ``start_B`` on, of which ``counts_B`` are written (None: all).
 
-    Positions before ``num_sinks`` are slots of their own; later ones go around all other slots.
+    Positions before ``num_sinks`` have their own slots; later ones go around all other slots.
     """
 
     start_B: Any
@@ -34,17 +33,25 @@ def write_to_layer(
 ) -> tuple[Float[Array, "L B S F"], Float[Array, "L B S F"]]:
     """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row.
 
-    Slots of a row follow one another, or lie ``around`` a ring. One token a row is left to XLA: its scatter takes no
-    longer than the kernel, but of more tokens six to twelve times as long.
+    A row's slots are consecutive, or go ``around`` a ring. XLA writes single tokens: for one token its scatter is as
+    fast as the kernel; for more it takes six to twelve times as long.
     """
     num_tokens = slots_BT.shape[1]
     new = [as_rows(rows_BTKH, keys_LBSF) for rows_BTKH in (keys_BTKH, values_BTKH)]
-    fits = around is None or fits_ring(keys_LBSF.shape[2], around.num_sinks, num_tokens)
-    if num_tokens == 1 or not fits or choose_means(backend, keys_LBSF) != "kernel":
+
+    def by_xla() -> tuple[Any, Any]:
         keys_BTF, values_BTF = new
         return write_in_rows(keys_LBSF, layer, slots_BT, keys_BTF), write_in_rows(
             values_LBSF, layer, slots_BT, values_BTF
         )
+
+    if num_tokens == 1 or choose_means(backend, keys_LBSF) != "kernel":
+        return by_xla()
+    # Imported here: a CPU need not wait for Pallas.
+    from pallas_kernels.cache_write.op import cache_write, fits_ring
+
+    if around is not None and not fits_ring(keys_LBSF.shape[2], around.num_sinks, num_tokens):
+        return by_xla()
     num_sinks = None if around is None else around.num_sinks
     start_B, counts_B = (slots_BT[:, 0], None) if around is None else (around.start_B, around.counts_B)
 
@@ -56,6 +63,6 @@ def write_to_layer(
 
 
 def as_rows(rows_BTKH: Float[Array, "B T K H"], buffer: Float[Array, "*lead F"]) -> Float[Array, "B T F"]:
-    """Lay new keys or values out as a cache holds them: heads side by side, and zeros in the lanes after them."""
+    """Arrange new keys or values as in a cache: heads side by side, and zeros in the lanes after them."""
     rows_BTI = rows_BTKH.reshape(*rows_BTKH.shape[:2], -1).astype(buffer.dtype)
     return jnp.pad(rows_BTI, ((0, 0), (0, 0), (0, buffer.shape[-1] - rows_BTI.shape[-1])))

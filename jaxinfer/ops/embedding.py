@@ -1,4 +1,4 @@
-"""Rows of an embedding table."""
+"""Reads rows of an embedding table."""
 
 import functools
 from typing import Any
@@ -23,7 +23,7 @@ def embed(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"], backend: 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _short_rows(table_VD: jax.Array, ids_BT: jax.Array, has_kernels: bool) -> jax.Array:
-    """Return rows of 16-bit floats, which XLA's CPU compiler would convert to float32 first, a whole table of them."""
+    """Return rows of 16-bit floats without XLA's conversion of the whole table to float32 on a CPU."""
     if has_kernels:
         return take_rows(table_VD, ids_BT.reshape(-1)).reshape(*ids_BT.shape, -1)
     bits = jax.lax.bitcast_convert_type(table_VD, jnp.uint16)[ids_BT]

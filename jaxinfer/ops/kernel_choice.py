@@ -1,4 +1,4 @@
-"""When a TPU kernel serves an operation on a cache, and how it runs on every device of a mesh."""
+"""Decides whether a TPU kernel serves an operation on a cache, and runs it on every device of a mesh."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -9,12 +9,12 @@ from jax.sharding import PartitionSpec
 from jaxinfer.notation import DATA, TENSOR
 from jaxinfer.ops.backend import Backend
 
-# What a TPU holds side by side. A cache of another width lies in another order, and would be copied for a kernel.
+# A TPU's lanes. A cache whose width is no multiple of them has another layout and would be copied for a kernel.
 _LANES = 128
 
 
 def choose_means(backend: Backend, keys_LBSF: Any) -> Literal["kernel", "reference", "xla"]:
-    """Return by what a backend works on this cache: by XLA where kernels or the reference do not serve it."""
+    """Return the means for this cache: XLA if neither the kernels nor the reference support it."""
     if backend.kernels == "xla" or keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32):
         return "xla"
     if backend.kernels == "reference":
@@ -24,10 +24,10 @@ def choose_means(backend: Backend, keys_LBSF: Any) -> Literal["kernel", "referen
 
 
 def on_each_device(function: Callable[..., Any], backend: Backend, layouts: str, results: str) -> Callable[..., Any]:
-    """Return ``function`` as each device runs it on its own heads and rows; it is given back where there is one device.
+    """Return ``function`` so that each device runs it on its heads and rows; unchanged if there is one device.
 
-    A letter an argument, or result, says how that lies: ``h`` is ``[B, T, N, H]``, split by heads; ``f`` ``[B, T, F]``
-    and ``c`` the cache ``[L, B, S, F]``, by lanes; ``r`` has a row for each of the batch, ``a`` is the same everywhere.
+    One letter per argument, or result, gives its layout: ``h`` is ``[B, T, N, H]``, split by heads; ``f`` is ``[B, T,
+    F]`` and ``c`` the cache ``[L, B, S, F]``, split by lanes; ``r`` is split by rows; ``a`` is the same on all devices.
     Rows that do not split evenly are on every device.
     """
     mesh = backend.mesh

@@ -1,4 +1,4 @@
-"""Which cache slots a new token may see."""
+"""Which cache slots a new token attends to."""
 
 import jax.numpy as jnp
 
@@ -6,17 +6,17 @@ from jaxinfer.notation import Array, Bool, Int
 
 
 def causal_ancestors(num_tokens: int) -> Bool[Array, "T T"]:
-    """Return the ancestor relation of a chain: every token descends from itself and all before it."""
+    """Return the ancestor relation of a chain: every token descends from itself and from all tokens before it."""
     return jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
 
 
 def node_depths(ancestors_BTT: Bool[Array, "B T T"]) -> Int[Array, "B T"]:
-    """Return how far below the first new token each stands: its ancestors, itself not counted."""
+    """Return each new token's depth below the first one: the number of its ancestors, without itself."""
     return jnp.sum(ancestors_BTT, axis=-1, dtype=jnp.int32) - 1
 
 
 def in_window(query_BT: Int[Array, "#B T"], key_BS: Int[Array, "#B S"], window: int | None) -> Bool[Array, "#B T S"]:
-    """Return which keys are among the last ``window`` positions up to each query's own; the future is not cut."""
+    """Return which keys are among the last ``window`` positions up to each query's; later keys are not masked."""
     if window is None:
         return jnp.ones((1, query_BT.shape[1], key_BS.shape[1]), bool)
     return key_BS[:, None, :] > query_BT[:, :, None] - window
@@ -25,11 +25,11 @@ def in_window(query_BT: Int[Array, "#B T"], key_BS: Int[Array, "#B S"], window: 
 def visible_slots(
     start_B: Int[Array, " B"], ancestors_BTT: Bool[Array, "#B T T"], num_slots: int, window: int | None = None
 ) -> Bool[Array, "B T S"]:
-    """Return what each new token sees: all slots before ``start``, and of the new ones its ancestors and itself.
+    """Return what each new token attends to: all slots before ``start``, its ancestors and itself.
 
-    New token ``i`` of row ``b`` stands in slot ``start_B[b] + i``; ``ancestors_BTT[b, i, j]`` is true where token ``j``
-    is ``i`` or an ancestor of ``i``. A ``window`` cuts what lies that many positions back or more, where a new token's
-    position is its depth after ``start``.
+    New token ``i`` of row ``b`` is in slot ``start_B[b] + i``. ``ancestors_BTT[b, i, j]`` is true if token ``j`` is
+    ``i`` or an ancestor of ``i``. A ``window`` hides slots that many positions back or more; a new token's position is
+    ``start`` plus its depth.
     """
     num_tokens = ancestors_BTT.shape[-1]
     slot_S = jnp.arange(num_slots, dtype=start_B.dtype)

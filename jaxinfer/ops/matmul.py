@@ -29,7 +29,7 @@ def linear(
 def linears(
     inputs: Float[Array, "*rows d_in"], weights: Sequence[tuple[Any, Any]], backend: Backend, transposed: bool = False
 ) -> list[Float[Array, "*rows _"]]:
-    """Do what `linear` does with each of several kernels and their biases, in one go where that is faster."""
+    """Apply `linear` with each of several kernels and their biases, in one call if that is faster."""
     outputs = _products(inputs, [kernel for kernel, _ in weights], backend, transposed)
     biases = [bias for _, bias in weights]
     outputs = [output if bias is None else output + bias.astype(output.dtype) for output, bias in zip(outputs, biases)]
@@ -52,7 +52,7 @@ def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed:
 
 
 def _multiply_short(inputs: Any, kernels: Sequence[Any], backend: Backend) -> list[Any] | None:
-    """Return products of few rows and kernels ``[out, in]`` by the CPU's own code, None where it is not for them."""
+    """Return products of few rows and kernels ``[out, in]`` by the CPU kernels, None if these do not support them."""
     *lead, width = inputs.shape
     count = math.prod(lead)
     dtype = kernels[0].dtype
@@ -80,12 +80,12 @@ def _multiply_by_xla(inputs: Any, kernel: Any, backend: Backend, transposed: boo
 
     inputs = inputs.astype(kernel.dtype)
     outputs = kernel.shape[1 - contracted]
-    # XLA's CPU product of one bfloat16 row runs at a tenth of the memory bandwidth; of four rows, near all of it.
-    # The rows are repeated, and the equal results merged by a maximum, because a plain slice of the product makes the
-    # compiler shrink it back to one row.
+    # XLA's CPU product of one bfloat16 row runs at a tenth of the memory bandwidth; of four rows, at nearly all of it.
+    # So rows are repeated. A maximum merges the equal results, because for a plain slice the compiler would reduce the
+    # product to one row again.
     repeats = -(-backend.min_matmul_rows // count)
     if repeats == 1:
-        # Not flattened: rows and tokens that are split over devices could not be told apart in one axis.
+        # Not flattened: one axis could not be split over devices both by rows and by tokens.
         return multiply(inputs)
     output = multiply(jnp.repeat(inputs.reshape(-1, width), repeats, axis=0))
     output = jnp.max(output.reshape(count, repeats, -1), axis=1)

@@ -1,4 +1,4 @@
-"""Computing once what is used in many places."""
+"""Makes the compiler compute arrays once that are used in many places."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from jaxinfer.ops.backend import Backend
 
 
 def computed_once(values: Any, lengths_B: Int[Array, " B"], backend: Backend) -> Any:
-    """Return arrays as they are, which the compiler is kept from computing anew wherever they are used.
+    """Return the same arrays, but keep the compiler from computing them again at every use.
 
-    XLA's CPU backend merges what makes an array into each of its uses, cosines into every layer, and drops barriers
-    before it does. It leaves the results of a condition alone; this one's outcome, that no row has a negative length,
-    it cannot know.
+    XLA's CPU backend fuses an array's computation into each of its uses, for example cosines into every layer, and
+    drops barriers before that. It does not fuse the results of a condition. The compiler cannot know this condition's
+    outcome: that no row has a negative length.
     """
     if backend.platform != "cpu":
         return values

@@ -1,9 +1,10 @@
-"""Attention within a long prompt whose tokens are split over the devices of the mesh's axis ``sequence``.
+"""Attention within a long prompt whose tokens are split over the mesh's axis ``sequence``.
 
-Keys and values go around a ring of the devices (Liu et al., 2310.01889) while each attends to what it has at hand; what
-it finds is joined by the log-sum-exp. Of n devices each takes two of the prompt's 2n parts, the i-th from the front and
-the i-th from the back, so that all have as many pairs of a token and one before it (as in zigzag or striped rings,
-Brandon et al., 2311.09431): two products of a part by a part at every turn, whichever of them those are.
+Keys and values go around a ring of devices (Liu et al., 2310.01889). At every turn each device attends to the part that
+it holds, and results are joined by their log-sum-exp. With n devices, the prompt has 2n parts. Each device gets two of
+them, the i-th from the front and the i-th from the back, so that all have equally many pairs of a token and an earlier
+one (as in zigzag or striped rings, Brandon et al., 2311.09431). Every turn then has two products of a part by a part,
+whichever parts these are.
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,10 @@ from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.masks import in_window
 from jaxinfer.ops.split_slots import on_one_device, rows_axis
-from pallas_kernels.flash_prefill.op import attend_block
 
-# Queries whose scores against a part of the prompt are held at a time, where no kernel serves.
+# Without a kernel, only this many queries' scores are held at a time.
 _QUERY_BLOCK = 512
-# A kernel's blocks are of so many tokens; of fewer, XLA holds the scores easily.
+# The tokens of a kernel's block. For fewer tokens, XLA can hold all scores.
 _KERNEL_TILE = 128
 
 
@@ -37,14 +37,14 @@ def goes_around(num_tokens: int, backend: Backend) -> bool:
 
 
 def ring_order(num_tokens: int, backend: Backend) -> np.ndarray:
-    """Return which token of a prompt stands where on a ring: the two parts of each device, one device after another."""
+    """Return the token at each place of the ring: each device's two parts, one device after another."""
     parts = np.arange(num_tokens, dtype=np.int32).reshape(2 * backend.slot_shards, -1)
     front, back = np.split(parts, 2)
     return np.concatenate([front, back[::-1]], axis=1).reshape(-1)
 
 
 def in_text_order(hidden_BTD: Float[Array, "B T D"], backend: Backend) -> Float[Array, "B T D"]:
-    """Put the results for a prompt's tokens, which stand in the order of a ring, in that of the text."""
+    """Reorder the results of a prompt's tokens from ring order to sequence order."""
     spec = PartitionSpec(rows_axis(hidden_BTD.shape[0], backend), SEQUENCE, None)
     return backend.on_devices(_Ring(backend.slot_shards).put_in_order, spec, spec)(hidden_BTD)
 
@@ -62,10 +62,10 @@ def attend_around_ring(
     softcap: float | None = None,
     window: int | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "L B S F"], Float[Array, "L B S F"]]:
-    """Attend within prompts that start in slot 0 of a cache with split slots, and write one layer of it anew.
+    """Attend within prompts that start in slot 0 of a cache with split slots, and write one layer of it.
 
-    Tokens stand in `ring_order`; those of a device's own slots pass by it on the ring. Slots past the prompt, which
-    hold nothing yet, are overwritten too. What stands past a row's length is computed and means nothing.
+    Tokens are in `ring_order`. Each device keeps the tokens of its own slots as they pass by on the ring. Slots past
+    the prompt, which are still empty, are overwritten too. Results past a row's length are meaningless.
     """
     num_kv_heads = keys_BTKH.shape[2] // backend.kv_shards
     is_tiled = query_BTNH.shape[1] // (2 * backend.slot_shards) % _KERNEL_TILE == 0
@@ -88,7 +88,7 @@ def attend_around_ring(
 
 @dataclass(frozen=True)
 class _Rule:
-    """How a part of the prompt attends to one."""
+    """The settings for attention from one part of the prompt to another."""
 
     scale: float
     softcap: float | None
@@ -98,8 +98,11 @@ class _Rule:
     by_kernel: bool
 
     def attend(self, query_BTNH: jax.Array, held: "_Held", distance: Any) -> Partial:
-        """Attend to keys whose first stands ``distance`` before the first of the queries."""
+        """Attend to keys that start ``distance`` positions before the queries."""
         if self.by_kernel:
+            # Imported here: a CPU need not wait for Pallas.
+            from pallas_kernels.flash_prefill.op import attend_block
+
             interpret = self.backend.kernels == "interpret"
             options: dict[str, Any] = {"num_kv_heads": self.num_kv_heads, "scale": self.scale, "interpret": interpret}
             query_BTNH = query_BTNH.astype(held.keys_BTF.dtype)
@@ -126,14 +129,14 @@ class _Rule:
 
 
 class _Held(NamedTuple):
-    """Keys and values of one of the prompt's parts."""
+    """Keys and values of one part of the prompt."""
 
     keys_BTF: Any
     values_BTF: Any
 
 
 class _Parts(NamedTuple):
-    """What a device has of the prompt's parts: one from the front, and one from the back."""
+    """A device's two parts of the prompt: one from the front, one from the back."""
 
     front: Any
     back: Any
@@ -141,14 +144,14 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class _Ring:
-    """``num_devices`` devices in a ring, as one of them sees it."""
+    """A ring of ``num_devices`` devices, from the view of one of them."""
 
     num_devices: int
 
     def attend(
         self, query_BTNH: jax.Array, new: tuple[jax.Array, jax.Array], num_slots: int, rule: _Rule
     ) -> tuple[jax.Array, _Held]:
-        """Return what this device's tokens attend to, and the keys and values of its ``num_slots`` slots."""
+        """Return this device's attention results, and the keys and values of its ``num_slots`` slots."""
         query = _Parts(*jnp.split(query_BTNH, 2, axis=1))
         held = _Parts(*(_Held(*pair) for pair in zip(*(jnp.split(each, 2, axis=1) for each in new))))
         front = rule.attend(query.front, held.front, 0)
@@ -157,7 +160,7 @@ class _Ring:
 
         def advance(turn: Any, carry: tuple[_Parts, _Found]) -> tuple[_Parts, _Found]:
             held, found = carry
-            # Sent ahead, so that it travels while this device computes.
+            # Sent first, so that it travels while this device computes.
             coming = self._passed_on(held)
             return coming, self._take_turn(turn, query, held, found, rule)
 
@@ -167,15 +170,16 @@ class _Ring:
         return mixed_BTNH, _Slots(found.padded, slots.margin).held
 
     def _take_turn(self, turn: Any, query: _Parts, held: _Parts, found: "_Found", rule: _Rule) -> "_Found":
-        """Write what is held, and attend to it as far as it stands before a part of this device's own."""
+        """Write the part that is held, and attend to it as far as it comes before this device's own parts."""
         count, place, origin = self.num_devices, lax.axis_index(SEQUENCE), self._origin(turn)
         size = query.front.shape[1]
         slots = _Slots(found.padded, size)
         for part, number in zip(held, (origin, 2 * count - 1 - origin)):
             slots = slots.with_part(part, number * size - place * slots.num_slots)
-        # In any case the front part that is held stands before this device's back part.
+        # The front part that is held always comes before this device's back part.
         back = found.back.joined_with(rule.attend(query.back, held.front, (2 * count - 1 - place - origin) * size))
-        # Besides, it stands before this device's front part, or else the back part that is held is not after its own.
+        # It also comes before this device's front part, or else the held back part is not after this device's back
+        # part.
         is_before = origin < place
         mine, theirs = _where(is_before, query.front, query.back), _where(is_before, held.front, held.back)
         more = rule.attend(mine, theirs, jnp.abs(place - origin) * size)
@@ -184,16 +188,16 @@ class _Ring:
 
     @property
     def _order(self) -> list[int]:
-        """Return the devices in the order of the ring, none further than two from the next.
+        """Return the devices in the order of the ring; neighbours are at most two apart.
 
-        Those of an axis often stand in a line, of which the two ends are far apart. A TPU sends to a far device before
-        or after it computes, to a near one meanwhile.
+        The devices of an axis often form a line with distant ends. A TPU sends to a far device before or after it
+        computes, but to a near one at the same time.
         """
         there, back = range(0, self.num_devices, 2), range(1, self.num_devices, 2)
         return [*there, *reversed(back)]
 
     def _origin(self, turn: Any) -> jax.Array:
-        """Return whose parts this device holds after so many turns."""
+        """Return the device whose parts this device holds after ``turn`` turns."""
         order = jnp.array(self._order)
         return order[(jnp.argsort(order)[lax.axis_index(SEQUENCE)] - turn) % self.num_devices]
 
@@ -202,9 +206,9 @@ class _Ring:
         return self._sent(held, list(zip(order, order[1:] + order[:1])))
 
     def put_in_order(self, tokens_BTX: jax.Array) -> jax.Array:
-        """Return two parts that follow one another in place of a front and a back part.
+        """Exchange this device's front and back part for two consecutive parts.
 
-        Of those the number of one is even and that of the other odd; each device gets one of both.
+        One of them has an even number, the other an odd number; each device gets one of each.
         """
         front, back = jnp.split(tokens_BTX, 2, axis=1)
         is_even = lax.axis_index(SEQUENCE) % 2 == 0
@@ -220,7 +224,7 @@ class _Ring:
 
 
 class _Found(NamedTuple):
-    """What a device's two parts have attended to, and the slots that it has filled, so far."""
+    """The attention results of a device's two parts, and its filled slots, so far."""
 
     front: Partial
     back: Partial
@@ -228,27 +232,27 @@ class _Found(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """A device's slots of one layer, filled part by part, between margins for what of a part is not its own."""
+    """A device's slots of one layer, filled part by part, with margins that take the slots of other devices."""
 
     padded: _Held
     margin: int
 
     @classmethod
     def empty(cls, part: _Held, num_slots: int) -> "_Slots":
-        """Return slots of zeros, to take parts of this size."""
+        """Return slots of zeros for parts of this size."""
         batch, margin, lanes = part.keys_BTF.shape
         zeros = jnp.zeros((batch, num_slots + 2 * margin, lanes), part.keys_BTF.dtype)
         return cls(_Held(zeros, zeros), margin)
 
     def with_part(self, part: _Held, start: Any) -> "_Slots":
-        """Return the slots with a part whose first token stands at slot ``start``, or outside of them all."""
+        """Return the slots with a part whose first token goes to slot ``start``, which may be outside."""
         at = jnp.clip(start + self.margin, 0, self.padded.keys_BTF.shape[1] - self.margin)
         filled = (lax.dynamic_update_slice_in_dim(*pair, at, axis=1) for pair in zip(self.padded, part))
         return self._replace(padded=_Held(*filled))
 
     @property
     def num_slots(self) -> int:
-        """How many slots there are between the margins."""
+        """The number of slots between the margins."""
         return self.padded.keys_BTF.shape[1] - 2 * self.margin
 
     @property

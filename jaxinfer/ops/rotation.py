@@ -1,4 +1,4 @@
-"""Turning the lanes of heads by given angles (rotary positions: Su et al., 2104.09864)."""
+"""Rotates the lanes of heads by given angles (rotary positions: Su et al., 2104.09864)."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ from jaxinfer.notation import Array, Float
 def rotate(
     heads_BTNH: Float[Array, "B T N H"], cosines_BTR: Float[Array, "B T R"], sines_BTR: Float[Array, "B T R"]
 ) -> Float[Array, "B T N H"]:
-    """Rotate the pairs (i, i + R) of a head's first 2R lanes, computing in the tables' dtype; the rest stays."""
+    """Rotate the pairs (i, i + R) of a head's first 2R lanes, in the tables' dtype; the other lanes stay the same."""
     half = cosines_BTR.shape[-1]
     wide = heads_BTNH.astype(cosines_BTR.dtype)
     first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]

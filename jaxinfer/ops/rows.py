@@ -1,7 +1,7 @@
-"""Elements of a batch's rows, by places that each row names for itself.
+"""Reads and writes elements of a batch's rows, at places that each row gives.
 
-Rows are a dimension that the compiler knows to be independent, where an index that counts them would hide it: devices
-that hold some rows each would send one another all places and values.
+Rows are a batch dimension, so the compiler knows that they are independent. With row indices it would not know that:
+devices that hold some of the rows would send one another all places and values.
 """
 
 from typing import Any
@@ -13,26 +13,26 @@ from jaxinfer.notation import Array, Int
 
 
 def set_in_rows(rows_BS: Any, places_BT: Int[Array, "B T"], values_BT: Any) -> Array:
-    """Put values at places of the second axis; those past its end are dropped."""
+    """Set values at places of the second axis; places past its end are dropped."""
     return jax.vmap(lambda row_S, places_T, values_T: row_S.at[places_T].set(values_T, mode="drop"))(
         rows_BS, places_BT, values_BT
     )
 
 
 def add_in_rows(rows_BS: Any, places_BT: Int[Array, "B T"], values_BT: Any) -> Array:
-    """Add values at places of the second axis; those past its end are dropped."""
+    """Add values at places of the second axis; places past its end are dropped."""
     return jax.vmap(lambda row_S, places_T, values_T: row_S.at[places_T].add(values_T, mode="drop"))(
         rows_BS, places_BT, values_BT
     )
 
 
 def take_pairs(rows_BMV: Any, first_BT: Int[Array, "B T"], second_BT: Int[Array, "B T"]) -> Array:
-    """Return single numbers at places of the second and third axis."""
+    """Return single numbers by their indices on the second and third axis."""
     return jax.vmap(lambda row_MV, first_T, second_T: row_MV[first_T, second_T])(rows_BMV, first_BT, second_BT)
 
 
 def write_in_rows(buffer_LBSF: Any, layer: Any, slots_BT: Int[Array, "B T"], rows_BTF: Any) -> Array:
-    """Put values into slots of one layer; slots past the end are dropped, the others must differ within a row."""
+    """Set slots of one layer; slots past the end are dropped, the others must differ within a row."""
     layer_BT = jnp.broadcast_to(layer, slots_BT.shape).astype(slots_BT.dtype)
     numbers = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(2,),

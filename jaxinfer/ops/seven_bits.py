@@ -1,6 +1,6 @@
-"""Weights rounded to seven bits a number, which a CPU reads in half of bfloat16's time: enough for what only drafts.
+"""Weights rounded to seven bits, which a CPU reads in half of bfloat16's time; precise enough for drafting.
 
-The bits are those of `jaxinfer.ops.cpu_kernels.tiles`: what a bfloat16 holds beside an offset.
+The bits are those of `jaxinfer.ops.cpu_kernels.tiles`: a bfloat16 holds them on top of an offset.
 """
 
 import jax
@@ -14,7 +14,7 @@ from jaxinfer.ops.matmul import product
 
 
 def rounds(kernel_ND: Array, backend: Backend) -> bool:
-    """Whether products with such a kernel, rounded, are to be had, and worth it."""
+    """Whether rounded products with such a kernel are supported and faster."""
     is_float = jnp.issubdtype(kernel_ND.dtype, jnp.floating)
     return backend.kernel_rows > 0 and is_float and products.multiplies(jnp.int8, kernel_ND.shape[1])
 

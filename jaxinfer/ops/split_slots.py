@@ -1,7 +1,7 @@
-"""Attention to a cache whose slots are split over the devices of the mesh's axis ``sequence``.
+"""Attention to a cache whose slots are split over the mesh's axis ``sequence``.
 
-Each device holds a block of slots that follow one another. It writes those of the new tokens that stand among them,
-attends to its own, and the devices join what they found by its log-sum-exp, as flash-decoding does on one device.
+Each device holds a block of consecutive slots. It writes the new tokens that fall into it and attends to its own slots.
+Then the devices join their results by the log-sum-exp, as flash-decoding does on one device.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from jaxinfer.ops.rows import write_in_rows
 
 
 def has_split_slots(keys_LBSF: Float[Array, "L B S F"], backend: Backend) -> bool:
-    """Tell whether a dense cache's slots are split: where there are several devices for them, and they split evenly."""
+    """Tell whether a dense cache's slots are split: there are several devices for them, and they split evenly."""
     return backend.slot_shards > 1 and keys_LBSF.shape[2] % backend.slot_shards == 0
 
 
@@ -41,9 +41,9 @@ def attend_to_split_slots(
     softcap: float | None = None,
     window: int | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "L B S F"], Float[Array, "L B S F"]]:
-    """Write one layer's new tokens, and attend from them to all slots; both by XLA.
+    """Write one layer's new tokens and attend from them to all slots, both by XLA.
 
-    Slots past the end are dropped. What is sent is of the size of the queries.
+    Slots past the end are dropped. The devices send as much data as the queries have.
     """
     own = on_one_device(backend)
     rule = {"softcap": softcap, "num_kv_heads": keys_BTKH.shape[2] // backend.kv_shards}
@@ -77,16 +77,16 @@ def attend_to_split_slots(
 
 
 def join_over(axis: str, partial: Partial) -> jax.Array:
-    """Return the means of values that the devices of an axis attend to parts of."""
+    """Return the means over the slots of all devices of an axis."""
     largest_BTN = lax.pmax(partial.largest_BTN, axis)
     return Partial(*lax.psum(tuple(partial.scaled_to(largest_BTN)), axis)).mean_BTNH()
 
 
 def on_one_device(backend: Backend) -> Backend:
-    """Return what each device of a mesh computes by, on its parts of the arguments."""
+    """Return the backend of each device of a mesh, for its parts of the arguments."""
     return replace(backend, kv_shards=1, mesh=None)
 
 
 def rows_axis(batch: int, backend: Backend) -> str | None:
-    """Return the axis that rows are split over, if they split evenly."""
+    """Return the axis that splits the rows, if they split evenly."""
     return DATA if backend.mesh is not None and batch % backend.mesh.shape[DATA] == 0 else None

@@ -1,8 +1,9 @@
-"""How a prompt's tokens are split over devices, inside the regions that split heads or features and between them.
+"""How a prompt's tokens are split over devices, inside and between the regions that split heads or features.
 
-Inside, all devices of the axis ``tensor`` have the same tokens and parts of the weights. Between, where every token is
-on its own (norms and the residual stream), each has tokens of its own: the sums that end a region are scattered, and
-the next region gathers (Korthikanti et al., 2205.05198). That sends as much as a sum would, and holds less.
+Inside a region, all devices of the axis ``tensor`` have the same tokens and parts of the weights. Between regions,
+where tokens are independent (norms and the residual stream), each device has its own tokens. The sum at a region's end
+is a reduce-scatter, and the next region starts with an all-gather (Korthikanti et al., 2205.05198). This sends as much
+as an all-reduce and holds less.
 """
 
 from typing import Any
@@ -16,24 +17,24 @@ from jaxinfer.ops.split_slots import rows_axis
 
 
 def enter_region(hidden_BTD: Float[Array, "B T D"], seen: Any, backend: Backend) -> Float[Array, "B T D"]:
-    """Give a prompt's tokens to all devices that split weights, over which they are split between regions."""
+    """Gather a prompt's tokens, split between regions, on all devices that split weights."""
     return _split(hidden_BTD, seen, backend, (SEQUENCE,))
 
 
 def leave_region(hidden_BTD: Float[Array, "B T D"], seen: Any, backend: Backend) -> Float[Array, "B T D"]:
-    """Split a prompt's tokens over all devices that have the same weights or parts of them."""
+    """Split a prompt's tokens over all devices that have the same weights, or parts of them."""
     return _split(hidden_BTD, seen, backend, (SEQUENCE, TENSOR) if backend.splits_activations else (SEQUENCE,))
 
 
 def gather_tokens(heads_BTKH: Float[Array, "B T K H"], seen: Any, backend: Backend) -> Float[Array, "B T K H"]:
-    """Give a prompt's keys or values to all devices over which its tokens are split."""
+    """Gather a prompt's keys or values on all devices that split its tokens."""
     if not _is_split_prompt(seen, backend):
         return heads_BTKH
     return backend.constrained(heads_BTKH, PartitionSpec(rows_axis(heads_BTKH.shape[0], backend), None, TENSOR, None))
 
 
 def _split(hidden_BTD: jax.Array, seen: Any, backend: Backend, axes: tuple[str, ...]) -> jax.Array:
-    """Split the tokens of a prompt over as many of these axes as they split evenly over; those of a step stay."""
+    """Split a prompt's tokens over those axes that divide them evenly; a step's tokens are not split."""
     mesh = backend.mesh
     if mesh is None or not _is_split_prompt(seen, backend):
         return hidden_BTD

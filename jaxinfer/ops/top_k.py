@@ -1,4 +1,4 @@
-"""The best of many values, where devices hold parts of them, or rows are long."""
+"""The largest of many values, for values split over devices and for long rows."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -7,7 +7,8 @@ from jax.sharding import PartitionSpec
 from jaxinfer.notation import DATA, Array, Int
 from jaxinfer.ops.backend import Backend
 
-# How many values a block has, whose greatest are compared first; and how many blocks are worth that for each value.
+# The values of a block, whose maxima are compared first; and how many blocks per requested value make this worthwhile.
+# `jaxinfer bench acceptance --strategies medusa` measures other values.
 _BLOCK = 64
 _BLOCKS_PER_VALUE = 8
 
@@ -15,11 +16,11 @@ _BLOCKS_PER_VALUE = 8
 def top_k(
     values: Array, count: int, backend: Backend, axes: tuple[str | None, ...] = (DATA,)
 ) -> tuple[Array, Int[Array, "*rows count"]]:
-    """Return the greatest values along the last axis and their places, the lowest place first among equals.
+    """Return the largest values along the last axis and their indices, the lowest index first among equals.
 
-    ``axes`` name the mesh axis that each axis of the values is split over, as far as it splits evenly; those not named
-    are not split. Where the last is, every device finds its own best, and only these are gathered: the compiler itself
-    would gather all values.
+    ``axes`` name the mesh axis that splits each axis of the values, if it splits evenly; unnamed axes are not split. If
+    the last axis is split, each device finds its own largest values and only these are gathered. The compiler would
+    gather all values.
     """
     mesh = backend.mesh
     if mesh is None:
@@ -48,18 +49,18 @@ def top_k(
 
 
 def _top_k_by_blocks(values: Array, count: int) -> tuple[Array, Array]:
-    """Return what `lax.top_k` does, which takes a CPU several times as long for long rows.
+    """Return what `lax.top_k` does, which is several times slower for long rows on a CPU.
 
-    That holds for numbers; in rows that have not-a-number, or zeros of both signs, others may come first.
+    In rows with NaN, or with zeros of both signs, the order may differ.
 
-    The best of all are among the blocks with the greatest maxima, of equal ones the first: each of these has one value
-    that comes before all of any other block.
+    The largest values are in the blocks with the largest maxima, of equal ones the first: each of these blocks has one
+    value that comes before all values of any other block.
     """
     *lead, size = values.shape
     lowest = -jnp.inf if jnp.issubdtype(values.dtype, jnp.floating) else jnp.iinfo(values.dtype).min
     values = jnp.pad(values, [(0, 0)] * len(lead) + [(0, -size % _BLOCK)], constant_values=lowest)
     blocks = values.reshape(*lead, -1, _BLOCK)
-    # In their order in the row, so that the lowest place still comes first among equals.
+    # Sorted by place, so that the lowest index still comes first among equals.
     chosen = jnp.sort(lax.top_k(jnp.max(blocks, axis=-1), count)[1], axis=-1)
     candidates = jnp.take_along_axis(blocks, chosen[..., None], axis=-2).reshape(*lead, -1)
     best, among = lax.top_k(candidates, count)

@@ -14,7 +14,7 @@ from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
 
 AXES = MESH_AXES
 
-# How arrays are split is left to the compiler, where no rule says it; newer JAX would have each operation say it.
+# The compiler decides how arrays are split, unless a rule says it. Newer JAX would expect each operation to say it.
 _SIZE = re.compile(r"\d{1,6}")
 BY_COMPILER = (AxisType.Auto,) * len(AXES)
 
@@ -23,10 +23,10 @@ __all__ = ["AXES", "DATA", "PIPELINE", "SEQUENCE", "TENSOR", "MeshConfig", "pars
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Over how many devices each kind of parallelism splits the work.
+    """The number of devices along each axis of the mesh.
 
     ``data`` splits the batch, ``pipeline`` the layers, ``sequence`` the tokens of a prompt and the slots of a cache,
-    ``tensor`` heads, features and the vocabulary.
+    ``tensor`` the heads, the features and the vocabulary.
     """
 
     data: int = 1
@@ -51,7 +51,7 @@ class MeshConfig:
 
     @property
     def abstract(self) -> AbstractMesh:
-        """The mesh without devices."""
+        """The mesh without its devices."""
         return AbstractMesh(tuple(self.sizes.values()), AXES, axis_types=BY_COMPILER)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class MeshConfig:
 
 
 def parse_mesh(text: str) -> MeshConfig:
-    """Read a mesh as it is written on the command line: ``tensor=4,pipeline=2``."""
+    """Parse a mesh in command-line syntax: ``tensor=4,pipeline=2``."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, size = (piece.strip() for piece in part.partition("="))

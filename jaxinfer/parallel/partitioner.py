@@ -1,4 +1,4 @@
-"""Runs a decoder on a mesh, or on one device where there is no mesh: how models, batches and programs are split."""
+"""Splits models, batches and programs over a mesh, or runs them on one device if there is no mesh."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,17 +26,17 @@ from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
 
 
 class Partitioned(NamedTuple):
-    """A decoder as it runs on a mesh: padded to split evenly, and a backend that knows into how many parts."""
+    """A decoder padded to split evenly over a mesh, and a backend that knows the numbers of parts."""
 
     config: DecoderConfig
     backend: Backend
 
 
 def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh | None) -> Partitioned:
-    """Return how a decoder runs on a mesh, of devices that are here or not, or on one device.
+    """Return a decoder as it runs on a mesh, attached or not, or on one device.
 
-    Layers that do not divide over the axis ``pipeline`` are on all its devices: a draft model's may, a model's own are
-    to be checked (`jaxinfer.models.stages.check_stages`).
+    If the layers do not divide over the axis ``pipeline``, every device of the axis holds all of them. That is right
+    for draft models only: check the target with `jaxinfer.models.stages.check_stages`.
     """
     if mesh is None:
         return Partitioned(config, replace(backend, kv_shards=1, mesh=None))
@@ -46,9 +46,9 @@ def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh
         kv_shards=tensor,
         mesh=mesh,
         stages=stages,
-        # Every stage has a part of a stack of blocks.
+        # Each stage holds a part of the stacked blocks.
         scan_layers=backend.scan_layers or stages > 1,
-        # The compiler splits its own products only.
+        # The compiler can split only its own products.
         kernel_rows=0,
     )
     return Partitioned(pad_config(config, tensor), backend)
@@ -56,44 +56,44 @@ def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh
 
 @dataclass(frozen=True)
 class Partitioner:
-    """Places models and batches on a mesh and has programs keep them there; without a mesh all stays as it is."""
+    """Places models and batches on a mesh and keeps them there across programs; without a mesh it changes nothing."""
 
     mesh: Mesh | None = None
 
     @property
     def tensor(self) -> int:
-        """Over how many devices heads, features and the vocabulary are split."""
+        """The number of devices that split heads, features and the vocabulary."""
         return 1 if self.mesh is None else self.mesh.shape[TENSOR]
 
     @property
     def data(self) -> int:
-        """Over how many devices a batch is split."""
+        """The number of devices that split a batch."""
         return 1 if self.mesh is None else self.mesh.shape[DATA]
 
     @property
     def pipeline(self) -> int:
-        """Over how many devices the layers are split."""
+        """The number of devices that split the layers."""
         return 1 if self.mesh is None else self.mesh.shape[PIPELINE]
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are in all."""
+        """The number of devices in all."""
         return 1 if self.mesh is None else self.mesh.size
 
     def num_rows(self, at_least: int) -> int:
-        """Return how many rows a batch has that holds so many and splits evenly."""
+        """Return the smallest number of rows that splits evenly and is at least ``at_least``."""
         return -(-at_least // self.data) * self.data
 
     def partition(self, config: DecoderConfig, backend: Backend) -> Partitioned:
-        """Return how a decoder runs here."""
+        """Return a decoder as it runs on this mesh."""
         return partition(config, backend, self.mesh)
 
     def check(self, config: DecoderConfig) -> None:
-        """Raise InvalidOption where a decoder's layers do not split over the mesh."""
+        """Raise InvalidOption if a decoder's layers do not split over the mesh."""
         check_stages(config, self.pipeline)
 
     def padding(self, config: DecoderConfig, backend: Backend) -> Params:
-        """Return what the elements of the partitioned decoder's parameters are; see `jaxinfer.models.padding`."""
+        """Return where each element of the padded parameters comes from; see `jaxinfer.models.padding`."""
         return parameter_sources(config, self.partition(config, backend).backend, self.tensor)
 
     def load_params(
@@ -104,7 +104,7 @@ class Partitioner:
         backend: Backend,
         progress: Progress | None = None,
     ) -> Params:
-        """Read the parameters of the partitioned decoder, every device its own; see `jaxinfer.checkpoint.load`."""
+        """Read the partitioned decoder's parameters, each device its own part; see `jaxinfer.checkpoint.load`."""
         part = self.partition(config, backend)
         abstract = abstract_params(*part)
         if self.mesh is None:
@@ -113,7 +113,7 @@ class Partitioner:
         return load_params(checkpoint, names, placed, progress, self.padding(config, backend))
 
     def place_params(self, config: DecoderConfig, backend: Backend, params: Params) -> Params:
-        """Split the parameters of a decoder, or of the partitioned one, over the mesh."""
+        """Split a decoder's parameters, padded or not, over the mesh."""
         if self.mesh is None:
             return params
         part = self.partition(config, backend)
@@ -122,20 +122,20 @@ class Partitioner:
         return jax.tree.map(_put, padded, parameter_shardings(*part, self.mesh))
 
     def place(self, tree: Any) -> Any:
-        """Put arrays on every device."""
+        """Copy arrays to every device."""
         if self.mesh is None:
             return tree
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(lambda leaf: _put(leaf, everywhere), tree)
 
     def place_heads(self, tree: Any) -> Any:
-        """Put heads on every device, but split what is called ``"output"`` by its rows where these split evenly."""
+        """Copy heads to every device, but split arrays named ``"output"`` by rows if these divide evenly."""
         mesh = self.mesh
         if mesh is None:
             return tree
 
         def placed(path: Any, leaf: Any) -> Any:
-            # Were their blocks split too, the compiler would split the hidden states of all layers as it splits theirs.
+            # If their blocks were split too, the compiler would split the hidden states of all layers in the same way.
             is_output = any(getattr(part, "key", None) == "output" for part in path)
             is_split = is_output and leaf.shape[0] % self.tensor == 0
             return _put(leaf, NamedSharding(mesh, PartitionSpec(TENSOR) if is_split else PartitionSpec()))
@@ -143,23 +143,23 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(placed, tree)
 
     def place_batch(self, tree: Any) -> Any:
-        """Split what belongs to a batch; see `jaxinfer.parallel.rules.batch_shardings`."""
+        """Split the arrays of a batch; see `jaxinfer.parallel.rules.batch_shardings`."""
         return tree if self.mesh is None else jax.tree.map(_put, tree, batch_shardings(tree, self.mesh))
 
     def fetch(self, tree: Any) -> Any:
-        """Return arrays as the host's own, whole in every process; all processes must ask at the same point."""
+        """Return whole arrays on the host, in every process; all processes must call this at the same point."""
         if self.mesh is None or not self.mesh.is_multi_process:
             return jax.device_get(tree)
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """Make what belongs to a batch where it is to be, so that no device ever holds all of it."""
+        """Create the arrays of a batch in their placement, so that no device ever holds all of them."""
         if self.mesh is None:
             return make()
         return jax.jit(make, out_shardings=batch_shardings(jax.eval_shape(make), self.mesh))()
 
     def kept_in_place(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose results are split as batches are, to be traced."""
+        """Return a traceable function whose results are split as batches are."""
         mesh = self.mesh
         if mesh is None:
             return function
@@ -176,7 +176,7 @@ ONE_DEVICE = Partitioner()
 
 
 def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
-    """Return the partitioner of all devices of this process's runtime, arranged as a mesh, or of a given mesh."""
+    """Return the partitioner of a given mesh, or of all of this runtime's devices arranged as a mesh."""
     if isinstance(mesh, str):
         mesh = parse_mesh(mesh)
     if isinstance(mesh, MeshConfig):
@@ -185,13 +185,13 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
     if mesh is not None:
         check_axes(mesh.shape[PIPELINE], mesh.shape[SEQUENCE])
-        # `jax.make_mesh` gives axes that a program must name wherever it computes.
+        # `jax.make_mesh` returns axes that every operation of a program would have to name.
         mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=BY_COMPILER)
     return Partitioner(mesh)
 
 
 def check_axes(pipeline: int, sequence: int) -> None:
-    """Raise InvalidOption for axes that do not go together."""
+    """Raise InvalidOption for axes that cannot be combined."""
     if pipeline > 1 and sequence > 1:
         raise InvalidOption(
             f"mesh: pipeline={pipeline} and sequence={sequence} do not go together: take one, with data and tensor"
@@ -201,7 +201,7 @@ def check_axes(pipeline: int, sequence: int) -> None:
 def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
     if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and leaf.sharding == sharding):
         return jax.device_put(leaf, sharding)
-    # Every process has the same values; JAX would have them compare these first.
+    # Every process has the same values. JAX would first compare them between processes.
     values = np.asarray(leaf)
     return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])
 

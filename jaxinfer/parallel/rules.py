@@ -1,4 +1,4 @@
-"""Which mesh axis each logical axis of a parameter, a cache or a batch is split over."""
+"""Which mesh axis splits each logical axis of a parameter, a cache or a batch."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +17,8 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.mesh import DATA, PIPELINE, SEQUENCE, TENSOR
 
-# Megatron's split (Shoeybi et al., 1909.08053): heads and hidden features apart, one sum after each half of a block.
+# Megatron's split (Shoeybi et al., 1909.08053): by heads and by hidden features, with one sum after each half of a
+# block.
 MESH_AXES: Mapping[str, str | None] = MappingProxyType(
     {
         "heads": TENSOR,
@@ -32,9 +33,8 @@ MESH_AXES: Mapping[str, str | None] = MappingProxyType(
     }
 )
 
-# [L, B, S, K*H]: a device holds the lanes of its own heads, in its own layers and rows, and of a dense cache its own
-# slots. A ring, whose size is that of a window, is small, and the new tokens of a step would go around it over all
-# devices.
+# [L, B, S, K*H]: a device holds the lanes of its heads, in its layers and rows, and its slots of a dense cache. A ring
+# cache is not split by slots: it is small (one window), and a step's new tokens would spread over all devices.
 CACHE_AXES = PartitionSpec("layers", "batch", "slots", "kv_heads")
 WINDOW_AXES = PartitionSpec("layers", "batch", None, "kv_heads")
 
@@ -48,7 +48,7 @@ def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh | Ab
     """Return how every parameter is split over a mesh, as a tree of ``NamedSharding``."""
 
     def sharding(names: PartitionSpec) -> NamedSharding:
-        # What is not run in stages is on all devices of a pipeline.
+        # Blocks that do not run in stages are on every device of the pipeline axis.
         split = (None if axis == "layers" and backend.stages == 1 else axis for axis in names)
         return NamedSharding(mesh, mesh_spec(PartitionSpec(*split)))
 
@@ -56,10 +56,10 @@ def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh | Ab
 
 
 def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Return how what belongs to a batch is split: a state, a strategy's memory, or results.
+    """Return how the arrays of a batch are split: a state, a strategy's memory, or results.
 
-    In all of them keys and values are buffers ``[L, B, S, K*H]`` of a `Cache`, and every other array begins with the
-    rows of the batch or is one for all rows.
+    Keys and values are buffers ``[L, B, S, K*H]`` of a `Cache`. Every other array has the batch's rows as its first
+    axis, or one value for all rows.
     """
 
     def of_array(leaf: Any) -> NamedSharding:
@@ -81,7 +81,7 @@ def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def check_split(config: DecoderConfig, tensor: int) -> None:
-    """Raise InvalidOption where a decoder does not split evenly over ``tensor`` devices."""
+    """Raise InvalidOption if a decoder does not split evenly over ``tensor`` devices."""
     sizes = {
         "attention heads": config.num_heads,
         "key/value heads": config.num_kv_heads,

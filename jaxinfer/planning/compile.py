@@ -1,4 +1,4 @@
-"""Compile the library's own prefill and decode for a TPU that is not here, and read what the compiler says."""
+"""Compiles prefill and decode for a TPU that is not attached, and reads the compiler's memory analysis and HLO."""
 
 import dataclasses
 import re
@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from jaxinfer.decoding.programs import decode, prefill
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
-from jaxinfer.decoding.strategy import Prompt, Strategy
+from jaxinfer.decoding.strategy import Prefilled, Strategy
 from jaxinfer.errors import InvalidOption
+from jaxinfer.jax_setup import without_persistent_cache
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
@@ -31,13 +32,13 @@ from jaxinfer.planning.placement import (
     device_bytes,
     placed,
     placed_batch,
-    placed_own,
+    placed_drafter_params,
     placed_params,
     placed_state,
     placements,
     replicated,
 )
-from jaxinfer.planning.topology import chip_of, topology_mesh, without_persistent_cache
+from jaxinfer.planning.topology import chip_of, topology_mesh
 
 SINGLE = MeshConfig()
 _USED = re.compile(r"(?:Used |\()([\d.]+)([KMGT]?)(?: of|\) exceeds available)")
@@ -46,12 +47,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What the compiler says of one program; all bytes are of one device.
+    """The compiler's account of one program; all bytes are per device.
 
-    ``cache_bytes`` is the part of ``argument_bytes`` that holds keys and values; ``alias_bytes`` is what of the output
-    is written over donated arguments; ``temporary_bytes`` is memory besides arguments and output. ``peak_bytes`` is
-    the most in use at once and counts, unlike the others, what the program keeps in the chip's vector memory.
-    ``parameter_formats`` is how the program wants the weights to lie on the devices.
+    ``cache_bytes`` is the part of ``argument_bytes`` that holds keys and values. ``alias_bytes`` is the part of the
+    output that overwrites donated arguments. ``temporary_bytes`` excludes arguments and output. ``peak_bytes`` is the
+    largest use at any time; unlike the others it includes the chip's vector memory. ``parameter_formats`` is the memory
+    layout that the program wants for the weights.
     """
 
     argument_bytes: int
@@ -66,16 +67,16 @@ class CompiledProgram:
 
     @property
     def total_bytes(self) -> int:
-        """Arguments, temporaries and what of the output is not written over arguments."""
+        """Arguments, temporaries, and the part of the output that does not overwrite arguments."""
         return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.alias_bytes
 
     @property
     def beyond_arguments_bytes(self) -> int:
-        """The peak without the arguments: weights, cache and state are among those."""
+        """The peak without the arguments, which include weights, cache and state."""
         return self.peak_bytes - self.argument_bytes
 
     def instructions(self, inner_trips: int = 1) -> list[Instruction]:
-        """Return the program's instructions with the loops and branches around each; see `walk`."""
+        """Return the program's instructions, each with its number of enclosing loops and branches; see `walk`."""
         return list(walk(self.hlo, inner_trips))
 
     def collectives(self) -> list[Instruction]:
@@ -86,7 +87,7 @@ class CompiledProgram:
 class DoesNotFit(InvalidOption):
     """A program needs more memory than a device has.
 
-    ``required_bytes`` is what it needs as the compiler counts, None if unsaid; ``compiled`` are the programs that fit.
+    ``required_bytes`` is the compiler's count, None if it gave none; ``compiled`` holds the programs that fit.
     """
 
     def __init__(self, message: str, required_bytes: int | None, compiled: dict[str, CompiledProgram]) -> None:
@@ -108,13 +109,13 @@ def compile_programs(
     split_activations: bool | None = None,
     compiler_options: Mapping[str, str | bool] | None = None,
 ) -> dict[str, CompiledProgram]:
-    """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``, allocating nothing.
+    """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``; allocate nothing.
 
-    Rows are split over the mesh's data axis, weights and cache by heads over its tensor axis, prompts and slots over
-    its sequence axis. ``max_len`` is the number of cache slots of a row, of which prefill fills ``prompt_tokens``;
-    where that is None, only decode is compiled. Weights lie in memory in the order that decode's compiler chooses, in
-    both programs. ``split_activations`` is that of `Backend`. Raise InvalidOption where libtpu is missing, the topology
-    does not exist, the model does not split or a program does not fit.
+    The mesh's data axis splits rows, its tensor axis splits weights and cache by heads, its sequence axis splits
+    prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
+    ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
+    chooses. ``split_activations`` is as in `Backend`. Raise InvalidOption if libtpu is missing, the topology does not
+    exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -127,21 +128,21 @@ def compile_programs(
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices)
     state = placed_state(config, backend, strategy, batch, max_len, devices)
-    own = placed_own(strategy, devices)
-    memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, own, state)
+    drafter_params = placed_drafter_params(strategy, devices)
+    memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, drafter_params, state)
     memory = placed_batch(memory, devices)
     max_steps = replicated(jax.ShapeDtypeStruct((), jnp.int32), devices)
     options = dict(compiler_options or {})
     programs: dict[str, CompiledProgram] = {}
     try:
-        # In the order of least padding, a shard that is no multiple of 128 long would be copied at every call.
+        # In the default layout, a shard whose length is not a multiple of 128 would be copied at every call.
         formats = jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), placements(params))
-        decoding = (params, own, state, memory, max_steps)
+        decoding = (params, drafter_params, state, memory, max_steps)
         function = partial(decode, decoder, strategy)
         programs["decode"] = _compile(devices, function, decoding, (2, 3), formats, memory, options)
         if prompt_tokens is not None:
             formats = programs["decode"].parameter_formats
-            prefilling = (placed(params, formats), own, state)
+            prefilling = (placed(params, formats), drafter_params, state)
             function = partial(prefill, decoder, strategy, prompt_tokens)
             programs["prefill"] = _compile(devices, function, prefilling, (2,), formats, memory, options)
     except jax.errors.JaxRuntimeError as error:
@@ -159,12 +160,12 @@ def compile_programs(
 
 
 def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Partitioned:
-    """Return a decoder as each device of a TPU mesh has its part of it."""
+    """Return the decoder as it is split over the devices of a TPU mesh."""
     return partition(config, choose_backend(dtype, platform="tpu"), mesh.abstract)
 
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:
-    """Raise InvalidOption for a mesh that programs cannot be compiled for, or that does not divide the batch."""
+    """Raise InvalidOption if programs cannot be compiled for the mesh, or if the batch does not split over it."""
     check_axes(mesh.pipeline, mesh.sequence)
     if batch % mesh.data:
         raise InvalidOption(
@@ -181,11 +182,11 @@ def _compile(
     memory: Any,
     options: dict[str, str | bool],
 ) -> CompiledProgram:
-    """Compile one program as `Programs` runs it: state and memory are donated, and come back where they were."""
+    """Compile one program as `Programs` runs it: state and memory are donated and keep their placement."""
     state = arguments[2]
     where = (formats, *placements(arguments[1:]))
     began = time.perf_counter()
-    # Kernels ask the context for the chip that they are compiled for.
+    # Kernels read from this context which chip they are compiled for.
     with without_persistent_cache(), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         jitted = jax.jit(
             function, donate_argnums=donated, in_shardings=where, out_shardings=placements((state, memory))
@@ -205,7 +206,9 @@ def _compile(
     )
 
 
-def _start(decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, own: Any, state: DecodeState) -> Any:
+def _start(
+    decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, drafter_params: Any, state: DecodeState
+) -> Any:
     batch, width = state.lengths_B.shape[0], decoder.config.model_dim
-    prompt = Prompt(jnp.zeros((batch, width), decoder.backend.compute_dtype), num_tokens)
-    return strategy.start(Model(decoder, params), own, state, prompt)
+    prefilled = Prefilled(jnp.zeros((batch, width), decoder.backend.compute_dtype), num_tokens)
+    return strategy.start(Model(decoder, params), drafter_params, state, prefilled)

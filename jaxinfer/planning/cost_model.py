@@ -1,4 +1,4 @@
-"""What a strategy should gain on this device: the tokens of its steps against what the nodes of a step cost."""
+"""Predicts what a strategy gains on this device: the tokens per step against the cost of a step's nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.tuning.tree_cost import NODE_COUNTS, measure_costs
 from jaxinfer.models.decoder import Decoder
@@ -15,14 +15,14 @@ from jaxinfer.notation import Params
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of one step of M nodes a row, by M, for so many rows with caches of so many slots."""
+    """Seconds of one step by its number of nodes per row, for ``rows`` rows with ``slots`` cache slots each."""
 
     rows: int
     slots: int
     seconds: dict[int, float]
 
     def of(self, nodes: int) -> float:
-        """Return the seconds of a step: linear between what was measured, and past it as between the last two."""
+        """Return the seconds of a step: interpolated between the measured sizes, extrapolated from the last two."""
         sizes = sorted(self.seconds)
         costs = [self.seconds[size] for size in sizes]
         if nodes > sizes[-1] and len(sizes) > 1:
@@ -32,23 +32,23 @@ class StepCosts:
 
     @property
     def relative(self) -> dict[int, float]:
-        """How many times a step of one node each takes."""
+        """The cost of each step, relative to a step of one node."""
         return {nodes: seconds / self.of(1) for nodes, seconds in sorted(self.seconds.items())}
 
 
 def measure_step_costs(
     decoder: Decoder, params: Params, rows: int, slots: int, node_counts: Sequence[int] = NODE_COUNTS
 ) -> StepCosts:
-    """Compile and time steps of each number of nodes, one node always among them."""
+    """Compile and time steps of each number of nodes; one node is always included."""
     counts = sorted({1, *node_counts})
     return StepCosts(rows, slots, measure_costs(decoder, params, counts, num_slots=slots, num_rows=rows))
 
 
 def acceptance_needed(cost: float, depth: int) -> float | None:
-    """Return which share of the drafts must be accepted for a step that costs ``cost`` plain steps to gain nothing.
+    """Return the acceptance rate at which a step that costs ``cost`` plain steps breaks even.
 
-    The drafts are a chain of ``depth`` tokens, each accepted with the same chance a if the one before it was, so that a
-    step gives 1 + a + ... + a^depth tokens (Leviathan et al., 2211.17192). None where all of them would be too few.
+    The drafts are a chain of ``depth`` tokens. Each is accepted with the same probability a if the one before it was,
+    so a step gives 1 + a + ... + a^depth tokens (Leviathan et al., 2211.17192). None if even a = 1 does not break even.
     """
     if cost <= 1:
         return 0.0
@@ -63,14 +63,12 @@ def acceptance_needed(cost: float, depth: int) -> float | None:
 
 
 def drafter_seconds(strategy: Strategy, rows: int, slots: int) -> float:
-    """Return the seconds of one token of the draft models that belong to a resolved strategy: 0 without any."""
-    parts = strategy.parts if isinstance(strategy, Union) else (strategy,)
+    """Return the seconds per token of a resolved strategy's draft models, 0 if it has none."""
+    parts = strategy.parts if isinstance(strategy, SumOfDrafters) else (strategy,)
     total = 0.0
     for part in parts:
         if isinstance(part, DraftModel) and part.config is not None and part.backend is not None:
-            costs = measure_costs(
-                Decoder(part.config, part.backend), part.weights, (1,), num_slots=slots, num_rows=rows
-            )
+            costs = measure_costs(Decoder(part.config, part.backend), part.params, (1,), num_slots=slots, num_rows=rows)
             total += costs[1]
     return total
 
@@ -78,10 +76,10 @@ def drafter_seconds(strategy: Strategy, rows: int, slots: int) -> float:
 def step_seconds(
     costs: StepCosts, strategy: Strategy, passes_per_step: float, drafted_per_step: float, drafter: float
 ) -> float:
-    """Return what a step should take: verification at its width, and what drafting reads, one token at a time.
+    """Return the predicted seconds of a step: verification at the strategy's width, plus drafting, token by token.
 
-    Reads of the target's blocks beyond the one that verifies are drafting's; each drafted token costs ``drafter``
-    seconds. Heads, lookups and what chooses the tree are taken as free.
+    Drafting costs the reads of the target's blocks beyond verification, and ``drafter`` seconds per drafted token.
+    Heads, lookups and the choice of the tree count as free.
     """
     drafting = max(0.0, passes_per_step - 1.0) * costs.of(1) + drafted_per_step * drafter
     return costs.of(strategy.headroom) + drafting

@@ -1,4 +1,4 @@
-"""What is planned: a model on the devices of a topology, for so many rows of so many tokens."""
+"""The subject of a plan: a model on the devices of a topology, with a batch size and a length."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +22,11 @@ from pallas_kernels.chips import Chip
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model, where it runs, and what for.
+    """A model, its devices and its load.
 
-    ``max_len`` is the most tokens of a row, prompt and output together, of which prefill is planned for
-    ``prompt_tokens``. With a ``strategy`` other than plain decoding (see `planned_strategy`) its step is planned beside
-    the plain one, or with ``nodes`` the verification of any tree of so many nodes.
+    ``max_len`` is the most tokens of a row, prompt and output together; prefill is planned for ``prompt_tokens`` of
+    them. A ``strategy`` other than plain decoding (see `planned_strategy`) adds the plan of its step. ``nodes`` adds
+    instead the plan of a step that verifies any tree of so many nodes.
     """
 
     config: DecoderConfig
@@ -63,7 +63,7 @@ class Deployment:
 
     @property
     def exceeds_context(self) -> bool:
-        """Whether texts are longer than those that the model was made for, which changes nothing of what it costs."""
+        """Whether sequences exceed the model's own context length. This does not change the costs."""
         return self.config.longest_text is not None and self.max_len > self.config.longest_text
 
     @property
@@ -73,28 +73,28 @@ class Deployment:
 
     @property
     def num_slots(self) -> int:
-        """Cache slots of a row."""
+        """Cache slots per row."""
         return slots_for(self.max_len + self.strategy.headroom)
 
     @cached_property
     def split(self) -> Partitioned:
-        """The decoder as the devices have it, filled up where it does not split evenly."""
+        """The decoder as it is split over the devices, padded where it does not split evenly."""
         return split_decoder(self.config, self.mesh, self.dtype)
 
     @cached_property
     def strategy(self) -> Strategy:
-        """The strategy, with descriptions in place of weights."""
+        """The strategy, with shapes in place of weights."""
         if self.nodes:
             return GivenTree(self.nodes)
         return planned_strategy(self.strategy_spec, self.config, self.mesh, self.dtype)
 
     @property
     def speculates(self) -> bool:
-        """Whether there is a step besides that of plain decoding."""
+        """Whether there is a step besides plain decoding's."""
         return not isinstance(self.strategy, Autoregressive)
 
     def compile(self, strategy: Strategy | None = None) -> dict[str, CompiledProgram]:
-        """Compile plain decoding and prefill, or the step of a strategy alone; see `compile_programs`."""
+        """Compile plain decoding and prefill, or the strategy's step only; see `compile_programs`."""
         return compile_programs(
             self.config,
             self.topology,

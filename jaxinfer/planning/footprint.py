@@ -1,4 +1,4 @@
-"""What a deployment must hold and do at least, counted without a compiler."""
+"""Counts, without a compiler, the memory and the least work of a deployment."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ from jaxinfer.planning.roofline import Work
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes and numbers of one device.
+    """Bytes and counts of one device.
 
-    ``read_bytes`` is the part of ``weights_bytes`` that every step reads: an embedding table that is not the output
-    matrix too gives a few rows only. ``block_bytes`` are the layers' weights, those of a stage where there are stages;
-    ``multiplied_weights`` are what each token is multiplied with, these and the output matrix. ``state_bytes`` is the
-    text and what is known of it.
+    ``read_bytes`` is the part of ``weights_bytes`` that every step reads: of an embedding table that is not also the
+    output matrix, a step reads only a few rows. ``block_bytes`` are the weights of the layers, or of one stage's
+    layers. ``multiplied_weights`` counts the weights that each token is multiplied with: these and the output matrix.
+    ``state_bytes`` holds the tokens and the rest of the decoding state.
     """
 
     weights_bytes: int
@@ -34,12 +34,12 @@ class Footprint:
 
     @property
     def total_bytes(self) -> int:
-        """What must be held before anything is computed."""
+        """The bytes held before anything is computed."""
         return self.weights_bytes + self.cache_bytes + self.state_bytes
 
 
 def count_footprint(deployment: Deployment) -> Footprint:
-    """Count what one device holds, from the descriptions that programs are compiled with."""
+    """Count the bytes that one device holds, from the same descriptions that programs are compiled with."""
     config, backend = deployment.split
     mesh = deployment.mesh.abstract
     params = placed_params(config, backend, mesh)
@@ -60,7 +60,7 @@ def count_footprint(deployment: Deployment) -> Footprint:
 
 
 def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
-    """Return how a pass of so many new tokens a row, or of a chunk of these, goes through the stages of a pipeline."""
+    """Return the pipeline schedule of a pass over ``tokens`` new tokens per row, or over a chunk of them."""
     config, backend = deployment.split
     if backend.stages == 1:
         return Schedule(1, 1)
@@ -71,40 +71,40 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
 
 
 def decode_floor(footprint: Footprint) -> int:
-    """Return the bytes that a step must read: weights and cache once."""
+    """Return the bytes that a step must read: all weights and the cache, once."""
     return footprint.read_bytes + footprint.cache_bytes
 
 
 def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
-    """Return the bytes that prefill must move: weights read once, and the prompts' keys and values written."""
+    """Return the bytes that prefill must move: it reads the weights once and writes the prompts' keys and values."""
     return footprint.read_bytes + footprint.cache_bytes * deployment.prompt_tokens // deployment.num_slots
 
 
 def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) -> Work:
-    """Return the least work of one step that verifies so many nodes a row, a full cache before them."""
+    """Return the least work of one step that verifies ``nodes`` nodes per row after a full cache."""
     rows = deployment.batch // deployment.mesh.data
     attended = _seen(deployment.split.config, deployment.num_slots) // deployment.mesh.sequence
     return _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
 
 
 def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
-    """Return the least work of prefill: causal attention, and the logits of the last tokens only."""
+    """Return the least work of prefill: causal attention, and the logits of the last token only."""
     tokens, rows = deployment.prompt_tokens, deployment.batch // deployment.mesh.data
     written = prefill_floor(deployment, footprint) - footprint.read_bytes
     attended = _seen(deployment.split.config, tokens) // 2
-    # Along a mesh's sequence each device has tokens of its own.
+    # The mesh's sequence axis splits the tokens.
     return _pass(deployment, footprint, written, rows, -(-tokens // deployment.mesh.sequence), attended, rows)
 
 
 def _seen(config: DecoderConfig, slots: int) -> int:
-    """Return how many slots the layers of a token see, all layers together."""
+    """Return how many slots a token attends to, summed over the layers."""
     return sum(slots if kind.window is None else min(kind.window, slots) for kind in config.layers)
 
 
 def _pass(
     deployment: Deployment, footprint: Footprint, cache_bytes: int, rows: int, tokens: int, attended: int, drawn: int
 ) -> Work:
-    """Count a pass of new tokens, of which so many are ``drawn`` from; a stage works, or waits, in all ticks."""
+    """Count a pass over new tokens, ``drawn`` of which need logits; idle ticks of a pipeline stage count too."""
     config, backend = deployment.split
     mesh, itemsize = deployment.mesh, jnp.dtype(backend.param_dtype).itemsize
     schedule = pipeline_schedule(deployment, tokens)
@@ -114,7 +114,8 @@ def _pass(
     flops = rows * tokens * (2 * weights + attention) * ticks // count
     flops += drawn * 2 * (footprint.multiplied_weights - weights)
     hbm_bytes = footprint.read_bytes + (ticks - 1) * footprint.block_bytes + cache_bytes * ticks // count
-    # Two sums a layer over the tensor axis, and one of the embeddings; between stages hidden states, and at their end.
+    # Tensor axis: two all-reduces per layer and one of the embeddings. Pipeline: hidden states between stages and at
+    # the end.
     hidden = rows * tokens * config.model_dim * jnp.dtype(backend.compute_dtype).itemsize
     sent, collectives = 0, {}
     if mesh.tensor > 1:

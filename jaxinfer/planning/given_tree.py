@@ -1,4 +1,4 @@
-"""Verification by itself: a step whose tree somebody else has drafted."""
+"""A step that only verifies; its tree is given."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -7,16 +7,16 @@ import jax.numpy as jnp
 
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, current_tokens
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, current_tokens
 from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.models.model import Model
 
 
 @dataclass(frozen=True)
 class GivenTree(Strategy):
-    """Verify whatever tree of ``nodes`` nodes is remembered, the current token among them; drafting costs nothing.
+    """Verify a given tree of ``nodes`` nodes, the current token included; drafting costs nothing.
 
-    Its shape is data, so that a program compiled for it verifies any.
+    The tree's shape is data, so one compiled program verifies any tree.
     """
 
     name: ClassVar[str] = "given_tree"
@@ -35,11 +35,11 @@ class GivenTree(Strategy):
     def max_depth(self) -> int:
         return self.nodes - 1
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> DraftTree:
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> DraftTree:
         shape = (state.lengths_B.shape[0], self.nodes)
         parents_BM = jnp.broadcast_to(jnp.maximum(jnp.arange(self.nodes, dtype=jnp.int32) - 1, 0), shape)
         return DraftTree(jnp.zeros(shape, jnp.int32), parents_BM, jnp.ones(shape, bool), jnp.ones(shape, bool))
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: DraftTree) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: DraftTree) -> Proposal:
         tokens_BM = memory.tokens_BM.at[:, 0].set(current_tokens(state))
         return Proposal(memory._replace(tokens_BM=tokens_BM), memory)

@@ -1,4 +1,4 @@
-"""The models that a plan can be made for: well-known ones by name, any other by its ``config.json``."""
+"""The models that can be planned: well-known ones by name, others by their ``config.json``."""
 
 import json
 from importlib import resources
@@ -15,14 +15,14 @@ _CONFIG = "config.json"
 
 
 def known_models() -> dict[str, str]:
-    """Return the names of the models whose sizes are built in, with their ids on the Hugging Face hub."""
+    """Return the names of the built-in models, with their ids on the Hugging Face hub."""
     return {name: entry["hub"] for name, entry in _entries().items()}
 
 
 def planned_config(model: str) -> DecoderConfig:
-    """Return the decoder of a built-in model's name, a Hugging Face folder or a ``config.json``; weights are not read.
+    """Return the config of a built-in model, a Hugging Face folder or a ``config.json``; weights are not read.
 
-    Raise CheckpointNotFound where it is none of these.
+    Raise CheckpointNotFound if it is none of these.
     """
     entry = _entries().get(model.lower().removesuffix("-instruct"))
     if entry is not None:

@@ -1,4 +1,4 @@
-"""Where the arrays of a step lie on a mesh: descriptions of them, allocating nothing."""
+"""Describes the arrays of a step with their placement on a mesh; allocates nothing."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params, create_cache
@@ -22,14 +22,14 @@ AnyMesh = Mesh | AbstractMesh
 
 
 def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh) -> Params:
-    """Describe the parameters of a decoder where they lie."""
+    """Describe a decoder's parameters with their placement."""
     return placed(abstract_params(config, backend), parameter_shardings(config, backend, mesh))
 
 
 def placed_state(
     config: DecoderConfig, backend: Backend, strategy: Strategy, batch: int, num_slots: int, mesh: AnyMesh
 ) -> DecodeState:
-    """Describe a state of ``batch`` rows of ``num_slots`` slots where it lies."""
+    """Describe, with its placement, a state of ``batch`` rows of ``num_slots`` slots."""
 
     def build() -> DecodeState:
         cache = create_cache(config, batch, num_slots, backend, strategy.headroom)
@@ -40,19 +40,19 @@ def placed_state(
 
 
 def placed_batch(structs: Any, mesh: AnyMesh) -> Any:
-    """Describe what belongs to a batch where it lies."""
+    """Describe the arrays of a batch with their placement."""
     return placed(structs, batch_shardings(structs, mesh))
 
 
 def placed(structs: Any, placements: Any) -> Any:
-    """Describe arrays at their placements."""
+    """Describe arrays with the given placements."""
     return jax.tree.map(_at, structs, placements)
 
 
-def placed_own(strategy: Strategy, mesh: AnyMesh) -> Any:
-    """Describe a strategy's own parameters where they lie: draft models are split, heads on every device."""
-    if isinstance(strategy, Union):
-        return tuple(placed_own(part, mesh) for part in strategy.parts)
+def placed_drafter_params(strategy: Strategy, mesh: AnyMesh) -> Any:
+    """Describe a strategy's own parameters with their placement: draft models are split, heads are on every device."""
+    if isinstance(strategy, SumOfDrafters):
+        return tuple(placed_drafter_params(part, mesh) for part in strategy.parts)
     if isinstance(strategy, DraftModel) and strategy.config is not None and strategy.backend is not None:
         return placed_params(strategy.config, strategy.backend, mesh)
     return replicated(strategy.parameters, mesh)
@@ -65,12 +65,12 @@ def replicated(structs: Any, mesh: AnyMesh) -> Any:
 
 
 def placements(structs: Any) -> Any:
-    """Return where described arrays lie."""
+    """Return the placements of described arrays."""
     return jax.tree.map(lambda leaf: leaf.sharding, structs)
 
 
 def device_bytes(structs: Any) -> int:
-    """Return what one device holds of described arrays."""
+    """Return the bytes of described arrays that one device holds."""
     leaves = jax.tree.leaves(structs)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 

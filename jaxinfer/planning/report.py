@@ -1,4 +1,4 @@
-"""What a plan says: whether a deployment fits, what each program moves and computes, and how fast it could be."""
+"""A plan's report: whether a deployment fits, what each program moves and computes, and how fast it could be."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ COMPILER, ESTIMATE = "compiler", "estimate"
 class ProgramReport:
     """One run of a program (a step, or the prefill of all prompts) on one device.
 
-    ``source`` is ``compiler``, or ``estimate`` where the program could not be compiled: its work is then the least
-    possible. ``total_bytes`` is all that it needs of the device's memory. ``hbm_bytes`` cross from or to that memory,
-    ``floor_bytes`` must; ``flops`` are those of products; ``collectives`` are by kind, ``sent_bytes`` what the device
-    sends for them. ``roofline_seconds`` is the longest of the three times and ``bound`` its name; a run gives at most
-    ``tokens`` tokens of all rows, which makes ``tokens_per_second`` a bound of the whole mesh. ``bubble`` is for what
-    part of a pass over its rows a stage of a pipeline has nothing to do: bytes and operations count all passes as long
-    as they take.
+    ``source`` is ``compiler``, or ``estimate`` if the program could not be compiled: then its work is the least
+    possible. ``total_bytes`` is the device memory that it needs. ``hbm_bytes`` is its HBM traffic and ``floor_bytes``
+    the least possible traffic. ``flops`` counts the operations of products, ``collectives`` count and bytes by kind,
+    ``sent_bytes`` the bytes that the device sends for them. ``roofline_seconds`` is the longest of the three times and
+    ``bound`` names it. A run gives at most ``tokens`` tokens over all rows, so ``tokens_per_second`` is an upper bound
+    for the whole mesh. ``bubble`` is the fraction of a pass in which a pipeline stage is idle; bytes and operations
+    include the idle time.
     """
 
     source: str
@@ -59,10 +59,9 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What a strategy must gain: a step costs ``cost`` plain steps, so that it must give as many tokens on average.
+    """What a strategy must gain: a step costs ``cost`` plain steps, so it must give that many tokens on average.
 
-    ``acceptance`` is the share of drafts to be accepted for that, if they were a chain of ``depth`` tokens; None where
-    even all of them are too few.
+    ``acceptance`` is the acceptance rate needed for that with a chain of ``depth`` drafts; None if no rate is enough.
     """
 
     nodes: int
@@ -73,10 +72,10 @@ class Speculation:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan; all bytes are of one device.
+    """A plan; all bytes are per device.
 
-    ``weights_bytes`` and ``cache_bytes`` are the model's, ``temporaries_bytes`` and ``hbm_total_bytes`` the most of any
-    program; ``missing_bytes`` is by how much these exceed ``hbm_capacity_bytes``.
+    ``weights_bytes`` and ``cache_bytes`` are the model's. ``temporaries_bytes`` and ``hbm_total_bytes`` are the largest
+    of any program. ``missing_bytes`` is the excess of ``hbm_total_bytes`` over ``hbm_capacity_bytes``.
     """
 
     topology: str
@@ -100,7 +99,7 @@ class PlanReport:
 
 
 def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> PlanReport:
-    """Compile a deployment's programs and report on them; what the compiler refuses for its size is estimated."""
+    """Compile a deployment's programs and report on them; programs that are too large to compile are estimated."""
     footprint = count_footprint(deployment)
     notice(f"compiling decode and prefill for {deployment.topology}, mesh {deployment.mesh}")
     plain = _attempt(deployment)
@@ -140,7 +139,7 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
 
 
 class _Attempt(NamedTuple):
-    """The programs that the compiler made, and at least how much the one needs that it refused, if any."""
+    """The programs that compiled, and the least memory that a refused program needs; None if none was refused."""
 
     compiled: Mapping[str, CompiledProgram]
     required_bytes: int | None
@@ -157,7 +156,7 @@ def _attempt(deployment: Deployment, strategy: Strategy | None = None) -> _Attem
 def _program(
     deployment: Deployment, footprint: Footprint, name: str, program: CompiledProgram | None, required: int | None
 ) -> ProgramReport:
-    """Report on a program, or where there is none on the least that it must be."""
+    """Report on a compiled program, or on the least work of one that did not compile."""
     strategy = deployment.strategy
     drafts = strategy.max_depth if name == "verify" else 0
     nodes = strategy.headroom if drafts else 1

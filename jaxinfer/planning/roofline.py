@@ -1,11 +1,11 @@
-"""The least time of a program on a chip: what it moves and computes, against what the chip can."""
+"""The least time of a program on a chip, from its traffic and operations and the chip's rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pallas_kernels.chips import Chip
 
-# A TPU multiplies float32 as six products of bfloat16 parts.
+# A TPU computes a float32 product as six products of bfloat16 parts.
 _FLOAT32_PASSES = 6
 
 
@@ -13,7 +13,7 @@ _FLOAT32_PASSES = 6
 class Work:
     """What one device moves and computes in one run of a program.
 
-    ``collectives`` are by kind, how many and of how many bytes; ``sent_bytes`` is what the device sends for them.
+    ``collectives`` gives the count and the bytes of each kind; ``sent_bytes`` is what the device sends for them.
     """
 
     hbm_bytes: int
@@ -24,7 +24,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of a run were it bound by memory, by matrix products or by sending to other devices alone."""
+    """Seconds of a run if only memory, only matrix products or only communication limited it."""
 
     hbm_seconds: float
     mxu_seconds: float
@@ -32,18 +32,18 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The least time, with all else hidden behind what takes longest."""
+        """The least time: the longest of the three hides the others."""
         return max(self.hbm_seconds, self.mxu_seconds, self.ici_seconds)
 
     @property
     def bound(self) -> str:
-        """What takes longest: ``HBM``, ``MXU`` or ``ICI``."""
+        """The limit that takes longest: ``HBM``, ``MXU`` or ``ICI``."""
         times = {"HBM": self.hbm_seconds, "MXU": self.mxu_seconds, "ICI": self.ici_seconds}
         return max(times, key=lambda name: times[name])
 
 
 def roofline(work: Work, chip: Chip, dtype: str) -> Roofline:
-    """Return the times of a run on one device of a chip; those of collectives by bandwidth, without latency."""
+    """Return the times of a run on one device of a chip; communication counts bandwidth, not latency."""
     return Roofline(
         work.hbm_bytes / chip.device_hbm_bytes_per_second,
         work.flops / peak_flops(chip, dtype),
@@ -52,5 +52,5 @@ def roofline(work: Work, chip: Chip, dtype: str) -> Roofline:
 
 
 def peak_flops(chip: Chip, dtype: str) -> float:
-    """Return the operations a second of one device's matrix units on weights of a dtype."""
+    """Return the operations per second of one device's matrix units on weights of a dtype."""
     return chip.device_bf16_peak / (_FLOAT32_PASSES if dtype == "float32" else 1)

@@ -1,4 +1,4 @@
-"""Strategies whose own weights are described, not loaded: a plan needs their shapes alone."""
+"""Strategies for plans: they hold the shapes of their weights, not the weights."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.decoding.trees.dynamic import Growth, check_growth, read_growth
 from jaxinfer.decoding.trees.static import tree_depth
@@ -24,21 +24,21 @@ from jaxinfer.parallel.partitioner import Partitioned
 from jaxinfer.planning.compile import split_decoder
 from jaxinfer.planning.known_models import planned_config
 
-# As deep as the published trees go.
+# As many as the depth of the published trees.
 _NUM_HEADS = 4
 
 
 def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
-    """Return the strategy of a specification for a model on a mesh, with descriptions in place of weights.
+    """Return the strategy of a specification for a model on a mesh, with shapes in place of weights.
 
-    A draft model is named as planned models are (`planned_config`). Medusa's heads and streams that no folder is named
-    for are taken to have the published sizes. Raise InvalidOption where one does not suit the model.
+    A draft model is named as planned models are (`planned_config`). Medusa heads and streams without a folder get the
+    published sizes. Raise InvalidOption if one does not suit the model.
     """
     return _described(parse_strategy(spec), config, mesh, dtype)
 
 
 def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
-    if isinstance(strategy, Union):
+    if isinstance(strategy, SumOfDrafters):
         parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]
         depth = max(part.max_depth for part in parts)
         behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
@@ -51,9 +51,9 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     if isinstance(strategy, Medusa) and not strategy.heads:
         if (num_nodes := read_growth(strategy.tree)) is not None:
             growth = check_growth(Growth(num_nodes, _NUM_HEADS))
-            return replace(strategy, growth=growth, extra=_heads(target, _NUM_HEADS))
+            return replace(strategy, growth=growth, params=_heads(target, _NUM_HEADS))
         paths = strategy.read_paths()
-        return replace(strategy, paths=paths, extra=_heads(target, tree_depth(paths)))
+        return replace(strategy, paths=paths, params=_heads(target, tree_depth(paths)))
     if isinstance(strategy, Streams) and not strategy.heads:
         return _streams(strategy, target)
     return strategy.resolve(Target(target.config, target.backend, abstract_params(*target)))
@@ -69,11 +69,11 @@ def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, 
             "choose a draft model of the same vocabulary"
         )
     part = split_decoder(own, mesh, dtype)
-    return replace(strategy, config=part.config, backend=part.backend, weights=abstract_params(*part))
+    return replace(strategy, config=part.config, backend=part.backend, params=abstract_params(*part))
 
 
 def _heads(target: Partitioned, count: int) -> Params:
-    """Describe heads as published: a residual block and an output matrix each (2401.10774)."""
+    """Describe heads of the published shape: a residual block and an output matrix each (2401.10774)."""
     width, dtype = target.config.model_dim, jnp.dtype(target.backend.param_dtype)
     block = {"kernel": jax.ShapeDtypeStruct((width, width), dtype), "bias": jax.ShapeDtypeStruct((width,), dtype)}
     output = {"kernel": jax.ShapeDtypeStruct((target.config.vocab_size, width), dtype)}
@@ -81,8 +81,8 @@ def _heads(target: Partitioned, count: int) -> Params:
 
 
 def _streams(strategy: Streams, target: Partitioned) -> Streams:
-    """Describe a stream for each depth of the tree."""
+    """Describe one stream for each depth of the tree."""
     paths = strategy.read_paths()
     streams = StreamsConfig(num_streams=tree_depth(paths))
-    extra = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))
-    return replace(strategy, paths=paths, num_layers=streams.num_layers, extra=extra)
+    params = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))
+    return replace(strategy, paths=paths, num_layers=streams.num_layers, params=params)

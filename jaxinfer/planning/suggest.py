@@ -1,4 +1,4 @@
-"""What would fit: meshes, slices, batches and lengths, counted first and then confirmed by compiling them."""
+"""Finds meshes, slices, batch sizes and lengths that fit: counts them first, then compiles to confirm."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from jaxinfer.planning.report import Notice, PlanReport, make_plan
 from jaxinfer.planning.roofline import roofline
 from jaxinfer.planning.topology import num_devices, slices_of
 
-# How often a batch or a length is lowered to what the compiler's last answer leaves room for.
+# The number of tries with a smaller batch or length.
 _TRIES = 5
 _LENGTH_STEP = 128
 _MARGIN = 0.005
@@ -20,7 +20,7 @@ _MARGIN = 0.005
 
 @dataclass(frozen=True)
 class Candidate:
-    """A deployment whose programs the compiler made, so that it fits; bytes of one device, tokens of the whole mesh."""
+    """A deployment that fits: it compiles. ``hbm_total_bytes`` is per device, ``tokens_per_second`` per mesh."""
 
     topology: str
     mesh: str
@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """What fits in place of a deployment that does not, the rest being as asked; None where nothing does."""
+    """What fits in place of a deployment that does not. Each changes one setting; None if nothing fits."""
 
     smallest_topology: Candidate | None
     largest_batch: Candidate | None
@@ -46,7 +46,8 @@ def suggest_meshes(
 ) -> list[Candidate]:
     """Return up to ``most`` meshes of the deployment's devices that fit, the fastest first.
 
-    They are tried in the order of their counted rooflines. The deployment's own, if ``known``, is not compiled again.
+    They are tried in the order of their counted rooflines. ``known`` is the report on the deployment's own mesh, which
+    is then not compiled again.
     """
 
     def seconds(pair: tuple[Deployment, Footprint]) -> float:
@@ -64,9 +65,9 @@ def suggest_meshes(
 
 
 def find_alternatives(deployment: Deployment, refused: PlanReport, notice: Notice = lambda line: None) -> Alternatives:
-    """Search for the smallest slice of the same chip, the largest batch and the longest texts that fit.
+    """Search for the smallest slice of the same chip, the largest batch and the longest sequences that fit.
 
-    ``refused`` is the report on the deployment itself, which does not.
+    ``refused`` is the report on the deployment, which does not fit.
     """
 
     def with_batch(batch: int) -> Deployment:
@@ -84,7 +85,7 @@ def find_alternatives(deployment: Deployment, refused: PlanReport, notice: Notic
 
 
 def smallest_topology(deployment: Deployment, notice: Notice = lambda line: None) -> Candidate | None:
-    """Return the smallest slice of the same chip on which a mesh fits: of a slice's meshes the one with most room."""
+    """Return the smallest slice of the same chip that fits; on each, only the mesh with most free memory is tried."""
     for topology in slices_of(deployment.chip):
         counted = _counted(deployment, topology)
         roomiest = min(counted, key=lambda pair: pair[1].total_bytes, default=None)
@@ -96,10 +97,10 @@ def smallest_topology(deployment: Deployment, notice: Notice = lambda line: None
 def _lowered(
     refused: PlanReport, asked: int, step: int, resized: Callable[[int], Deployment], notice: Notice
 ) -> Candidate | None:
-    """Lower a size, to which all that is needed but the weights is proportional, until the compiler agrees.
+    """Lower a size until the compiler accepts it. All memory except the weights is proportional to it.
 
-    What a size needs beyond the weights tells what a smaller one would. The compiler rounds what it says of that, so
-    that each try leaves a little more room.
+    The memory that one size needs beyond the weights predicts that of a smaller one. The compiler's numbers are
+    rounded, so each try leaves a little more room.
     """
     weights, capacity = refused.weights_bytes, refused.hbm_capacity_bytes
     needed, size = refused.hbm_total_bytes, asked
@@ -110,7 +111,7 @@ def _lowered(
             return None
         try:
             one = resized(size)
-        except InvalidOption:  # a strategy that needs longer texts
+        except InvalidOption:  # a strategy that needs longer sequences
             return None
         needed = count_footprint(one).total_bytes
         if needed > capacity:
@@ -123,7 +124,7 @@ def _lowered(
 
 
 def _counted(deployment: Deployment, topology: str) -> list[tuple[Deployment, Footprint]]:
-    """Return the deployments on meshes of a topology whose weights, cache and state leave room."""
+    """Return the deployments on a topology's meshes that have room for weights, cache and state."""
     room = deployment.chip.device_hbm_bytes
     pairs = [(one, count_footprint(one)) for one in _on_meshes(deployment, topology)]
     return [(one, footprint) for one, footprint in pairs if footprint.total_bytes <= room]
@@ -141,7 +142,7 @@ def _on_meshes(deployment: Deployment, topology: str) -> Iterator[Deployment]:
 
 
 def _sequence_sizes(deployment: Deployment, devices: int) -> list[int]:
-    """Return how many devices slots may be split over: one, unless the deployment splits them too."""
+    """Return the numbers of devices to split slots over: 1 unless the deployment splits them too."""
     splits = deployment.mesh.sequence > 1
     return [size for size in range(1, devices + 1) if devices % size == 0 and (splits or size == 1)]
 

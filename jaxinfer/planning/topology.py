@@ -1,4 +1,4 @@
-"""TPUs that are not here: their devices as the TPU compiler describes them."""
+"""TPUs that are not attached: their devices as the TPU compiler describes them."""
 
 import importlib.util
 import math
@@ -8,27 +8,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 from jax.experimental import topologies
-from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.jax_setup import without_persistent_cache as without_persistent_cache
 from jaxinfer.parallel.mesh import AXES, MeshConfig
 from pallas_kernels.chips import CHIPS, Chip
 
-# libtpu looks for the machine that it runs on, and locks it: neither is wanted where there is none.
+# libtpu looks for the TPU of its machine and locks it; both must not happen here.
 _LIBTPU_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    # Of no effect on a topology that is named, but without any it warns.
+    # It does not affect a named topology, but libtpu warns without it.
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
 }
 
 _SHAPE = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3})+")
-# Beyond these libtpu ends the process that asks.
+# libtpu ends the process for longer sides.
 _LONGEST_FLAT_SIDE, _LONGEST_DEEP_SIDE = 16, 28
 _FLAT_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _DEEP_SHAPES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
@@ -44,7 +43,7 @@ def chip_of(topology: str) -> Chip:
 
 
 def num_devices(topology: str) -> int:
-    """Return how many devices JAX sees in a topology; raise InvalidOption where its shape is none."""
+    """Return how many devices JAX sees in a topology; raise InvalidOption if its shape does not exist."""
     chip = chip_of(topology)
     shape = topology.partition(":")[2]
     flat = chip.single.count("x") == 1
@@ -59,18 +58,18 @@ def num_devices(topology: str) -> int:
 
 
 def slices_of(chip: Chip) -> list[str]:
-    """Return the topologies of a chip from one of them to 256, as they are rented."""
+    """Return the topologies of a chip that can be rented, from 1 to 256 chips."""
     shapes = _FLAT_SHAPES if chip.single.count("x") == 1 else _DEEP_SHAPES
     return [f"{chip.name}:{shape}" for shape in shapes]
 
 
 def tensor_mesh(topology: str, tensor: int) -> Mesh:
-    """Return a mesh of all devices of a TPU topology along one axis, which ``tensor`` must be the length of."""
+    """Return a mesh of all devices of a TPU topology along one axis of length ``tensor``."""
     return topology_mesh(topology, MeshConfig(tensor=tensor))
 
 
 def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
-    """Return all devices of a TPU topology, neighbours along the axes that communicate most, as a mesh of `AXES`."""
+    """Return all devices of a TPU topology as a mesh of `AXES`; the axes that communicate most get neighbours."""
     described = describe_topology(topology)
     count = len(described.devices)
     if count != mesh.num_devices:
@@ -78,13 +77,13 @@ def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
             f"{topology} has {count} devices, but mesh {mesh} is of {mesh.num_devices}: "
             f"choose axes that multiply to {count}, or another topology"
         )
-    # A slice's own axes are often fewer or shorter than the mesh's.
+    # The topology often has fewer or shorter axes than the mesh.
     arranged = create_device_mesh(tuple(mesh.sizes.values()), described.devices, allow_split_physical_axes=True)
     return Mesh(arranged, AXES)
 
 
 def describe_topology(topology: str) -> Any:
-    """Return the devices of a TPU topology as the TPU compiler, which must be installed, describes them."""
+    """Return the devices of a TPU topology, as described by the TPU compiler, which must be installed."""
     chip = chip_of(topology)
     num_devices(topology)
     if importlib.util.find_spec("libtpu") is None:
@@ -103,22 +102,8 @@ def describe_topology(topology: str) -> Any:
 
 
 @contextmanager
-def without_persistent_cache() -> Iterator[None]:
-    """Compile afresh: JAX writes what it compiles for absent devices to its cache, and then fails to read it."""
-    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_compilation_cache", False)
-    # JAX looks at the setting once and remembers the answer.
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
-
-
-@contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables that are not set yet, for a while."""
+    """Set environment variables, if not set yet, for the duration of the context."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

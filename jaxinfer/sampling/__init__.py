@@ -1,4 +1,4 @@
-"""Parameters, keyed noise, logit transforms and draws."""
+"""Sampling parameters, keyed noise, logit transforms and draws."""
 
 from jaxinfer.sampling.arrays import NO_TOKEN, SamplingArrays, sampling_arrays
 from jaxinfer.sampling.draw import draw, log_probabilities

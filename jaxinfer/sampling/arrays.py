@@ -1,9 +1,9 @@
-"""Sampling parameters as arrays, one entry a row, so that changing them compiles nothing."""
+"""Sampling parameters as arrays, one entry per row, so that other values need no new compilation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxinfer.errors import InvalidOption
@@ -11,15 +11,15 @@ from jaxinfer.notation import Array, Bool, Float, Int, UInt32
 from jaxinfer.sampling.noise import request_key
 from jaxinfer.sampling.params import SamplingParams
 
-# No token: fills bias_ids_BX and stop_ids_BE up to their width.
+# Padding of bias_ids_BX and stop_ids_BE.
 NO_TOKEN = -1
 MIN_WIDTH = 8
 
 
 class SamplingArrays(NamedTuple):
-    """Sampling parameters of B rows; X bias entries and E stop ids a row, padded with NO_TOKEN.
+    """Sampling parameters of B rows, with X bias entries and E stop ids per row, padded with NO_TOKEN.
 
-    ``reports_B`` are the rows whose tokens' log-probabilities are asked for.
+    ``reports_B`` marks rows that return log-probabilities.
     """
 
     temperature_B: Float[Array, "B"]
@@ -37,29 +37,29 @@ class SamplingArrays(NamedTuple):
     reports_B: Bool[Array, "B"]
 
     def samples_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that draw noise from the greedy ones."""
+        """Mark the rows that draw noise; the others are greedy."""
         return self.temperature_B > 0
 
     def truncates_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that drop tokens by top-k, top-p or min-p."""
+        """Mark the rows that drop tokens by top-k, top-p or min-p."""
         return self.samples_B() & ((self.top_k_B > 0) | (self.top_p_B < 1) | (self.min_p_B > 0))
 
     def penalizes_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that have a penalty."""
+        """Mark the rows that have a penalty."""
         return (self.repetition_penalty_B != 1) | (self.presence_penalty_B != 0) | (self.frequency_penalty_B != 0)
 
     def biases_B(self) -> Bool[Array, "B"]:
-        """Tell the rows that have a logit bias."""
+        """Mark the rows that have a logit bias."""
         return (self.bias_ids_BX != NO_TOKEN).any(axis=1)
 
 
 def sampling_arrays(
     params: Sequence[SamplingParams], samples: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
 ) -> SamplingArrays:
-    """Put the parameters of each row, and which sample of its prompt it is, into device arrays.
+    """Put each row's parameters, and its sample number, into device arrays.
 
-    The widths X and E are powers of two from 8 up, so that they rarely change. Raise InvalidOption for a bias on an
-    id outside the vocabulary.
+    The widths X and E are powers of two from 8 up, so that they rarely change. Raise InvalidOption for a bias on an id
+    outside the vocabulary.
     """
     biases = [dict(row.logit_bias) for row in params]
     for token in (token for bias in biases for token in bias):
@@ -67,13 +67,13 @@ def sampling_arrays(
             raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
     stops = [() if row.ignore_eos else tuple(eos_token_ids) for row in params]
 
-    def numbers(name: str) -> Array:
-        return jnp.asarray([getattr(row, name) for row in params], np.float32)
+    def numbers(name: str) -> np.ndarray:
+        return np.asarray([getattr(row, name) for row in params], np.float32)
 
-    def counts(name: str) -> Array:
-        return jnp.asarray([min(getattr(row, name), np.iinfo(np.int32).max) for row in params], np.int32)
+    def counts(name: str) -> np.ndarray:
+        return np.asarray([min(getattr(row, name), np.iinfo(np.int32).max) for row in params], np.int32)
 
-    return SamplingArrays(
+    arrays = SamplingArrays(
         temperature_B=numbers("temperature"),
         top_k_B=counts("top_k"),
         top_p_B=numbers("top_p"),
@@ -83,18 +83,20 @@ def sampling_arrays(
         frequency_penalty_B=numbers("frequency_penalty"),
         bias_ids_BX=_padded([tuple(bias) for bias in biases], NO_TOKEN, np.int32),
         bias_values_BX=_padded([tuple(bias.values()) for bias in biases], 0.0, np.float32),
-        key_data_B2=jnp.asarray([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
+        key_data_B2=np.stack([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
         min_new_tokens_B=counts("min_new_tokens"),
         stop_ids_BE=_padded(stops, NO_TOKEN, np.int32),
-        reports_B=jnp.asarray([row.logprobs for row in params], bool),
+        reports_B=np.asarray([row.logprobs for row in params], bool),
     )
+    # All at once, and made by NumPy: JAX would compile a program for each kind of them.
+    return jax.device_put(arrays)
 
 
-def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> Array:
+def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> np.ndarray:
     width = MIN_WIDTH
     while width < max(len(row) for row in rows):
         width *= 2
     array = np.full((len(rows), width), fill, dtype)
     for index, row in enumerate(rows):
         array[index, : len(row)] = row
-    return jnp.asarray(array)
+    return array

@@ -1,4 +1,4 @@
-"""Draw tokens: the best of the transformed logits plus keyed Gumbel noise."""
+"""Draws tokens: the maximum of the transformed logits plus keyed Gumbel noise."""
 
 import math
 
@@ -23,10 +23,10 @@ def draw(
     role: int | Int[Array, ""] = ROLE_TARGET,
     backend: Backend | None = None,
 ) -> Int[Array, "B M"]:
-    """Draw the token of each node from its raw logits; ties go to the lowest id, temperature 0 draws no noise.
+    """Draw each node's token from its raw logits; ties go to the lowest id, temperature 0 uses no noise.
 
-    Positions are those of the drawn tokens in prompt + output, and with the row's key decide the noise. ``backend`` is
-    that of the logits, if one is to be faster (`best_token`).
+    Positions are the drawn tokens' positions in prompt + output; with the row's key they determine the noise. The
+    logits' ``backend`` may allow a faster maximum (`best_token`).
     """
 
     def drawn() -> Array:
@@ -44,7 +44,7 @@ def draw(
 def drawing_distribution(
     logits_BMV: Float[Array, "B M V"], positions_BM: Int[Array, "B M"], arrays: SamplingArrays, history: History
 ) -> Float[Array, "B M V"]:
-    """Return the log-probabilities that `draw` draws from: all on one token in a row at temperature 0."""
+    """Return the log-probabilities that `draw` draws from; at temperature 0 one token has all the probability."""
     transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM)
     is_best_BMV = best_token(transformed_BMV)[..., None] == vocabulary_ids(logits_BMV.shape[-1])
     greedy_BMV = jnp.where(is_best_BMV, 0.0, -jnp.inf).astype(transformed_BMV.dtype)
@@ -57,7 +57,7 @@ def add_noise(
     arrays: SamplingArrays,
     role: int | Int[Array, ""] = ROLE_TARGET,
 ) -> Float[Array, "B M V"]:
-    """Add the Gumbel noise of (key, position, role, token id) in the rows that sample."""
+    """Add the Gumbel noise of (key, position, role, token id) to the rows that sample."""
     noise_BMV = gumbel(arrays.key_data_B2[:, None], positions_BM, role, vocabulary_ids(transformed_BMV.shape[-1]))
     return transformed_BMV + jnp.where(arrays.samples_B()[:, None, None], noise_BMV, 0)
 
@@ -65,23 +65,23 @@ def add_noise(
 def best_token(scores: Float[Array, "*rows V"], backend: Backend | None = None) -> Int[Array, "*rows"]:
     """Return the id of the highest score, the lowest id among equals.
 
-    Where the ``backend`` has the CPU's own kernels, one of them finds it. A row that has not-a-number gets some id.
+    If the ``backend`` has CPU kernels, one of them does the search. A row with NaN gets an arbitrary id.
     """
     lead, vocab_size = scores.shape[:-1], scores.shape[-1]
     has_kernels = backend is not None and backend.kernel_rows > 0 and scores.dtype == jnp.float32
     if has_kernels and finds_best(math.prod(lead), vocab_size):
         return best_places(scores.reshape(-1, vocab_size)).reshape(lead)
-    # Two reductions, because XLA's CPU backend runs an argmax, which reduces pairs, several times slower. The barrier
-    # has both read the same values.
+    # Two reductions, because an argmax reduces pairs and is several times slower on XLA's CPU backend. The barrier
+    # makes both read the same values.
     scores = lax.optimization_barrier(scores)
     is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
     ids = jnp.min(jnp.where(is_best, vocabulary_ids(vocab_size), vocab_size), axis=-1)
-    # Not-a-number equals nothing; the id must still be one of the vocabulary's.
+    # NaN equals nothing; the id must still be in the vocabulary.
     return jnp.minimum(ids, vocab_size - 1)
 
 
 def log_probabilities(logits_BMV: Float[Array, "B M V"], tokens_BM: Int[Array, "B M"]) -> Float[Array, "B M"]:
-    """Return the log-softmax of the raw, untempered logits at the tokens."""
+    """Return the tokens' log-softmax of the raw, untempered logits."""
     if logits_BMV.dtype != jnp.float64:
         logits_BMV = logits_BMV.astype(jnp.float32)
     chosen_BM = jnp.take_along_axis(logits_BMV, tokens_BM[..., None], axis=-1, mode="clip")[..., 0]

@@ -1,4 +1,4 @@
-"""The tokens that came before a draw, and how often each occurred."""
+"""The tokens before a draw, and their counts."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from jaxinfer.ops.rows import add_in_rows
 class History(NamedTuple):
     """The committed tokens of B rows and, in a draft tree, the ancestors of its M nodes.
 
-    ``tokens_BS`` holds prompt and output; what lies at ``lengths_B`` and beyond is never read. ``ancestors_BMM[b, m]``
-    marks the nodes on the path to node m, itself included; node 0 is the last committed token and is not counted
-    again. Without a tree both node fields are None and every node has the committed tokens only.
+    ``tokens_BS`` holds prompt and output; slots from ``lengths_B`` on are never read. ``ancestors_BMM[b, m]`` marks the
+    nodes on the path to node m, including m. Node 0 is the last committed token and is not counted again. Without a
+    tree both node fields are None, and every node has only the committed tokens.
     """
 
     tokens_BS: Int[Array, "B S"]
@@ -30,7 +30,7 @@ def prompt_counts(history: History, vocab_size: int) -> Int[Array, "B V"]:
 
 
 def output_counts(history: History, vocab_size: int) -> Int[Array, "B #M V"]:
-    """Count each token in the output as each node sees it: committed output, then the node's path in the tree."""
+    """Count each token in the output of each node: the committed output, then the node's path in the tree."""
     slots_S = jnp.arange(history.tokens_BS.shape[1])
     is_output_BS = (slots_S >= history.prompt_lengths_B[:, None]) & (slots_S < history.lengths_B[:, None])
     committed_BV = _counts(history.tokens_BS, is_output_BS, vocab_size)
@@ -44,7 +44,7 @@ def output_counts(history: History, vocab_size: int) -> Int[Array, "B #M V"]:
 
 def _counts(tokens: Int[Array, "*rows S"], counted: Bool[Array, "*rows S"], vocab_size: int) -> Int[Array, "*rows V"]:
     rows = tokens.shape[:-1]
-    # An id beyond the vocabulary is dropped; a negative one would wrap around, so none may pass.
+    # An id beyond the vocabulary is dropped. A negative id would wrap around, so it must be replaced.
     safe = jnp.where(counted & (tokens >= 0), tokens, vocab_size).reshape(-1, tokens.shape[-1])
     counts = jnp.zeros((safe.shape[0], vocab_size), jnp.int32)
     counts = add_in_rows(counts, safe, jnp.ones_like(safe))

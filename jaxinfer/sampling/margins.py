@@ -1,4 +1,4 @@
-"""How far a draw is from coming out differently; for oracles and audits, never on the decode path."""
+"""How close a draw is to another token; for oracles and audits, never used while decoding."""
 
 from collections.abc import Callable
 
@@ -25,9 +25,10 @@ def margins(
 ) -> Float[Array, "B M"]:
     """Return the least change that can make ``draw`` take another token, in float32.
 
-    A change is one of the gap between two logits, tempered and perturbed, or of a share of the probability. A kept
-    token must gain its gap to the drawn one; a dropped one must also cross the boundaries that dropped it; or the
-    drawn one must leave. At temperature 0 that is the gap of the two best edited logits.
+    A change is a difference between two logits, tempered and with noise, or a share of the probability. Another token
+    is drawn if a kept token closes its gap to the drawn one, if a dropped token does so and also crosses the thresholds
+    that dropped it, or if the drawn token is dropped. At temperature 0 the margin is the gap of the two best edited
+    logits.
     """
     tempered_BMV = temper(edit_logits(logits_BMV, arrays, history, positions_BM), arrays)
     thresholds_BM1 = tuple(threshold[..., None] for threshold in truncation_thresholds(tempered_BMV, arrays))
@@ -50,10 +51,10 @@ def margins(
         return jnp.sum(jnp.where(counted_BMV & (tempered_BMV > logit_BM1), share_BMV, 0), axis=-1)
 
     def stays(change_BM: Array) -> Array:
-        """Tell whether no change of this size makes another token the drawn one."""
+        """Tell whether every change of this size leaves the drawn token unchanged."""
         change_BM1 = change_BM[..., None]
         could_lead_BMV = ~is_drawn_BMV & (lead_BMV <= change_BM1)
-        # What may enter or leave the top-k, a tie at its end included, moves every share by its own.
+        # Tokens that may enter or leave the top-k, ties at its end included, each change the shares by their own.
         at_end_BMV = jnp.abs(tempered_BMV - top_k_BM1) <= change_BM1
         num_within_BM = jnp.sum(tempered_BMV >= top_k_BM1 - change_BM1, axis=-1)
         is_vague_BM = (top_k_BM1[..., 0] > -jnp.inf) & (num_within_BM > arrays.top_k_B[:, None])
@@ -61,7 +62,7 @@ def margins(
 
         others_BMV = in_top_k_BMV & ~is_drawn_BMV
         leaves_nucleus_BM = share_above(drawn_logit_BM1 - change_BM1, others_BMV) >= nucleus_B1 - slack_BM
-        # The best token is in the nucleus, however small that is; to leave, it must be overtaken.
+        # The best token is always in the nucleus, however small; to leave it, the token must be overtaken.
         leaves_nucleus_BM &= jnp.any(others_BMV & (tempered_BMV > drawn_logit_BM1 - change_BM1), axis=-1)
         leaves_BM1 = (drawn_logit_BM1 - first_dropped_BM1 <= change_BM1) & (top_k_BM1 > -jnp.inf)
         leaves_BM1 |= drawn_logit_BM1 - min_p_BM1 <= change_BM1
@@ -69,7 +70,7 @@ def margins(
 
         nearest_BM1 = jnp.maximum(top_k_BM1, min_p_BM1) - change_BM1
         entering_BMV = could_lead_BMV & ~kept_BMV & (tempered_BMV >= nearest_BM1)
-        # The best of those that would lead enters the nucleus first.
+        # Of the tokens that would then lead, the best one enters the nucleus first.
         first_BM1 = jnp.max(jnp.where(entering_BMV, tempered_BMV, -jnp.inf), axis=-1, keepdims=True)
         enters_nucleus_BM = share_above(first_BM1 + change_BM1, in_top_k_BMV) < nucleus_B1 + slack_BM
         enters_BM = entering_BMV.any(axis=-1) & (enters_nucleus_BM | ~has_nucleus_B1)
@@ -81,7 +82,7 @@ def margins(
 def _least_failing(
     holds: Callable[[Float[Array, "B M"]], Bool[Array, "B M"]], shape: tuple[int, ...]
 ) -> Float[Array, "B M"]:
-    """Find the least non-negative float32 at which a condition fails that, once failed, fails for all larger ones."""
+    """Find the least non-negative float32 at which a condition fails; it must also fail for all larger ones."""
 
     def as_float(image: Array) -> Array:
         return lax.bitcast_convert_type(image, jnp.float32)

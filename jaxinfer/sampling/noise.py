@@ -1,7 +1,7 @@
-"""Keyed noise: a function of (seed, sample, position, role, token id) and of nothing else.
+"""Keyed noise: a function of only (seed, sample, position, role, token id).
 
-Threefry-2x32 is written out from its counter (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), in
-the layout of JAX's partitionable random bits, so no JAX setting and no array shape changes a token's noise.
+Threefry-2x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) is implemented here, in the layout of
+JAX's partitionable random bits, so no JAX setting and no array shape changes a token's noise.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxinfer.notation import Array, Float, Int, UInt32
 
-# What a number is drawn for. Draft, accept and residual noise differ at every level of nested speculation.
+# The use of a random number. Draft, accept and residual noise differ at every level of nested speculation.
 ROLE_TARGET = 0
 ROLE_DRAFT = 1
 ROLE_ACCEPT = 2
@@ -23,13 +23,13 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def role(kind: int, level: int = 0) -> int:
-    """Number the role of a kind of noise at a level of nested speculation; the target's is 0 at every level."""
+    """Return the role number of a kind of noise at a level of nested speculation; the target's is always 0."""
     return ROLE_TARGET if kind == ROLE_TARGET else kind + 3 * level
 
 
 def threefry2x32(key0: Any, key1: Any, counter0: Any, counter1: Any) -> tuple[Any, Any]:
-    """Encrypt the counters under the keys: uint32 arrays of NumPy or JAX, broadcast together."""
-    # Unrolled, because XLA's CPU backend runs the rolled loop of JAX's own primitive four times slower.
+    """Encrypt the counters with the keys: uint32 arrays of NumPy or JAX, broadcast together."""
+    # Unrolled: on XLA's CPU backend the rolled loop of JAX's own primitive is four times slower.
     keys = (key0, key1, key0 ^ key1 ^ _PARITY)
     x, y = counter0 + keys[0], counter1 + keys[1]
     for group in range(5):
@@ -42,10 +42,10 @@ def threefry2x32(key0: Any, key1: Any, counter0: Any, counter1: Any) -> tuple[An
 
 
 def request_key(seed: int, sample: int = 0) -> UInt32[np.ndarray, "2"]:
-    """Return the key data of a request's sample.
+    """Return the key data of one sample of a request.
 
-    The key is ``jax.random.key(seed, impl="threefry2x32")`` with the upper half of a seed beyond 32 bits kept (JAX
-    drops it unless x64 is on); samples from 1 on fold their number in.
+    The key is ``jax.random.key(seed, impl="threefry2x32")``, but keeps the upper half of a seed beyond 32 bits (JAX
+    drops it unless x64 is on). Samples from 1 on fold in their number.
     """
     key = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
     if sample == 0:
@@ -63,17 +63,17 @@ def fold_in(key_data: UInt32[Array | np.ndarray, "*rows 2"], number: Any) -> UIn
 def random_bits(
     key_data: UInt32[Array | np.ndarray, "*rows 2"], token_ids_V: Int[Array, "V"] | UInt32[Array, "V"]
 ) -> UInt32[Array, "*rows V"]:
-    """Draw 32 bits for each token id, as ``jax.random.bits`` does for a vector in its partitionable form."""
+    """Draw 32 bits for each token id, like ``jax.random.bits`` for a vector in its partitionable form."""
     ids_V = token_ids_V.astype(jnp.uint32)
     high, low = threefry2x32(key_data[..., :1], key_data[..., 1:], jnp.zeros_like(ids_V), ids_V)
     return high ^ low
 
 
 def gumbel_of_bits(bits: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Turn uniform bits into standard Gumbel noise in float32, finite for all bits.
+    """Convert uniform bits to standard Gumbel noise in float32, finite for all bits.
 
-    Small bits give the large values, where float32 resolves the uniform to 2**-33: the upper tail, which decides
-    draws, ends at 22.9 instead of at 16.6.
+    Small bits give large values, because there float32 resolves the uniform to 2**-33. The upper tail, which decides
+    draws, then ends at 22.9 instead of 16.6.
     """
     uniform = (bits.astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     exponential = -jnp.log1p(-jnp.minimum(uniform, np.float32(1 - 2.0**-24)))
@@ -102,5 +102,5 @@ def uniform(
 
 
 def vocabulary_ids(vocab_size: int) -> Int[Array, "V"]:
-    """Count the token ids from 0."""
+    """Return the token ids from 0 on."""
     return lax.iota(jnp.int32, vocab_size)

@@ -1,4 +1,4 @@
-"""What a request may ask of sampling, validated once."""
+"""The sampling parameters of a request, validated once."""
 
 import math
 import numbers
@@ -10,20 +10,20 @@ from typing import Any, no_type_check
 from jaxinfer.errors import InvalidOption
 
 MAX_SEED = 2**63 - 1
-# The least and the greatest temperature above zero: logits divided by less leave the range of float32.
+# The least and the greatest temperature above zero. Beyond them, divided logits leave float32's range.
 MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 1e6
 
 
-# Any value reaches the validation below, where a type checker at run time would refuse it in words of its own.
+# The validation below must see any value; a run-time type checker would raise its own message first.
 @no_type_check
 @dataclass(frozen=True)
 class SamplingParams:
-    """Say how the tokens of one request are drawn; temperature 0 takes the best token.
+    """How to draw the tokens of one request; temperature 0 takes the most probable token.
 
     Applied in this order: logit_bias, min_new_tokens, penalties, temperature, top_k, top_p, min_p. The repetition
-    penalty counts prompt and output, the presence and frequency penalties the output only. All 63 bits of ``seed``
-    count. ``n`` draws that many samples of the prompt. ``logprobs`` are of the raw, untempered logits.
+    penalty counts prompt and output, the presence and frequency penalties count only the output. ``seed`` has 63 bits.
+    ``n`` is the number of samples of the prompt. ``logprobs`` are of the raw, untempered logits.
     """
 
     temperature: float = 0.0

@@ -1,4 +1,4 @@
-"""Thresholds of top-k, top-p and min-p, found by bisection: no sort, and each row by itself."""
+"""Thresholds of top-k, top-p and min-p by bisection: no sort, and rows are independent."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ _LANES = 128
 
 
 def top_k_threshold(logits: Float[Array, "*rows V"], top_k: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
-    """Return the k-th largest logit of each row, or -inf where k is 0 or not below the vocabulary's size."""
+    """Return the k-th largest logit of each row; -inf if k is 0 or not below the size of the vocabulary."""
     images = _ordered_image(logits)
     found = _largest(
         lambda image: jnp.sum(images >= image[..., None], axis=-1, dtype=jnp.int32) >= top_k, logits.shape[:-1], images
@@ -23,16 +23,16 @@ def top_k_threshold(logits: Float[Array, "*rows V"], top_k: Int[Array, "*rows"])
 def top_p_threshold(
     logits: Float[Array, "*rows V"], kept_from: Float[Array, "*rows"], top_p: Float[Array, "*rows"]
 ) -> Float[Array, "*rows"]:
-    """Return the largest threshold whose tokens hold top_p of the mass of those at or above ``kept_from``.
+    """Return the largest threshold whose tokens hold top_p of the probability of those at or above ``kept_from``.
 
-    That is the smallest nucleus, ties kept together; -inf where top_p is 1.
+    This gives the smallest nucleus, with all tied tokens; -inf if top_p is 1.
     """
     images = _ordered_image(logits)
     best = _best(logits)
     mass = jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0)
-    # Never zero, which a top_p that underflows would make it: thresholds above the best logit keep that much.
+    # Never zero, even if a tiny top_p underflows: a threshold above the best logit would then pass.
     wanted = jnp.maximum(top_p.astype(logits.dtype) * _fixed_order_sum(mass), jnp.finfo(logits.dtype).tiny)
-    # Computed once, not again in each of the loop's steps.
+    # The barrier makes XLA compute these once, not in every iteration.
     images, mass = lax.optimization_barrier((images, mass))
     found = _largest(
         lambda image: _fixed_order_sum(jnp.where(images >= image[..., None], mass, 0)) >= wanted,
@@ -43,7 +43,7 @@ def top_p_threshold(
 
 
 def min_p_threshold(logits: Float[Array, "*rows V"], min_p: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
-    """Return the logit at which a token is min_p times as probable as the best; -inf where min_p is 0."""
+    """Return the logit of a token min_p times as probable as the best one; -inf if min_p is 0."""
     return _best(logits) + jnp.log(min_p.astype(logits.dtype))
 
 
@@ -53,9 +53,9 @@ def _best(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
 
 
 def _ordered_image(values: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """Map floats to signed integers of their width in the same order."""
+    """Map floats to signed integers of the same width and order."""
     integer = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
-    # The two zeros have neighbouring images; as thresholds they keep the same logits.
+    # The two zeros map to neighbours; as thresholds they keep the same logits.
     bits = lax.bitcast_convert_type(values, integer)
     return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
 
@@ -68,7 +68,7 @@ def _from_image(image: Int[Array, "*shape"], dtype: np.dtype) -> Float[Array, "*
 def _largest(
     holds: Callable[[Int[Array, "*rows"]], Bool[Array, "*rows"]], rows: tuple[int, ...], images: Int[Array, "*rows V"]
 ) -> Int[Array, "*rows"]:
-    """Find the largest image for which a condition holds that, once false, is false for all larger ones."""
+    """Find the largest image at which a condition holds; once false, it must be false for all larger ones."""
     num_bits = jnp.iinfo(images.dtype).bits
     unsigned = jnp.uint64 if num_bits == 64 else jnp.uint32
     top_bit = np.array(1 << (num_bits - 1)).astype(unsigned)
@@ -84,7 +84,7 @@ def _largest(
 
 
 def _fixed_order_sum(values: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
-    """Sum over the last axis in one order, whatever the other axes are; zeros appended change nothing."""
+    """Sum over the last axis in a fixed order, independent of the other axes; appended zeros change nothing."""
     padding = -values.shape[-1] % _LANES
     padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)])
     lanes = padded.reshape(*values.shape[:-1], -1, _LANES).sum(axis=-2)

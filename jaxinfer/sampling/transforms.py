@@ -1,4 +1,4 @@
-"""The chain from raw logits to those that are drawn from, the same for target, drafter and baseline."""
+"""The transforms from raw logits to those drawn from, the same for target, drafter and plain decoding."""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ def transform_logits(
 ) -> Float[Array, "B M V"]:
     """Apply logit bias, min_new_tokens, penalties, temperature, top-k, top-p and min-p; dropped tokens are -inf.
 
-    Positions are those of the drawn tokens in prompt + output. A row at temperature 0 gets the first three only.
-    Float64 logits stay float64, all others become float32. Work that no row of the batch needs is not done.
+    Positions are the drawn tokens' positions in prompt + output. A row at temperature 0 gets only the first three.
+    Float64 logits stay float64, all others become float32. Transforms that no row needs are skipped.
     """
     tempered_BMV = temper(edit_logits(logits_BMV, arrays, history, positions_BM), arrays)
     threshold_BM = truncation_threshold(tempered_BMV, arrays)
@@ -31,7 +31,7 @@ def edits_any(arrays: SamplingArrays, history: History, positions_BM: Int[Array,
 def edit_logits(
     logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]
 ) -> Float[Array, "B M V"]:
-    """Apply logit bias, min_new_tokens and penalties: the part that a greedy row has too."""
+    """Apply logit bias, min_new_tokens and penalties, which also apply to greedy rows."""
     bans_BM = _bans_stop_BM(arrays, history, positions_BM)
 
     def edited(logits_BMV: Array) -> Array:
@@ -45,13 +45,13 @@ def edit_logits(
 
 
 def temper(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M V"]:
-    """Divide by the temperature; a greedy row is left as it is."""
+    """Divide by the temperature; greedy rows stay unchanged."""
     divisor_B = jnp.where(arrays.samples_B(), arrays.temperature_B, 1).astype(logits_BMV.dtype)
     return logits_BMV / divisor_B[:, None, None]
 
 
 def truncation_threshold(tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M"]:
-    """Return the least logit that top-k, top-p and min-p keep, -inf in a row that keeps all."""
+    """Return the least logit that top-k, top-p and min-p keep; -inf in a row that keeps all tokens."""
     thresholds = truncation_thresholds(tempered_BMV, arrays)
     return jnp.maximum(jnp.maximum(thresholds[0], thresholds[1]), thresholds[2])
 
@@ -59,10 +59,10 @@ def truncation_threshold(tempered_BMV: Float[Array, "B M V"], arrays: SamplingAr
 def truncation_thresholds(
     tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M"], Float[Array, "B M"]]:
-    """Return the least logits that top-k, then top-p, then min-p keep, each -inf where it is off."""
+    """Return the least logits that top-k, then top-p, then min-p keep; -inf for those that are off."""
     shape_BM = tempered_BMV.shape[:2]
     samples_B = arrays.samples_B()
-    # Each branch returns one number a node, so that skipping it copies nothing.
+    # Each branch returns one number per node, so skipping it copies nothing.
     everything_BM = jnp.full(shape_BM, -jnp.inf, tempered_BMV.dtype)
     top_k_BM = jnp.broadcast_to(jnp.where(samples_B, arrays.top_k_B, 0)[:, None], shape_BM)
     top_p_BM = jnp.broadcast_to(jnp.where(samples_B, arrays.top_p_B, 1)[:, None], shape_BM)
@@ -101,7 +101,7 @@ def _ban_stops(
     logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, bans_BM: Bool[Array, "B M"]
 ) -> Float[Array, "B M V"]:
     ids_BE = _dropping_padding(arrays.stop_ids_BE, logits_BMV.shape[-1])
-    # A minimum, not an addition: the same stop id may stand twice, and a ban must not touch nodes past the minimum.
+    # A minimum, not an addition: a stop id may occur twice, and nodes past the minimum length must stay unchanged.
     ceiling_BM = jnp.where(bans_BM, -jnp.inf, jnp.inf).astype(logits_BMV.dtype)
 
     def ban(logits_MV: Array, ids_E: Array, ceiling_M: Array) -> Array:
@@ -111,7 +111,7 @@ def _ban_stops(
 
 
 def _dropping_padding(ids: Int[Array, "B X"], vocab_size: int) -> Int[Array, "B X"]:
-    # A negative id would wrap around; one beyond the vocabulary is dropped.
+    # A negative id would wrap around; an id beyond the vocabulary is dropped.
     return jnp.where(ids < 0, vocab_size, ids)
 
 

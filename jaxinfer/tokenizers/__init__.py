@@ -1,4 +1,4 @@
-"""Text in and out: tokenizers, chat templates and the incremental decoding of a stream."""
+"""Tokenizers, chat templates and the incremental decoding of streams."""
 
 from jaxinfer.tokenizers.chat_template import ChatTemplate
 from jaxinfer.tokenizers.load import load_tokenizer

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja programs that come with a model, run in a sandbox as transformers runs them."""
+"""Chat templates: a model's Jinja programs, run in a sandbox like that of transformers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from jaxinfer.errors import InvalidOption, InvalidTokenizer
 
 
 class ChatTemplate:
-    """One model's chat templates, by name, and the special tokens that they may write."""
+    """A model's chat templates, by name, and the special tokens that they may write."""
 
     def __init__(self, templates: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None):
         self.templates = {"default": templates} if isinstance(templates, str) else dict(templates)
@@ -26,11 +26,11 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """Write a conversation as the text that the model was trained on.
+        """Format a conversation as the text that the model was trained on.
 
-        The text holds its own special tokens: encode it with ``add_special_tokens=False``. ``variables`` reach the
-        template by name; ``tools`` also picks the template named ``tool_use`` where there is one.
-        Raises InvalidOption when the messages do not fit and InvalidTokenizer when the template is broken.
+        The text contains its special tokens: encode it with ``add_special_tokens=False``. The template sees
+        ``variables`` by name; ``tools`` also selects the template named ``tool_use`` if there is one. Raises
+        InvalidOption if the messages do not fit the template, and InvalidTokenizer if the template is broken.
         """
         _check_messages(messages)
         name = "tool_use" if variables.get("tools") is not None and "tool_use" in self.templates else "default"
@@ -48,13 +48,13 @@ class ChatTemplate:
             raise InvalidTokenizer(f"the chat template cannot be run: {_one_line(error)}") from error
         except TemplateError as error:
             raise InvalidOption(f"the chat template refuses these messages: {_one_line(error)}") from error
-        except Exception as error:  # a template is a program: anything may come out of it
+        except Exception as error:  # a template is a program that may raise anything
             kind = type(error).__name__
             raise InvalidOption(f"the chat template fails on these messages: {kind}: {_one_line(error)}") from error
 
 
 class _GenerationTag(Extension):
-    """Let ``{% generation %}`` mark the assistant's words, which changes nothing in the text."""
+    """Supports ``{% generation %}``, which marks the assistant's words; it does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 - the type that Jinja declares
 
@@ -64,7 +64,7 @@ class _GenerationTag(Extension):
 
 
 class _TemplateDict:
-    """The constructor of dicts without the attributes of the type, which lead out of the sandbox."""
+    """A dict constructor without the type's attributes, which would allow an escape from the sandbox."""
 
     def __call__(self, *args: Any, **entries: Any) -> dict:
         return dict(*args, **entries)

@@ -1,4 +1,4 @@
-"""The settings that stand beside a vocabulary in a Hugging Face folder."""
+"""Reads the settings beside a vocabulary in a Hugging Face folder."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,12 +16,11 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """What a folder's JSON files say about its tokenizer.
+    """The tokenizer settings in a folder's JSON files.
 
-    ``special_tokens`` maps ``bos_token`` and the like to their text; ``added_tokens`` maps ids to tokens that are
-    parsed whole; ``add_bos``, ``add_eos`` and ``add_prefix_space`` are None where the folder leaves that to the
-    vocabulary file; ``bos_id`` and ``eos_ids`` are those of the model's own configuration. ``tokenizer_class`` is
-    transformers' name of the kind.
+    ``special_tokens`` maps ``bos_token`` and the like to their text. ``added_tokens`` maps ids to tokens that are
+    parsed whole. ``add_bos``, ``add_eos`` and ``add_prefix_space`` are None if the folder leaves them to the vocabulary
+    file. ``bos_id`` and ``eos_ids`` come from the model's config. ``tokenizer_class`` is the name in transformers.
     """
 
     origin: Path
@@ -39,7 +38,7 @@ class FolderSettings:
     tokenizer_class: str | None = None
 
     def find_id(self, role: str, token_to_id: Callable[[str], int | None]) -> int | None:
-        """Return the id of a named special token, None where none is named; raise where it is not a token."""
+        """Return the id of a named special token, None if there is no name; raise if the name is not a token."""
         content = self.special_tokens.get(role)
         if content is None:
             return None
@@ -51,20 +50,20 @@ class FolderSettings:
         return found
 
     def choose_bos(self, named: int | None) -> int | None:
-        """Prefer what the tokenizer's files say, an explicit null included, over the model's configuration."""
+        """Return the tokenizer files' value, even an explicit null, before that of the model's config."""
         return named if self.names_bos else self.bos_id
 
     def choose_eos(self, named: int | None) -> tuple[int, ...]:
-        """Join the ids that end a generation and the one that ends a text."""
+        """Return the ids that end generation and the id that ends a text."""
         return tuple(dict.fromkeys([*self.eos_ids, *([] if named is None else [named])]))
 
     def make_chat_template(self) -> ChatTemplate | None:
-        """Return the folder's chat templates, None where it has none."""
+        """Return the folder's chat templates, None if it has none."""
         return ChatTemplate(self.chat_templates, self.special_tokens) if self.chat_templates else None
 
 
 def read_folder_settings(folder: Path, model_config: Mapping[str, Any]) -> FolderSettings:
-    """Read every settings file that the folder has; a missing one is an empty one."""
+    """Read all settings files of the folder; a missing file counts as empty."""
     config = read_json_object(folder / "tokenizer_config.json")
     named = {**read_json_object(folder / "special_tokens_map.json"), **config}
     generation = read_json_object(folder / "generation_config.json")
@@ -87,7 +86,7 @@ def read_folder_settings(folder: Path, model_config: Mapping[str, Any]) -> Folde
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Parse a file that holds one JSON object; a missing one is an empty one."""
+    """Parse a file that holds one JSON object; a missing file counts as empty."""
     if not path.is_file():
         return {}
     try:
@@ -100,7 +99,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _read_content(value: Any, folder: Path, role: str) -> str:
-    """Return the text of a token, given as a string or as an object with a ``content``."""
+    """Return the text of a token that is given as a string or as an object with a ``content``."""
     content = value.get("content") if isinstance(value, dict) else value
     if not isinstance(content, str) or not content:
         raise InvalidTokenizer(f"{folder}: {role} must be a string or an object with a 'content', not {value!r}")
@@ -145,19 +144,19 @@ def _read_flag(config: Mapping[str, Any], name: str, folder: Path) -> bool | Non
 
 
 def _read_ids(generation: Mapping[str, Any], model: Mapping[str, Any], name: str, folder: Path) -> tuple[int, ...]:
-    """Return one or several ids; the generation configuration comes before the model's."""
+    """Return one or several ids; the generation config comes before the model's config."""
     value = generation.get(name) if generation.get(name) is not None else model.get(name)
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    # -1 is how some configurations say that there is no such token.
+    # Some configs write -1 if there is no such token.
     if not all(isinstance(one, int) and not isinstance(one, bool) and one >= -1 for one in ids):
         raise InvalidTokenizer(f"{folder}: {name} must be a token id or a list of them, not {value!r}")
     return tuple(one for one in ids if one >= 0)
 
 
 def _read_chat_templates(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Collect the templates by name; files win over ``tokenizer_config.json``."""
+    """Collect the templates by name; files take precedence over ``tokenizer_config.json``."""
     given = config.get("chat_template") or {}
     if isinstance(given, str):
         given = {"default": given}

@@ -1,4 +1,4 @@
-"""Tokenizers run by the ``tokenizers`` library: a ``tokenizer.json``, or the vocabulary inside a GGUF file."""
+"""Tokenizers run by the ``tokenizers`` library: a ``tokenizer.json``, or the vocabulary of a GGUF file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ class HuggingFaceTokenizer:
         eos_token_ids: tuple[int, ...] = (),
         chat_template: ChatTemplate | None = None,
     ):
-        # Settings of a training script: they would cut or fill every prompt.
+        # Truncation and padding are training settings: they would cut or fill every prompt.
         pipeline.no_truncation()
         pipeline.no_padding()
         self._pipeline = pipeline
@@ -38,26 +38,26 @@ class HuggingFaceTokenizer:
         self.byte_fallback_ids = frozenset(vocabulary[name] for name in byte_names if name in vocabulary)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids that transformers gives for the text."""
+        """Return the same ids as transformers."""
         check_text(text)
         return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of the ids; ids outside the vocabulary are left out."""
+        """Return the text of the ids; ids outside the vocabulary are skipped."""
         known = [int(token) for token in ids if 0 <= token < self.vocab_size]
         return self._pipeline.decode(known, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:
-        """Return a token as the vocabulary writes it."""
+        """Return a token as written in the vocabulary."""
         return self._pipeline.id_to_token(token_id)
 
     def to_json(self) -> str:
-        """Return what a ``tokenizer.json`` of it holds."""
+        """Return the content of its ``tokenizer.json``."""
         return self._pipeline.to_str()
 
 
 def read_tokenizer_json(path: Path, settings: FolderSettings) -> HuggingFaceTokenizer:
-    """Build the tokenizer of a folder from its ``tokenizer.json`` and the settings beside it."""
+    """Build a folder's tokenizer from its ``tokenizer.json`` and the settings beside it."""
     try:
         pipeline = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare exceptions
@@ -80,14 +80,14 @@ def read_tokenizer_json(path: Path, settings: FolderSettings) -> HuggingFaceToke
 
 
 def add_begin_and_end(pipeline: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Make encoding put these tokens around a text, in place of whatever it added before."""
+    """Make encoding put these tokens around a text, instead of those it added before."""
     pair = [(token, pipeline.token_to_id(token)) for token in (bos, eos) if token is not None]
     template = [*([bos] if bos is not None else []), "$A", *([eos] if eos is not None else [])]
     pipeline.post_processor = processors.TemplateProcessing(single=template, special_tokens=pair)
 
 
 def add_declared_tokens(pipeline: tokenizers.Tokenizer, settings: FolderSettings, vocabulary: str) -> None:
-    """Add the tokens that the settings declare and the file of that name, of which the pipeline was made, lacks."""
+    """Add declared tokens that the pipeline lacks; ``vocabulary`` is the pipeline's file, named in errors."""
     present = {token.content for token in pipeline.get_added_tokens_decoder().values()}
     for declared, token in sorted(settings.added_tokens.items()):
         if token.content in present:

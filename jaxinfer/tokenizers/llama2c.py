@@ -1,7 +1,7 @@
-"""The vocabulary that stands beside a llama2.c checkpoint: ``tokenizer.bin``, or the SentencePiece model it is made of.
+"""The vocabulary beside a llama2.c checkpoint: ``tokenizer.bin``, or the SentencePiece model it was made from.
 
-The file is an int32, the longest token's length, which only C needs; then, for each id, a float32 score, an int32
-length and that many bytes of UTF-8, in which SentencePiece's mark of a space is a space again.
+The file starts with an int32, the longest token's length, which only C needs. Then each id has a float32 score, an
+int32 length and that many bytes of UTF-8, with plain spaces in place of SentencePiece's mark.
 """
 
 import math
@@ -24,9 +24,9 @@ _MODEL = "tokenizer.model"
 
 
 def load_llama2c_tokenizer(checkpoint: Path, vocab_size: int) -> SentencePieceTokenizer:
-    """Find and read the tokenizer of a ``.bin`` checkpoint; raises InvalidTokenizer where none of its size is there.
+    """Find and read a ``.bin`` checkpoint's tokenizer; raises InvalidTokenizer if none has the right size.
 
-    A ``tok512.bin`` is of a model with 512 tokens and so comes before ``tokenizer.bin``, which is often Llama 2's.
+    ``tok512.bin`` is for a model with 512 tokens, so it comes before ``tokenizer.bin``, which is often Llama 2's.
     """
     folder = checkpoint.parent
     names = (f"tok{vocab_size}.bin", "tokenizer.bin", _MODEL)
@@ -34,7 +34,7 @@ def load_llama2c_tokenizer(checkpoint: Path, vocab_size: int) -> SentencePieceTo
     if found is None:
         raise InvalidTokenizer(f"{checkpoint} has no tokenizer: put {names[0]}, {names[1]} or {_MODEL} beside it")
     model = _read_bytes(found) if found.name == _MODEL else _read_vocabulary(found, vocab_size)
-    # run.c begins every text with <s> and a space, whatever stands first in it.
+    # run.c begins every text with <s> and a space, whatever comes first in the text.
     tokenizer = SentencePieceTokenizer(model, _plain_settings(folder), source=str(found), always_adds_space=True)
     if tokenizer.vocab_size != vocab_size:
         raise _refuse(found, f"it has {tokenizer.vocab_size} tokens, but the model's vocabulary has {vocab_size}")
@@ -42,7 +42,7 @@ def load_llama2c_tokenizer(checkpoint: Path, vocab_size: int) -> SentencePieceTo
 
 
 def _read_vocabulary(path: Path, vocab_size: int) -> bytes:
-    """Turn a ``tokenizer.bin`` into the SentencePiece model that it was written from."""
+    """Convert a ``tokenizer.bin`` back to the SentencePiece model that it was written from."""
     if vocab_size < _FIRST_BYTE + _NUM_BYTES:
         raise _refuse(path, f"a vocabulary of {vocab_size} has no room for {', '.join(_NAMES)} and {_NUM_BYTES} bytes")
     ids: dict[str, int] = {}
@@ -75,7 +75,7 @@ def _read_entry(path: Path, data: mmap | bytes, at: int, token: int) -> tuple[fl
 
 
 def _read_piece(path: Path, stored: bytes, token: int) -> str:
-    """Return a piece as SentencePiece writes it; by position, as run.c knows the special tokens and the bytes."""
+    """Return a piece in SentencePiece's spelling; the id decides special tokens and bytes, as in run.c."""
     if token < _FIRST_BYTE:
         return _NAMES[token]
     try:
@@ -85,7 +85,7 @@ def _read_piece(path: Path, stored: bytes, token: int) -> str:
     byte = token - _FIRST_BYTE
     if byte >= _NUM_BYTES:
         return piece.replace(" ", _MARK)
-    # The first exporters wrote the character of that number instead.
+    # The first exporters wrote the character with that number instead.
     if piece not in (f"<0x{byte:02X}>", chr(byte)):
         raise _refuse(path, f"token {token} is {piece!r:.80}, not the byte {byte}")
     return f"<0x{byte:02X}>"
@@ -107,7 +107,7 @@ def _refuse(path: Path, reason: str) -> InvalidTokenizer:
 
 
 def _plain_settings(folder: Path) -> FolderSettings:
-    """Say what llama2.c does: the model's own special tokens, <s> before a text and nothing after it."""
+    """Return llama2.c's settings: the model's own special tokens, <s> before a text and nothing after it."""
     return FolderSettings(
         origin=folder,
         special_tokens={},

@@ -18,9 +18,8 @@ from jaxinfer.tokenizers.tokenizer import Tokenizer
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """Build the checkpoint's tokenizer.
 
-    That is a folder's tokenizer.json, else its tokenizer.model, else its vocab.json and merges.txt; the vocabulary
-    inside a GGUF file; what stands beside a llama2.c file.
-    Raises InvalidTokenizer when there is none or it is damaged.
+    In a folder it is tokenizer.json, else tokenizer.model, else vocab.json and merges.txt. In a GGUF file it is the
+    embedded vocabulary; for a llama2.c file, the file beside it. Raises InvalidTokenizer if it is missing or damaged.
     """
     if checkpoint.folder is not None and (tokenizer := _read_folder(checkpoint.folder, checkpoint.config)) is not None:
         return tokenizer

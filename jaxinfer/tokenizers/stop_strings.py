@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from jaxinfer.errors import InvalidOption
 
 @dataclass(frozen=True)
 class Scan:
-    """What one more piece of text made certain, and how many of its characters follow a completed stop string."""
+    """The text that became certain with a piece, and how many of its characters follow a completed stop string."""
 
     text: str
     overshoot: int | None
 
 
 class StopStrings:
-    """Hold back text that could be the beginning of a stop string, and cut the text at the first one completed.
+    """Holds back text that may begin a stop string, and ends the text at the first completed stop string.
 
-    Of several stop strings the one that ends first wins; of those that end together, the one that begins first.
+    If several stop strings match, the one that ends first wins; of those that end together, the one that begins first.
     """
 
     def __init__(self, stop: Sequence[str]):
@@ -27,7 +27,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> Scan:
-        """Take the next piece and return the text that no stop string can claim any more."""
+        """Take the next piece; return the text that can no longer be part of a stop string."""
         held = self._held + text
         found = [(at + len(one), at) for one in self._stop if (at := held.find(one)) >= 0]
         if found:
@@ -39,12 +39,12 @@ class StopStrings:
         return Scan(held[: len(held) - keep], None)
 
     def flush(self) -> str:
-        """Give up what is held: no more text will come."""
+        """Return the held text: no more text will come."""
         held, self._held = self._held, ""
         return held
 
 
 def _longest_opening(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of ``stop`` that ends ``text``."""
+    """Return the length of the longest proper prefix of ``stop`` at the end of ``text``."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -6,17 +6,17 @@ from jaxinfer.tokenizers.stop_strings import StopStrings
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"
-# A character has at most four bytes, so at most this many U+FFFD at the end may still turn into one.
+# A character has at most four bytes, so only the last four U+FFFD of a text may still become a character.
 _MAX_UNCERTAIN = 4
 _WINDOW = 16
 
 
 class TextStream:
-    """Turn tokens into text as they come: ``decode(prompt + generated)`` without its beginning ``decode(prompt)``.
+    """Decodes tokens to text as they arrive: ``decode(prompt + generated)`` without the leading ``decode(prompt)``.
 
-    No piece holds half a character, nor text that could be the beginning of a stop string. Only a window of the last
-    tokens is decoded, whose start moves along; it begins with text already emitted because the first token of a
-    decoding may lose its leading space. Pieces do not depend on how the tokens are grouped into pushes.
+    No piece holds half a character, or text that may begin a stop string. Only a moving window of the last tokens is
+    decoded. It begins with text that was already emitted, because decoding may drop the first token's leading space.
+    The text does not depend on how the tokens are grouped into pushes.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), stop: Sequence[str] = ()):
@@ -39,11 +39,11 @@ class TextStream:
         return "".join(self._pieces)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens and return the text that is now certain; once stopped, take nothing."""
+        """Take the next tokens; return the text that is now certain, nothing after a stop string."""
         return self._emit([self._push_one(int(token)) for token in token_ids])
 
     def finish(self) -> str:
-        """Return what was held back, incomplete characters as U+FFFD."""
+        """Return the text held back; incomplete characters become U+FFFD."""
         if self.stopped:
             return ""
         text = self._tokenizer.decode(self._window)
@@ -56,7 +56,7 @@ class TextStream:
         self._window.append(token)
         self._num_pushed += 1
         self._num_unread += 1
-        # A run of byte tokens that turns out invalid decodes to U+FFFD from its first byte on: wait for its end.
+        # If a run of byte tokens is invalid, it decodes to U+FFFD from its first byte on: wait for the run's end.
         if token in self._byte_ids:
             return ""
         text = self._tokenizer.decode(self._window)
@@ -68,9 +68,9 @@ class TextStream:
         return piece
 
     def _consume(self, text: str, end: int) -> str:
-        """Pass the window's text up to ``end`` to the stop strings; return what they let through."""
+        """Pass the window's text up to ``end`` to the stop strings; return the text that they release."""
         start = self._consumed
-        if text.startswith(self._prompt_broken, start):  # what the prompt left incomplete stayed so: not our text
+        if text.startswith(self._prompt_broken, start):  # the prompt's incomplete character, not output
             start += len(self._prompt_broken)
         if end <= start:
             return ""
@@ -84,24 +84,24 @@ class TextStream:
         return scan.text
 
     def _find_stop_token(self, text: str, cut: int) -> int:
-        """Return the index of the first unread token by which the window's text reached its character ``cut``."""
+        """Return the index of the first unread token at which the window's text reached character ``cut``."""
         for num_later in range(self._num_unread - 1, 0, -1):
             if self._tokenizer.decode(self._window[:-num_later])[:cut] == text[:cut]:
                 return self._num_pushed - 1 - num_later
         return self._num_pushed - 1
 
     def _advance_window(self, text: str) -> None:
-        """Start the window later, where the text of the shorter window provably ends like that of the longer."""
+        """Move the window's start forward if the shorter window decodes to the same last characters."""
         shorter = self._window[-_WINDOW:]
         tail = self._tokenizer.decode(shorter)
         already_read = len(tail) - (len(text) - self._consumed)
-        # With this much read text in front, a character or a leading space cut by the new start would show.
+        # With this many emitted characters in front, a split character or a lost leading space at the start would show.
         if already_read > _MAX_UNCERTAIN and text.endswith(tail):
             self._window = shorter
             self._consumed = already_read
 
     def _find_context(self, prompt: list[int]) -> list[int]:
-        """Return the last tokens of the prompt, enough to decode what follows as if all of it stood there."""
+        """Return enough of the prompt's last tokens to decode the next ones as after the whole prompt."""
         size = _WINDOW
         while size < len(prompt):
             context = prompt[-size:]
@@ -112,7 +112,7 @@ class TextStream:
         return list(prompt)
 
     def _ends_in_byte_run(self) -> bool:
-        """Tell whether only tokens without text (special ones) stand after a byte token at the window's end."""
+        """Tell whether the window ends in a byte token, followed only by tokens without text (special ones)."""
         for token in reversed(self._window):
             if token in self._byte_ids:
                 return True
@@ -128,7 +128,7 @@ class TextStream:
 
 
 def _measure_certain(text: str) -> int:
-    """Return the length of the text without the U+FFFD at its end that may still become a character."""
+    """Return the length of the text without trailing U+FFFD that may still become a character."""
     length = len(text)
     while length > 0 and len(text) - length < _MAX_UNCERTAIN and text[length - 1] == _BROKEN:
         length -= 1

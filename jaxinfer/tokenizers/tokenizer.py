@@ -1,4 +1,4 @@
-"""What the rest of the library asks of a tokenizer, and the checks that every one of them makes."""
+"""The interface of tokenizers, and the checks that they share."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,9 +11,9 @@ from jaxinfer.tokenizers.chat_template import ChatTemplate
 class Tokenizer(Protocol):
     """Text to token ids and back, with the ids that begin and end a text.
 
-    ``vocab_size`` is the largest id plus one, added tokens included. A tokenizer that writes a character it has no
-    token for as one token a byte, and decodes a run of these as a whole, also has ``byte_fallback_ids: frozenset[int]``
-    so that a stream can wait for the end of a run.
+    ``vocab_size`` is the largest id plus one, added tokens included. Some tokenizers write a character without a token
+    as one token per byte, and decode a run of such tokens as a whole. They also have ``byte_fallback_ids:
+    frozenset[int]``, so that a stream can wait for the end of a run.
     """
 
     vocab_size: int
@@ -22,16 +22,16 @@ class Tokenizer(Protocol):
     chat_template: ChatTemplate | None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text; special tokens written in it are parsed, ``add_special_tokens`` adds the usual."""
+        """Return a text's ids; special tokens in it are parsed, ``add_special_tokens`` adds the usual ones."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of some ids; ids outside the vocabulary are left out, broken characters become U+FFFD."""
+        """Return the text of ids; ids outside the vocabulary are skipped, broken characters become U+FFFD."""
         ...
 
 
 def check_text(text: str) -> None:
-    """Raise InvalidOption unless the text is a string that UTF-8 can express."""
+    """Raise InvalidOption unless the text is a string that UTF-8 can encode."""
     if not isinstance(text, str):
         raise InvalidOption(f"a text to encode must be a string, not {type(text).__name__}")
     try:

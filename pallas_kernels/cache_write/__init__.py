@@ -1,1 +1,1 @@
-"""Writing new tokens into a cache where it lies: see `op`."""
+"""Writes new tokens to a cache in place: see `op`."""

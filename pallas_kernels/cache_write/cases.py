@@ -1,4 +1,4 @@
-"""Real-size writes: a token, a draft tree or a chunk of a prompt a row, into caches of published models."""
+"""Real-size writes: a token, a draft tree or a chunk of a prompt per row, to caches of published models."""
 
 import functools
 from typing import Any
@@ -13,14 +13,14 @@ from pallas_kernels.case import Blocks, Case
 
 BLOCKS: tuple[Blocks, ...] = tuple({"block_slots": slots} for slots in (16, 32, 64))
 LAYERS = 4
-# Numbers of a slot: K * H.
+# The width of a slot: K * H.
 LLAMA_2_7B, LLAMA_3_8B = 4096, 1024
 
 
 def write_case(
     name: str, width: int, batch: int, tokens: int, slots: int, dtype: Any = jnp.bfloat16, **options: Any
 ) -> Case:
-    """Describe a write from starts that lie anywhere in a tile; a ring's go around its end."""
+    """Describe a write whose starts are anywhere in a tile; in a ring, tokens go around its end."""
     cache = jax.ShapeDtypeStruct((LAYERS, batch, slots, width), dtype)
     new = jax.ShapeDtypeStruct((batch, tokens, width), dtype)
     last = 2 * slots if "num_sinks" in options else slots - tokens
@@ -33,7 +33,7 @@ def write_case(
         BLOCKS,
         write_shape(cache, new),
         mxu_flops=0,
-        # New tokens are read and written, keys and values both.
+        # New tokens are read and written, both keys and values.
         floor_bytes=4 * batch * tokens * width * jnp.dtype(dtype).itemsize,
         reference=functools.partial(reference_write, **options),
         donated=(0, 1),

@@ -1,8 +1,8 @@
-"""The kernel of cache_write: read, change and write back the blocks of slots that the new tokens fall into.
+"""The kernel of cache_write: it reads, changes and writes back the blocks of slots that the new tokens fall into.
 
-HBM is written in whole tiles of slots, so a token's row cannot be copied alone. The grid has a step for each block that
-a row's tokens may touch; the cache is aliased, and all else in it stays as it is. Blocks of new tokens do not begin
-where blocks of slots do: a step takes two of them, and turns their rows into place.
+HBM is written in whole tiles of slots, so one token's row cannot be copied alone. The grid has a step for each block
+that a row's tokens may touch. The cache is aliased; its other blocks do not change. Blocks of new tokens and blocks of
+slots begin at different places, so a step reads two blocks of tokens and rolls their rows into place.
 """
 
 from typing import Any, NamedTuple
@@ -16,11 +16,11 @@ _VMEM_LIMIT_BYTES = 48 << 20
 
 
 class Steps(NamedTuple):
-    """What each step of each row writes, int32 ``[B, X]``: which block of slots, and where in it the tokens begin.
+    """What each step of each row writes, int32 ``[B, X]``: the block of slots, and where the tokens begin in it.
 
-    ``ahead_BX`` counts slots from the block's first to that of the row's first token, below 0 after the first block.
-    Nothing is written to slots before ``lowest_BX``, the block's first being 0, nor of tokens from ``count_B`` on.
-    A block may come up again in the very next step, but no later.
+    ``ahead_BX`` counts slots from the block's first slot to that of the row's first token; it is negative after the
+    first block. Slots before ``lowest_BX``, counted from the block's first, are not written, nor are tokens from
+    ``count_B`` on. A block may repeat only in the very next step.
     """
 
     block_BX: jax.Array
@@ -44,13 +44,13 @@ def write_blocks(
     batch, width = keys_LBSF.shape[1], keys_LBSF.shape[3]
     num_steps = steps.block_BX.shape[1]
     num_new = new_keys_BTF.shape[1] // block_slots
-    # One block of tokens is turned in itself.
+    # A single block of tokens rolls within itself.
     parts = 1 if num_new == 1 else 2
     scalars = (*(each.reshape(-1) for each in steps), jnp.reshape(layer, (1,)))
 
     def first_new(ahead: Any) -> Any:
-        """Return the first of the two blocks of tokens: the other is the one after it."""
-        # Rounded down: the division is of numbers from 0 up.
+        """Return the first of the two blocks of tokens; the other one follows it."""
+        # Floor division, by a division of non-negative numbers.
         return jax.lax.div(block_slots - ahead, block_slots) - 1
 
     def cache_block(row: Any, step: Any, block_X: Any, ahead_X: Any, lowest_X: Any, count_B: Any, layer_1: Any) -> Any:
@@ -63,7 +63,7 @@ def write_blocks(
         row = pl.program_id(0)
         at = row * num_steps + pl.program_id(1)
         ahead, rows = ahead_X[at], parts * block_slots
-        # Where in the blocks of tokens the first slot's stands, by which they are turned.
+        # The roll that moves the token of the first slot to the front.
         turn = ahead if parts == 1 else ahead + first_new(ahead) * block_slots
         slot_SF = jax.lax.broadcasted_iota(jnp.int32, (block_slots, width), 0)
         token_SF = slot_SF - ahead

@@ -1,4 +1,4 @@
-"""Writing new tokens into a layer of a cache without a copy of it."""
+"""Writes new tokens to a layer of a cache without a copy of the cache."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.cache_write.kernel import Steps, write_blocks
 from pallas_kernels.tuning import tuned_blocks
 
-# The largest block of tuned.json.
+# The largest block of tuned.json, which `python -m pallas_kernels.autotune --kernel cache_write` chooses.
 LARGEST_BLOCK = 64
 Described = jax.Array | jax.ShapeDtypeStruct
 
@@ -26,13 +26,13 @@ def cache_write(
     block_slots: int | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Write token i of row b, of position ``start_B[b] + i``, to its slot of ``cache[layer]``; return both caches.
+    """Write token i of row b, at position ``start_B[b] + i``, to its slot of ``cache[layer]``; return both caches.
 
-    The caches ``[L, B, S, F]`` are updated where they lie if they are donated or carried. A position is a slot, and
-    tokens past the cache's end are dropped; or with ``num_sinks`` the cache is a ring behind so many sinks, in the
-    order of `ring_decode`, of at least T + 2 * ``block_slots`` slots. Only the first ``count_B`` tokens of a row are
-    written (None: all). Starts are at least 0. ``block_slots`` slots, whole tiles of 32 bytes a lane, are read, changed
-    and written back at a time.
+    The caches ``[L, B, S, F]`` are updated in place if they are donated or carried. A position is a slot, and tokens
+    past the cache's end are dropped. With ``num_sinks`` the cache is a ring after that many sinks, in the order of
+    `ring_decode`, with at least T + 2 * ``block_slots`` slots. Only the first ``count_B`` tokens of a row are written
+    (None: all). Starts are at least 0. The kernel reads, changes and writes back ``block_slots`` slots at a time: whole
+    tiles of 32 bytes per lane.
     """
     batch, tokens, _ = new_keys_BTF.shape
     num_slots = keys_LBSF.shape[2]
@@ -63,19 +63,19 @@ def cache_write(
 
 
 def write_shape(keys_LBSF: Described, new_keys_BTF: Described) -> dict[str, int | str]:
-    """Return what the best blocks depend on: the key in tuned.json."""
+    """Return the key in tuned.json: what the best blocks depend on."""
     return {"T": new_keys_BTF.shape[1], "F": keys_LBSF.shape[3], "dtype": jnp.dtype(keys_LBSF.dtype).name}
 
 
 def fits_ring(num_slots: int, num_sinks: int, tokens: int, block_slots: int = LARGEST_BLOCK) -> bool:
-    """Tell whether tokens that go around a ring's end come back to no block that they began in."""
+    """Tell whether tokens that go around a ring's end never return to the block where they began."""
     return num_slots - num_sinks >= tokens + 2 * block_slots
 
 
 def _plan_steps(
     start_B: jax.Array, count_B: jax.Array, tokens: int, num_slots: int, num_sinks: int | None, block: int
 ) -> Steps:
-    """Return the blocks from the first token's on; in a ring, those behind the sinks follow the last one."""
+    """Return the blocks from the first token's on; in a ring, the first blocks after the sinks follow the last one."""
     num_steps = (tokens + block - 2) // block + 1
     last = -(-num_slots // block) - 1
     if num_sinks is None:
@@ -86,7 +86,7 @@ def _plan_steps(
         around_B = num_sinks + (start_B - num_sinks) % wrapped_slots
         first_slot_B = jnp.where(start_B < num_sinks, start_B, around_B)
         num_steps += 1
-    # A block past the end is the last one again, or in a ring the first that holds no sinks alone.
+    # A block past the end becomes the last one again; in a ring, the first block that does not hold only sinks.
     block_BX = first_slot_B[:, None] // block + jnp.arange(num_steps, dtype=jnp.int32)
     is_around_BX = (block_BX > last) if num_sinks is not None else jnp.zeros(block_BX.shape, bool)
     block_BX = jnp.where(is_around_BX, block_BX - last - 1 + floor // block, jnp.minimum(block_BX, last))
@@ -102,7 +102,7 @@ def _check(
     new_values_BTF: jax.Array,
     start_B: jax.Array,
 ) -> None:
-    """Raise ValueError where shapes or dtypes do not go together."""
+    """Raise ValueError if shapes or dtypes do not match."""
     batch, tokens, width = new_keys_BTF.shape
     held = (keys_LBSF.shape[1], keys_LBSF.shape[3])
     if keys_LBSF.shape != values_LBSF.shape or keys_LBSF.dtype != values_LBSF.dtype:

@@ -1,4 +1,4 @@
-"""What cache_write computes, in plain JAX."""
+"""The reference of cache_write, in plain JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ def reference_write(
     *,
     num_sinks: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Write token i of row b to the slot of position ``start_B[b] + i``; those past the end and past the count not.
+    """Write token i of row b to the slot of position ``start_B[b] + i``, except past the end and past the count.
 
-    A position p is slot p, or in a ring behind ``num_sinks`` sinks ``num_sinks + (p - num_sinks) % C`` from there on.
+    A position p is slot p; in a ring after ``num_sinks`` sinks, positions from there on are ``num_sinks + (p -
+    num_sinks) % C``.
     """
     batch, tokens = new_keys_BTF.shape[:2]
     num_slots = keys_LBSF.shape[2]

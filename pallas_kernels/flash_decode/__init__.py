@@ -1,1 +1,1 @@
-"""Attention of a few new tokens a row to a long cache: see `op`."""
+"""Attention of a few new tokens per row to a long cache: see `op`."""

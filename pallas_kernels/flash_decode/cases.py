@@ -1,4 +1,4 @@
-"""Real-size uses of flash_decode: head layouts of published models, long caches, rows of one length and of many."""
+"""Real-size uses of flash_decode: head layouts of published models, long caches, equal and mixed row lengths."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def decode_case(
     rivals: tuple[Rival, ...] = (),
     **options: Any,
 ) -> Case:
-    """Describe one step of rows that hold ``starts`` tokens: the bytes and operations of the slots that are seen."""
+    """Describe one step of rows that hold ``starts`` tokens; bytes and operations count visible slots only."""
     num_heads, kv_heads, head_dim = heads
     batch = len(starts)
     query = jax.ShapeDtypeStruct((batch, tokens, num_heads, head_dim), dtype)

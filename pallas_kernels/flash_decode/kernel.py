@@ -1,8 +1,8 @@
-"""The kernel of flash_decode, tree_verify and ring_decode: few queries a row against one layer of a flat cache.
+"""The kernel of flash_decode, tree_verify and ring_decode: few queries per row, one layer of a flat cache.
 
-The grid has a step for each block of slots that some query of a row sees, rows one after another, so that blocks past
-a row's length or out of its window are neither fetched nor computed, and fetching never pauses between rows. Only
-blocks that some query does not see as a whole are masked.
+The grid has a step for each block of slots that some query of a row attends to, row after row. So blocks past a row's
+length or outside its window are neither fetched nor computed, and fetching never pauses between rows. Only blocks that
+are not fully visible to every query are masked.
 """
 
 import functools
@@ -24,7 +24,7 @@ VMEM_LIMIT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Tiling:
-    """Slots a step, rows of queries that are computed together, and parts of the lanes that cores share."""
+    """The slots per step, the rows of queries computed together, and the parts of the lanes that cores share."""
 
     block_slots: int
     block_rows: int = 128
@@ -45,10 +45,10 @@ def attend_cache(
     tiling: Tiling,
     interpret: Any = False,
 ) -> jax.Array:
-    """Return ``[B, C, R, I]``: the queries of `spread_queries` over ``cache[layer]``.
+    """Return ``[B, C, R, I]``: attention of the queries of `spread_queries` to ``cache[layer]``.
 
-    ``order`` tells which slots hold what and ``encoded_BRA`` (`encode_ancestors`) which new tokens a query sees. The
-    slots that ``order`` calls sinks meet a query of their own.
+    ``order`` says which slots hold which tokens, and ``encoded_BRA`` (`encode_ancestors`) which new tokens a query
+    attends to. Sinks use their own query.
     """
     batch, groups, rows, lanes = query_BCRI.shape
     num_slots, width = keys_LBSF.shape[2:]
@@ -91,7 +91,7 @@ def attend_cache(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT_BYTES
         ),
-        # As if every row were full, and had no window; rows' true lengths are not known here.
+        # An upper bound: full rows without a window. The true lengths are not known here.
         cost_estimate=pl.CostEstimate(
             flops=4 * query_BCRI.size * num_slots,
             transcendentals=batch * groups * rows * num_slots,
@@ -150,7 +150,7 @@ def _attend_step(
         return values_SF[:, lanes_of(group)]
 
     def written_values(group: int) -> jax.Array:
-        # What lies past a row's end, or the cache's, may be anything, and nothing times NaN is NaN.
+        # Slots past the end of a row or the cache may hold NaN, and zero times NaN is NaN.
         held = values(group)
         slot_SI = first_slot + jax.lax.broadcasted_iota(jnp.int32, held.shape, 0)
         return jnp.where(slot_SI < order.end(start), held, jnp.zeros_like(held))

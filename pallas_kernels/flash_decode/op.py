@@ -1,4 +1,4 @@
-"""Attention of a few new tokens a row to a long cache."""
+"""Attention of a few new tokens per row to a long cache."""
 
 from typing import Any
 
@@ -31,14 +31,14 @@ def flash_decode(
     lane_parts: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attend with T = 1 to 8 new tokens a row to ``cache[layer]``, in which they stand already: ``[B, T, N, H]``.
+    """Attend with T = 1 to 8 new tokens per row to ``cache[layer]``, which already holds them: ``[B, T, N, H]``.
 
-    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. New token i of row b stands in slot
-    ``start_B[b] + i`` and sees all slots up to its own, or the last ``window``. Starts are clipped to 0..S; tokens past
-    the cache's end get means of what is there. ``scale`` is ``H ** -0.5`` unless given. Slots that are not seen are not
-    read but for the rest of a block of ``block_slots``, a multiple of 128; ``lane_parts`` splits the heads among cores.
-    Where K*H is no multiple of 128, XLA lays a cache out in another order and copies it for the kernel: give it zeros
-    up to the next multiple, and ``num_kv_heads``.
+    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. New token i of row b is in slot ``start_B[b] +
+    i`` and attends to all slots up to its own, or to the last ``window``. Starts are clipped to 0..S. Tokens past the
+    cache's end get means of the existing slots. ``scale`` is ``H ** -0.5`` by default. Slots that are not visible are
+    read only as the rest of a block of ``block_slots``, a multiple of 128. ``lane_parts`` splits the heads among cores.
+    If K*H is no multiple of 128, XLA uses another layout for the cache and copies it for the kernel. To avoid that, pad
+    it with zeros to the next multiple and give ``num_kv_heads``.
     """
     tokens = query_BTNH.shape[1]
     if not 1 <= tokens <= MAX_TOKENS:
@@ -68,13 +68,13 @@ def attend_flat(
     lane_parts: int | None,
     interpret: Any,
 ) -> jax.Array:
-    """Check, pad, choose blocks and run the kernel under the name of the op that calls it."""
+    """Check, pad, choose blocks and run the kernel under the name of the calling op."""
     num_kv_heads = num_kv_heads or keys_LBSF.shape[-1] // query_BTNH.shape[-1]
     check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, num_kv_heads, softcap, order.window)
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
     num_slots, width = keys_LBSF.shape[2:]
     if num_slots < LANES:
-        # Shorter than a tile, and cheaper to copy than to have blocks for.
+        # The cache is shorter than a tile: a padded copy is cheaper than special blocks.
         padding = ((0, 0), (0, 0), (0, LANES - num_slots), (0, 0))
         keys_LBSF, values_LBSF = (jnp.pad(buffer[layer][None], padding) for buffer in (keys_LBSF, values_LBSF))
         layer = 0
@@ -121,7 +121,7 @@ def attend_flat(
 
 
 def decode_shape(query_BTNH: Described, keys_LBSF: Described, num_kv_heads: int) -> dict[str, int | str]:
-    """Return what the best blocks depend on: the key in tuned.json."""
+    """Return the key in tuned.json: what the best blocks depend on."""
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
     dtype = jnp.dtype(keys_LBSF.dtype).name
     return {"T": tokens, "N": num_heads, "K": num_kv_heads, "H": head_dim, "S": keys_LBSF.shape[2], "dtype": dtype}
@@ -137,7 +137,7 @@ def check_attention(
     softcap: float | None,
     window: int | None,
 ) -> None:
-    """Raise ValueError where shapes or options do not go together."""
+    """Raise ValueError if shapes or options do not match."""
     if query_BTNH.ndim != 4 or keys_LBSF.ndim != 4:
         raise ValueError(
             f"{kernel}: query {query_BTNH.shape} must be [B, T, N, H] and keys {keys_LBSF.shape} [L, B, S, K*H]"

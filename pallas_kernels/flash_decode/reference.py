@@ -1,4 +1,4 @@
-"""What flash_decode and tree_verify compute, in plain JAX and float32."""
+"""The reference of flash_decode and tree_verify, in plain JAX and float32."""
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ def reference_attention(
 ) -> jax.Array:
     """Attend to ``cache[layer]`` with every score computed, masked and normalised in float32: ``[B, T, N, H]``.
 
-    Token i of row b stands in slot ``start_B[b] + i`` and sees all slots before ``start`` and, of the new ones, itself
-    and its ancestors (None: all before it); of these the last ``window`` along its path.
+    Token i of row b is in slot ``start_B[b] + i``. It attends to all slots before ``start``, to itself and to its
+    ancestors among the new tokens (None: all before it); of these, to the last ``window`` along its path.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots, width = keys_LBSF.shape[2:]
@@ -40,7 +40,7 @@ def reference_attention(
         scores = softcap * jnp.tanh(scores / softcap)
     scores = jnp.where(visible_BTS[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1)
-    # What no token sees must not count, not even where it is not a number.
+    # A slot that no token attends to must not count, even if it holds NaN.
     values = jnp.where(jnp.any(visible_BTS, axis=1)[..., None, None], values, 0)
     mixed = jnp.einsum("bkgts,bskh->btkgh", weights, values, precision="highest")
     return mixed.reshape(batch, tokens, num_heads, head_dim).astype(query_BTNH.dtype)
@@ -49,7 +49,7 @@ def reference_attention(
 def visible_slots(
     start_B: jax.Array, ancestors_BTT: jax.Array | None, tokens: int, num_slots: int, window: int | None
 ) -> jax.Array:
-    """Return ``[B, T, S]``, what each new token sees."""
+    """Return ``[B, T, S]``: what each new token attends to."""
     if ancestors_BTT is None:
         ancestors_BTT = jnp.tril(jnp.ones((1, tokens, tokens), bool))
     batch = start_B.shape[0]

@@ -1,4 +1,4 @@
-"""JAX's own kernels for decoding, which read pages: here every row's pages lie one after another."""
+"""JAX's own kernels for decoding, which read pages; here every row's pages are consecutive."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def jax_paged(
     *,
     pages_per_compute_block: int,
 ) -> jax.Array:
-    """Run JAX's paged attention, for one token a row."""
+    """Run JAX's paged attention, for one token per row."""
     return paged_attention_kernel.paged_attention(
         query_BNH,
         key_pages_KPZH,
@@ -58,7 +58,7 @@ def jax_ragged(
 def paged_rivals(
     batch: int, tokens: int, heads: int, kv_heads: int, head_dim: int, slots: int, length: int
 ) -> tuple[Rival, ...]:
-    """Return JAX's kernels for rows of ``length`` tokens of which the last ``tokens`` are new, at blocks to 1024."""
+    """Return JAX's kernels for rows of ``length`` tokens, the last ``tokens`` of them new, at blocks up to 1024."""
     dtype = jnp.bfloat16
     pages = slots // PAGE_SIZE
     table = np.arange(batch * pages, dtype=np.int32).reshape(batch, pages)

@@ -1,1 +1,1 @@
-"""Causal attention of a prompt, or of a chunk of one against a cache."""
+"""Causal attention of a prompt, or of a chunk of one, to a cache."""

@@ -1,10 +1,9 @@
-"""Gradients of causal attention, block of slots by block of slots, in plain JAX.
+"""Gradients of causal attention, one block of slots at a time, in plain JAX.
 
-From the log-sum-exp that the forward kernel kept, each block's weights are computed anew (FlashAttention-2,
-2307.08691, algorithm 2): memory grows with T times a block, not with T times S. It is XLA's and not a kernel of its
-own: five products a block keep the matrix unit as busy as those of a kernel, and as prompts are trained on in chunks
-and a backward pass has the optimiser's and the other layers' traffic around it, what a kernel would save are the
-scores' round trips to memory.
+From the forward kernel's log-sum-exp, the weights of each block are computed again (FlashAttention-2, 2307.08691,
+algorithm 2). Memory grows with T times a block, not with T times S. There is no kernel for this: in XLA, five products
+per block keep the matrix unit as busy. A kernel would save only the scores' round trips to memory, which are small
+beside the traffic of the optimiser and the other layers, because training processes prompts in chunks.
 """
 
 import math
@@ -31,7 +30,7 @@ def attention_gradients(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the gradients of queries ``[B, T, N, H]``, keys and values ``[B, S, K*H]`` in float32.
 
-    ``logsumexp_BNT`` is in base 2, as the forward kernel gives it.
+    ``logsumexp_BNT`` is in base 2, as from the forward kernel.
     """
     batch, tokens, _, head_dim = query_BTNH.shape
     num_slots, width = keys_BSF.shape[1:]
@@ -59,7 +58,7 @@ def attention_gradients(
         seen_BTC = (slot_C <= own_BT1) & is_token_BT1
         if window is not None:
             seen_BTC &= slot_C > own_BT1 - window
-        # Slots past the end may hold anything, and zero times that may be NaN.
+        # Slots past the end may hold NaN, and zero times NaN is NaN.
         is_held_BC1 = (slot_C < end_B1)[..., None]
         keys, values = (
             jnp.where(is_held_BC1, array, 0).reshape(batch, -1, num_kv_heads, head_dim)
@@ -70,7 +69,7 @@ def attention_gradients(
         weights = jnp.where(seen_BTC[:, None, None], jnp.exp2(scores - logsumexp_BKGT1), 0.0)
         of_weights = product("BTKGH,BCKH->BKGTC", gradient, values)
         (of_products,) = pull_back(weights * (of_weights - inner_BKGT1) * math.log(2))
-        # Where nothing is seen a score may be so large that its cap's slope is no number.
+        # A hidden slot's score may be so large that the soft-cap's slope is NaN.
         of_products = jnp.where(seen_BTC[:, None, None], of_products, 0.0)
         return (
             product("BKGTC,BCKH->BTKGH", of_products, keys),

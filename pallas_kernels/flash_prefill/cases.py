@@ -41,7 +41,7 @@ def prefill_rows(
     num_heads: int,
     **options: Any,
 ) -> jax.Array:
-    """Run flash_prefill on queries as a projection leaves them, and hand its output on likewise: ``[B, T, N*H]``."""
+    """Run flash_prefill on queries in a projection's layout, and return its output in the same: ``[B, T, N*H]``."""
     query_BTNH = query_BTI.reshape(*query_BTI.shape[:2], num_heads, -1)
     mixed_BTNH = flash_prefill(query_BTNH, keys_LBSF, values_LBSF, layer, start_B, **options)
     return mixed_BTNH.reshape(query_BTI.shape)
@@ -58,7 +58,7 @@ def reference_rows(
     num_kv_heads: int,
     **rule: Any,
 ) -> jax.Array:
-    """Run the reference on 128 tokens at a time, as the scores of all at once would not fit a chip."""
+    """Run the reference on 128 tokens at a time: the scores of all tokens would not fit a chip."""
     batch, tokens, width = query_BTI.shape
     lanes = num_kv_heads * (width // num_heads)
     keys, values = (cache[layer][None, ..., :lanes] for cache in (keys_LBSF, values_LBSF))
@@ -87,7 +87,7 @@ def prefill_case(
     rivals: tuple[Rival, ...] = (),
     **options: Any,
 ) -> Case:
-    """Describe prompts from slot 0, or chunks of prompts from slot ``start``, that fill all their tokens."""
+    """Describe prompts from slot 0, or chunks of prompts from slot ``start``; all their tokens are real."""
     num_heads, kv_heads, head_dim = heads
     query = jax.ShapeDtypeStruct((batch, tokens, num_heads, head_dim), dtype)
     cache = jax.ShapeDtypeStruct((layers, batch, slots, -(-kv_heads * head_dim // LANES) * LANES), dtype)

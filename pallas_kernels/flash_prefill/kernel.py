@@ -1,10 +1,10 @@
-"""Attention of a block of queries to the slots before it, block of keys by block of keys.
+"""Attention of a block of queries to the slots before it, one block of keys at a time.
 
-One grid step holds ``block_q`` queries of one head and ``block_s`` slots of its key/value head, of which it attends to
-those that some query sees, ``block_k`` at a time with a running softmax (FlashAttention-2, 2307.08691). Blocks that
-every query sees whole are not masked. The block of the queries' own slots comes last and also divides by the sums, so
-that one stretch of code, in which the matrix unit never runs dry, ends the row of blocks. Where the prompt starts in
-slot 0 that block is a triangle known beforehand, and tiles above the diagonal are left out.
+One grid step holds ``block_q`` queries of one head and ``block_s`` slots of its key/value head. It attends to the slots
+that some query can see, ``block_k`` at a time, with a running softmax (FlashAttention-2, 2307.08691). Blocks that are
+fully visible to every query are not masked. The block of the queries' own slots comes last and also divides by the
+sums: so a row of blocks ends with one stretch of code in which the matrix unit is never idle. If the prompt starts in
+slot 0, that block is a fixed triangle, and tiles above the diagonal are skipped.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,17 @@ from pallas_kernels.block_attention import LOWEST, ScoreRule
 from pallas_kernels.flash_prefill.lane_windows import LaneWindows
 from pallas_kernels.head_groups import LANES
 
-# More than the 16 MB that a program gets unasked; the smallest vector memory of the chips in use is 64 MB.
+# More than the default of 16 MB; the smallest vector memory of the chips in use is 64 MB.
 _VMEM_LIMIT_BYTES = 56 << 20
-# Queries whose scores are worked on at a time, beside the products of as many others: of these, the most that divide
-# a block into several.
+# How many queries' scores are computed at a time, while the products of as many others run: the most of these that
+# divide a block into several parts. `python -m pallas_kernels.bench --tpu v5e --kernel flash_prefill` measures other
+# values.
 _CHUNK_ROWS = (256, 128)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How much is worked on at a time: ``block_s`` is a multiple of ``block_k``, and that of 128.
+    """The block sizes: ``block_s`` is a multiple of ``block_k``, which is a multiple of 128.
 
     With ``from_zero``, ``block_q`` is a multiple of ``block_k`` and ``block_s`` one of ``block_q``.
     """
@@ -42,13 +43,13 @@ class Tiling:
 
     @property
     def chunk_rows(self) -> int:
-        """How many queries are worked on at a time."""
+        """The number of queries computed at a time."""
         return next((rows for rows in _CHUNK_ROWS if self.block_q % rows == 0 and self.block_q > rows), self.block_q)
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """What is static of a call; without ``from_zero`` each row's tokens start in a slot known at run time."""
+    """The static facts of a call; without ``from_zero`` each row's tokens start in a slot known only at run time."""
 
     tokens: int
     slots: int
@@ -64,7 +65,7 @@ class Prefill:
         return lax.div(jnp.maximum(length, 1) - 1, self.tiling.block_q)
 
     def slot_range(self, start: Any, length: Any, q_block: Any) -> tuple[Any, Any]:
-        """Return the first slot that a block of queries sees, and the one after the last; never an empty range."""
+        """Return the first slot that a block of queries attends to and the one after the last; never an empty range."""
         first_token = jnp.minimum(q_block, self.last_block(length)) * self.tiling.block_q
         end = start + jnp.minimum(first_token + self.tiling.block_q, jnp.maximum(length, 1))
         end = jnp.clip(end, 1, self.slots)
@@ -84,7 +85,7 @@ def attend_prompt(
     with_logsumexp: bool,
     interpret: Any,
 ) -> list[jax.Array]:
-    """Return ``[B, T, N * W]`` like the queries, and where asked the log-sum-exp ``[B, N, 1, T]`` in base 2."""
+    """Return ``[B, T, N * W]`` like the queries and, if requested, the log-sum-exp ``[B, N, 1, T]`` in base 2."""
     tiling, windows = prefill.tiling, prefill.windows
     lanes = windows.width
     batch, tokens, width = query_BTI.shape
@@ -94,7 +95,7 @@ def attend_prompt(
         return b, jnp.minimum(i, prefill.last_block(length[b])), n
 
     def at_slots(part: int, b: Any, n: Any, i: Any, s: Any, layer: Any, start: Any, length: Any) -> tuple[Any, ...]:
-        # What the mask empties is not fetched: the index stays where it was.
+        # A fully masked block is not fetched: the index stays the same.
         first, end = prefill.slot_range(start[b], length[b], i)
         block = jnp.clip(s, lax.div(first, tiling.block_s), lax.div(end - 1, tiling.block_s))
         return layer[0], b, block, windows.block_index(lax.div(n, prefill.heads_per_kv), part)
@@ -120,7 +121,7 @@ def attend_prompt(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"), vmem_limit_bytes=_VMEM_LIMIT_BYTES
         ),
-        # As if all tokens were real and the cache ended behind them; true starts and lengths are not known here.
+        # An estimate: all tokens real and the cache ending after them. True starts and lengths are not known here.
         cost_estimate=pl.CostEstimate(
             flops=2 * batch * num_heads * tokens * (2 * prefill.slots - tokens) * lanes,
             transcendentals=batch * num_heads * tokens * (2 * prefill.slots - tokens) // 2,
@@ -171,7 +172,7 @@ def _kernel(
         blocks_here = tiling.block_s // tiling.block_k
         low, high = s_block * blocks_here, (s_block + 1) * blocks_here
         lowest = jnp.maximum(lax.div(first, tiling.block_k), low)
-        # The last block, which is masked, is set apart; from there on to the left are those that all queries see.
+        # The last block, which is masked, is separate; the blocks left of it are fully visible to all queries.
         last = lax.div(first_token if prefill.from_zero else end - 1, tiling.block_k)
         whole_end = jnp.clip(lax.div(fold.first_slot + 1, tiling.block_k), low, jnp.minimum(last, high))
         if prefill.window is None:
@@ -197,7 +198,7 @@ def _kernel(
 
 
 def _each(low: Any, high: Any, fresh: Any, attend: Callable[[Any, Any], None]) -> Any:
-    """Attend to blocks low..high - 1; return whether a block to come would still be the first."""
+    """Attend to blocks low..high - 1; return whether the next block would still be the first one."""
 
     def body(index: Any, fresh: Any) -> Any:
         attend(index, fresh != 0)
@@ -208,9 +209,9 @@ def _each(low: Any, high: Any, fresh: Any, attend: Callable[[Any, Any], None]) -
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Queries ``row`` to ``row + rows`` of a block, the slots that they meet, and what of those is masked.
+    """Queries ``row`` to ``row + rows`` of a block, the slots that they attend to, and which of these are masked.
 
-    ``first_masked`` is the first lane tile of slots that some query does not see.
+    ``first_masked`` is the first lane tile of slots that is not visible to all queries.
     """
 
     row: int
@@ -223,11 +224,11 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Fold:
-    """A block of queries, what is kept of it between blocks of slots, and where both stand.
+    """A block of queries, its running results between blocks of slots, and the positions of both.
 
     ``keys`` and ``values`` are the parts of their windows of lanes. ``largest``, the same in all lanes, and ``total``,
-    split among them, are ``[Q, 128]``. ``base`` is the slot of the first key at hand, ``end`` the one after the last
-    that is seen; query q stands in slot ``first_slot + q``.
+    split over the lanes, are ``[Q, 128]``. ``base`` is the slot of the first key in the block, ``end`` the one after
+    the last visible slot; query q is in slot ``first_slot + q``.
     """
 
     prefill: Prefill
@@ -255,7 +256,7 @@ class _Fold:
         self._attend(chunks, self.first_slot - index * tiling.block_k, fresh, finish)
 
     def triangle(self, here: Any, fresh: Any) -> None:
-        """Attend with each query to the block's own slots up to its own, and finish."""
+        """Attend with each query to the block's own slots up to the query's slot, and finish."""
         block_q = self.prefill.tiling.block_q
         keys_SI, values_SI = self._load(pl.multiple_of(here, block_q), block_q, clean=True)
         rows = self.prefill.tiling.chunk_rows
@@ -270,7 +271,7 @@ class _Fold:
         return self.prefill.window is not None and self.prefill.window < self.prefill.tiling.block_q
 
     def _load(self, here: Any, size: int, clean: bool) -> tuple[jax.Array, jax.Array]:
-        """Return keys and values; ``clean`` makes zeros of values past the end, where a weight of 0 meets anything."""
+        """Return keys and values; ``clean`` sets values past the end to zero, because they may be NaN."""
         windows = self.prefill.windows
         keys_SI, values_SI = (
             windows.align([part[pl.ds(here, size)] for part in parts], self.kv_head)
@@ -282,10 +283,10 @@ class _Fold:
         return keys_SI, values_SI
 
     def _visible(self, chunk: "_Chunk", ahead: Any, tile: int) -> jax.Array:
-        """Return which slots of a lane tile are seen, ``[R, 128]``: query q is ``ahead + q`` slots after the first."""
+        """Return the visible slots of a lane tile, ``[R, 128]``: query q is ``ahead + q`` slots after the first."""
         row_RL, lane_RL = (lax.broadcasted_iota(jnp.int32, (chunk.rows, LANES), axis) for axis in (0, 1))
         behind_RL = row_RL - lane_RL
-        # Queries of padding see the last slots of the tokens, so that what lies after those is never read.
+        # Padding queries attend to the tokens' last slots, so that the slots after these are never read.
         offset = tile * LANES - chunk.row - ahead
         seen_RL = behind_RL >= offset
         if self.prefill.window is not None:
@@ -293,7 +294,7 @@ class _Fold:
         return seen_RL
 
     def _load_rows(self, chunk: "_Chunk", fresh: Any) -> tuple[jax.Array, ...]:
-        """Return queries and what is kept of them, which a ``fresh`` block of queries has not yet."""
+        """Return queries and their running results, which are empty for a ``fresh`` block of queries."""
         here = pl.ds(chunk.row, chunk.rows)
         return (
             self.query_TI[here],
@@ -303,11 +304,11 @@ class _Fold:
         )
 
     def _attend(self, chunks: "list[_Chunk]", ahead: Any, fresh: Any, finish: bool) -> None:
-        """Attend with chunks of queries, of which query q stands ``ahead + q`` slots after the first slot.
+        """Attend with chunks of queries; query q is ``ahead + q`` slots after the first slot.
 
-        The matrix unit takes its products in the order in which they are written here: those of the next chunk keep it
-        busy during the softmax of this one. All is read before anything is written, as the compiler cannot tell that
-        a block of the output and one of the input do not overlap.
+        The matrix unit runs products in the order in which they are written here: the next chunk's products keep it
+        busy during this chunk's softmax. Everything is read before anything is written, because the compiler cannot
+        tell that a block of the output and one of the input do not overlap.
         """
         held = [self._load_rows(chunk, fresh) for chunk in chunks]
         upcoming_RS = _dot(held[0][0], chunks[0].keys_SI, 1)
@@ -333,7 +334,7 @@ class _Fold:
         total_RL: jax.Array,
         sum_RI: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return what is kept of a chunk's queries after a block of slots."""
+        """Return a chunk's running results after a block of slots."""
         scores_RS = self.prefill.rule.in_base_2(products_RS)
         if chunk.masked:
             tiles = _lane_tiles(scores_RS)
@@ -348,7 +349,7 @@ class _Fold:
         return largest_RL, total_RL, sum_RI * _over_lanes(kept_RL, sum_RI.shape[1]) + added_RI
 
     def _finish(self, chunk: "_Chunk", largest_RL: jax.Array, total_RL: jax.Array, sum_RI: jax.Array) -> None:
-        """Write the weighted means, and zeros for what is no token."""
+        """Write the weighted means, and zeros for padding."""
         here = pl.ds(chunk.row, chunk.rows)
         total_R1 = jnp.sum(total_RL, axis=1, keepdims=True)
         is_token_R1 = lax.broadcasted_iota(jnp.int32, (chunk.rows, 1), 0) < self.num_tokens - chunk.row
@@ -367,7 +368,7 @@ def _dot(left: jax.Array, right: jax.Array, contracted: int) -> jax.Array:
 
 
 def _over_lanes(spread_RL: jax.Array, lanes: int) -> jax.Array:
-    """Repeat what is the same in all lanes over another number of lanes."""
+    """Repeat a value that is the same in all lanes over another number of lanes."""
     return jnp.tile(spread_RL, (1, -(-lanes // LANES)))[:, :lanes]
 
 

@@ -1,4 +1,4 @@
-"""Causal attention of a prompt, or of a chunk of one against a cache, forwards and backwards."""
+"""Causal attention of a prompt, or of a chunk of one, to a cache, forward and backward."""
 
 import math
 from functools import partial
@@ -35,17 +35,17 @@ def flash_prefill(
     block_s: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attend with new tokens to ``cache[layer]``, in which they stand already: ``[B, T, N, H]`` like the queries.
+    """Attend with new tokens to ``cache[layer]``, which already holds them: ``[B, T, N, H]`` like the queries.
 
-    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side; a prompt without one passes its own keys
-    ``[B, T, K, H]`` as ``[1, B, T, K*H]``. Token t of row b stands in slot ``start_B[b] + t`` (None: the prompt starts
-    in slot 0, which is known to be so and faster) and sees all slots up to its own, or the last ``window``.
-    ``length_B`` says how many of a row's tokens are real, 0 to T: the others give zeros. Starts and lengths are clipped
-    to what the cache holds. Slots that no token sees may hold anything, and but for the rest of a block are not read.
-    ``scale`` is ``H ** -0.5`` unless given. A cache may have lanes past those of ``num_kv_heads`` heads,
-    which are zeros. Differentiable in queries, keys and values, once.
+    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. A prompt without a cache passes its own keys
+    ``[B, T, K, H]`` as ``[1, B, T, K*H]``. Token t of row b is in slot ``start_B[b] + t`` (None: the prompt starts in
+    slot 0, known at compile time and faster). It attends to all slots up to its own, or to the last ``window``.
+    ``length_B`` is the number of a row's real tokens, 0 to T; the others give zeros. Starts and lengths are clipped to
+    the cache. Slots that no token attends to may hold anything, and are read only as the rest of a block. ``scale`` is
+    ``H ** -0.5`` by default. Lanes after those of ``num_kv_heads`` heads must be zeros. Differentiable once in queries,
+    keys and values.
 
-    Blocks are of ``block_q`` tokens by ``block_k`` slots, ``block_s`` of which are brought in at a time.
+    Blocks are ``block_q`` tokens by ``block_k`` slots; ``block_s`` slots are fetched at a time.
     """
     batch, tokens, num_heads, head_dim = _check(
         query_BTNH, keys_LBSF, values_LBSF, start_B, length_B, num_kv_heads, scale, softcap, window
@@ -62,7 +62,7 @@ def flash_prefill(
         given = {**tuned_blocks(KERNEL, shape), **{name: size for name, size in given.items() if size is not None}}
     layer = jnp.asarray(layer, jnp.int32)
     if width % LANES:
-        # The compiler lays such a cache out in another order, and copies it for a kernel in any case.
+        # The compiler lays out such a cache in another order, and copies it for a kernel anyway.
         padding = ((0, 0), (0, 0), (0, 0), (0, -width % LANES))
         keys_LBSF, values_LBSF = (jnp.pad(cache[layer][None], padding) for cache in (keys_LBSF, values_LBSF))
         layer = jnp.zeros_like(layer)
@@ -91,11 +91,11 @@ def attend_block(
     window: int | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attend from a block of a text to one that begins ``distance`` tokens before it, of all that it may see.
+    """Attend from one block of a sequence to an earlier one, ``distance`` tokens before it, as far as it is visible.
 
-    Return the values' means ``[B, T, N, H]`` and the scores' log-sum-exp ``[B, T, N]``, by which to join them with
-    those of other blocks; where nothing is seen, that is as low as to count for nothing. The block that is attended to
-    is of a multiple of 128 tokens. See `flash_prefill`.
+    Return the values' means ``[B, T, N, H]`` and the scores' log-sum-exp ``[B, T, N]``, which join the results of
+    several blocks; without visible slots, the log-sum-exp is so low that the block has no weight. The earlier block has
+    a multiple of 128 tokens. See `flash_prefill`.
     """
     batch, tokens, num_heads, head_dim = _check(
         query_BTNH, keys_BSF[None], values_BSF[None], None, None, num_kv_heads, scale, softcap, window
@@ -105,7 +105,7 @@ def attend_block(
         raise ValueError(f"{KERNEL}: {num_slots} tokens to attend to are not a multiple of {LANES}")
     from_zero = isinstance(distance, int) and distance == 0
     blocks = tuned_blocks(KERNEL, prefill_shape(query_BTNH, keys_BSF[None], num_kv_heads, from_zero, window))
-    # Queries far behind see to the end of the last block, where there must be nothing else.
+    # Distant queries attend to the end of the last block, so it must hold nothing else.
     blocks["block_k"] = math.gcd(blocks["block_k"], num_slots)
     padding = ((0, 0), (0, 0), (0, -width % LANES))
     keys_LBSF, values_LBSF = (jnp.pad(held_BSF, padding)[None] for held_BSF in (keys_BSF, values_BSF))
@@ -119,7 +119,7 @@ def attend_block(
         window=window,
         from_zero=from_zero,
     )
-    # Queries may stand behind all of the slots: then they see them all.
+    # Queries past all slots attend to all of them.
     start_B = jnp.full(batch, distance, jnp.int32)
     length_B = jnp.full(batch, tokens, jnp.int32)
     arguments = (query_BTNH, keys_LBSF, values_LBSF, jnp.int32(0), start_B, length_B)
@@ -130,7 +130,7 @@ def attend_block(
 def prefill_shape(
     query_BTNH: Described, keys_LBSF: Described, num_kv_heads: int, from_zero: bool, window: int | None
 ) -> dict[str, int | str]:
-    """Return what the best blocks depend on: the key in tuned.json."""
+    """Return the key in tuned.json: what the best blocks depend on."""
     _, tokens, num_heads, head_dim = query_BTNH.shape
     shape: dict[str, int | str] = {"T": tokens, "S": keys_LBSF.shape[2], "N": num_heads, "K": num_kv_heads}
     shape |= {"H": head_dim, "dtype": jnp.dtype(keys_LBSF.dtype).name, "start": "zero" if from_zero else "any"}
@@ -148,7 +148,7 @@ def _check(
     softcap: float | None,
     window: int | None,
 ) -> tuple[int, int, int, int]:
-    """Return the queries' shape, or raise ValueError where shapes or options do not go together."""
+    """Return the queries' shape; raise ValueError if shapes or options do not match."""
     shape, cache = query_BTNH.shape, keys_LBSF.shape
     if len(shape) != 4 or len(cache) != 4:
         raise ValueError(f"{KERNEL}: queries {shape} must be [B, T, N, H] and keys {cache} [L, B, S, K*H]")
@@ -178,14 +178,14 @@ def _check(
 
 
 def _fit_tiling(blocks: dict[str, Any], tokens: int, num_slots: int, from_zero: bool) -> Tiling:
-    """Check block sizes, and make them no larger than the arrays ask for."""
+    """Check block sizes, and limit them to the sizes of the arrays."""
     for name, size in blocks.items():
         if size < LANES or size % LANES:
             raise ValueError(f"{KERNEL}: {name}={size} is not a multiple of {LANES}")
     block_q = min(blocks["block_q"], _round_up(tokens, LANES))
     block_k = min(blocks["block_k"], _round_up(num_slots, LANES))
     if from_zero:
-        # The triangle's side is a whole number of blocks.
+        # The triangle's side must be a whole number of blocks.
         block_k = min(block_k, block_q)
         block_q -= block_q % block_k
     unit = block_q if from_zero else block_k

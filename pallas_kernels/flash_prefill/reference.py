@@ -1,4 +1,4 @@
-"""What `flash_prefill` computes, in plain JAX at the highest precision, scores and all."""
+"""The reference of `flash_prefill`, in plain JAX at the highest precision, with all scores in memory."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def reference_prefill(
 ) -> jax.Array:
     """Return ``[B, T, N, H]`` in float32, zeros for tokens past a row's length.
 
-    Token t of row b stands in slot ``start_B[b] + t`` and sees the slots up to its own, or the last ``window``.
+    Token t of row b is in slot ``start_B[b] + t`` and attends to the slots up to its own, or to the last ``window``.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots = keys_LBSF.shape[2]
@@ -31,7 +31,7 @@ def reference_prefill(
     if window is not None:
         seen_BTS &= slot_S > own_BT1 - window
     is_token_BT = token_T < length_B[:, None]
-    # Slots that no token sees may hold anything, NaN included.
+    # Slots that no token attends to may hold anything, even NaN.
     used_BS = jnp.any(seen_BTS & is_token_BT[..., None], axis=1)
     query = query_BTNH.astype(jnp.float32).reshape(
         batch, tokens, -1, num_heads * head_dim // keys_LBSF.shape[3], head_dim

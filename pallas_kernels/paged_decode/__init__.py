@@ -1,1 +1,1 @@
-"""Attention of a few new tokens a row to pages that a table names: see `op`."""
+"""Attention of a few new tokens per row to pages given by a table: see `op`."""

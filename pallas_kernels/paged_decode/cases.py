@@ -29,7 +29,7 @@ def paged_case(
     rivals: tuple[Rival, ...] = (),
     **options: Any,
 ) -> Case:
-    """Describe a step of full rows whose pages are scattered over a pool that is larger by an eighth."""
+    """Describe a step of full rows whose pages are scattered over a pool that is one eighth larger."""
     num_heads, kv_heads, head_dim = heads
     pages = batch * slots // page_size
     pool = jax.ShapeDtypeStruct((LAYERS, pages + pages // 8, page_size, kv_heads * head_dim), dtype)

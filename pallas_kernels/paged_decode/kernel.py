@@ -1,8 +1,8 @@
-"""The kernel of paged_decode: few queries a row against one layer of pages that a table names.
+"""The kernel of paged_decode: few queries per row, one layer of pages given by a table.
 
-The grid has a step for each block of pages that some query of a row sees, rows one after another. While a step
-computes, the pages of the next one are copied, each to its place in one of two buffers; pages that hold nothing of the
-row, or nothing in its window, are neither looked up nor copied.
+The grid has a step for each block of pages that some query of a row attends to, row after row. While a step computes,
+the next step's pages are copied to one of two buffers. Pages without tokens of the row, or outside its window, are
+neither looked up nor copied.
 """
 
 import functools
@@ -25,9 +25,9 @@ BLOCK_ROWS = 128
 
 @dataclass(frozen=True)
 class Pages:
-    """How pages lie: ``per_block`` pages of ``size`` slots a step, ``scaled`` if each slot and head has a scale.
+    """The layout of pages: ``per_block`` of ``size`` slots per step; ``scaled`` if each slot and head has a scale.
 
-    ``rows_per_head`` are the rows of queries that a key/value head has.
+    ``rows_per_head`` is the number of query rows per key/value head.
     """
 
     size: int
@@ -38,7 +38,7 @@ class Pages:
 
     @property
     def block_slots(self) -> int:
-        """How many slots a step has."""
+        """The slots of a step."""
         return self.size * self.per_block
 
 
@@ -55,10 +55,10 @@ def attend_pages(
     rule: ScoreRule,
     interpret: Any = False,
 ) -> jax.Array:
-    """Return ``[B, C, R, I]``: the queries of `spread_queries` over the pages of ``layer``.
+    """Return ``[B, C, R, I]``: attention of the queries of `spread_queries` to the pages of ``layer``.
 
-    ``pages`` are keys and values ``[L, P, Z, F]``, then with scales those of keys and values, ``[L, P, K, Z]``.
-    ``table_BX`` names the page of each Z slots of a row; entries are clipped to 0..P-1.
+    ``pages`` are keys and values ``[L, P, Z, F]`` and, if scaled, their scales ``[L, P, K, Z]``. ``table_BX`` holds the
+    page of each Z slots of a row; entries are clipped to 0..P-1.
     """
     _, groups, rows, lanes = query_BCRI.shape
     width = pages[0].shape[3]
@@ -134,7 +134,7 @@ def _attend_step(
         return oldest, order.end(start)
 
     def needed_pages(step: Any) -> tuple[Any, Any]:
-        """Return the first page of a step that is copied, and the one after the last."""
+        """Return the first page of a step to copy, and the one after the last."""
         oldest, end = seen_slots(start_B[row_I[step]])
         before = block_I[step] * layout.per_block
         last = lax.div(end + layout.size - 1, layout.size)
@@ -156,7 +156,7 @@ def _attend_step(
 
         @pl.when(is_whole)
         def _() -> None:
-            # Copies are counted in bytes: as many as those of all pages at once.
+            # A wait counts bytes: one wait covers the copies of all pages.
             for index, buffer in enumerate(buffers):
                 whole = buffer.at[half]
                 pltpu.make_async_copy(whole, whole, arrived.at[half, index]).wait()
@@ -208,7 +208,7 @@ def _attend_step(
 
 @dataclass(frozen=True)
 class _Block:
-    """The pages of a step, as `attend_block` asks for them; ``oldest`` to ``end`` are the slots that were copied."""
+    """The pages of a step, in the form that `attend_block` needs; ``oldest`` to ``end`` are the copied slots."""
 
     query_CRI: Any
     buffers: Any
@@ -242,7 +242,7 @@ class _Block:
         return self.buffers[index][self.half, :, :, own].reshape(self.layout.block_slots, lanes)
 
     def _scales(self, index: int, group: int, first_row: Any, like_RS: jax.Array) -> jax.Array:
-        """Return the scale of each row's own head and of each slot."""
+        """Return the scale of each row's head in each slot."""
         scales_KS = self.unpacked[index]
         joined = self.layout.num_kv_heads // self.query_CRI.shape[0]
         own_RS = scales_KS[pl.ds(group * joined, 1), :]
@@ -254,7 +254,7 @@ class _Block:
 
 
 def _unpack(buffers: Any, unpacked: Any, half: Any, layout: Pages, first_slot: Any, oldest: Any, end: Any) -> None:
-    """Turn a step's pages to the queries' dtype, and put their scales side by side."""
+    """Convert a step's pages to the queries' dtype, and put their scales side by side."""
     size, dtype = layout.size, unpacked[0].dtype
     for index in range(2):
         for place in range(layout.per_block):
@@ -263,5 +263,5 @@ def _unpack(buffers: Any, unpacked: Any, half: Any, layout: Pages, first_slot: A
         pieces = [buffers[2 + index][half, place, :, :size] for place in range(layout.per_block)]
         scales_KS = jnp.concatenate(pieces, axis=1)
         slot_KS = first_slot + lax.broadcasted_iota(jnp.int32, scales_KS.shape, 1)
-        # Nothing was copied for the others, and nothing times NaN is NaN.
+        # The other slots were not copied and may hold NaN, and zero times NaN is NaN.
         unpacked[2 + index][...] = jnp.where((slot_KS >= oldest) & (slot_KS < end), scales_KS, 0.0)

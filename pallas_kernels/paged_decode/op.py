@@ -1,4 +1,4 @@
-"""Attention of a few new tokens a row to pages that a table names."""
+"""Attention of a few new tokens per row to pages given by a table."""
 
 from typing import Any
 
@@ -33,15 +33,15 @@ def paged_decode(
     block_slots: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attend with T = 1 to 8 new tokens a row to pages of ``layer``, in which they stand already: ``[B, T, N, H]``.
+    """Attend with T = 1 to 8 new tokens per row to pages of ``layer``, which already hold them: ``[B, T, N, H]``.
 
-    A page of ``[L, P, Z, K*H]`` holds Z = 16, 32, 64 or 128 slots. ``table_BX[b, x]`` names the page of the slots x * Z
-    to x * Z + Z - 1 of row b; rows may share pages. Only entries are looked at whose slots some query sees, and they
-    are clipped to 0..P-1. New token i of row b stands in its slot ``start_B[b] + i`` and sees all slots up to its own,
-    or the last ``window``; starts are clipped to 0..X * Z.
+    A page of ``[L, P, Z, K*H]`` holds Z = 16, 32, 64 or 128 slots. ``table_BX[b, x]`` is the page of the slots x * Z to
+    x * Z + Z - 1 of row b; rows may share pages. Only the entries of visible slots are read, clipped to 0..P-1. New
+    token i of row b is in its slot ``start_B[b] + i`` and attends to all slots up to its own, or to the last
+    ``window``. Starts are clipped to 0..X * Z.
 
-    Pages of int8 have a float32 scale for every slot and head, ``[L, P, K, Z]``, or ``[L, P, K, 128]`` with anything
-    past Z: fewer than 128 lanes XLA lays out in another order, and copies them for the kernel. ``block_slots``, a
+    Pages of int8 have a float32 scale for every slot and head: ``[L, P, K, Z]``, or ``[L, P, K, 128]`` with anything
+    past Z. XLA lays out fewer than 128 lanes in another order and copies them for the kernel. ``block_slots``, a
     multiple of 128, is how many slots are computed together (PagedAttention, 2309.06180).
     """
     _check(query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, key_scales_LPKZ, value_scales_LPKZ)
@@ -76,7 +76,7 @@ def paged_decode(
 
 
 def paged_shape(query_BTNH: Described, key_pages_LPZF: Described) -> dict[str, int | str]:
-    """Return what the best blocks depend on: the key in tuned.json."""
+    """Return the key in tuned.json: what the best blocks depend on."""
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
     page_size, width = key_pages_LPZF.shape[2:]
     dtype = jnp.dtype(key_pages_LPZF.dtype).name
@@ -92,7 +92,7 @@ def _check(
     key_scales_LPKZ: jax.Array | None,
     value_scales_LPKZ: jax.Array | None,
 ) -> None:
-    """Raise ValueError where shapes or dtypes do not go together."""
+    """Raise ValueError if shapes or dtypes do not match."""
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     layers, pages, page_size, width = key_pages_LPZF.shape
     dtype = key_pages_LPZF.dtype

@@ -1,4 +1,4 @@
-"""What paged_decode computes, in plain JAX and float32."""
+"""The reference of paged_decode, in plain JAX and float32."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def reference_paged(
     softcap: float | None = None,
     window: int | None = None,
 ) -> jax.Array:
-    """Put the pages of every row side by side, each number times its scale, and attend to them."""
+    """Gather the pages of every row, multiply by their scales, and attend to them."""
     head_dim = query_BTNH.shape[-1]
 
     def side_by_side(pages_LPZF: jax.Array, scales_LPKZ: jax.Array | None) -> jax.Array:

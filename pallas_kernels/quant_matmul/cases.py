@@ -1,4 +1,4 @@
-"""Real products: Llama-2-7B's and Llama-3-8B's, from one row to a prompt's chunk."""
+"""Real products of Llama-2-7B and Llama-3-8B, from one row to a chunk of a prompt."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ from pallas_kernels.case import Case, Rival
 from pallas_kernels.quant_matmul.op import fit_block, quant_matmul, shape_key
 from pallas_kernels.quant_matmul.reference import quant_matmul_reference
 
-# Model width, channels: up to and down from the feed-forward, and the attention's own.
+# Model width and channels: of the feed-forward's up and down, and of the attention's projections.
 LLAMA_2_7B_UP = (4096, 11008)
 LLAMA_2_7B_DOWN = (11008, 4096)
 LLAMA_3_8B_UP = (4096, 14336)
 
 
 def make_case(rows: int, size: tuple[int, int], group: int = 0, activations: str = "bfloat16") -> Case:
-    """Return the case of so many rows with int8 weights, or with int4 ones in groups of ``group`` rows."""
+    """Return the case of ``rows`` rows with int8 weights, or with int4 weights in groups of ``group`` rows."""
     model_dim, channels = size
     weight_bytes = model_dim * channels * (4 if group else 8) // 8
     scale_rows = model_dim // group if group else 1
@@ -43,7 +43,7 @@ def make_case(rows: int, size: tuple[int, int], group: int = 0, activations: str
 
 
 def _blocks(model_dim: int, group: int) -> tuple[dict[str, int], ...]:
-    """Return what blocks to try: of 256 thousand to four million weights."""
+    """Return the blocks to try: of 256 thousand to four million weights."""
     sizes = dict.fromkeys(fit_block(model_dim, most, group) for most in (model_dim, 8192, 4096, 2048, 1024, 512))
     found = [{"block_k": block_k, "block_f": block_f} for block_k in sizes for block_f in (128, 256, 512, 1024)]
     return tuple(blocks for blocks in found if 1 << 18 <= blocks["block_k"] * blocks["block_f"] <= 4 << 20)
@@ -58,7 +58,7 @@ def _reference(x, weights, scales, activation_scales_M=None):
 
 
 def _product_of_xla(x, weights, scales, activation_scales_M=None):
-    """Multiply as plain JAX would: scales of channels on the product, those of groups on the weights."""
+    """Multiply as plain JAX would: scales of channels apply to the product, those of groups to the weights."""
     if scales.ndim == 1:
         kind = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
         out = jnp.dot(x, weights if x.dtype == jnp.int8 else weights.astype(x.dtype), preferred_element_type=kind)

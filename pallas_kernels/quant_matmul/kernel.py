@@ -1,7 +1,7 @@
-"""The bodies of `quant_matmul`: weights cross from HBM as they are stored, and widen in vector memory.
+"""The bodies of `quant_matmul`: weights are read from HBM in their stored form and widened in vector memory.
 
-A step multiplies all rows of the activations with one block of weights, [block_k, block_f]; blocks along the rows of
-the weights (the last axis of the grid) add up in a float32 accumulator.
+A step multiplies all rows of the activations by one block of weights, [block_k, block_f]. Blocks along the rows of the
+weights (the last axis of the grid) add up in a float32 accumulator.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 TILE = 128  # rows of weights that the matrix unit takes at once
 
-# A four-bit number in the upper bits of a bfloat16's mantissa, beside the exponent of 16, reads as 16 + number.
+# Four bits in the upper part of a bfloat16's mantissa, with the exponent of 16, read as 16 + number.
 _SIXTEEN = 0x41804180
 _MANTISSA = 0x00780078
 _FLIP_SIGNS = -0x77777778  # 0x88888888: -8..7 become 0..15
@@ -23,7 +23,7 @@ BIAS = 24.0
 
 
 def int8_body(_layer, x_ref, weights_ref, scales_ref, rows_ref, out_ref, sum_ref):
-    """Multiply with int8 weights: on int8 units where the activations are int8 too, else widened to bfloat16."""
+    """Multiply by int8 weights: on int8 units if the activations are int8 too, else widened to bfloat16."""
     _start(sum_ref)
     weights = weights_ref[...]
     if x_ref.dtype == jnp.int8:
@@ -39,10 +39,10 @@ def int8_body(_layer, x_ref, weights_ref, scales_ref, rows_ref, out_ref, sum_ref
 
 
 def int4_body(group: int) -> Callable[..., None]:
-    """Return the body for int4 weights with a scale a ``group`` of their rows.
+    """Return the body for int4 weights with one scale per ``group`` of their rows.
 
-    Of a group smaller than TILE, the activations hold each row once a group, the rest of its tile zero: so one pass
-    through the matrix unit gives each group's sum on rows of its own, and the weights need no scale of their own.
+    If a group is smaller than TILE, the activations hold each row once per group, with zeros in the rest of the tile.
+    Then one pass through the matrix unit gives each group's sum in separate rows, and the weights need no scaling.
     """
     parts = TILE // group
 
@@ -84,7 +84,7 @@ def _start(sum_ref: Any) -> None:
 
 
 def _widen(words: jax.Array) -> jax.Array:
-    """Return words of eight four-bit numbers as bfloat16, each BIAS too large, in the order of `row_order`."""
+    """Return words of eight four-bit numbers as bfloat16, each too large by BIAS, in the order of `row_order`."""
     pieces = []
     for index in range(4):
         shift = 4 * index - 3
@@ -94,8 +94,8 @@ def _widen(words: jax.Array) -> jax.Array:
 
 
 def row_order() -> list[int]:
-    """Return which row of a tile of weights stands where after `_widen`.
+    """Return which row of a tile of weights is at each place after `_widen`.
 
-    A word holds rows 8w to 8w + 7; each of its halves gives one number a shift: rows 8w + i and 8w + i + 4.
+    A word holds rows 8w to 8w + 7. Each of its halves gives one number per shift: rows 8w + i and 8w + i + 4.
     """
     return [8 * word + index + 4 * half for index in range(4) for word in range(TILE // 8) for half in range(2)]

@@ -1,4 +1,4 @@
-"""The product of activations with weights of 8 or 4 bits."""
+"""Products of activations and weights of 8 or 4 bits."""
 
 import functools
 
@@ -30,14 +30,15 @@ def quant_matmul(
     chip: str | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
-    """Return ``x_MD @ (weights_DF * scales)``, [M, F], reading each weight once as it is stored.
+    """Return ``x_MD @ (weights_DF * scales)``, [M, F]; each weight is read once, in its stored form.
 
-    Activations are bfloat16, or int8 with ``activation_scales_M``. Weights are int8 with a scale a channel, [F], or
-    int4 with one a group of 32, 64 or 128 rows and a channel, [D / group, F]; D is a multiple of 128. With ``layer``
-    both have a leading axis of layers, of which that one is read where it lies. Products are exact and add up in
-    float32 (int32 of int8 with int8). More than 512 rows are taken 512 at a time, the weights read each time.
-    ``block_k`` x ``block_f`` weights are widened at a time: of `pallas_kernels.quant_matmul` 's tuned.json by default,
-    for ``chip`` or the one that is compiled for. Raise ValueError where arguments do not fit together.
+    Activations are bfloat16, or int8 with ``activation_scales_M``. Weights are int8 with one scale per channel, [F], or
+    int4 with one per channel and group of 32, 64 or 128 rows, [D / group, F]; D is a multiple of 128. With ``layer``,
+    both have a leading axis of layers, and that layer is read in place. Products are exact and add up in float32 (int8
+    with int8: in int32). More than 512 rows are processed 512 at a time, and the weights are read each time.
+    ``block_k`` x ``block_f`` weights are widened at a time; by default the sizes are those of
+    `pallas_kernels.quant_matmul` 's tuned.json for ``chip``, or for the chip that is compiled for. Raise ValueError if
+    arguments do not match.
     """
     group = _check(x_MD, weights, scales, layer, activation_scales_M)
     num_rows, model_dim = x_MD.shape
@@ -86,7 +87,7 @@ def quant_matmul(
 
 
 def shape_key(num_rows: int, model_dim: int, channels: int, group: int) -> dict[str, int | str]:
-    """Return what the best blocks depend on; ``group`` is 0 for int8 weights. Rows count by powers of two from 16."""
+    """Return what the best blocks depend on; ``group`` is 0 for int8 weights. Rows count as powers of two from 16."""
     rows = max(16, 1 << (num_rows - 1).bit_length())
     return {"rows": rows, "D": model_dim, "F": channels, "weights": f"int4/{group}" if group else "int8"}
 
@@ -110,7 +111,7 @@ def _call(x_MD, weights_LDF, scales_LGF, rows_M1, layer_1, *, group, block_k, bl
         in_specs = [pl.BlockSpec((num_rows, block_k), lambda f, k, layer: (0, k))]
         body, scale_rows = int8_body, 1
         sum_dtype = jnp.int32 if x_MD.dtype == jnp.int8 else jnp.float32
-    # Scales of groups go along with their rows; those of channels are the same in every step along the rows.
+    # Scales of groups change with the block of rows; those of channels are the same for all blocks of rows.
     scales_at = (lambda f, k, layer: (layer[0], k, f)) if group else (lambda f, k, layer: (layer[0], 0, f))
     in_specs += [
         pl.BlockSpec((None, block_k, block_f), lambda f, k, layer: (layer[0], k, f)),
@@ -142,7 +143,7 @@ def _call(x_MD, weights_LDF, scales_LGF, rows_M1, layer_1, *, group, block_k, bl
 def _spread_rows(x_MD: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
     """Return the activations as [D / 128, parts x M, 128] in the order of the widened weights, and their sums x BIAS.
 
-    Part p of a tile holds the columns of the p-th group alone, zeros elsewhere.
+    Part p of a tile holds only the columns of the p-th group, with zeros elsewhere.
     """
     order = np.array(row_order())
     num_rows, model_dim = x_MD.shape
@@ -157,9 +158,9 @@ def _spread_rows(x_MD: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
 
 
 def fit_block(model_dim: int, most: int, group: int) -> int:
-    """Return how many rows of weights a step takes: a divisor of all, as large as allowed, or all of them.
+    """Return the rows of weights per step: the largest allowed divisor of all rows, or all rows.
 
-    Scales come in blocks of eight rows, so a step takes eight groups or a multiple.
+    Scales come in blocks of eight rows, so a step has eight groups or a multiple.
     """
     unit = 8 * group if group else TILE
     sizes = [size for size in range(unit, model_dim + 1, unit) if model_dim % size == 0]
@@ -167,7 +168,7 @@ def fit_block(model_dim: int, most: int, group: int) -> int:
 
 
 def _check(x_MD, weights, scales, layer, activation_scales_M) -> int:
-    """Return the size of the groups, 0 for none; raise ValueError where arguments do not fit together."""
+    """Return the size of the groups, 0 for none; raise ValueError if arguments do not match."""
     stacked = 0 if layer is None else 1
     if x_MD.ndim != 2 or weights.ndim != 2 + stacked:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What `quant_matmul` computes, in plain JAX and float32."""
+"""The reference of `quant_matmul`, in plain JAX and float32."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def quant_matmul_reference(
     activation_scales_M: jax.Array | None = None,
     out_dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> jax.Array:
-    """Multiply by the dequantised weights: the arguments and the result [M, F] are those of `quant_matmul`."""
+    """Multiply by the dequantised weights; arguments and result [M, F] are those of `quant_matmul`."""
     if layer is not None:
         weights = lax.dynamic_index_in_dim(weights, layer, keepdims=False)
         scales = lax.dynamic_index_in_dim(scales, layer, keepdims=False)

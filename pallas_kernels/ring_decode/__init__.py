@@ -1,1 +1,1 @@
-"""Attention of a few new tokens a row to a ring of slots and to the text's first tokens: see `op`."""
+"""Attention of a few new tokens per row to a ring of slots and to sinks, the sequence's first tokens: see `op`."""

@@ -23,10 +23,10 @@ def ring_case(
     num_sinks: int = 0,
     **options: Any,
 ) -> Case:
-    """Describe a step of rows that have gone around the ring often; sinks meet a query of their own."""
+    """Describe a step of rows that have gone around the ring many times; sinks use their own query."""
     case = decode_case("ring_decode", ring_decode, name, heads, [window + num_sinks] * batch, tokens, slots, **options)
     query, *cache, layer, _ = case.arguments
-    # Rows that differ in where the ring's oldest slot is.
+    # Rows differ in the position of the ring's oldest slot.
     starts = 10 * slots + np.arange(batch, dtype=np.int32) * (slots // batch)
     sink_query = (query,) if num_sinks else ()
     function = functools.partial(

@@ -1,4 +1,4 @@
-"""Attention of a few new tokens a row to a ring of slots and to the text's first tokens."""
+"""Attention of a few new tokens per row to a ring of slots and to sinks, the sequence's first tokens."""
 
 from typing import Any
 
@@ -30,17 +30,17 @@ def ring_decode(
     lane_parts: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attend with T new tokens a row to sinks and a ring in ``cache[layer]``, in which they stand: ``[B, T, N, H]``.
+    """Attend with T new tokens per row to sinks and a ring in ``cache[layer]``, which holds them: ``[B, T, N, H]``.
 
-    The token at position p of a text stands in slot p if p < ``num_sinks``, else in
-    ``num_sinks + (p - num_sinks) % C``, where C is the rest of the S slots. Token i of row b stands where position
-    ``start_B[b] + i`` does. It sees the sinks and, up to itself, the last ``window`` positions; of the new tokens only
-    its ancestors (as in `tree_verify`), at the position of its depth. C must be at least window + T - 1; what padding
-    among the new tokens would have overwritten may stay. Starts are clipped to 0..2**30.
+    The token at position p of a sequence is in slot p if p < ``num_sinks``, else in ``num_sinks + (p - num_sinks) %
+    C``, where C is the rest of the S slots. Token i of row b is in the slot of position ``start_B[b] + i``. It attends
+    to the sinks and to the last ``window`` positions up to itself; of the new tokens, only to its ancestors (as in
+    `tree_verify`), at the position of its depth. C must be at least window + T - 1. Padding among the new tokens need
+    not be written. Starts are clipped to 0..2**30.
 
-    Keys are stored rotated for their position in the text. Where positions are places in the cache
-    (StreamingLLM, 2309.17453), sinks stand nearer than that: ``sink_query_BTNH`` is the query turned back by what was
-    evicted in between, which meets the sinks instead of ``query_BTNH``. The other options are those of `flash_decode`.
+    Keys are stored rotated for their position in the sequence. If rotary positions are places in the cache
+    (StreamingLLM, 2309.17453), sinks are closer than that: ``sink_query_BTNH`` is the query rotated back by the number
+    of evicted tokens, used for the sinks instead of ``query_BTNH``. The other options are those of `flash_decode`.
     """
     tokens, num_slots = query_BTNH.shape[1], keys_LBSF.shape[2]
     capacity = num_slots - num_sinks

@@ -1,4 +1,4 @@
-"""What ring_decode computes, in plain JAX and float32."""
+"""The reference of ring_decode, in plain JAX and float32."""
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,11 @@ def reference_ring(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Attend to ``cache[layer]``, whose slots are looked up one position of the text after another: ``[B, T, N, H]``.
+    """Attend to ``cache[layer]``, with its slots gathered in the order of positions: ``[B, T, N, H]``.
 
-    The token at position p < ``num_sinks`` stands in slot p, any other in ``num_sinks + (p - num_sinks) % C``. Token i
-    of a row stands where position ``start + i`` does, but is at the position of its depth after ``start``; it sees
-    sinks and the last ``window`` positions.
+    The token at position p < ``num_sinks`` is in slot p, any other in ``num_sinks + (p - num_sinks) % C``. Token i of a
+    row is in the slot of position ``start + i``, but its position is ``start`` plus its depth. It attends to sinks and
+    to the last ``window`` positions.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots, width = keys_LBSF.shape[2:]
@@ -31,7 +31,7 @@ def reference_ring(
     if ancestors_BTT is None:
         ancestors_BTT = jnp.tril(jnp.ones((1, tokens, tokens), bool))
     ancestors_BTT = jnp.broadcast_to(ancestors_BTT, (batch, tokens, tokens))
-    # Candidates: all sinks, the ring's last capacity positions before start, and the new tokens.
+    # All sinks, the last C positions before start, and the new tokens.
     ring_BC = jnp.maximum(start_B, num_sinks)[:, None] - capacity + jnp.arange(capacity)
     sink_BK = jnp.broadcast_to(jnp.arange(num_sinks), (batch, num_sinks))
     old_BX = jnp.concatenate([sink_BK, ring_BC], axis=1)

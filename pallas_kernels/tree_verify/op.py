@@ -26,12 +26,12 @@ def tree_verify(
     lane_parts: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attend with M = 1 to 128 nodes a row to ``cache[layer]``, in which they stand already: ``[B, M, N, H]``.
+    """Attend with M = 1 to 128 nodes per row to ``cache[layer]``, which already holds them: ``[B, M, N, H]``.
 
-    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. Node i of row b stands in slot
-    ``start_B[b] + i`` and sees all slots before ``start``, itself and its ancestors: ``ancestors_BMM[b, i, j]`` is true
-    where j is i or an ancestor of i. One tree may serve all rows; None is a chain. A ``window`` leaves the last that
-    many along a node's path. The other options are those of `flash_decode` (SpecInfer, 2305.09781).
+    The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. Node i of row b is in slot ``start_B[b] + i``.
+    It attends to all slots before ``start``, to itself and to its ancestors: ``ancestors_BMM[b, i, j]`` is true if j is
+    i or an ancestor of i. One tree may serve all rows; None is a chain. A ``window`` keeps the last ``window`` tokens
+    along a node's path. The other options are those of `flash_decode` (SpecInfer, 2305.09781).
     """
     batch, nodes = query_BMNH.shape[:2]
     if not 1 <= nodes <= MAX_NODES:

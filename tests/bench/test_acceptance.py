@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import jaxinfer
 from jaxinfer.bench.acceptance import measure as acceptance
 from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, pick
 from jaxinfer.bench.acceptance.tally import Group, Tally, add_up
@@ -30,9 +29,9 @@ ENTRIES = [
 COSTS = StepCosts(1, 128, {1: 2.0, 4: 5.0, 8: 6.0})
 
 
-@pytest.fixture(scope="module")
-def model(trained_folder: Path) -> LanguageModel:
-    return jaxinfer.load(trained_folder)
+@pytest.fixture
+def model(trained_model: LanguageModel) -> LanguageModel:
+    return trained_model
 
 
 @pytest.fixture
@@ -41,7 +40,6 @@ def bench(
 ) -> Callable[..., tuple[int, str, str]]:
     """Run the command on three prompts of two categories, with the costs of steps given."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")
     monkeypatch.setattr(loading, "load_model", lambda options: model)
     monkeypatch.setattr(acceptance, "measure_step_costs", lambda *arguments: COSTS)
     prompts = tmp_path / "prompts.jsonl"
@@ -129,7 +127,7 @@ def test_steps_and_drafters_are_measured_on_this_device(model: LanguageModel) ->
     costs = measure_step_costs(model.programs.decoder, model.params, 2, 64, (3,))
     assert sorted(costs.seconds) == [1, 3]
     assert min(costs.seconds.values()) > 0
-    drafter = DraftModel(model="x", config=model.config, backend=model.backend, weights=model.params)
+    drafter = DraftModel(model="x", config=model.config, backend=model.backend, params=model.params)
     assert drafter_seconds(drafter, 1, 64) > 0
     assert drafter_seconds(PromptLookup(), 1, 64) == 0
 
@@ -168,7 +166,7 @@ def test_json_is_one_object_that_agrees_with_the_library_and_a_chart_is_drawn(
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert (report["complete"], report["prompts"], [one["groups"] for one in report["batches"]]) == (True, 3, [3, 2])
     prompts = [entry["prompt"] for entry in ENTRIES]
-    expected = [one.stats for one in model.generate(prompts, max_new_tokens=20, strategy=LOOKUP)]
+    expected = [model.generate(one, max_new_tokens=20, strategy=LOOKUP)[0].stats for one in prompts]
     for batch in report["batches"]:
         plain, lookup = batch["strategies"]
         assert (plain["strategy"], lookup["strategy"], lookup["nodes"]) == ("autoregressive", LOOKUP, 5)

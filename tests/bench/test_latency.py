@@ -40,8 +40,18 @@ def assert_consistent(report: LatencyReport) -> None:
         assert run.jaxinfer.compile_seconds > 0
 
 
-def test_a_report_agrees_with_itself_and_names_every_dtype(tiny_llama_folder: Callable[..., Path]) -> None:
-    report = measure_latency(str(tiny_llama_folder()), ("float32", "bfloat16"), WORKLOAD)
+def test_a_report_agrees_with_itself_and_names_every_dtype_and_json_is_one_object(
+    tiny_llama_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command's report is kept; its JSON is that and nothing else."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    reports: list[LatencyReport] = []
+    monkeypatch.setattr(latency, "measure_latency", lambda *args, **more: keep(reports, measure_latency(*args, **more)))
+    sizes = ["--prompt-tokens", "8", "--new-tokens", "4", "--batch", "2", "--repeats", "2"]
+    asked = ["--model", str(tiny_llama_folder()), "--dtype", "float32,bfloat16", "--json", *sizes]
+    assert main(["bench", "latency", *asked]) == 0
+    out, err = capsys.readouterr()
+    (report,), found = reports, json.loads(out)
     assert_consistent(report)
     assert [run.dtype for run in report.runs] == ["float32", "bfloat16"]
     assert report.runs[0].decode_bytes_per_step > report.runs[1].decode_bytes_per_step
@@ -49,23 +59,19 @@ def test_a_report_agrees_with_itself_and_names_every_dtype(tiny_llama_folder: Ca
     for run in report.runs:
         assert f"{run.jaxinfer.decode_tokens_per_second:.1f}" in table
         assert f"roofline: prefill {run.prefill_roofline:.0f} tok/s" in table
-
-
-def test_json_is_one_object_and_nothing_else(
-    tiny_llama_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")
-    sizes = ["--prompt-tokens", "8", "--new-tokens", "4", "--batch", "2", "--repeats", "1"]
-    assert main(["bench", "latency", "--model", str(tiny_llama_folder()), "--json", *sizes]) == 0
-    out, err = capsys.readouterr()
-    report = json.loads(out)
     assert err == ""
-    assert report["workload"] == {"prompt_tokens": 8, "new_tokens": 4, "batch": 2, "repeats": 1}
-    assert report["runs"][0]["jaxinfer"]["decode_tokens_per_second"] > 0
-    assert report["runs"][0]["transformers"] is None
+    assert found["workload"] == {"prompt_tokens": 8, "new_tokens": 4, "batch": 2, "repeats": 2}
+    told = found["runs"][0]
+    assert told["jaxinfer"]["decode_tokens_per_second"] == report.runs[0].jaxinfer.decode_tokens_per_second > 0
+    assert told["transformers"] is None
 
 
+def keep(reports: list[LatencyReport], report: LatencyReport) -> LatencyReport:
+    reports.append(report)
+    return report
+
+
+@pytest.mark.slow
 @pytest.mark.parity
 def test_transformers_runs_beside_on_the_same_checkpoint(tiny_llama_folder: Callable[..., Path]) -> None:
     pytest.importorskip("torch")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import stored_kernel
+from jaxinfer.models.layers import stored_kernel
 
 
 def streamed_logits(config: DecoderConfig, params: Any, tokens: list[int], sinks: int, window: int) -> np.ndarray:

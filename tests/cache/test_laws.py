@@ -95,6 +95,17 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 
 
+# Of windows and sinks the ordinary run has one of each kind; of others the wide run.
+USUAL = ("dense", "dense-window-3", "ring-window-3", "retrieval-tail", "streaming-2-3")
+every_layout = pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, id=name, marks=() if name in USUAL else pytest.mark.slow)
+        for name, layout in LAYOUTS.items()
+    ],
+)
+
+
 def path_to(parents, node):
     path = [node]
     while path[0]:
@@ -126,7 +137,7 @@ def write_and_attend(cache, start_B, parents_BM, keys_LBMKH, values_LBMKH, query
 keep = jax.jit(lambda cache, *path: cache.keep(*path))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@every_layout
 @few
 @given(steps, st.integers(0, 2**32 - 1))
 def test_trees_see_what_was_kept_and_their_own_ancestors(layout, steps, seed):
@@ -173,7 +184,7 @@ def test_trees_see_what_was_kept_and_their_own_ancestors(layout, steps, seed):
                 np.testing.assert_array_equal(held.reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@every_layout
 @few
 @given(st.tuples(*[st.integers(0, 12) for _ in range(ROWS)]), st.integers(0, 2**32 - 1))
 def test_prompts_in_chunks_see_what_is_before_them(layout, lengths, seed):
@@ -212,7 +223,7 @@ def write_chunk(cache, start, lengths_B, keys_LBTKH, values_LBTKH, query_BTNH):
     return cache, jnp.stack(outputs)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@every_layout
 def test_rewinding_needs_only_a_smaller_start(layout):
     """Writing again from an earlier slot on gives what writing there the first time would have given."""
     rng = np.random.default_rng(0)

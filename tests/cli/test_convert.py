@@ -1,6 +1,8 @@
 """``jaxinfer convert`` from outside: what it writes and prints, and what a kill, a full disk or a mistake leaves."""
 
+import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import jaxinfer
+from jaxinfer.checkpoint import new_folder
 from jaxinfer.checkpoint.orbax import writer as orbax_writer
+from jaxinfer.cli.commands import convert as convert_command
 from tests.cli.test_mistakes import assert_mistake
 from tests.cli.test_process import ROOT, child
 from tests.default_model import default_model_path
@@ -38,6 +42,8 @@ def test_a_converted_model_answers_as_its_source_does(run, source, tmp_path):
     assert found["text"] == expected["text"]
 
 
+@pytest.mark.slow
+@pytest.mark.optimised
 def test_the_default_model_keeps_its_chat_template_and_its_answer(tmp_path):
     """Convert the real GGUF, whose template and vocabulary are in its metadata, and ask what it knows."""
     path = default_model_path()
@@ -91,61 +97,74 @@ def test_overwriting_replaces_what_convert_wrote_and_never_the_source(run, sourc
     jaxinfer.load(target)
 
 
+# Ends itself by SIGKILL when the first or the last byte is written, or before the folder gets its name.
 KILLED = """
-import os, signal, sys
-from pathlib import Path
+import contextlib, os, signal, sys
 from jaxinfer.checkpoint import new_folder
-from jaxinfer.checkpoint import convert as orbax_convert
 from jaxinfer.cli import main
-from jaxinfer.cli.output import progress
-import contextlib
+from jaxinfer.cli.commands import convert
 
-moment, number = sys.argv[3], getattr(signal, sys.argv[4])
-
-def strike(*arguments):
-    os.kill(os.getpid(), number)
+moment = sys.argv[3]
+strike = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 
 @contextlib.contextmanager
 def watched(label):
     yield lambda done, total: strike() if (done == total) == (moment == "last") else None
 
-if moment in ("first", "last"):
-    from jaxinfer.cli.commands import convert
-    convert.byte_progress = watched
 if moment == "before":
     new_folder._publish = strike
+else:
+    convert.byte_progress = watched
 sys.exit(main.main(["convert", *sys.argv[1:3], "--overwrite"]))
 """
 
 
-def convert_struck(home: Path, source: Path, target: Path, moment: str, number: str) -> tuple[int, bytes]:
-    of_this_process = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = subprocess.Popen(**child(home, "-c", KILLED, str(source), str(target), moment, number))
-    finally:
-        signal.signal(signal.SIGINT, of_this_process)
-    errors = process.communicate(timeout=120)[1]
-    return process.returncode, errors
+def kill_conversion(home: Path, source: Path, target: Path, moment: str) -> None:
+    done = subprocess.run(**child(home, "-c", KILLED, str(source), str(target), moment), check=False)
+    assert done.returncode == -signal.SIGKILL
 
 
-def test_a_killed_conversion_leaves_nothing_that_loads_and_the_next_clears_it(run, source, tmp_path):
+@pytest.mark.parametrize(
+    "moment", ["last", *(pytest.param(one, marks=pytest.mark.slow) for one in ("first", "before"))]
+)
+def test_a_killed_conversion_leaves_nothing_that_loads_and_the_next_clears_it(run, source, tmp_path, moment):
     target = tmp_path / "made"
-    for moment in ("first", "last", "before"):
-        assert convert_struck(tmp_path / "home", source, target, moment, "SIGKILL")[0] == -signal.SIGKILL
-        assert names(tmp_path) == [".made.partial"]
-        assert_mistake(run("generate", "x", "--model", target), str(target))
+    kill_conversion(tmp_path / "home", source, target, moment)
+    assert names(tmp_path) == [".made.partial"]
+    assert_mistake(run("generate", "x", "--model", target), str(target))
     assert run("convert", source, target).code == 0
     assert names(tmp_path) == ["made"]
-    # One that was to replace it leaves it as it is.
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_leaves_the_model_that_it_was_to_replace(run, source, tmp_path):
+    target = tmp_path / "made"
+    assert run("convert", source, target).code == 0
     before = (target / "jaxinfer.json").read_bytes()
-    assert convert_struck(tmp_path / "home", source, target, "before", "SIGKILL")[0] == -signal.SIGKILL
+    kill_conversion(tmp_path / "home", source, target, "before")
     assert (target / "jaxinfer.json").read_bytes() == before
     jaxinfer.load(target)
 
 
 @pytest.mark.parametrize("moment", ["first", "before"])
-def test_an_interrupted_conversion_clears_up_and_ends_as_other_commands_do(source, tmp_path, moment):
-    assert convert_struck(tmp_path / "home", source, tmp_path / "made", moment, "SIGINT") == (130, b"\n")
+def test_an_interrupted_conversion_clears_up_and_ends_as_other_commands_do(run, source, tmp_path, monkeypatch, moment):
+    def strike(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    @contextlib.contextmanager
+    def watched(label):
+        yield lambda done, total: strike() if done < total else None
+
+    if moment == "before":
+        monkeypatch.setattr(new_folder, "_publish", strike)
+    else:
+        monkeypatch.setattr(convert_command, "byte_progress", watched)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = run("convert", source, tmp_path / "made")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "\n")
     assert names(tmp_path) == []
 
 
@@ -158,6 +177,7 @@ sys.exit(main(["convert", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_one_line_and_nothing_stays(source, tmp_path):
     """The kernel refuses to let any file grow past 20 kB, which TensorStore sees as it would see a full disk."""
     target = tmp_path / "made"
@@ -219,6 +239,7 @@ print(peak[0])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from Linux's /proc")
 def test_peak_anonymous_memory_is_that_of_a_few_tensors(source, tmp_path):
     """Convert 400 MB of float32 parameters, of which the largest tensor is 67 MB and a group as much."""
@@ -245,28 +266,3 @@ def test_peak_anonymous_memory_is_that_of_a_few_tensors(source, tmp_path):
     assert 4e8 < num_bytes < 4.1e8
     # The interpreter with JAX and Orbax takes 130 MB of this; the whole model would not fit.
     assert int(done.stdout) <= 300e6
-
-
-WITHOUT_ORBAX = """
-import sys
-import jaxinfer
-from jaxinfer.cli.main import main
-
-try:
-    main(["convert", "--help"])
-except SystemExit as end:
-    assert not end.code
-assert not {"jax", "orbax", "tensorstore"} & set(sys.modules)
-jaxinfer.load(sys.argv[1])
-assert not {"orbax", "tensorstore"} & set(sys.modules)
-jaxinfer.load(sys.argv[2])
-assert "orbax" not in sys.modules
-"""
-
-
-def test_only_converting_waits_for_orbax(run, source, tmp_path):
-    assert run("convert", source, tmp_path / "made").code == 0
-    done = subprocess.run(
-        **child(tmp_path, "-c", WITHOUT_ORBAX, str(source), str(tmp_path / "made")), check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()

@@ -20,10 +20,10 @@ PROMPTS = ["The quick", "One grey fox", "A small otter"]
 SHORT = ("--max-new-tokens", "12")
 
 
-@pytest.fixture(scope="module")
-def model(trained_folder: Path) -> jaxinfer.LanguageModel:
+@pytest.fixture
+def model(trained_model: jaxinfer.LanguageModel) -> jaxinfer.LanguageModel:
     """Return the trained toy; commands of this module are given it in place of loading it again."""
-    return jaxinfer.load(trained_folder)
+    return trained_model
 
 
 @pytest.fixture
@@ -49,15 +49,17 @@ def test_json_is_one_object_with_the_fields_of_the_contract(generate: Run, model
     assert set(found["stats"]) == set(vars(expected.stats))
 
 
-def test_prompts_of_a_file_come_back_in_order_whatever_the_batch(generate: Run, model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["2", pytest.param("16", marks=pytest.mark.slow)])
+def test_prompts_of_a_file_come_back_in_order_whatever_the_batch(
+    generate: Run, model: Any, tmp_path: Path, size: str
+) -> None:
     path = tmp_path / "prompts.jsonl"
     entries = [{"prompt": PROMPTS[0]}, {"turns": [PROMPTS[1], "and then"]}, {"prompt": PROMPTS[2], "id": 3}]
     path.write_text("\n\n".join(json.dumps(entry) for entry in entries))
     expected = [model.generate(prompt, max_new_tokens=12)[0].text for prompt in PROMPTS[:3]]
-    for size in ("2", "16"):
-        lines = generate("--prompts", path, "--json", "--batch-size", size, *SHORT).out.splitlines()
-        assert [json.loads(line)["prompt"] for line in lines] == PROMPTS[:3]
-        assert [json.loads(line)["text"] for line in lines] == expected
+    lines = generate("--prompts", path, "--json", "--batch-size", size, *SHORT).out.splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == PROMPTS[:3]
+    assert [json.loads(line)["text"] for line in lines] == expected
 
 
 @pytest.mark.parametrize("arguments", [["-"], ["--prompts", "-"]])
@@ -104,6 +106,12 @@ def test_every_sampling_option_reaches_the_draw(generate: Run, model: Any) -> No
     assert [tuple(one["tokens"]) for one in found] == [one.tokens for one in expected]
     assert [one["logprobs"] for one in found] == [pytest.approx(one.logprobs) for one in expected]
     assert found[0]["tokens"] != found[1]["tokens"]
+
+
+def test_every_stop_string_of_the_command_ends_the_text(generate: Run, model: Any) -> None:
+    whole = model.generate(PROMPTS[0], max_new_tokens=12)[0].text
+    outcome = generate(PROMPTS[0], "--stop", "qqq", "--stop", whole[4:7], *SHORT)
+    assert outcome.out == whole[: whole.index(whole[4:7])] + "\n"
 
 
 def test_stats_go_to_standard_error(generate: Run) -> None:

@@ -78,6 +78,7 @@ def test_what_fits_is_reported_and_drawn(run, tiny):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_compile
 def test_what_does_not_fit_is_told_by_the_exit_code_and_with_what_does(run, tiny, monkeypatch):
     small = Candidate("v5e:1x1", "tensor=1", 1, 1, 1 << 17, 8 << 30, 94.6, 3.0)

@@ -7,19 +7,29 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.cli.conftest import Outcome
+
 ROOT = Path(__file__).resolve().parents[2]
 
-WITHOUT_JAX = """
+# Of a folder of safetensors and of one that convert wrote.
+LATE_IMPORTS = """
 import sys
 from jaxinfer.cli.main import main
 
 for arguments in (["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"], ["bench", "latency", "--help"],
+                  ["convert", "--help"],
                   ["generate"], ["generate", "x", "--bogus"], ["generate", "x", "--max-new-tokens", "-1"]):
     try:
         main(arguments)
     except SystemExit as end:
         assert not end.code, arguments
-    assert not {"jax", "flax", "rich", "tokenizers"} & set(sys.modules), arguments
+    assert not {"jax", "flax", "rich", "tokenizers", "orbax", "tensorstore"} & set(sys.modules), arguments
+
+import jaxinfer
+jaxinfer.load(sys.argv[1])
+assert not {"orbax", "tensorstore"} & set(sys.modules)
+jaxinfer.load(sys.argv[2])
+assert "orbax" not in sys.modules
 """
 
 
@@ -35,8 +45,12 @@ def child(home: Path, *arguments: str) -> dict:
     }
 
 
-def test_help_and_mistakes_do_not_wait_for_jax(tmp_path: Path) -> None:
-    done = subprocess.run(**child(tmp_path, "-c", WITHOUT_JAX), check=False)
+def test_help_and_mistakes_do_not_wait_for_jax_nor_loading_for_orbax(
+    run: Callable[..., Outcome], tiny_llama_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert run("convert", tiny_llama_folder(), tmp_path / "made").code == 0
+    arguments = ("-c", LATE_IMPORTS, str(tiny_llama_folder()), str(tmp_path / "made"))
+    done = subprocess.run(**child(tmp_path, *arguments), check=False)
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +19,9 @@ PROMPT = "The quick fox found the moon again.\nThe quick fox found"
 LOOKUP = ("--strategy", "prompt_lookup:num_draft_tokens=4", "--max-new-tokens", "24")
 
 
-@pytest.fixture(scope="module")
-def model(trained_folder: Path) -> jaxinfer.LanguageModel:
-    return jaxinfer.load(trained_folder)
+@pytest.fixture
+def model(trained_model: jaxinfer.LanguageModel) -> jaxinfer.LanguageModel:
+    return trained_model
 
 
 @pytest.fixture

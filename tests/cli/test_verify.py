@@ -3,13 +3,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-import jaxinfer
 from jaxinfer import SamplingParams
 from jaxinfer.bench.identity.audit import explain, retell_text
 from jaxinfer.cli import loading
@@ -26,9 +24,9 @@ PROMPT = encode_bytes("The quick fox")
 SHORT = ("--max-new-tokens", "24")
 
 
-@pytest.fixture(scope="module")
-def model(trained_folder: Path) -> LanguageModel:
-    return jaxinfer.load(trained_folder)
+@pytest.fixture
+def model(trained_model: LanguageModel) -> LanguageModel:
+    return trained_model
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ NOTEBOOK = "train_medusa.ipynb"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
+@pytest.mark.slow
 def test_heads_are_trained_and_change_no_token(
     notebook: nbformat.NotebookNode, trained_folder: Path, tmp_path: Path, execute: Execute
 ) -> None:

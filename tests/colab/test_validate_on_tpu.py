@@ -17,7 +17,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 
 
 @pytest.mark.parametrize(
-    "names", [("jacobi", "medusa", "beam"), pytest.param(tuple(STRATEGIES), marks=pytest.mark.exhaustive)], ids=len
+    "names",
+    [
+        pytest.param(("jacobi", "medusa", "beam"), marks=pytest.mark.slow),
+        pytest.param(tuple(STRATEGIES), marks=pytest.mark.exhaustive),
+    ],
+    ids=len,
 )
 def test_it_checks_kernels_and_strategies_and_writes_a_report(
     names: tuple[str, ...],

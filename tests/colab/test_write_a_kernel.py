@@ -12,6 +12,7 @@ NOTEBOOK = "write_a_kernel.ipynb"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_compile
 def test_every_cell_runs_and_leaves_nothing_behind(
     notebook: nbformat.NotebookNode, tmp_path: Path, execute: Execute

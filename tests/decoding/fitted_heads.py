@@ -75,24 +75,24 @@ def fit_conditioned(lm: LanguageModel, tokens: Sequence[int], num_heads: int, in
     return _as_jax({"heads": tuple(heads), "ids": ids})
 
 
-def sharpened(extra: Params) -> Params:
+def sharpened(head_params: Params) -> Params:
     """Make heads fitted by least squares, which score tokens from 0 to 1, as sure of themselves as trained ones."""
-    heads = tuple({**head, "output": {"kernel": 10 * head["output"]["kernel"]}} for head in extra["heads"])
-    return {**extra, "heads": heads}
+    heads = tuple({**head, "output": {"kernel": 10 * head["output"]["kernel"]}} for head in head_params["heads"])
+    return {**head_params, "heads": heads}
 
 
 def expected_acceptance(
-    lm: LanguageModel, extra: Params, paths: Paths, text: Sequence[int], prompt_length: int
+    lm: LanguageModel, head_params: Params, paths: Paths, text: Sequence[int], prompt_length: int
 ) -> Acceptance:
     """Draft along a finished text by the definition of heads, in NumPy."""
     hidden_TD, table_VD = hidden_states(lm, text), np.asarray(lm.params["embed"]["embedding"])
-    ids = np.asarray(extra.get("ids", np.arange(lm.config.vocab_size)))
+    ids = np.asarray(head_params.get("ids", np.arange(lm.config.vocab_size)))
     accepted, steps, later, current = np.zeros(tree_depth(paths), int), 0, 0, prompt_length
     while current < len(text) - 1:
         path: tuple[int, ...] = ()
-        while current + len(path) + 1 < len(text) and len(path) < len(extra["heads"]):
+        while current + len(path) + 1 < len(text) and len(path) < len(head_params["heads"]):
             along = table_VD[list(text[current : current + len(path) + 1])]
-            scores_W = head_scores(extra["heads"][len(path)], hidden_TD[current - 1], along)
+            scores_W = head_scores(head_params["heads"][len(path)], hidden_TD[current - 1], along)
             wanted = np.flatnonzero(ids == text[current + len(path) + 1])
             ranking = np.argsort(-scores_W, kind="stable")
             rank = int(np.flatnonzero(ranking == wanted[0])[0]) if len(wanted) else len(ids)
@@ -123,17 +123,17 @@ def best_paths(growth: Growth, log_p_after: Callable[[TokenPath], Sequence[float
 
 
 def expected_steps(
-    lm: LanguageModel, extra: Params, growth: Growth, text: Sequence[int], prompt_length: int
+    lm: LanguageModel, head_params: Params, growth: Growth, text: Sequence[int], prompt_length: int
 ) -> tuple[int, tuple[int, ...]]:
     """Grow trees along a finished text by the definition, in NumPy; return the steps and the drafts taken by depth."""
     hidden_TD, table_VD = hidden_states(lm, text), np.asarray(lm.params["embed"]["embedding"])
-    ids = np.asarray(extra.get("ids", np.arange(lm.config.vocab_size)))
+    ids = np.asarray(head_params.get("ids", np.arange(lm.config.vocab_size)))
     accepted, steps, current = np.zeros(growth.max_depth, int), 0, prompt_length
     while current < len(text) - 1:
 
         def log_p_after(path: TokenPath, current: int = current) -> np.ndarray:
             along_PD = table_VD[[text[current], *path]]
-            scores_W = head_scores(extra["heads"][len(path)], hidden_TD[current - 1], along_PD) / CAUTION
+            scores_W = head_scores(head_params["heads"][len(path)], hidden_TD[current - 1], along_PD) / CAUTION
             log_p_V = np.full(lm.config.vocab_size, -1e9)
             log_p_V[ids] = scores_W - np.log(np.exp(scores_W - scores_W.max()).sum()) - scores_W.max()
             return log_p_V
@@ -177,12 +177,12 @@ def _silu(values: np.ndarray) -> np.ndarray:
     return values / (1 + np.exp(-values))
 
 
-def _as_jax(extra: Params) -> Params:
+def _as_jax(head_params: Params) -> Params:
     heads = tuple(
         {
             "blocks": tuple({name: jnp.asarray(array) for name, array in block.items()} for block in head["blocks"]),
             "output": {"kernel": jnp.asarray(head["output"]["kernel"])},
         }
-        for head in extra["heads"]
+        for head in head_params["heads"]
     )
-    return {"heads": heads, **({"ids": jnp.asarray(extra["ids"], jnp.int32)} if "ids" in extra else {})}
+    return {"heads": heads, **({"ids": jnp.asarray(head_params["ids"], jnp.int32)} if "ids" in head_params else {})}

@@ -28,15 +28,17 @@ def fit_streams(
     zero_B, length_B = jnp.zeros((1,), jnp.int32), jnp.full((1,), length, jnp.int32)
     first = config.num_layers - streams.num_layers
 
-    def loss(own: Params, window_W: jax.Array) -> jax.Array:
+    def loss(stream_params: Params, window_W: jax.Array) -> jax.Array:
         cache = create_cache(config, 1, length * ahead, model.decoder.backend)
         relation = causal_ancestors(length)[None]
         hidden_BTD = model.embedded(window_W[None, :length], positions_BT)
         placements = cache.place(zero_B, relation)
         hidden_BTD, cache = model.run_layers(0, first, hidden_BTD, positions_BT, cache, placements, length_B)
-        run = run_streams(model, own, streams.num_layers, hidden_BTD, zero_B, relation, positions_BT, cache, length_B)
+        run = run_streams(
+            model, stream_params, streams.num_layers, hidden_BTD, zero_B, relation, positions_BT, cache, length_B
+        )
         logits = jnp.concatenate(
-            [exit_logits(model, own, hidden_BTD)[:, :, None], model.logits(run.streams_BMJD)], axis=2
+            [exit_logits(model, stream_params, hidden_BTD)[:, :, None], model.logits(run.streams_BMJD)], axis=2
         )
         targets = jnp.stack([window_W[1 + step : 1 + step + length] for step in range(ahead)], axis=1)[None]
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
@@ -44,28 +46,30 @@ def fit_streams(
     optimizer = optax.adam(optax.cosine_decay_schedule(2e-2, num_steps))
 
     def advance(carry, windows_RW):
-        own, moments = carry
-        value, gradient = jax.value_and_grad(lambda own: jax.vmap(loss, (None, 0))(own, windows_RW).mean())(own)
+        stream_params, moments = carry
+        value, gradient = jax.value_and_grad(
+            lambda stream_params: jax.vmap(loss, (None, 0))(stream_params, windows_RW).mean()
+        )(stream_params)
         updates, moments = optimizer.update(gradient, moments)
         if "blocks" in updates:  # at the others' rate they would undo what the base knows
             updates = {**updates, "blocks": jax.tree.map(lambda leaf: leaf / 8, updates["blocks"])}
-        return (optax.apply_updates(own, updates), moments), value
+        return (optax.apply_updates(stream_params, updates), moments), value
 
     starts = np.random.default_rng(0).integers(0, len(tokens) - length - ahead, (num_steps, 6))
     windows_SRW = jnp.asarray(np.asarray(tokens, np.int32)[starts[..., None] + np.arange(length + ahead)])
-    own = init_streams(streams, config, model.decoder.backend, jax.random.key(0))
-    (own, _), losses = jax.jit(lambda carry, windows: jax.lax.scan(advance, carry, windows))(
-        (own, optimizer.init(own)), windows_SRW
+    stream_params = init_streams(streams, config, model.decoder.backend, jax.random.key(0))
+    (stream_params, _), losses = jax.jit(lambda carry, windows: jax.lax.scan(advance, carry, windows))(
+        (stream_params, optimizer.init(stream_params)), windows_SRW
     )
     assert losses[-1] < 0.75 * losses[0], "the streams have learned nothing"
-    return own
+    return stream_params
 
 
 def expected_acceptance(
-    lm: LanguageModel, own: Params, num_layers: int, paths: Paths, text: Sequence[int], prompt_length: int
+    lm: LanguageModel, stream_params: Params, num_layers: int, paths: Paths, text: Sequence[int], prompt_length: int
 ) -> Acceptance:
     """Draft along a finished text by the definition of streams, in NumPy."""
-    streams_TJV = dense_streams(lm.config, lm.params, own, num_layers, text).streams_TJV
+    streams_TJV = dense_streams(lm.config, lm.params, stream_params, num_layers, text).streams_TJV
     depth = tree_depth(paths)
     accepted, steps, later, current = np.zeros(depth, int), 0, 0, prompt_length
     while current < len(text) - 1:

@@ -1,12 +1,15 @@
 """Checks that a strategy writes what plain decoding writes, and that it had drafts enough to go wrong."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
-from jaxinfer import LanguageModel, Strategy
+from jaxinfer import LanguageModel, SamplingParams, Strategy
 from jaxinfer.decoding.programs import Programs
 from tests.decoding.covered_models import ALONE, Asked, Covered, least_margins
 from tests.decoding.rows import LEAST_MARGIN
-from tests.decoding.watched import run_watched
+from tests.decoding.strategy_cases import forced_depth
+from tests.decoding.watched import WatchedRun, run_watched
 
 
 def check_screened(lm: LanguageModel, asked: Asked) -> None:
@@ -43,3 +46,27 @@ def check_covered(one: Covered, strategy: Strategy, alone: bool = False) -> None
     seen = sum((check_identical(one.lm, asked, strategy, alone) for asked in (one.whole, one.stopped)), Counter())
     check_not_vacuous(strategy, seen)
     assert one.lm.programs.compilations == 2
+
+
+def fewest_steps(limits: Sequence[int], depth: int) -> list[int]:
+    """Count steps of ``depth`` + 1 tokens after the first token, which prefill draws."""
+    return [-(-(limit - 1) // (depth + 1)) for limit in limits]
+
+
+def run_forced(lm: LanguageModel, asked: Asked, strategy: Strategy, forced: int) -> WatchedRun:
+    """Check texts of which a bias leaves one token alone, at several temperatures."""
+    samplings = [
+        SamplingParams(temperature=0.7 * (row % 3), logit_bias={forced: 1000.0}, seed=row)
+        for row in range(len(asked.requests))
+    ]
+    requests = [replace(one, sampling=sampling) for one, sampling in zip(asked.requests, samplings)]
+    found = run_watched(lm, requests, strategy)
+    assert found.tokens == [[forced] * len(row.tokens) for row in asked.oracle]
+    return found
+
+
+def check_forced(lm: LanguageModel, asked: Asked, strategy: Strategy, warm_up: int, forced: int = 0) -> None:
+    """Check that drafters that know the sampling parameters draft such texts whole; no prompt has the forced token."""
+    found = run_forced(lm, asked, strategy, forced)
+    fewest = fewest_steps([len(row.tokens) for row in asked.oracle], forced_depth(strategy))
+    assert all(steps <= least + warm_up for steps, least in zip(found.steps, fewest))

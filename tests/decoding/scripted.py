@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, current_tokens
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, current_tokens
 from jaxinfer.decoding.trees.tree import DraftTree, chain
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array
@@ -39,10 +39,10 @@ class Chain(Strategy):
     def max_depth(self) -> int:
         return self.depth
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Any:
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Any:
         return jnp.int32(0)
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         guesses_BM = recorded(self.texts, state, self.depth)
         lie_M = (jnp.arange(1, self.depth + 1) >= self.lies_from).astype(jnp.int32)
         tokens_BM = jnp.concatenate([current_tokens(state)[:, None], guesses_BM + lie_M[None, :]], axis=1)
@@ -65,7 +65,7 @@ class Branches(Chain):
     def branches(self) -> bool:
         return True
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         right_BM = recorded(self.texts, state, self.depth + 1)
         tokens, parents = [current_tokens(state)], [0]
         parent = 0

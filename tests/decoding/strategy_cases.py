@@ -1,11 +1,13 @@
 """How the tests make each registered strategy draft well, though not perfectly, for a tiny model."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pytest
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.registry import parse_strategy
@@ -13,7 +15,7 @@ from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams, read_product
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.trees.dynamic import read_growth
 from jaxinfer.decoding.trees.static import Paths
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
@@ -36,7 +38,7 @@ def _as_it_is(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
 def with_model(strategy: Strategy, lm: LanguageModel, weights: Params) -> DraftModel:
     """Give draft_model a drafter of the target's own network."""
     assert isinstance(strategy, DraftModel)
-    return replace(strategy, config=lm.config, backend=lm.backend, weights=weights)
+    return replace(strategy, config=lm.config, backend=lm.backend, params=weights)
 
 
 def perturbed(params: Params, amount: float) -> Params:
@@ -56,8 +58,8 @@ def _fit_draft_model(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Str
 def _fit_medusa(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, Medusa)
     heads = sharpened(fit_plain(lm, [token for text in texts for token in text][:500], 3))
-    extra = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), heads)
-    return replace(strategy, extra=extra, paths=() if read_growth(strategy.tree) else TREE)
+    params = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), heads)
+    return replace(strategy, params=params, paths=() if read_growth(strategy.tree) else TREE)
 
 
 def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -65,11 +67,11 @@ def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strateg
     assert isinstance(strategy, Streams)
     streams = StreamsConfig(num_streams=3, num_layers=1, rank=16, adapter_rank=3)
     if lm.config.vocab_size == VOCAB_SIZE:
-        extra = init_streams(streams, lm.config, lm.backend, jax.random.key(0))
-        extra["blocks"] = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), random_adapters(lm.config, 1))
+        params = init_streams(streams, lm.config, lm.backend, jax.random.key(0))
+        params["blocks"] = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), random_adapters(lm.config, 1))
     else:
-        extra = fit_streams(lm, streams, [token for text in texts for token in text])
-    return replace(strategy, extra=extra, num_layers=1, paths=read_product("3.2.1"))
+        params = fit_streams(lm, streams, [token for text in texts for token in text])
+    return replace(strategy, params=params, num_layers=1, paths=read_product("3.2.1"))
 
 
 def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -78,76 +80,155 @@ def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strat
 
 
 def _fit_parts(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
-    assert isinstance(strategy, Union)
+    assert isinstance(strategy, SumOfDrafters)
     return replace(strategy, parts=tuple(CASES[part.name].fit(part, lm, texts) for part in strategy.parts))
+
+
+class Split(NamedTuple):
+    """A mesh that a strategy runs on, the family of its model there, and the microbatches of a pipeline, if not 1."""
+
+    mesh: str
+    model: str
+    microbatches: int | None = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """Specifications of one strategy, of which each model gets another, and what they need to draft well.
+    """How one strategy is tested. What it meets is named here, so that another entry changes nothing for this one.
 
-    ``follows_sampling`` tells that drafts know the sampling parameters, so that a text that these force is drafted
-    whole, after at most ``warm_up`` steps; others never guess it.
+    ``spec`` is its specification, in place of which models (and rows ``alone``) named in ``others`` get another.
+    ``model`` is the family that it meets in every run; the wide run has it meet all, and run on each of ``splits``.
+
+    ``follows_sampling`` tells that its drafter knows the sampling parameters, so that a text that these force is
+    drafted as deep as can be, after at most ``warm_up`` steps: until then a drafter that learns from the text has seen
+    too little of it. Others guess a forced text by chance alone.
     """
 
-    specs: tuple[str, ...]
+    spec: str
+    model: str
     fit: Fit = _as_it_is
+    others: Mapping[str, str] = field(default_factory=dict)
+    splits: tuple[Split, ...] = ()
     follows_sampling: bool = True
     warm_up: int = 0
 
-    def strategy(self, index: int, lm: LanguageModel, texts: Texts) -> Strategy:
-        """Return the specification with this index, counted around, for a model that writes such texts."""
-        return lm.resolve(self.fit(parse_strategy(self.specs[index % len(self.specs)]), lm, texts))
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """All specifications, each once."""
+        return tuple(dict.fromkeys((self.spec, *self.others.values())))
+
+    def strategy(self, model: str, lm: LanguageModel, texts: Texts) -> Strategy:
+        """Return the strategy for the model of this name, which writes such texts."""
+        return self.of(self.others.get(model, self.spec), lm, texts)
+
+    def of(self, spec: str, lm: LanguageModel, texts: Texts) -> Strategy:
+        """Return the strategy of one of the specifications."""
+        return lm.resolve(self.fit(parse_strategy(spec), lm, texts))
+
+
+def in_wide_run(names: Iterable[str], ordinary: Collection[str]) -> list[Any]:
+    """Return the parameters of a test, of which these alone are in the ordinary run."""
+    return [name if name in ordinary else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def forced_depth(strategy: Strategy) -> int:
+    """Return how many drafts of a text that sampling forces one step takes: those of the deepest part that knows it."""
+    parts = strategy.parts if isinstance(strategy, SumOfDrafters) else (strategy,)
+    return max((part.max_depth for part in parts if CASES[part.name].follows_sampling), default=0)
 
 
 # Every strategy that promises the tokens of plain decoding, and sums of such.
 CASES: Mapping[str, Case] = MappingProxyType(
     {
-        "autoregressive": Case(("autoregressive",)),
+        "autoregressive": Case(
+            "autoregressive",
+            "opt",
+            splits=(Split("data=4,tensor=2", "gemma2"), Split("sequence=4", "gpt2")),
+        ),
         "draft_model": Case(
-            (
-                "draft_model:num_draft_tokens=3",
-                "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
-                "draft_model:schedule=confidence,num_draft_tokens=5",
-                "draft_model:schedule=bass,num_draft_tokens=2,max_draft_tokens=6",
-            ),
+            "draft_model:num_draft_tokens=3",
+            "gemma2",
             _fit_draft_model,
+            {
+                "opt": "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
+                "gpt2": "draft_model:schedule=bass,num_draft_tokens=2,max_draft_tokens=6",
+                "float64": "draft_model:schedule=confidence,num_draft_tokens=5",
+                "alone": "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
+            },
+            (Split("tensor=8", "opt"), Split("pipeline=2", "gemma2", 5)),
         ),
         "prompt_lookup": Case(
-            ("prompt_lookup:num_draft_tokens=4", "prompt_lookup:num_draft_tokens=4,match=first,max_ngram=2"), warm_up=2
-        ),
-        "jacobi": Case(("jacobi:num_draft_tokens=4",), warm_up=1),
-        "lookahead": Case(
-            (
-                "lookahead:window=4,ngram=4,guesses=4,pool=64",
-                "lookahead:window=3,ngram=3,guesses=6,pool_from_prompt=true",
-            ),
-            warm_up=6,
-        ),
-        "medusa": Case(("medusa", "medusa:tree=dynamic:10"), _fit_medusa, follows_sampling=False),
-        "streams": Case(("streams", "streams:prune_below=0.02,keep_nodes=6"), _fit_streams, follows_sampling=False),
-        "layerskip": Case(("layerskip:num_draft_tokens=3",), _fit_layerskip),
-        "triforce": Case(
-            (
-                "triforce:num_draft_tokens=4,budget=4,chunk=4,sinks=1,window=2,renew_steps=3",
-                "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=2",
-            )
-        ),
-        "draft_model+prompt_lookup": Case(
-            (
-                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1",
-                "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1+nodes=6",
-            ),
-            _fit_parts,
-        ),
-        "streams+prompt_lookup": Case(
-            (
-                "streams+prompt_lookup:num_draft_tokens=3+nodes=64",
-                "streams+prompt_lookup:num_draft_tokens=3+nodes=8",
-            ),
-            _fit_parts,
+            "prompt_lookup:num_draft_tokens=4",
+            "opt",
+            others={"gemma2": "prompt_lookup:num_draft_tokens=4,match=first,max_ngram=2"},
+            splits=(Split("data=2,tensor=4", "gpt2"), Split("sequence=2", "llama")),
             warm_up=2,
         ),
-        "medusa+jacobi": Case(("medusa+jacobi:num_draft_tokens=3",), _fit_parts, warm_up=1),
+        "jacobi": Case(
+            "jacobi:num_draft_tokens=4",
+            "gemma2",
+            splits=(Split("tensor=2", "gpt2"), Split("pipeline=2", "gpt2", 5)),
+            warm_up=1,
+        ),
+        "lookahead": Case(
+            "lookahead:window=4,ngram=4,guesses=4,pool=64",
+            "opt",
+            others={"gemma2": "lookahead:window=3,ngram=3,guesses=6,pool_from_prompt=true"},
+            splits=(Split("data=2", "llama"), Split("sequence=2,tensor=2", "opt")),
+            warm_up=6,
+        ),
+        "medusa": Case(
+            "medusa",
+            "opt",
+            _fit_medusa,
+            {"gemma2": "medusa:tree=dynamic:10", "gpt2": "medusa:tree=dynamic:10"},
+            (Split("data=2,tensor=4", "gemma2"), Split("data=2,sequence=2,tensor=2", "gpt2")),
+            follows_sampling=False,
+        ),
+        "streams": Case(
+            "streams",
+            "gemma2",
+            _fit_streams,
+            {"gemma2": "streams:prune_below=0.02,keep_nodes=6", "gpt2": "streams:prune_below=0.02,keep_nodes=6"},
+            (Split("tensor=8", "gemma2"), Split("pipeline=4", "opt", 5)),
+            follows_sampling=False,
+        ),
+        "layerskip": Case(
+            "layerskip:num_draft_tokens=3",
+            "gemma2",
+            _fit_layerskip,
+            splits=(Split("data=4,tensor=2", "opt"), Split("tensor=2,pipeline=2", "gemma2", 5)),
+        ),
+        "triforce": Case(
+            "triforce:num_draft_tokens=4,budget=4,chunk=4,sinks=1,window=2,renew_steps=3",
+            "gemma2",
+            others={"opt": "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=2"},
+            splits=(Split("tensor=4", "gemma2"), Split("data=2,tensor=2,pipeline=2", "llama", 3)),
+        ),
+        "draft_model+prompt_lookup": Case(
+            "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1",
+            "opt",
+            _fit_parts,
+            {
+                "gemma2": "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1+nodes=6",
+                "llama": "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1+nodes=6",
+            },
+            (Split("data=2", "opt"), Split("sequence=2", "gemma2")),
+        ),
+        "streams+prompt_lookup": Case(
+            "streams+prompt_lookup:num_draft_tokens=3+nodes=64",
+            "gemma2",
+            _fit_parts,
+            {"opt": "streams+prompt_lookup:num_draft_tokens=3+nodes=8"},
+            (Split("tensor=4", "llama"), Split("sequence=4", "llama")),
+            warm_up=2,
+        ),
+        "medusa+jacobi": Case(
+            "medusa+jacobi:num_draft_tokens=3",
+            "opt",
+            _fit_parts,
+            splits=(Split("tensor=2", "opt"), Split("sequence=2,tensor=2", "gemma2")),
+            warm_up=1,
+        ),
     }
 )

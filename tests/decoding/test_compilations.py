@@ -20,8 +20,8 @@ SAMPLINGS = (SamplingParams(), SamplingParams(logit_bias={70: 1.0}, repetition_p
 
 
 @pytest.fixture
-def lm(trained_folder):
-    return jaxinfer.load(trained_folder)
+def lm(tiny_llama_folder):
+    return jaxinfer.load(tiny_llama_folder())
 
 
 def count_compilations(lm, strategy, prompts, limit: int, sampling: SamplingParams, eos_token_ids=()) -> int:

@@ -1,10 +1,7 @@
 """Texts of 200 tokens are those of plain decoding, whoever drafts them; perfect drafts are all taken.
 
-Programs are compiled with few optimisations.
+Programs are compiled with few optimisations. One strategy of each kind writes long texts in every run, all in the wide.
 """
-
-from collections.abc import Sequence
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +16,30 @@ from tests.decoding.covered_models import (
     cover_trained,
     damp_last_layer,
 )
-from tests.decoding.identity import check_identical, check_not_vacuous, check_screened, forget_programs
-from tests.decoding.strategy_cases import CASES, with_model
+from tests.decoding.identity import (
+    check_forced,
+    check_identical,
+    check_not_vacuous,
+    check_screened,
+    fewest_steps,
+    forget_programs,
+    run_forced,
+)
+from tests.decoding.strategy_cases import CASES, in_wide_run, with_model
 from tests.decoding.watched import run_watched
 from tests.shared_data import shared_data
 from tests.toys import encode_bytes
+
+TELLERS = ("prompt_lookup",)
+WIDE_TELLERS = ("streams", "triforce", "draft_model+prompt_lookup", "medusa+jacobi")
+WRITERS = ("medusa",)
+
+
+def marked(name: str):
+    """Choose the run in which a strategy tells stories."""
+    if name in TELLERS:
+        return name
+    return pytest.param(name, marks=pytest.mark.slow if name in WIDE_TELLERS else pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +58,11 @@ def stories():
     return lm, asked
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [marked(name) for name in CASES])
 def test_stories_are_those_of_plain_decoding(stories, name):
     lm, asked = stories
     forget_programs(lm)
-    strategy = CASES[name].strategy(0, lm, asked.texts)
+    strategy = CASES[name].strategy("stories", lm, asked.texts)
     check_not_vacuous(strategy, check_identical(lm, asked, strategy))
 
 
@@ -58,10 +74,13 @@ def test_texts_of_the_trained_model_are_screened(covered, kind):
     assert num_whole == 5 if kind == "whole" else num_whole <= 2
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=in_wide_run(CASES, WRITERS),
+)
 def trained(request, covered):
     """Return a trained model with each strategy in turn, and the strategy's name."""
-    return covered, request.param, CASES[request.param].strategy(0, covered.lm, covered.whole.texts)
+    return covered, request.param, CASES[request.param].strategy("trained", covered.lm, covered.whole.texts)
 
 
 def test_long_texts_of_a_trained_model_are_those_of_plain_decoding(trained):
@@ -75,29 +94,19 @@ def test_long_texts_of_a_trained_model_are_those_of_plain_decoding(trained):
     assert one.lm.programs.compilations == 2
 
 
-def fewest_steps(limits: Sequence[int], depth: int) -> list[int]:
-    """Count steps of ``depth`` + 1 tokens after the first token, which prefill draws."""
-    return [-(-(limit - 1) // (depth + 1)) for limit in limits]
-
-
 def test_a_text_that_sampling_forces_is_drafted_whole_or_never(trained):
     """Drafts that know the sampling parameters are all taken; heads that do not know them only cost steps."""
     one, name, strategy = trained
     (forced,) = encode_bytes("Z")
-    samplings = [SamplingParams(temperature=0.7 * (row % 3), logit_bias={forced: 1000.0}, seed=row) for row in range(5)]
-    requests = [replace(asked, sampling=sampling) for asked, sampling in zip(one.whole.requests, samplings)]
-    found = run_watched(one.lm, requests, strategy)
-    assert found.tokens == [[forced] * limit for limit in LONG_LIMITS]
     if CASES[name].follows_sampling:
-        most = [steps + CASES[name].warm_up for steps in fewest_steps(LONG_LIMITS, strategy.max_depth)]
-        assert all(steps <= enough for steps, enough in zip(found.steps, most))
+        check_forced(one.lm, one.whole, strategy, CASES[name].warm_up, forced)
     else:
-        assert found.steps == [limit - 1 for limit in LONG_LIMITS]
+        assert run_forced(one.lm, one.whole, strategy, forced).steps == [limit - 1 for limit in LONG_LIMITS]
 
 
 def test_a_perfect_draft_model_is_accepted_whole_and_its_opposite_never(covered):
     lm, whole = covered.lm, covered.whole
-    strategy = CASES["draft_model"].strategy(0, lm, whole.texts)
+    strategy = CASES["draft_model"].strategy("trained", lm, whole.texts)
     # What the model finds likely, this drafter finds unlikely.
     negated = {**lm.params, "final_norm": jax.tree.map(jnp.negative, lm.params["final_norm"])}
     perfect, adversarial = (
@@ -108,12 +117,13 @@ def test_a_perfect_draft_model_is_accepted_whole_and_its_opposite_never(covered)
     assert adversarial.steps[0] == LONG_LIMITS[0] - 1
 
 
+@pytest.mark.slow
 def test_first_layers_that_decide_alone_are_accepted_whole(covered):
     config = covered.lm.config
     lm = LanguageModel(config, damp_last_layer(config, covered.lm.params, 0.0), covered.lm.backend)
     asked = ask_clearly(lm, [row.prompt for row in covered.whole.requests], LONG_LIMITS, SAMPLINGS)
     check_screened(lm, asked)
-    strategy = CASES["layerskip"].strategy(0, lm, asked.texts)
+    strategy = CASES["layerskip"].strategy("trained", lm, asked.texts)
     found = run_watched(lm, asked.requests, strategy)
     assert found.tokens == [row.tokens for row in asked.oracle]
     assert found.steps == fewest_steps(LONG_LIMITS, strategy.max_depth)

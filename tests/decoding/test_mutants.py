@@ -1,4 +1,7 @@
-"""The checks of exactness fail where the code is wrong: each mutant here changes tokens, or their distribution."""
+"""The checks of exactness fail where the code is wrong: each mutant here changes tokens of the rows that it should.
+
+That ordinary tests fail by such faults is what ``python -m tests.mutants`` shows; here it is told which rows change.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,6 +21,8 @@ from tests.decoding.acceptance.joint_law import chance, draft_and_reject, random
 from tests.decoding.covered_models import Asked, ask, least_margins
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, run
 from tests.decoding.scripted import Branches, Chain
+
+pytestmark = pytest.mark.slow
 
 LENGTHS = (12, 3, 7, 5, 9)
 NUM_NEW, DEPTH = 20, 3

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import jaxinfer
-from jaxinfer import Strategy
-from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
+from jaxinfer import SamplingParams, Strategy
+from jaxinfer.decoding.batch import RunningBatch
+from tests.decoding.rows import LEAST_MARGIN, PLAIN, SAMPLINGS, least_margin, request, run
 from tests.decoding.scripted import Branches, Chain
 
 LENGTHS = (12, 3, 7, 5, 9)  # of the prompts
@@ -96,3 +97,33 @@ def test_a_batch_may_hold_rows_of_no_request(lm, requests, oracle, texts):
     """A strategy sees them, and nothing comes of it."""
     rows = run(lm, requests[:4], Chain(texts, DEPTH), num_rows=5)
     assert [row.tokens for row in rows] == [row.tokens for row in oracle[:4]]
+
+
+def test_as_many_steps_are_run_as_are_asked_for(lm, requests, texts):
+    for strategy, tokens in ((PLAIN, 1), (Chain(texts, DEPTH), DEPTH + 1)):
+        batch = RunningBatch(lm.programs, lm.params, strategy, requests, (), lm.max_len)
+        for steps in (1, 3):
+            batch.new_tokens()
+            batch.advance(steps)
+            assert [len(news) for news in batch.new_tokens()] == [steps * tokens] * len(requests)
+
+
+def test_seventeen_rows_of_very_different_requests(lm):
+    """Ends after one token and at the first stop among them; the texts are those of batches of five."""
+    rng = np.random.default_rng(17)
+    asked = []
+    for row in range(20):
+        narrow = SamplingParams(temperature=1.3, top_p=0.5, ignore_eos=row % 3 == 0, seed=row)
+        hot = SamplingParams(temperature=2.0, top_k=1 + row, min_p=0.02, ignore_eos=row % 4 == 0, seed=2**40 + row)
+        prompt = rng.integers(2, 258, 1 + row % 13).tolist()
+        asked.append(request(prompt, 1 if row in (4, 16) else 5 + row, narrow if row % 2 else hot))
+    # What the second row draws first is its end, and that of rows that draw it later.
+    (first, *_) = run(lm, asked[1:6], num_rows=5)
+    ends = (first.tokens[0],)
+    plain = [row for at in range(0, 20, 5) for row in run(lm, asked[at : at + 5], eos_token_ids=ends)][:17]
+    texts = tuple((*one.prompt, *row.tokens) for one, row in zip(asked, plain))
+    lengths = [len(row.tokens) for row in plain]
+    assert (lengths[1], lengths[4], lengths[16]) == (1, 1, 1)
+    assert sum(length > 5 for length in lengths) > 10
+    rows = check_same(lm, asked[:17], plain, Branches(texts, DEPTH), ends)
+    assert max(row.counts.steps for row in rows) < max(lengths) / 2

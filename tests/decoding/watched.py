@@ -11,7 +11,7 @@ from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.acceptance.walk import Walk, is_draft
 from jaxinfer.decoding.batch import Request, RunningBatch
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Verified
+from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Verified
 from jaxinfer.models.model import Model
 
 
@@ -71,24 +71,24 @@ class Watched(Strategy):
     def check_slots(self, num_slots: int) -> None:
         self.strategy.check_slots(num_slots)
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Watch:
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Watch:
         zeros_B = jnp.zeros_like(state.lengths_B)
-        inner = self.strategy.start(model, own, state, prompt)
+        inner = self.strategy.start(model, params, state, prefilled)
         # Copies, as one array cannot be given away twice.
         seen = Sightings(*(jnp.copy(zeros_B) for _ in Sightings._fields))
         return Watch(inner, ~state.finished_B, jnp.copy(state.lengths_B), seen)
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Watch) -> Proposal:
-        proposal = self.strategy.propose(model, own, state, memory.inner)
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Watch) -> Proposal:
+        proposal = self.strategy.propose(model, params, state, memory.inner)
         return proposal._replace(memory=Watch(proposal.memory, ~state.finished_B, state.lengths_B, memory.seen))
 
-    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
-        return self.strategy.forward(model, own, state, proposal._replace(memory=proposal.memory.inner), nodes)
+    def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+        return self.strategy.forward(model, params, state, proposal._replace(memory=proposal.memory.inner), nodes)
 
     def observe(
         self,
         model: Model,
-        own: Any,
+        params: Any,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,
@@ -97,7 +97,7 @@ class Watched(Strategy):
     ) -> Watch:
         watch: Watch = proposal.memory
         inner_proposal = proposal._replace(memory=watch.inner)
-        inner = self.strategy.observe(model, own, state, inner_proposal, verified, draws_BM, walk)
+        inner = self.strategy.observe(model, params, state, inner_proposal, verified, draws_BM, walk)
         tree, draft_BM = proposal.tree, is_draft(proposal.tree)
         # A text may end within the path.
         accepted_B = jnp.minimum(walk.taken_B - 1, state.lengths_B - watch.lengths_B)

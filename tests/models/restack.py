@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
-from jaxinfer.models.layers import KERNEL, locate
-from jaxinfer.models.linear import stored_kernel
+from jaxinfer.models.layers import KERNEL, locate, stored_kernel
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from tests.toys import float32_backend

@@ -25,7 +25,7 @@ def smollm_cases():
     return json.loads((shared_data(SMOLLM) / "golden_numpy.json").read_text())["cases"]
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_stories260k_tells_its_golden_story(scan_layers):
     folder = shared_data(STORIES)
     golden = json.loads((folder / "golden_numpy.json").read_text())
@@ -58,6 +58,7 @@ def test_smollm2_has_its_golden_logits(smollm, smollm_cases):
         np.testing.assert_allclose(last_V[list(ids)], values, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_smollm2_equals_transformers_own_reading_of_the_gguf(smollm, smollm_cases):
     """To a thousandth of the logits' deviation, at every position of the prompts and of their golden answers."""

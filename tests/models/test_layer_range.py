@@ -1,5 +1,6 @@
 """Running a decoder's layers in parts gives what running them at once gives."""
 
+import itertools
 from dataclasses import replace
 
 import jax
@@ -22,8 +23,14 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("pattern", PATTERNS)
+ORDINARY = (("uniform", False), ("period-3", True), ("stretches", True))
+CASES = [
+    pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.slow)
+    for case in itertools.product(PATTERNS, (False, True))
+]
+
+
+@pytest.mark.parametrize(("pattern", "scan_layers"), CASES)
 def test_parts_make_the_whole(pattern, scan_layers):
     """Cut inside a period of layers and at its edge, cache included."""
     num_layers, kinds = PATTERNS[pattern]

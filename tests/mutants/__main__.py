@@ -99,7 +99,7 @@ class Copies:
             place.write_text(intact, encoding="utf-8")
         finally:
             self.free.append(copy)
-        failed = re.search(r"^FAILED (\S+?)(?: - .*)?$", said, re.MULTILINE)
+        failed = re.search(r"^FAILED (.+?)(?: - .*)?$", said, re.MULTILINE)
         return Outcome(
             fault, ended == FAILED and bool(failed), failed[1] if failed else "", time.perf_counter() - began
         )

@@ -1,7 +1,9 @@
 """XLA's side of the CPU's own kernels, played by a test; and what the tests of these kernels share."""
 
 import ctypes
+import functools
 import threading
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,32 +18,57 @@ POOLS = pytest.mark.parametrize("pool", ["is missing", "refuses", "runs at once"
 
 
 def drawn(rng, shape, dtype="float32"):
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+    """Return NumPy's array: what is done to it before a call compiles nothing."""
+    return rng.standard_normal(shape, np.float32).astype(jnp.dtype(dtype))
 
 
 def exact(array):
-    return np.asarray(array.astype(jnp.float32), np.float64)
+    return np.asarray(array, np.float64)
+
+
+_LIBRARY = ctypes.CDLL(None)
+_LIBRARY.malloc.restype, _LIBRARY.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+_LIBRARY.free.argtypes = [ctypes.c_void_p]
+
+
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
+def _allocate(size):
+    record = _LIBRARY.malloc(size)
+    Calls.records.add(record)
+    return record
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _free(record):
+    Calls.records.remove(record)
+    _LIBRARY.free(record)
+
+
+@functools.cache
+def _engine(assembly):
+    """Compile a module, once for all that call it, and have it count what it allocates."""
+    for name, function in (("test_malloc", _allocate), ("test_free", _free)):
+        llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features().flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, jit=True
+    )
+    assembly = assembly.replace("@malloc", "@test_malloc").replace("@free", "@test_free")
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(assembly), machine)
+    engine.finalize_object()
+    return engine
 
 
 class Calls:
     """XLA's side of a handler: its interface, whose pool answers as told, and a count of what is allocated."""
 
-    def __init__(self, assembly, pool, threads):
+    records: ClassVar[set[int]] = set()
+
+    def __init__(self, assembly, pool="runs at once", threads=5):
         self.pool, self.threads = pool, threads
-        self.records, self.errors, self.late, self.running = set(), 0, [], []
-        assembly = assembly.replace("@malloc", "@test_malloc").replace("@free", "@test_free")
-        library = ctypes.CDLL(None)
-        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        library.free.argtypes = [ctypes.c_void_p]
-
-        def allocate(size):
-            record = library.malloc(size)
-            self.records.add(record)
-            return record
-
-        def free(record):
-            self.records.remove(record)
-            library.free(record)
+        self.errors, self.late, self.running = 0, [], []
 
         def schedule(request):
             if self.pool == "refuses":
@@ -68,24 +95,12 @@ class Calls:
 
         function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
         self.kept = [function(each) for each in (destroy, schedule, count)]
-        self.kept.append(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(allocate))
-        self.kept.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(free))
-        places = [ctypes.cast(each, ctypes.c_void_p).value for each in self.kept]
-        llvm.add_symbol("test_malloc", places[3])
-        llvm.add_symbol("test_free", places[4])
         self.interface = (ctypes.c_int64 * 24)()
-        for word, place in zip((8, 17, 18), places):
-            self.interface[word] = place
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        features = llvm.get_host_cpu_features().flatten()
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=features, jit=True
+        for word, each in zip((8, 17, 18), self.kept):
+            self.interface[word] = ctypes.cast(each, ctypes.c_void_p).value
+        self.handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
+            _engine(assembly).get_function_address("handler")
         )
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(assembly), machine)
-        self.engine.finalize_object()
-        address = self.engine.get_function_address("handler")
-        self.handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
 
     def error(self):
         self.errors += 1
@@ -93,6 +108,7 @@ class Calls:
 
     def call(self, arguments, shapes):
         """Call the handler; results of these shapes hold NaN before."""
+        arguments = [np.ascontiguousarray(array) for array in arguments]
         results = [np.full(shape, np.nan, np.float32) for shape in shapes]
         arrays = [*arguments, *results]
         lengths = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]

@@ -1,5 +1,6 @@
 """A decoder on Pallas kernels, interpreted, against the same one on plain XLA."""
 
+import functools
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,14 +31,16 @@ WINDOWED = replace(
     num_layers=3,
     layer_pattern=(LayerKind(Rope(1e4, TINY_LLAMA.head_dim), 200), *TINY_LLAMA.kinds),
 )
-RNG = np.random.default_rng(0)
+TWO_LAYERS = replace(WINDOWED, num_layers=2)
 
 
-@pytest.mark.parametrize("config", [TINY_LLAMA, WINDOWED], ids=["plain", "windows"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(TINY_LLAMA, marks=pytest.mark.slow), TWO_LAYERS], ids=["plain", "windows"]
+)
 def test_kernels_give_the_logits_of_plain_products(config):
     """A prompt of more tokens than a tree may have, and a short one."""
     params = random_params(config)
-    texts = [RNG.integers(2, 258, size).tolist() for size in (300, 5)]
+    texts = [np.random.default_rng(0).integers(2, 258, size).tolist() for size in (300, 5)]
     plain = LanguageModel(config, params, float32_backend()).logits(texts)
     found = LanguageModel(config, params, INTERPRETED).logits(texts)
     for row, text in enumerate(texts):
@@ -46,32 +49,50 @@ def test_kernels_give_the_logits_of_plain_products(config):
         np.testing.assert_allclose(other, one, atol=1e-4 * one.std())
 
 
+def written(config, backend, strategy, cache):
+    """Let rings of 200 tokens and streaming caches of 184 begin anew while the longer text is written."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(2, 258, size).tolist() for size in (195, 3)]
+    sampling = [SamplingParams(), SamplingParams(temperature=0.9, seed=5)]
+    lm = LanguageModel(config, random_params(config), backend, cache=parse_layout(cache))
+    results = lm.generate(prompts, max_new_tokens=20, sampling=sampling, strategy=strategy)
+    return [result.tokens for result in results]
+
+
+@functools.cache
+def plainly_written(cache):
+    return written(TWO_LAYERS, float32_backend(), "autoregressive", cache)
+
+
+STREAMING = "streaming:sinks=4,window=180"
+WITH_PADDING = replace(float32_backend(), lane_tile=128)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cache", "backend"),
+    [
+        ("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED),
+        ("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED),
+        ("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING),
+    ],
+    ids=["dense", "streaming", "retrieval"],
+)
+def test_strategies_write_the_plain_tokens_on_kernels_and_padded_lanes(strategy, cache, backend):
+    assert written(TWO_LAYERS, backend, strategy, cache) == plainly_written(cache)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "cache", "backends"),
     [
         ("lookahead:window=3,ngram=3,guesses=3", "dense", (PADDED,)),
-        (
-            "prompt_lookup:num_draft_tokens=4",
-            "streaming:sinks=4,window=180",
-            (PADDED, replace(BY_REFERENCE, lane_tile=128)),
-        ),
-        ("triforce:budget=32,chunk=8,window=16", "dense", (replace(float32_backend(), lane_tile=128),)),
+        ("prompt_lookup:num_draft_tokens=4", STREAMING, (PADDED, replace(BY_REFERENCE, lane_tile=128))),
+        ("triforce:budget=32,chunk=8,window=16", "dense", (WITH_PADDING,)),
     ],
+    ids=["dense", "streaming", "retrieval"],
 )
-def test_strategies_write_the_same_tokens_on_kernels(strategy, cache, backends):
-    """Rings of 200 tokens and streaming caches of 184 begin anew while the longer text is written."""
-    params = random_params(WINDOWED)
-    prompts = [RNG.integers(2, 258, size).tolist() for size in (195, 3)]
-    sampling = [SamplingParams(), SamplingParams(temperature=0.9, seed=5)]
-    plain, *others = (
-        [
-            result.tokens
-            for result in LanguageModel(WINDOWED, params, backend, cache=parse_layout(cache)).generate(
-                prompts, max_new_tokens=20, sampling=sampling, strategy=strategy
-            )
-        ]
-        for backend in (float32_backend(), *backends)
-    )
+def test_strategies_write_the_same_tokens_on_kernels_in_three_layers(strategy, cache, backends):
+    plain, *others = (written(WINDOWED, backend, strategy, cache) for backend in (float32_backend(), *backends))
     assert others == [plain] * len(backends)
 
 
@@ -90,13 +111,13 @@ def test_lanes_of_one_tpu_are_whole_tiles():
 
 def traced(backend, lanes=256, tokens=1, ring=False):
     """Return the program that writes so many tokens to a cache of two layers and attends to it."""
-    cache = jnp.zeros((2, 1, 256, lanes), jnp.bfloat16)
-    new = jnp.zeros((1, tokens, lanes // 64, 64), jnp.bfloat16)
-    start_B, ancestors_1TT = jnp.zeros((1,), jnp.int32), causal_ancestors(tokens)[None]
-    seen = Seen(start_B, ancestors_1TT, None, visible_slots(start_B, ancestors_1TT, 256))
-    slots_BT = jnp.arange(tokens)[None]
 
     def step(layer):
+        cache = jnp.zeros((2, 1, 256, lanes), jnp.bfloat16)
+        new = jnp.zeros((1, tokens, lanes // 64, 64), jnp.bfloat16)
+        start_B, ancestors_1TT = jnp.zeros((1,), jnp.int32), causal_ancestors(tokens)[None]
+        seen = Seen(start_B, ancestors_1TT, None, visible_slots(start_B, ancestors_1TT, 256))
+        slots_BT = jnp.arange(tokens)[None]
         around = Around(start_B, None, 0) if ring else None
         held = write_to_layer(cache, cache, new, new, layer, slots_BT, backend, around)
         if ring:
@@ -172,8 +193,7 @@ def step(backend, cache, new, query):
         attend_to_ring(query, *ring, 1, seen, 0.2, backend, **options),
     )
 
-expected = step(whole, cache, new, query)
-found = jax.jit(step, static_argnums=0)(split, cache, new, query)
+expected, found = (jax.jit(step, static_argnums=0)(each, cache, new, query) for each in (whole, split))
 jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), expected, found)
 print(found[2].sharding.spec)
 """

@@ -1,5 +1,6 @@
 """The CPU's own kernels: for other processors, in a model's step, and where there are none."""
 
+import functools
 import itertools
 import re
 from dataclasses import replace
@@ -20,11 +21,11 @@ from jaxinfer.ops.cpu_kernels.attention_code import attention_module
 from jaxinfer.ops.cpu_kernels.best import CHUNK, best_module, best_places
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
-from jaxinfer.ops.cpu_kernels.tiles import describe_vectors
+from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 from jaxinfer.ops.embedding import embed
 from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn
-from tests.ops.test_cpu_attention import check_attention
-from tests.ops.test_cpu_products import check_combine, check_multiply
+from tests.ops.test_cpu_attention import attend_directly, check_attention
+from tests.ops.test_cpu_products import check_combine, check_multiply, combine_directly, multiply_directly
 from tests.toys import write_tiny_llama
 
 # Processors whose instructions run on this one too: half and quarter vectors, and bfloat16 without products of pairs.
@@ -34,25 +35,50 @@ SMALLER = tuple(
 )
 
 
-@pytest.fixture(params=SMALLER, ids=lambda vectors: f"{vectors.lanes}x{vectors.rows}")
-def smaller_processor(request, monkeypatch):
-    """Have the kernels compiled anew for a smaller processor."""
-    for module in (machine_code, products):
-        monkeypatch.setattr(module, "host_vectors", lambda: request.param)
-    return request.param
+SMALLER_ONES = pytest.mark.parametrize("vectors", SMALLER, ids=lambda vectors: f"{vectors.lanes}x{vectors.rows}")
 
 
-def test_smaller_processors(smaller_processor):
+def check_shapes(shapes, dtypes, multiply, combine, attend):
     rng = np.random.default_rng(0)
-    for rows, outputs in itertools.product((1, 2, 3, 6, 7), (1, 4, 37)):
-        for dtype in smaller_processor.dtypes:
-            check_multiply(rng, dtype, 2, 3, rows, 64, outputs, (1, 8), 2, 1)
-        check_combine(rng, 2, 3, rows, outputs, 24, (1, 8), 2, 1)
-        check_attention(rng, 2, 3, 2, rows, 24, 5 * outputs, (1, 8), 2, 1)
+    for rows, outputs in shapes:
+        for dtype in dtypes:
+            check_multiply(multiply, rng, dtype, 2, 3, rows, 64, outputs, (1, 8), 2, 1)
+        check_combine(combine, rng, 2, 3, rows, outputs, 24, (1, 8), 2, 1)
+        check_attention(attend, rng, 2, 3, 2, rows, 24, 5 * outputs, (1, 8), 2, 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+ALL_SHAPES = tuple(itertools.product((1, 2, 3, 6, 7), (1, 4, 37)))
+
+
+@SMALLER_ONES
+def test_smaller_processors(vectors, monkeypatch):
+    for module in (machine_code, products):
+        monkeypatch.setattr(module, "host_vectors", lambda: vectors)
+    directly = (
+        functools.partial(call, vectors=vectors) for call in (multiply_directly, combine_directly, attend_directly)
+    )
+    check_shapes(ALL_SHAPES, vectors.dtypes, *directly)
+
+
 @pytest.mark.parametrize(
+    ("vectors", "shapes"),
+    [(SMALLER[0], ((7, 37),)), *(pytest.param(each, ALL_SHAPES, marks=pytest.mark.slow) for each in SMALLER)],
+    ids=lambda value: f"{value.lanes}x{value.rows}" if isinstance(value, Vectors) else f"{len(value)}",
+)
+def test_xla_calls_the_kernels_of_smaller_processors(vectors, shapes, monkeypatch):
+    """The kernels are compiled anew, each program with them."""
+    for module in (machine_code, products):
+        monkeypatch.setattr(module, "host_vectors", lambda: vectors)
+    # Not the programs of the processor at hand.
+    by_xla = (
+        jax.jit(lambda *arrays: products.multiply(*arrays[:3], arrays[3]), static_argnums=3),
+        jax.jit(lambda *arrays: products.combine(*arrays[:3], arrays[3]), static_argnums=3),
+        jax.jit(lambda *arrays: attend_to_seen(*arrays)),
+    )
+    check_shapes(shapes, vectors.dtypes, *by_xla)
+
+
+OTHER_MAKES = pytest.mark.parametrize(
     ("triple", "processor", "features", "register"),
     [
         ("aarch64-unknown-linux-gnu", "neoverse-n1", {}, "v0.4s"),
@@ -62,20 +88,46 @@ def test_smaller_processors(smaller_processor):
         ("x86_64-unknown-linux-gnu", "x86-64", {"f16c": True}, "xmm0"),
     ],
 )
-def test_processors_of_other_makes_have_code(triple, processor, features, register, dtype):
+
+
+@OTHER_MAKES
+def test_processors_of_other_makes_have_code(triple, processor, features, register):
+    vectors = describe_vectors(triple, features)
+    assert vectors.dtypes == ("float32", "bfloat16", *vectors.dtypes[2:])
+    assert set(vectors.dtypes) == {"float32", "bfloat16", "float16", "int8"}
+    machine = machine_of(triple, processor, features)
+    # Attention has the products of float32, and of columns.
+    makers = *(dot_module(vectors, dtype) for dtype in vectors.dtypes[1:]), attention_module(vectors)
+    for assembly in (*makers, best_module(vectors), rows_module(vectors)):
+        # Rows are copied by the machine's own means.
+        assert register in machine.emit_assembly(parsed(assembly, triple)) or "memcpy" in assembly
+
+
+@pytest.mark.slow
+@OTHER_MAKES
+def test_code_of_other_makes_is_encoded(triple, processor, features, register):
+    vectors, machine = describe_vectors(triple, features), machine_of(triple, processor, features)
+    for assembly in (
+        *(dot_module(vectors, dtype) for dtype in vectors.dtypes),
+        column_module(vectors),
+        attention_module(vectors),
+        best_module(vectors),
+        rows_module(vectors),
+    ):
+        assert machine.emit_object(parsed(assembly, triple))
+
+
+def machine_of(triple, processor, features):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    vectors = describe_vectors(triple, features)
-    assert dtype in vectors.dtypes
     enabled = ",".join(f"+{feature}" for feature in features)
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=enabled)
-    makers = dot_module(vectors, dtype), column_module(vectors), attention_module(vectors), best_module(vectors)
-    for assembly in (*makers, rows_module(vectors)):
-        module = llvm.parse_assembly(assembly)
-        module.triple = triple
-        # Rows are copied by the machine's own means.
-        assert register in machine.emit_assembly(module) or "memcpy" in assembly
-        assert machine.emit_object(module)
+    return llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=enabled)
+
+
+def parsed(assembly, triple):
+    module = llvm.parse_assembly(assembly)
+    module.triple = triple
+    return module
 
 
 def test_a_processor_of_an_unknown_make_has_none():
@@ -104,30 +156,32 @@ def test_the_best_are_looked_for_in_float32_of_a_vector_at_least():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_of_a_table_are_taken_where_they_lie(dtype):
-    table = drawn(np.random.default_rng(15), (37, 5), dtype)
-    for ids in ([-3, 0, 36, 37, 2**30, 5, 5], [7], []):
-        expected = np.asarray(table)[np.clip(ids, 0, 36).astype(int)]
-        np.testing.assert_array_equal(jax.jit(take_rows)(table, jnp.asarray(ids, jnp.int32)), expected)
+    table, take = drawn(np.random.default_rng(15), (37, 5), dtype), jax.jit(take_rows)
+    for ids in ([-3, 0, 36, 37, 2**30, 5, 5], []):
+        expected = table[np.clip(ids, 0, 36).astype(int)]
+        np.testing.assert_array_equal(take(table, np.asarray(ids, np.int32)), expected)
     # More numbers than a thread takes alone.
     many = drawn(np.random.default_rng(16), (1000, 300), dtype)
-    ids = jnp.arange(999, -1, -1)
-    np.testing.assert_array_equal(take_rows(many, ids), np.asarray(many)[::-1])
+    np.testing.assert_array_equal(take(many, np.arange(999, -1, -1, dtype=np.int32)), many[::-1])
     own = choose_backend(dtype, "cpu")
     for backend in (own, replace(own, kernel_rows=0)):
-        embedded = jax.jit(embed, static_argnums=2)(table, jnp.asarray([[2, 2, 40, -1]]), backend)
+        embedded = jax.jit(embed, static_argnums=2)(table, np.array([[2, 2, 40, -1]], np.int32), backend)
         np.testing.assert_array_equal(embedded[0], np.asarray(table, np.float32)[[2, 2, 36, 0]])
-        pull = jax.vjp(lambda table, backend=backend: embed(table, jnp.asarray([[2, 2, 40]]), backend), table)[1]
-        (counts,) = pull(jnp.ones((1, 3, 5), backend.compute_dtype))
+
+        def total(table, backend=backend):
+            return embed(table, jnp.asarray([[2, 2, 40]]), backend).sum()
+
+        counts = np.asarray(jax.jit(jax.grad(total))(table))
         assert counts[:, 0].astype(int).tolist() == [0, 0, 2, *[0] * 33, 1]
     with pytest.raises(ValueError, match="16-bit"):
-        take_rows(table.astype(jnp.float32), ids)
+        take(table.astype(np.float32), np.zeros(1, np.int32))
 
 
 def test_what_does_not_fit_is_refused():
     rng = np.random.default_rng(8)
     # Where types are checked, as in the tests, lengths of one name that differ are found before.
     refused = pytest.raises((ValueError, TypeCheckError))
-    rows, weights = drawn(rng, (2, 3, 4, 32)), drawn(rng, (2, 2, 7, 100))
+    rows, weights = jnp.asarray(drawn(rng, (2, 3, 4, 32))), jnp.asarray(drawn(rng, (2, 2, 7, 100)))
     for wrong in (
         (rows[:1], weights, 7),
         (rows, weights, 8),
@@ -145,10 +199,10 @@ def test_what_does_not_fit_is_refused():
         with refused:
             products.multiply_by_each(rows.astype(jnp.bfloat16), two, 0, (7, 7))
     with refused:
-        products.combine(drawn(rng, (2, 3, 4, 8)), weights, 0, 32)
+        products.combine(rows[..., :8], weights, 0, 32)
     with refused:
-        products.combine(drawn(rng, (2, 3, 4, 7)), weights, 0, 48)
-    query, mask = drawn(rng, (2, 3, 2, 4, 32)), jnp.ones((2, 4, 7), bool)
+        products.combine(rows[..., :7], weights, 0, 48)
+    query, mask = jnp.asarray(drawn(rng, (2, 3, 2, 4, 32))), jnp.ones((2, 4, 7), bool)
     for keys, values, seen in (
         (weights[:, :1], weights, mask),
         (weights, weights[..., :95], mask),
@@ -168,11 +222,11 @@ def test_gradients_are_those_of_xla():
     rng = np.random.default_rng(3)
     rows, weights = drawn(rng, (2, 3, 4, 32)), drawn(rng, (2, 2, 7, 100))
     factors, lines = drawn(rng, (2, 3, 4, 7)), drawn(rng, (2, 2, 9, 100))
-    mask = jnp.asarray(rng.random((2, 2, 7)) < 0.6)
+    mask = rng.random((2, 2, 7)) < 0.6
 
     def own(rows, weights, factors, lines):
         first, second = products.multiply(rows, weights, 1, 6), products.combine(factors, lines, 1, 32)
-        third = attend_to_seen(rows.reshape(2, 3, 2, 2, 32), weights, lines[:, :, :7], 1, mask)
+        third = attend_to_seen(rows.reshape(2, 3, 2, 2, 32), weights, lines[:, :, :7], 1, jnp.asarray(mask))
         return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.cos(second)) + jnp.sum(jnp.sin(3 * third))
 
     def plain(rows, weights, factors, lines):
@@ -185,7 +239,8 @@ def test_gradients_are_those_of_xla():
         return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.cos(second)) + jnp.sum(jnp.sin(3 * third))
 
     arguments = rows, weights, factors, lines
-    for found, expected in zip(jax.grad(own, (0, 1, 2, 3))(*arguments), jax.grad(plain, (0, 1, 2, 3))(*arguments)):
+    by_both = (jax.jit(jax.grad(function, (0, 1, 2, 3)))(*arguments) for function in (own, plain))
+    for found, expected in zip(*by_both):
         np.testing.assert_allclose(found, expected, atol=1e-4)
         assert np.any(expected)
 

@@ -1,5 +1,6 @@
 """The CPU's own products: against NumPy, in any company, from many threads."""
 
+import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,63 +12,131 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.ops.cpu_kernels import products
-from jaxinfer.ops.cpu_kernels.product_code import dot_module
+from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import LEAST_INTEGER, MOST_INTEGER
 from jaxinfer.ops.matmul import product
 from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn, exact
 from tests.toys import float32_backend
 
 
-def check_multiply(rng, dtype, batch, groups, rows, numbers, outputs, spare=(0, 0), layers=1, layer=0):
+@functools.cache
+def dot_calls(vectors, dtype):
+    return Calls(dot_module(vectors, dtype))
+
+
+@functools.cache
+def column_calls(vectors):
+    return Calls(column_module(vectors))
+
+
+def multiply_directly(rows_BCMK, weights_LBSF, layer, outputs, vectors=HOST):
+    """Call the kernel as XLA does; it is compiled once for all shapes, where XLA compiles a program for each."""
+    batch, groups, count, numbers = rows_BCMK.shape
+    rows_IMK, dtype = rows_BCMK.reshape(-1, count, numbers), weights_LBSF.dtype.name
+    calls = dot_calls(vectors.for_rows_of(numbers), dtype)
+    (found,) = calls.call([rows_IMK, np.array(layer, np.int32), weights_LBSF], [(len(rows_IMK), count, outputs)])
+    return found.reshape(batch, groups, count, outputs)
+
+
+def combine_directly(factors_BCMK, lines_LBSF, layer, columns, vectors=HOST):
+    batch, groups, rows, count = factors_BCMK.shape
+    factors_IMK = factors_BCMK.reshape(-1, rows, count)
+    arguments = [factors_IMK, np.array(layer, np.int32), lines_LBSF]
+    (found,) = column_calls(vectors).call(arguments, [(len(factors_IMK), rows, columns)])
+    return found.reshape(batch, groups, rows, columns)
+
+
+multiply_by_xla = jax.jit(products.multiply, static_argnums=3)
+combine_by_xla = jax.jit(products.combine, static_argnums=3)
+
+
+def check_multiply(multiply, rng, dtype, batch, groups, rows, numbers, outputs, spare=(0, 0), layers=1, layer=0):
     rows_BCMK = drawn(rng, (batch, groups, rows, numbers), "bfloat16" if dtype == "int8" else dtype)
     shape = layers, batch, outputs + spare[0], groups * numbers + spare[1]
     if dtype == "int8":
-        weights_LBSF = jnp.asarray(rng.integers(LEAST_INTEGER, MOST_INTEGER + 1, shape, np.int8))
+        weights_LBSF = rng.integers(LEAST_INTEGER, MOST_INTEGER + 1, shape, np.int8)
     else:
         weights_LBSF = drawn(rng, shape, dtype)
     assert products.multiplies(dtype, numbers)
-    found = jax.jit(products.multiply, static_argnums=3)(rows_BCMK, weights_LBSF, layer, outputs)
+    found = multiply(rows_BCMK, weights_LBSF, layer, outputs)
     parts = exact(weights_LBSF)[layer, :, :outputs, : groups * numbers].reshape(batch, outputs, groups, numbers)
     expected = np.einsum("bcmk,bnck->bcmn", exact(rows_BCMK), parts)
     size = MOST_INTEGER if dtype == "int8" else 1
     np.testing.assert_allclose(found, expected, atol=1e-5 * size * numbers**0.5)
 
 
-def check_combine(rng, batch, groups, rows, count, columns, spare=(0, 0), layers=1, layer=0):
+def check_combine(combine, rng, batch, groups, rows, count, columns, spare=(0, 0), layers=1, layer=0):
     factors_BCMK = drawn(rng, (batch, groups, rows, count))
     lines_LBSF = drawn(rng, (layers, batch, count + spare[0], groups * columns + spare[1]))
     assert products.combines("float32", columns)
-    found = jax.jit(products.combine, static_argnums=3)(factors_BCMK, lines_LBSF, layer, columns)
+    found = combine(factors_BCMK, lines_LBSF, layer, columns)
     parts = exact(lines_LBSF)[layer, :, :count, : groups * columns].reshape(batch, count, groups, columns)
     expected = np.einsum("bcmk,bkcn->bcmn", exact(factors_BCMK), parts)
     np.testing.assert_allclose(found, expected, atol=1e-5 * count**0.5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-@settings(derandomize=True, max_examples=25, deadline=None)
-@given(
-    st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 18), st.integers(1, 5), st.integers(1, 70)),
+# Not every processor converts float16.
+DTYPES = pytest.mark.parametrize(
+    "dtype", [each for each in ("float32", "bfloat16", "float16", "int8") if each in HOST.dtypes]
+)
+any_shape = settings(derandomize=True, max_examples=25, deadline=None)
+
+
+any_number_of_rows = st.one_of(st.integers(1, 18), st.sampled_from([31, 64]))
+products_of_any_shape = given(
+    st.tuples(*[st.integers(1, 3)] * 2, any_number_of_rows, st.integers(1, 5), st.integers(1, 70)),
     st.tuples(st.integers(0, 5), st.integers(0, 40)),
     st.integers(0, 2),
 )
-def test_rows_times_weights_of_any_shape(dtype, shape, spare, layer):
-    if dtype not in HOST.dtypes:
-        pytest.skip("this processor converts no halves")
+
+
+def check_any_multiply(multiply, dtype, shape, spare, layer):
     batch, groups, rows, vectors, outputs = shape
     numbers = vectors * HOST.lanes
-    check_multiply(np.random.default_rng(rows), dtype, batch, groups, rows, numbers, outputs, spare, 3, layer)
+    check_multiply(multiply, np.random.default_rng(rows), dtype, batch, groups, rows, numbers, outputs, spare, 3, layer)
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
-@given(
-    st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 18), st.integers(1, 70), st.integers(1, 5)),
-    st.tuples(st.integers(0, 5), st.integers(0, 40)),
-    st.integers(0, 2),
-)
-def test_columns_added_up_of_any_shape(shape, spare, layer):
-    batch, groups, rows, count, vectors = shape
+def check_any_combine(combine, shape, spare, layer):
+    batch, groups, rows, vectors, count = shape
     columns = vectors * HOST.lanes
-    check_combine(np.random.default_rng(rows), batch, groups, rows, count, columns, spare, 3, layer)
+    check_combine(combine, np.random.default_rng(rows), batch, groups, rows, count, columns, spare, 3, layer)
+
+
+@DTYPES
+@any_shape
+@products_of_any_shape
+def test_rows_times_weights_of_any_shape(dtype, shape, spare, layer):
+    check_any_multiply(multiply_directly, dtype, shape, spare, layer)
+
+
+@any_shape
+@products_of_any_shape
+def test_columns_added_up_of_any_shape(shape, spare, layer):
+    check_any_combine(combine_directly, shape, spare, layer)
+
+
+@pytest.mark.slow
+@DTYPES
+@any_shape
+@products_of_any_shape
+def test_rows_times_weights_of_any_shape_by_xla(dtype, shape, spare, layer):
+    check_any_multiply(multiply_by_xla, dtype, shape, spare, layer)
+
+
+@pytest.mark.slow
+@any_shape
+@products_of_any_shape
+def test_columns_added_up_of_any_shape_by_xla(shape, spare, layer):
+    check_any_combine(combine_by_xla, shape, spare, layer)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "vectors"), [(7, 3), (64, 2)])
+def test_xla_calls_the_kernels(dtype, rows, vectors):
+    """With rows and outputs that are no multiple of a tile's, and an odd number of vectors."""
+    check_any_multiply(multiply_by_xla, dtype, (2, 3, rows, vectors, 37), (1, 8), 1)
+    if dtype == "float32":
+        check_any_combine(combine_by_xla, (2, 3, rows, vectors, 37), (1, 8), 1)
 
 
 @POOLS
@@ -89,27 +158,28 @@ def test_whatever_the_pool_does_products_are_whole_and_records_freed(pool):
     calls.finish()
 
 
-@pytest.mark.parametrize("layer", [-4, -3, -1, 0, 2, 3, 1 << 24])
-def test_a_layer_is_counted_as_jax_counts_it(layer):
+def test_a_layer_is_counted_as_jax_counts_it():
     rng = np.random.default_rng(7)
     rows, weights = drawn(rng, (1, 1, 2, 32)), drawn(rng, (3, 1, 6, 32))
-    found = jax.jit(products.multiply, static_argnums=3)(rows, weights, layer, 6)
-    expected = products.multiply(rows, jax.jit(lambda stack, index: stack[index])(weights, layer)[None], 0, 6)
-    np.testing.assert_array_equal(found, expected)
+    pick = jax.jit(lambda stack, index: stack[index])
+    for layer in (-4, -3, -1, 0, 2, 3, 1 << 24):
+        found = multiply_by_xla(rows, weights, layer, 6)
+        expected = np.einsum("mk,nk->mn", exact(rows)[0, 0], exact(pick(weights, layer))[0])
+        np.testing.assert_allclose(found[0, 0], expected, atol=1e-4)
 
 
 def test_a_row_has_the_same_results_among_any_others():
     rng = np.random.default_rng(1)
     rows_MK, weights_NK = drawn(rng, (37, 576), "bfloat16"), drawn(rng, (50, 576), "bfloat16")
-    integers_NK = jnp.asarray(rng.integers(-64, 64, (50, 576), np.int8))
+    integers_NK = rng.integers(-64, 64, (50, 576), np.int8)
     factors_MK, lines_KN = drawn(rng, (37, 91)), drawn(rng, (91, 96))
 
     @jax.jit
     def each(rows, factors):
         return (
-            products.multiply(rows[None, None], weights_NK[None, None], 0, 50)[0, 0],
-            products.multiply(rows[None, None], integers_NK[None, None], 0, 50)[0, 0],
-            products.combine(factors[None, None], lines_KN[None, None], 0, 96)[0, 0],
+            products.multiply(rows[None, None], jnp.asarray(weights_NK)[None, None], 0, 50)[0, 0],
+            products.multiply(rows[None, None], jnp.asarray(integers_NK)[None, None], 0, 50)[0, 0],
+            products.combine(factors[None, None], jnp.asarray(lines_KN)[None, None], 0, 96)[0, 0],
         )
 
     whole = each(rows_MK, factors_MK)
@@ -121,7 +191,7 @@ def test_a_row_has_the_same_results_among_any_others():
 def test_calls_from_many_threads_at_once():
     rng = np.random.default_rng(2)
     weights_NK = drawn(rng, (300, 512))
-    multiply = jax.jit(lambda rows: products.multiply(rows[None, None], weights_NK[None, None], 0, 300))
+    multiply = jax.jit(lambda rows: products.multiply(rows[None, None], jnp.asarray(weights_NK)[None, None], 0, 300))
     inputs = [drawn(rng, (count % 5 + 1, 512)) for count in range(60)]
     expected = [multiply(rows) for rows in inputs]
     with ThreadPoolExecutor(12) as pool:

@@ -37,7 +37,10 @@ print(peak[0] - before, sum(own.values()), max(leaf.nbytes for leaf in leaves))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from Linux's /proc")
-@pytest.mark.parametrize("mesh", ["tensor=8", "data=2,tensor=4", "pipeline=2,tensor=4"])
+@pytest.mark.parametrize(
+    "mesh",
+    ["data=2,tensor=4", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("tensor=8", "pipeline=2,tensor=4"))],
+)
 def test_a_load_holds_its_shards_and_one_and_a_half_tensors(mesh):
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     child = subprocess.run(

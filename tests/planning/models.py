@@ -1,6 +1,8 @@
-"""Published models by their sizes alone."""
+"""Published models by their sizes alone, and one of them where it is planned for."""
 
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.planning.deployment import Deployment
 
 LLAMA_2_7B = DecoderConfig(
     family="llama",
@@ -46,3 +48,5 @@ LLAMA_68M = DecoderConfig(
     norm_eps=1e-6,
     layer_pattern=(LayerKind(Rope(1e4, 64)),),
 )
+
+EIGHT = Deployment(LLAMA_2_7B, "v5e:2x4", MeshConfig(tensor=8), batch=8, max_len=2046, prompt_tokens=16, nodes=2)

@@ -72,6 +72,7 @@ def test_a_step_of_medusa_1_fits(base):
     check(compile_it(loss, abstract_heads(params), {"params": params}, batch, mesh, optimizer, 1))
 
 
+@pytest.mark.slow
 def test_a_step_of_medusa_2_fits(base):
     """Adapters of rank 32 on all linear layers, rows of 2,048 tokens, blocks computed anew on the way back."""
     mesh, backend, params = base

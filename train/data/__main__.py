@@ -1,6 +1,7 @@
-"""``python -m train.data``: makes data for training, by one of three commands.
+"""``python -m train.data``: creates training data, by one of three commands.
 
-``prompts`` has a chat model write prompts, ``distill`` has a model answer prompts, ``task`` writes tasks with answers.
+``prompts`` lets a chat model write prompts, ``distill`` lets a model answer prompts, ``task`` writes tasks with
+answers.
 """
 
 import argparse

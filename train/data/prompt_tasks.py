@@ -1,4 +1,4 @@
-"""Tasks, subjects, questions and sentences that prompts of a chat are made of."""
+"""Tasks, subjects, questions and sentences for building chat prompts."""
 
 TASKS = (
     "Write a blog post about {subject}.",

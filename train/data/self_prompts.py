@@ -1,8 +1,8 @@
-"""Prompts that a chat model writes itself, for data distillation: no data set is needed to train its drafters.
+"""Prompts that a chat model writes itself, for data distillation: training its drafters then needs no data set.
 
-A chat model has learned what its users ask: given its template up to where the user's text begins, it goes on with one
-(Magpie, Xu et al. 2024, arXiv:2406.08464). Draw ``n`` is sampled with seed ``seed + n``, so that the same options give
-the same prompts, however often the run is interrupted.
+A chat model has learned what its users ask. Given its template up to the start of the user's text, it continues with
+such a text (Magpie, Xu et al. 2024, arXiv:2406.08464). Draw ``n`` is sampled with seed ``seed + n``, so the same
+options give the same prompts, even if the run is interrupted.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from train.loop.progress import step_progress
 from train.texts.records import RecordWriter, read_written
 
 CATEGORY = "self-written"
-# After so many draws without a new prompt, more of them would not help.
+# After this many draws without a new prompt, further draws would not help.
 _MOST_IN_VAIN = 512
-# Two users' texts that begin and end differently: what their conversations share stands around them.
+# Two user texts with different starts and ends: what their conversations share is the template around them.
 _PROBES = ("Apple zest", "Which bike")
 
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write prompts until there are ``count``."""
     sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=options.seed)
-    with RecordWriter(options.out) as writer:  # before the model is waited for
+    with RecordWriter(options.out) as writer:  # opened before the slow loading of the model
         lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
         opening, ending = around_user_text(lm)
         sampling = dataclasses.replace(sampling, stop=(ending,) if ending else ())
@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def around_user_text(lm: LanguageModel) -> tuple[str, str]:
-    """Return the text of a conversation before a user's first text, and what ends that text if no stop token does."""
-    lm.encode_chat([{"role": "user", "content": _PROBES[0]}])  # raises where there is no template
+    """Return the template before a user's first text, and the string that ends that text if no stop token does."""
+    lm.encode_chat([{"role": "user", "content": _PROBES[0]}])  # raises if there is no template
     template = lm.tokenizer.chat_template
     assert template is not None
     texts = [template.render([{"role": "user", "content": probe}]) for probe in _PROBES]
@@ -101,7 +101,7 @@ def _common_start(texts: Sequence[str]) -> str:
 def write_prompts(
     lm: LanguageModel, opening: str, draws: range, sampling: SamplingParams, max_new_tokens: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of every draw that is a finished prompt."""
+    """Yield the number and the text of every draw that is a complete prompt."""
     opening_ids = lm.tokenizer.encode(opening, add_special_tokens=False)
     results = lm.generate(
         [opening_ids] * len(draws),
@@ -116,7 +116,7 @@ def write_prompts(
 
 
 def written_prompts(path: Path, recipe: str) -> tuple[set[str], int]:
-    """Return the prompts of a file and the draw after its last; raises InvalidOption where they were made otherwise."""
+    """Return a file's prompts and the number of the next draw; raises InvalidOption if another recipe made them."""
     seen: set[str] = set()
     next_draw = 0
     for at, record in enumerate(read_written(path), 1):

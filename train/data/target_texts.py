@@ -1,9 +1,9 @@
-"""Data distillation: a model answers prompts, and its answers become what drafters are trained on.
+"""Data distillation: a model answers prompts, and drafters are trained on its answers.
 
-A drafter is to foresee the model, so its own texts teach more than anyone else's. The file of answers has a JSON object
-a line: ``line`` and ``category`` of the prompt, ``prompt_tokens``, ``tokens`` (the answer's), ``text``,
-``finish_reason``, and ``recipe``, a fingerprint of the model's weights and of how the texts were drawn. It is only
-appended to, a batch at a time, so that an interrupted run goes on where it was.
+A drafter must predict the model, so the model's own outputs teach it more than other texts. The file of answers has one
+JSON object per line: ``line`` and ``category`` of the prompt, ``prompt_tokens``, ``tokens`` (the answer's), ``text``,
+``finish_reason``, and ``recipe``, a fingerprint of the model's weights and the sampling settings. Batches are only
+appended, so an interrupted run continues where it stopped.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from train.command import existing_file, number
 from train.loop.progress import step_progress
 from train.texts.records import Record, RecordWriter, messages_of, read_records, read_written
 
-# Prompts are sorted by length within so many batches, so that a batch pads little and every part is a mixture.
+# Prompts are sorted by length within this many batches: a batch needs little padding, and every part is a mixture.
 _BATCHES_SORTED = 8
 
 
 class Prompt(NamedTuple):
-    """A prompt's ids and the line that it stands on."""
+    """A prompt's token ids and its line number."""
 
     line: int
     category: str
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     """Answer the prompts that have no answer yet."""
     sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=options.seed)
     records = read_records(options.prompts)
-    with RecordWriter(options.out) as writer:  # before the model is waited for
+    with RecordWriter(options.out) as writer:  # opened before the slow loading of the model
         lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
         prompts = [encode_prompt(lm, record, is_raw=options.raw) for record in records]
         recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=options.raw)
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def encode_prompt(lm: LanguageModel, record: Record, *, is_raw: bool = False) -> Prompt:
-    """Return a record's prompt in the model's chat template or, if ``is_raw``, its text alone."""
+    """Return a record's prompt in the model's chat template, or only its text if ``is_raw``."""
     messages = messages_of(record)
     if messages is None:
         raise InvalidOption(f"{record.where}: needs a 'prompt', 'turns' or 'messages'")
@@ -102,14 +102,14 @@ def encode_prompt(lm: LanguageModel, record: Record, *, is_raw: bool = False) ->
 def describe_recipe(
     lm: LanguageModel, sampling: SamplingParams, max_new_tokens: int, *, is_raw: bool, opening: str = ""
 ) -> str:
-    """Return a fingerprint of all that an answer depends on besides its prompt; ``opening`` is what all begin with."""
+    """Return a fingerprint of everything that an answer depends on besides its prompt; all begin with ``opening``."""
     facts = [fingerprint(lm.params), lm.backend.param_dtype, dataclasses.asdict(sampling), max_new_tokens, is_raw]
     facts += [opening] if opening else []
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def answered_lines(path: Path, prompts: list[Prompt], recipe: str) -> set[int]:
-    """Return the lines that have their answer; raises InvalidOption where it is to another prompt or by other means."""
+    """Return the lines that have an answer; raises InvalidOption if it answers another prompt or has another recipe."""
     by_line = {prompt.line: prompt for prompt in prompts}
     done = set()
     for at, answer in enumerate(read_written(path), 1):
@@ -130,7 +130,7 @@ def answer(
     max_new_tokens: int,
     batch_size: int,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield batch after batch of answers to prompts that are not ``done``, in an order of its own."""
+    """Yield batches of answers to prompts that are not ``done``, in an order of its own."""
     order = np.random.default_rng(0).permutation(len(prompts))
     shuffled = [prompts[at] for at in order if prompts[at].line not in done]
     stride = batch_size * _BATCHES_SORTED
@@ -156,5 +156,5 @@ def answer(
                 "text": result.text,
                 "finish_reason": result.finish_reason,
             }
-            for result, prompt in zip(results, rest)  # results first: the rest must lose none
+            for result, prompt in zip(results, rest)  # results first: no prompt is consumed without one
         ]

@@ -1,10 +1,10 @@
 """Tasks with a right answer, for fine-tuning and for `train.quality`: questions to SQL, and facts to text.
 
-``python -m train.data task`` writes a JSON object a line, with ``prompt`` and ``category`` and, to train on,
-``response`` or, to be judged by, ``references``. FOLDER has parts of WikiSQL (Zhong et al., 1709.00103) as
-``tasks/wikisql/SPLIT.jsonl``, each line's ``text`` a table, a line ``Q: `` and a line ``A: ``, and the development set
-of E2E (Novikova et al., 1706.09254) as ``tasks/e2e_dev.csv``, the last tenth of whose meaning representations is kept
-for judging.
+``python -m train.data task`` writes one JSON object per line, with ``prompt``, ``category``, and ``response`` for
+training or ``references`` for evaluation. FOLDER holds parts of WikiSQL (Zhong et al., 1709.00103) as
+``tasks/wikisql/SPLIT.jsonl``, where each line's ``text`` is a table, a line ``Q: `` and a line ``A: ``. It also holds
+the development set of E2E (Novikova et al., 1706.09254) as ``tasks/e2e_dev.csv``; the last tenth of its meaning
+representations is kept for evaluation.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from train.command import number
 from train.texts.records import RecordWriter, read_records
 
 SPLITS = ("train", "test")
-# Of how many meaning representations one is kept for judging.
+# One in this many meaning representations is kept for evaluation.
 _KEPT_OF = 10
 
 

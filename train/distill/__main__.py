@@ -1,8 +1,8 @@
-"""``python -m train.distill``: a small model that learns to say what a large one says, and so to draft for it.
+"""``python -m train.distill``: trains a small model to predict a large one, and so to draft for it.
 
 It learns from the teacher's distribution at every token of given texts, of the teacher's own answers (``python -m
-train.data distill``), or of what it writes itself, ``--on-policy`` (GKD, 2306.13649; DistillSpec, 2310.08461). The
-folder ``OUT/draft`` that it writes is what ``--strategy draft_model:model=OUT/draft`` loads.
+train.data distill``), or of its own samples, ``--on-policy`` (GKD, 2306.13649; DistillSpec, 2310.08461). It writes the
+folder ``OUT/draft``, which ``--strategy draft_model:model=OUT/draft`` loads.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from train.texts.packing import Order, split_batch
 from train.texts.rows import TextRows, pack_texts, row_length
 
 DRAFT, SAMPLES = "draft", "samples"
-_DRAFTS = 4  # the length that the card's tokens a step are of
+_DRAFTS = 4  # the draft length for the card's tokens per step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     length = row_length(options, min(teacher.config.max_position, student.config.max_position))
     rows = pack_texts(read_data(options, teacher, length), length, options.held_out, options.seed)
     mesh = build_mesh(options.mesh, student.config, microbatch)
-    build_mesh(options.mesh, teacher.config, microbatch)  # refuses a teacher that does not split
+    build_mesh(options.mesh, teacher.config, microbatch)  # raises an error for a teacher that does not split
     told = {"base": fingerprint(teacher.params), "begun_from": fingerprint(student.params), **identity(options)}
     frozen = place_base(teacher.params, teacher.config, teacher.backend, mesh)
     backend = replace(choose_backend(options.compute_dtype or "float32", scan_layers=True), remat_layers=options.remat)
@@ -168,14 +168,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def begin_student(options: argparse.Namespace, teacher: LanguageModel) -> Student:
-    """Return the student that the options ask for."""
+    """Return the student for the options."""
     if options.student is not None:
         return open_student(options.student, teacher, options.seed)
     return prune_layers(teacher, choose_layers(options.student_layers, teacher.config.num_layers))
 
 
 def divergence_of(options: argparse.Namespace) -> Divergence:
-    """Return the divergence that the options name."""
+    """Return the divergence for the options."""
     if options.divergence == "jensen_shannon":
         return partial(jensen_shannon, beta=options.beta)
     return DIVERGENCES[options.divergence]
@@ -184,7 +184,7 @@ def divergence_of(options: argparse.Namespace) -> Divergence:
 def build_source(
     options: argparse.Namespace, student: Student, teacher: LanguageModel, rows: TextRows, order: Order, length: int
 ) -> DistillSource:
-    """Return where batches come from."""
+    """Return the source of batches."""
     fixed = DistillSource(rows.trained, order, options.seed, options.on_policy)
     if not options.on_policy:
         return fixed
@@ -212,7 +212,7 @@ def export(
     figures: tuple[DraftFigures, DraftFigures],
     rows: TextRows,
 ) -> None:
-    """Write the best student with its card; what stood there before is replaced whole."""
+    """Write the best student with its card; an existing folder is replaced as a whole."""
     before, after = figures
     folder = options.out / DRAFT
     about = [

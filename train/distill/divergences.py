@@ -1,7 +1,7 @@
 """Divergences between the teacher's distribution P and the student's Q, in nats, from log-probabilities.
 
-A draft is accepted with probability ``sum min(P, Q)``, which is one less total variation (Leviathan et al.,
-2211.17192); which divergence raises it most depends on the task (DistillSpec, 2310.08461).
+A draft is accepted with probability ``sum min(P, Q)``, which is one minus total variation (Leviathan et al.,
+2211.17192). Which divergence raises it most depends on the task (DistillSpec, 2310.08461).
 """
 
 import math
@@ -29,8 +29,8 @@ def reverse_kl(teacher: LogProbs, student: LogProbs) -> Float[Array, "*rows"]:
 def jensen_shannon(teacher: LogProbs, student: LogProbs, beta: float = 0.5) -> Float[Array, "*rows"]:
     """Return ``beta KL(P || M) + (1 - beta) KL(Q || M)`` with ``M = beta P + (1 - beta) Q`` (GKD, 2306.13649).
 
-    That vanishes towards either end of ``beta``, over which it tends to the forward KL at 0 and the reverse at 1; so
-    these are what it is there.
+    This would be zero for ``beta`` 0 and 1. There it returns the limits of its direction instead: the forward KL at 0,
+    the reverse KL at 1.
     """
     if beta == 0:
         return forward_kl(teacher, student)
@@ -41,7 +41,7 @@ def jensen_shannon(teacher: LogProbs, student: LogProbs, beta: float = 0.5) -> F
 
 
 def total_variation(teacher: LogProbs, student: LogProbs) -> Float[Array, "*rows"]:
-    """Return ``1/2 sum |P - Q|``: how often a draft of Q is rejected."""
+    """Return ``1/2 sum |P - Q|``: the probability that a draft from Q is rejected."""
     return 0.5 * jnp.sum(jnp.abs(jnp.exp(teacher) - jnp.exp(student)), axis=-1)
 
 

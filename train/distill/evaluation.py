@@ -1,4 +1,4 @@
-"""How good a draft model is on texts that were held out: how often the teacher would take its drafts."""
+"""Evaluates a draft model on held-out texts: how often the teacher would accept its drafts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from train.texts.rows import batches_of
 
 
 class DraftFigures(NamedTuple):
-    """Means over the tokens of answers, each drafted after the answer's own tokens.
+    """Means over the tokens of answers, each drafted after the answer's own earlier tokens.
 
-    ``acceptance`` is that of rejection sampling, ``sum min(p, q)``, or 1 less total variation; ``agreement`` that of
-    greedy decoding, how often both models' best tokens are one; ``divergence`` is KL(teacher || student) in nats.
+    ``acceptance`` is the acceptance rate of rejection sampling, ``sum min(p, q)``, or 1 minus total variation.
+    ``agreement`` is that of greedy decoding: how often both models have the same best token. ``divergence`` is
+    KL(teacher || student) in nats.
     """
 
     acceptance: float
@@ -31,13 +32,13 @@ class DraftFigures(NamedTuple):
     divergence: float
 
     def tokens_per_step(self, num_drafts: int) -> float:
-        """Return how many tokens a step of so many drafts is expected to bring (Leviathan et al., 2211.17192)."""
+        """Return the expected tokens per step with ``num_drafts`` drafts (Leviathan et al., 2211.17192)."""
         return sum(self.acceptance**depth for depth in range(num_drafts + 1))
 
 
 @dataclass
 class DraftEvaluation:
-    """Judges a student by ``acceptance``."""
+    """Evaluates a student; its score is ``acceptance``."""
 
     teacher: Decoder
     student: Decoder
@@ -46,7 +47,7 @@ class DraftEvaluation:
     temperature: float = 1.0
 
     def __call__(self, trained: Params) -> Mapping[str, Any]:
-        """Return the figures, as JSON holds them."""
+        """Return the figures as JSON values."""
         found = self.measure(trained)
         figures = {name: round(value, 4) for name, value in found._asdict().items()}
         return {"score": figures["acceptance"], **figures}

@@ -1,4 +1,4 @@
-"""The loss of a student that is to say what its teacher says."""
+"""The loss of a student that learns to predict its teacher."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from train.texts.batches import Batch
 
 
 class DistillBatch(NamedTuple):
-    """Rows of texts, and which of them the student wrote itself."""
+    """Rows of texts, and which of them the student wrote."""
 
     texts: Batch
     is_sampled_B: Any
@@ -25,10 +25,10 @@ class DistillBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class DistillLoss:
-    """The loss as a function of the student's parameters; the teacher's are frozen, and no gradient goes into them.
+    """The loss as a function of the student's parameters; the teacher's are frozen and get no gradient.
 
-    Both distributions are of logits over ``temperature``, as the two will be sampled. ``hard`` is the weight of the
-    cross-entropy to the texts themselves, which is added where the student did not write them.
+    Both distributions are of logits over ``temperature``, as in sampling. ``hard`` is the weight of an added
+    cross-entropy with the texts, for rows that the student did not write.
     """
 
     teacher: Decoder
@@ -38,7 +38,7 @@ class DistillLoss:
     hard: float = 0.0
 
     def __call__(self, trained: Params, frozen: Params, batch: DistillBatch, key: jax.Array) -> Tally:
-        """Tally one batch; recorded beside are the divergence alone and how often a draft would be accepted."""
+        """Tally one batch; also record the divergence alone and the probability that a draft is accepted."""
         frozen, next_ones = jax.lax.stop_gradient(frozen), predicted(batch.texts)
         tokens_BT, segments_BT = jnp.asarray(batch.texts.tokens_BT), batch.texts.segments_BT
         hard_BT = next_ones.counts_BT & ~jnp.asarray(batch.is_sampled_B)[:, None]

@@ -1,7 +1,7 @@
-"""What a student writes itself, to be taught on: on-policy data, made anew every so many steps (GKD, 2306.13649).
+"""Samples that a student writes for its own training: on-policy data, renewed every few steps (GKD, 2306.13649).
 
-A round of samples is kept in the run's folder, and is a function of the parameters at its first step and of the seed.
-So a run that resumes finds the round that it was in, and makes those that follow as they would have been.
+A round of samples is stored in the run's folder. It depends only on the parameters at its first step and on the seed.
+So a resumed run finds its current round, and makes the same later rounds as an uninterrupted one.
 """
 
 import json
@@ -46,7 +46,7 @@ class StudentSamples:
     _rows: Batch | None = field(default=None, init=False)
 
     def rows_at(self, step: int, params: Params) -> Batch:
-        """Return the rows of a step's round; ``params`` write them where the step is the first."""
+        """Return the rows of a step's round; ``params`` write them if the step is the round's first."""
         number = step // self.settings.every
         if self._rows is None or number != self._round:
             self._round, self._rows = number, pack(self._examples(number, params), self.settings.length, number)
@@ -72,7 +72,7 @@ class StudentSamples:
         prompts = [self.prompts[at] for at in chosen]
         first = settings.seed + number * count
         sampling = [SamplingParams(temperature=settings.temperature, seed=first + at) for at in range(count)]
-        # Decoding runs on one device, whatever mesh the student is trained on.
+        # Decoding runs on one device, even if the student is trained on a mesh.
         self.student.params = jax.device_put(params, jax.devices()[0])
         results = self.student.generate(prompts, max_new_tokens=settings.max_new_tokens, sampling=sampling)
         lines = [
@@ -90,9 +90,9 @@ class StudentSamples:
 
 @dataclass(frozen=True)
 class DistillSource:
-    """Batches of rows: each row is the student's own with probability ``on_policy``, else one of the given texts.
+    """Batches of rows: each row is a sample of the student with probability ``on_policy``, else a row of given texts.
 
-    A function of the step and, through the samples, of the student's parameters at the start of a round.
+    A batch depends only on the step and, through the samples, on the student's parameters at the start of the round.
     """
 
     fixed: Batch

@@ -1,4 +1,4 @@
-"""The model that is to learn from another: loaded, drawn anew, or cut out of its teacher."""
+"""The student model: loaded, newly drawn, or cut out of its teacher."""
 
 from dataclasses import replace
 from os.path import expanduser
@@ -22,7 +22,7 @@ from train.model.export import describe_config
 
 
 class Student(NamedTuple):
-    """A student before its training, its parameters in float32 and its layers stacked; ``origin`` tells what it is."""
+    """A student before training, with float32 parameters and stacked layers; ``origin`` describes it."""
 
     config: DecoderConfig
     params: Params
@@ -30,7 +30,7 @@ class Student(NamedTuple):
 
 
 def open_student(name: str, teacher: LanguageModel, seed: int) -> Student:
-    """Load a model, or draw one of a ``config.json``; refuse one whose tokens are others than the teacher's."""
+    """Load a model, or draw one from a ``config.json``; raise an error if its tokens differ from the teacher's."""
     path = Path(expanduser(name))
     if path.suffix == ".json" and path.is_file():
         config = decoder_config(read_json_object(path))
@@ -48,21 +48,21 @@ def open_student(name: str, teacher: LanguageModel, seed: int) -> Student:
 
 
 def prune_layers(teacher: LanguageModel, layers: tuple[int, ...]) -> Student:
-    """Keep some of the teacher's layers, and all that is not in a layer."""
-    describe_config(teacher.config)  # of the families that are written all layers are of one kind: one stack
+    """Keep some of the teacher's layers, and everything outside the layers."""
+    describe_config(teacher.config)  # families that can be written have layers of one kind: one stack
     config = replace(teacher.config, num_layers=len(layers))
     blocks = teacher.params["blocks"]
     if len(layers) == 1:
         kept = {"layer_0": jax.tree.map(lambda leaf: leaf[layers[0]], blocks)}
     else:
         kept = jax.tree.map(lambda leaf: leaf[jnp.asarray(layers)], blocks)
-    # Copied: a train step consumes what it is given, and the teacher is still needed.
+    # Copied: a train step consumes its parameters, and the teacher is still needed.
     params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), {**teacher.params, "blocks": kept})
     return Student(config, params, f"layers {', '.join(map(str, layers))} of its teacher")
 
 
 def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Read ``--student-layers``: their indices, or how many to take, evenly spaced from the first to the last."""
+    """Parse ``--student-layers``: layer indices, or how many layers to take, evenly spaced from first to last."""
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:

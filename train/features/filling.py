@@ -1,4 +1,4 @@
-"""Hidden states on the disk: arrays that a long computation fills, and goes on filling where it was interrupted."""
+"""Arrays on disk that a long computation fills, and continues to fill after an interrupt."""
 
 import fcntl
 import json
@@ -14,7 +14,7 @@ from numpy.lib.format import open_memmap
 
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 
-# What a folder of whole arrays is told by, and one of arrays that are not yet.
+# The file that marks a folder of complete arrays, and the one that marks incomplete arrays.
 FACTS = "cache.json"
 _BEGUN = "begun.json"
 _LOCK = ".lock"
@@ -24,12 +24,12 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 class Filling:
-    """Arrays under way: ``arrays`` by name, memory-mapped, of which ``done`` parts, as the caller counts, are filled.
+    """Arrays in progress: ``arrays`` by name, memory-mapped; ``done`` counts the parts that the caller has filled.
 
-    The folder is made where there is none; ``is_whole`` tells that another process has filled it meanwhile. Raises
-    InvalidCheckpoint where it holds other arrays than those of ``facts`` or anything else, InvalidOption while another
-    process fills them, and OSError where there is no room for all of them: their space is taken at once, because a full
-    disk cannot be told when memory is written.
+    The folder is created if it does not exist. ``is_whole`` means that another process has completed it. Raises
+    InvalidCheckpoint if it holds arrays of other ``facts`` or anything else, InvalidOption while another process fills
+    them, and OSError if the disk has no room for all of them. The space is allocated at once, because writing to mapped
+    memory cannot report a full disk.
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], shapes: Shapes) -> None:
@@ -51,13 +51,13 @@ class Filling:
             raise
 
     def advance(self, done: int) -> None:
-        """Say that so many parts are filled; what is marked every few seconds outlives a killed process."""
+        """Set the number of filled parts; it is saved every few seconds, so that it survives a killed process."""
         self.done = done
         if time.monotonic() - self._marked >= _SECONDS_BETWEEN_MARKS:
             self._mark()
 
     def finish(self) -> None:
-        """Say that all is filled: the folder is whole from here on."""
+        """Mark the folder as complete."""
         self._mark()
         (self._folder / _BEGUN).replace(self._folder / FACTS)
         self.is_whole = True
@@ -66,7 +66,7 @@ class Filling:
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        """Mark what is filled, as far as that goes, and let others go on with it."""
+        """Save the number of filled parts if possible, and release the folder."""
         try:
             if not self.is_whole:
                 with suppress(OSError):
@@ -85,7 +85,7 @@ class Filling:
         begun = self._folder / _BEGUN
         self.done = int(read_facts(begun, self._facts)["done"]) if begun.exists() else 0
         if not self.done:
-            self._mark()  # first of all: it is what tells this folder from others
+            self._mark()  # first, because it identifies the folder
         for name, (shape, dtype) in shapes.items():
             path = self._folder / f"{name}.npy"
             self.arrays[name] = _reopen(path, shape, dtype) if self.done else _create(path, shape, dtype)
@@ -125,7 +125,7 @@ def _reopen(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def read_facts(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a folder's arrays are of; raises InvalidCheckpoint where that is not ``facts``."""
+    """Return the facts of a folder's arrays; raises InvalidCheckpoint if they differ from ``facts``."""
     try:
         found = json.loads(path.read_bytes())
     except ValueError:

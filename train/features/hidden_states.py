@@ -1,10 +1,10 @@
 """Hidden states of a model over texts, computed once and kept in memory-mapped files.
 
-Heads on a frozen model need nothing else of it but its embeddings and its output matrix, so that they train on a CPU at
-the speed of the heads. Kept for them are the final states from the last token before an answer on; for streams, the
-states before the layers that these run through, of all tokens, which those layers look back at. They are in float16,
-one after the other for all texts: ``hidden.npy``, with each one's token, position and text in ``tokens.npy``,
-``positions.npy`` and ``texts.npy``, and in ``cache.json`` what they are of.
+Heads on a frozen model need only these, its embeddings and its output matrix, so a CPU can train them at the speed of
+the heads. For heads, the files hold the final states from the last token before an answer on. For streams, they hold
+the states of all tokens before the streams' layers, because these layers attend to all. The states are float16, one
+text after another, in ``hidden.npy``. ``tokens.npy``, ``positions.npy`` and ``texts.npy`` hold each state's token,
+position and text, and ``cache.json`` describes the model and the texts.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ _TOKENS_AT_ONCE = 4096
 
 
 class HiddenStates(NamedTuple):
-    """States of P tokens, as they lie on the disk; ``texts`` numbers each one's text from 0.
+    """States of P tokens, memory-mapped; ``texts`` numbers each one's text from 0.
 
-    ``predicted`` marks the tokens that are an answer's: of a conversation also other turns are kept.
+    ``predicted`` marks the tokens of answers; of a conversation, other turns are kept too.
     """
 
     hidden_PD: np.ndarray
@@ -46,16 +46,16 @@ class HiddenStates(NamedTuple):
 
     @property
     def num_texts(self) -> int:
-        """How many texts there are."""
+        """The number of texts."""
         return int(self.texts_P[-1]) + 1
 
     def select(self, texts: np.ndarray) -> "HiddenStates":
-        """Return the states of some texts alone, in memory."""
+        """Return the states of some texts, in memory."""
         chosen_P = np.isin(self.texts_P, texts)
         return HiddenStates(*(np.asarray(array[chosen_P]) for array in self))
 
     def without(self, texts: np.ndarray) -> "HiddenStates":
-        """Return the same states where they lie, those of some texts marked as of none, -1."""
+        """Return the same mapped states, with text -1 (no text) for those of ``texts``."""
         return self._replace(texts_P=np.where(np.isin(self.texts_P, texts), -1, self.texts_P).astype(np.int32))
 
 
@@ -66,11 +66,11 @@ def cache_hidden_states(
     report: Callable[[int, str], None] = lambda done, said: None,
     num_top: int = 0,
 ) -> HiddenStates:
-    """Return the states of texts from ``folder``, computed first as far as it has none.
+    """Return the states of texts from ``folder``; compute those that it lacks.
 
-    With ``num_top`` they are those before so many last layers, of whole texts. ``report`` is told how many texts are
-    done. What was computed when a run is interrupted stays, and the next one goes on from there. Raises
-    InvalidCheckpoint where the folder is of another model or texts.
+    With ``num_top`` they are the states of whole texts before the last ``num_top`` layers. ``report`` gets the number
+    of finished texts. An interrupted run keeps its states, and the next one continues. Raises InvalidCheckpoint if the
+    folder is for another model or other texts.
     """
     facts = describe(lm, examples, num_top)
     if not (folder / FACTS).is_file():
@@ -88,7 +88,7 @@ _NAMES = ("hidden", "tokens", "positions", "texts")
 
 
 def describe(lm: LanguageModel, examples: Sequence[Example], num_top: int = 0) -> dict[str, Any]:
-    """Return what hidden states depend on."""
+    """Return everything that hidden states depend on."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(np.asarray([len(example.tokens), *example.tokens], np.int32).tobytes())
@@ -103,7 +103,7 @@ def describe(lm: LanguageModel, examples: Sequence[Example], num_top: int = 0) -
 
 
 def first_state(example: Example) -> int:
-    """Return where the states of a text that are kept begin: at the token before the first that is predicted."""
+    """Return the first kept state of a text: at the token before the first predicted one."""
     return max(example.mask.index(True) - 1, 0)
 
 
@@ -128,7 +128,7 @@ def _compute(
     starts = np.concatenate([[0], np.cumsum(counts)])
     total, width = int(starts[-1]), lm.config.model_dim
     shapes = {"hidden": ((total, width), np.float16), **dict.fromkeys(_NAMES[1:], ((total,), np.int32))}
-    # Texts of like length are computed together; a row is padded on the right, which nothing before it sees.
+    # Texts of similar length run together. Rows are padded on the right, where no earlier token attends.
     order = np.argsort([len(example.tokens) for example in examples], kind="stable")
     with Filling(folder, facts, shapes) as filling:
         arrays, done = filling.arrays, filling.done

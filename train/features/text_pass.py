@@ -1,4 +1,4 @@
-"""Running some of a model's layers over whole texts, several side by side in a row."""
+"""Runs some of a model's layers over whole texts, several per row."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from train.loop.whole_text import WholeText
 
 
 class Texts(NamedTuple):
-    """B rows of T tokens, texts side by side: tokens of one segment are one text, 0 is padding.
+    """B rows of T tokens with several texts each: tokens of one segment are one text, 0 is padding.
 
     Positions count from each text's own start.
     """
@@ -34,7 +34,7 @@ def run_first(model: Model, texts: Texts, num_layers: int) -> Float[Array, "B T 
 def run_texts(
     model: Model, start: int, stop: int, hidden_BTD: Float[Array, "B T D"], texts: Texts, cache: LayeredCache
 ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-    """Run the layers from ``start`` up to ``stop`` over texts, over a cache of any kind."""
+    """Run the layers from ``start`` to before ``stop`` over texts, with any kind of cache."""
     batch, num_tokens, _ = hidden_BTD.shape
     segments_BT = texts.segments_BT
     relation_BTT = causal_ancestors(num_tokens)[None] & (segments_BT[:, :, None] == segments_BT[:, None, :])
@@ -49,7 +49,7 @@ def place_texts(
     positions_BT: Int[Array, "B T"],
     keys_at_BS: Int[Array, "B S"],
 ) -> tuple[Placement, ...]:
-    """Return where new tokens stand, and what of ``relation_BTS`` each kind of layer shows them."""
+    """Return the placements of new tokens, with the part of ``relation_BTS`` that each kind of layer sees."""
     return tuple(
         Placement(positions_BT, relation_BTS & in_window(positions_BT, keys_at_BS, kind.window))
         for kind in config.kinds

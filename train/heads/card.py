@@ -1,4 +1,4 @@
-"""The card that trained heads come with: what they are, of what, and how good; and what other cards share."""
+"""The card of trained heads: what they are, their training and their quality; and parts for other cards."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def describe_heads(
     expected: Mapping[int, float],
     num_tokens: int,
 ) -> str:
-    """Return a card in Markdown; ``expected`` are tokens a step by the nodes of the tree."""
+    """Return a card in Markdown; ``expected`` maps the tree's number of nodes to tokens per step."""
     kind = "Hydra heads, conditioned on the tokens drafted before" if facts["conditioned"] else "Medusa heads"
     changed = f"it was trained with the heads, from {facts['trained_from']}" if facts.get("joint") else "it was frozen"
     return "\n".join(
@@ -40,7 +40,7 @@ def describe_heads(
 def describe_accuracies(
     what: str, accuracies: Sequence[Sequence[float]], expected: Mapping[int, float]
 ) -> Iterable[str]:
-    """Return lines on how often each of what drafts (``what``) is right, and what follows from that."""
+    """Return lines on how often each drafter (``what``) is right, and the resulting tokens per step."""
     rows = [
         f"| {number} | " + " | ".join(f"{100 * sum(ranks[:count]):.1f}%" for count in (1, 2, 5, 10)) + " |"
         for number, ranks in enumerate(accuracies, 1)
@@ -61,6 +61,6 @@ def describe_accuracies(
 
 
 def describe_recipe(facts: Mapping[str, Any]) -> Iterable[str]:
-    """Return lines on how something was made."""
+    """Return lines on the options and facts of a training run."""
     told = (f"* {name}: {value}" for name, value in sorted(facts.items()) if value is not None)
     return ["## Recipe", "", *told]

@@ -1,4 +1,4 @@
-"""How good heads are on texts that were held out: by rank and head, and what a tree of them would give."""
+"""Evaluates heads on held-out texts: accuracy by head and rank, and the tokens per step of a draft tree."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ _BATCH = 16
 
 @dataclass
 class HeadEvaluation:
-    """Counts over held-out windows: called with heads, gives the figures that a run judges them by.
+    """Counts over held-out windows: maps heads to the figures of an evaluation.
 
-    ``score`` is the number of tokens a step that a tree of ``nodes``, the root included, is expected to give.
+    ``score`` is the expected tokens per step of a tree of ``nodes`` nodes, root included.
     """
 
     decoder: Decoder
@@ -33,11 +33,11 @@ class HeadEvaluation:
     num_ranks: int = 10
 
     def __call__(self, heads: Params) -> Mapping[str, Any]:
-        """Return the figures of heads, as JSON holds them."""
+        """Return the figures of heads as JSON values."""
         return evaluation_figures(self.accuracies(heads), self.nodes)
 
     def accuracies(self, heads: Params) -> list[list[float]]:
-        """Return ``accuracies[k][r]`` as `jaxinfer.decoding.tuning.head_accuracy.measure_accuracies` does."""
+        """Return ``accuracies[k][r]`` as in `jaxinfer.decoding.tuning.head_accuracy.measure_accuracies`."""
         hits_HR = tries_H = np.zeros(())
         for batch in self._batches():
             found_HR, tried_H = count_hits(self.decoder, self.num_ranks, heads, self.frozen, batch)
@@ -45,7 +45,7 @@ class HeadEvaluation:
         return (hits_HR / np.maximum(tries_H, 1)[:, None]).tolist()
 
     def _batches(self) -> Iterator[Windows]:
-        windows = np.arange(-(-self.source.count // _BATCH) * _BATCH)  # those past the end count nothing
+        windows = np.arange(-(-self.source.count // _BATCH) * _BATCH)  # windows past the end count nothing
         for start in range(0, len(windows), _BATCH):
             yield self.source.take(windows[start : start + _BATCH])
 
@@ -54,18 +54,18 @@ class HeadEvaluation:
 def count_hits(
     decoder: Decoder, num_ranks: int, heads: Params, frozen: Params, batch: Windows
 ) -> tuple[Float[Array, "heads ranks"], Float[Array, " heads"]]:
-    model, extra = Model(decoder, frozen["params"]), {**heads, **frozen.get("extra", {})}
+    model, head_params = Model(decoder, frozen["params"]), {**heads, **frozen.get("heads", {})}
     num_tokens = batch.tokens_BT.shape[1] - len(heads["heads"]) - 1
-    views = look_ahead(model, extra, batch, num_tokens)
+    views = look_ahead(model, head_params, batch, num_tokens)
     hits, tries = [], []
     for index, head in enumerate(heads["heads"]):
-        path = views.path(index, is_conditioned(extra))
+        path = views.path(index, is_conditioned(head_params))
         states = head_states(head, views.hidden_BTD, path, decoder.backend)
-        logits_BTW = head_logits(model, extra, index, states)
+        logits_BTW = head_logits(model, head_params, index, states)
         target_BT = views.targets[index]
         known_BT = views.valid[index] & (target_BT >= 0)
         own_BT1 = jnp.take_along_axis(logits_BTW, jnp.maximum(target_BT, 0)[..., None], axis=-1)
-        # Of equal logits the lower row comes first, as in a partial sort.
+        # Among equal logits the lower row comes first, as in a partial sort.
         is_before = jnp.arange(logits_BTW.shape[-1])[None, None, :] < target_BT[..., None]
         rank_BT = jnp.sum((logits_BTW > own_BT1) | ((logits_BTW == own_BT1) & is_before), axis=-1)
         hits_BTR = (rank_BT[..., None] == jnp.arange(num_ranks)[None, None, :]) & known_BT[..., None]

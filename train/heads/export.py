@@ -1,4 +1,4 @@
-"""Writes trained heads as decoding loads them: their weights, the trees that suit them, their card."""
+"""Writes trained heads in the form that decoding loads: weights, draft trees and card."""
 
 import argparse
 import dataclasses
@@ -35,9 +35,9 @@ def export_heads(
     model: str = "",
     facts: Mapping[str, Any] = {},
 ) -> None:
-    """Write ``OUT/heads``, for the weights of fingerprint ``base``; what stood there before is replaced whole.
+    """Write ``OUT/heads`` for the weights with fingerprint ``base``; an existing folder is replaced as a whole.
 
-    ``model`` names what they draft for where that is not ``--model``; ``facts`` are further figures for the card.
+    ``model`` names the model that they draft for, if it is not ``--model``; ``facts`` are further facts for the card.
     """
     ranks = [list(one) for one in accuracies]
     expected = {nodes: tokens_a_step(ranks, nodes) for nodes in SIZES}
@@ -66,5 +66,5 @@ def export_heads(
 
 
 def stored_dtype(backend: Backend) -> str:
-    """Return what drafters are written in: 16 bits, those of the base where it has them."""
+    """Return the dtype in which drafters are stored: 16 bits, the base's if it has them."""
     return backend.param_dtype if np.dtype(backend.param_dtype).itemsize == 2 else "bfloat16"

@@ -1,8 +1,8 @@
-"""Medusa-2: a model and its heads trained together (Cai et al., 2401.10774), by ``python -m train.medusa --joint``.
+"""Medusa-2: trains a model and its heads together (Cai et al., 2401.10774), by ``python -m train.medusa --joint``.
 
-``two-stage`` goes on with heads that were trained on the frozen model (``--heads-from``), on any texts.
-``self-distillation`` holds the model to what it was, on texts that it wrote itself. Either way the model becomes
-another one: ``OUT/model`` is written beside ``OUT/heads``, which draft for it alone.
+``two-stage`` continues with heads that were trained on the frozen model (``--heads-from``), on any texts.
+``self-distillation`` keeps the model close to the original, on texts that the model wrote. Both change the model:
+``OUT/model`` is written beside ``OUT/heads``, which draft only for it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from train.heads.card import describe_recipe
 from train.heads.export import export_heads
 from train.heads.joint_loss import JointBatch, JointEvaluation, JointLoss, as_joint_batch, ramp_at
 from train.heads.loss import HeadLoss
-from train.heads.shapes import HeadShape, frozen_extra, init_heads, read_shape, shape_of
+from train.heads.shapes import HeadShape, frozen_heads, init_heads, read_shape, shape_of
 from train.loop.estimate import estimate
 from train.loop.fit import FitResult, claim_folder, fit_and_draw
 from train.loop.operations import forward_operations
@@ -98,7 +98,7 @@ def run_joint(options: argparse.Namespace) -> int:
         raise InvalidOption("--joint two-stage goes on with heads of an earlier run: add --heads-from FOLDER")
     if options.quantize and not options.lora_rank:
         raise InvalidOption("--quantize freezes the base: give a --lora-rank of 1 or more")
-    # Scanned: a step through unrolled layers and back takes minutes to compile.
+    # Scanned: compiling a step through unrolled layers and back takes minutes.
     lm = load(options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr))
     examples = read_data(options, lm, options.row_length)
     mesh = build_mesh(options.mesh, lm.config, rows)
@@ -109,7 +109,7 @@ def run_joint(options: argparse.Namespace) -> int:
     texts = pack_texts(examples, options.row_length, options.held_out, options.seed)
     params = place_base(lm.params, lm.config, lm.backend, mesh)
     shape, heads = start_heads(options, lm, texts.trained)
-    frozen = {"params": params, "extra": frozen_extra(shape, lm.config, lm.params)}
+    frozen = {"params": params, "heads": frozen_heads(shape, lm.config, lm.params)}
     if options.quantize:
         frozen = {**frozen, "params": quantize_base(params, options.quantize)}
     learned = place_learned({"heads": heads}, mesh) | start_base(options, params, mesh)
@@ -130,7 +130,7 @@ def run_joint(options: argparse.Namespace) -> int:
         return place_batch(split_batch(batch, options.microbatches), mesh)
 
     if options.dry_run:
-        # A pass forward and two back; self-distillation runs the base as it was, too.
+        # A forward pass and two for the backward pass; self-distillation also runs the original base.
         passes = 4 if options.joint == "self-distillation" else 3
         operations = passes * forward_operations(lm.config, options.batch_size * options.row_length, options.row_length)
         print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps, operations), sep="\n")
@@ -149,7 +149,7 @@ def run_joint(options: argparse.Namespace) -> int:
 
 
 def start_heads(options: argparse.Namespace, lm: LanguageModel, rows: Batch) -> tuple[HeadShape, Params]:
-    """Return heads in float32: those of ``--heads-from``, or new ones."""
+    """Return heads in float32: from ``--heads-from``, or new ones."""
     if options.heads_from is None:
         shape = read_shape(options, lm, np.asarray(rows.tokens_BT)[np.asarray(rows.mask_BT)])
         return shape, init_heads(shape, lm.config, lm.params, jax.random.key(options.seed))
@@ -159,15 +159,15 @@ def start_heads(options: argparse.Namespace, lm: LanguageModel, rows: Batch) -> 
 
 
 def start_base(options: argparse.Namespace, params: Params, mesh: Any) -> Params:
-    """Return what of the model is trained: adapters, or all of it in float32."""
+    """Return the trained part of the model: adapters, or all parameters in float32."""
     if not options.lora_rank:
-        # Copies, for a step consumes them, and the base as it was may be held to.
+        # Copied: a step consumes them, and the loss may need the original base.
         return {"base": jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), params)}
     return {"lora": replicate(init_lora(params, options.lora_rank, jax.random.key(options.seed + 1)), mesh)}
 
 
 def lora_scale(options: argparse.Namespace) -> float:
-    """Return what adapters are multiplied by."""
+    """Return the factor of the adapters."""
     return options.lora_alpha / max(options.lora_rank, 1)
 
 
@@ -214,7 +214,7 @@ def export(
 
 
 def describe_base(options: argparse.Namespace, own: str, result: FitResult, loss: float) -> str:
-    """Return the card of the model that came out, in Markdown."""
+    """Return the trained model's card, in Markdown."""
     return "\n".join(
         [
             f"# {options.model}, trained together with Medusa heads",
@@ -230,6 +230,6 @@ def describe_base(options: argparse.Namespace, own: str, result: FitResult, loss
 
 
 def raise_rate(learned: Params, multiple: float) -> optax.GradientTransformation:
-    """Multiply the heads' learning rate, by which an update of AdamW is proportional to."""
+    """Multiply the heads' learning rate; an AdamW update is proportional to it."""
     labels = {name: "heads" if name == "heads" else "base" for name in learned}
     return optax.multi_transform({"heads": optax.scale(multiple), "base": optax.identity()}, labels)

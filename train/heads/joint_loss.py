@@ -1,11 +1,11 @@
-"""What a model and its heads learn together (Medusa-2, Cai et al., 2401.10774): whole texts, and their loss.
+"""Joint training of a model and its heads (Medusa-2, Cai et al., 2401.10774): batches of whole texts, and the loss.
 
 With c the heads' coefficient, s(t) a ramp over the steps and L_k the loss of head k = 0, 1, ..,
 
     L = L_base  +  c s(t) sum_k 0.8^(k + 1) L_k
 
-where L_base is the cross-entropy of the next token (two stages: heads that are trained already, on data that may be
-another's) or the divergence from the base as it was (self-distillation: on text that the base itself wrote).
+L_base is the cross-entropy of the next token (two-stage: heads already trained, on any texts) or the divergence from
+the original base (self-distillation: on texts that the base wrote).
 """
 
 import math
@@ -34,7 +34,7 @@ Ramp = Literal["constant", "linear", "sine"]
 
 
 class JointBatch(NamedTuple):
-    """Rows of whole texts, their tokens' positions and rows in the heads' outputs, and what the heads' loss weighs."""
+    """Rows of whole texts, with their tokens' positions and output rows, and the weight of the heads' loss."""
 
     tokens_BT: Any
     mask_BT: Any
@@ -46,9 +46,9 @@ class JointBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class JointLoss:
-    """The loss as a function of ``{"lora" | "base", "heads"}``; ``frozen`` has ``"params"`` and the heads' ``"extra"``.
+    """The loss as a function of ``{"lora" | "base", "heads"}``.
 
-    ``scale`` is that of the adapters.
+    ``frozen`` has ``"params"`` and, as ``"heads"``, what heads read but do not learn; ``scale`` is the adapters'.
     """
 
     heads: HeadLoss
@@ -56,7 +56,7 @@ class JointLoss:
     scale: float = 1.0
 
     def __call__(self, trained: Params, frozen: Params, batch: JointBatch, key: jax.Array) -> Tally:
-        """Tally one batch; its tokens are those that the base is to predict."""
+        """Tally one batch; it counts the tokens that the base predicts."""
         decoder, frozen = self.heads.decoder, jax.lax.stop_gradient(frozen)
         params = joint_params(trained, frozen["params"], self.scale)
         hidden_BTD = text_hidden(decoder, params, batch.tokens_BT, batch.segments_BT)
@@ -73,25 +73,25 @@ class JointLoss:
 
 
 def joint_params(trained: Params, base: Params, scale: float) -> Params:
-    """Return the model that is trained: the base with adapters, or parameters of its own."""
+    """Return the trained model's parameters: the base with adapters, or its own."""
     return with_lora(base, trained["lora"], scale) if "lora" in trained else trained["base"]
 
 
 def beside_heads(decoder: Decoder, params: Params, frozen: Params) -> Params:
-    """Return what heads read beside hidden states, as it is in the model that is trained.
+    """Return the trained model's parameters that heads read besides hidden states.
 
-    No gradient flows into it: the heads' loss reaches the model through its hidden states alone.
+    They get no gradient: the heads' loss affects the model only through its hidden states.
     """
-    extra = dict(frozen.get("extra", {}))
-    if "output" in extra:
-        extra["output"] = vocabulary_rows(decoder.config, params, extra["ids"])
-    return {"params": params, "extra": extra}
+    frozen_heads = dict(frozen.get("heads", {}))
+    if "output" in frozen_heads:
+        frozen_heads["output"] = vocabulary_rows(decoder.config, params, frozen_heads["ids"])
+    return {"params": params, "heads": frozen_heads}
 
 
 def as_windows(batch: JointBatch, hidden_BTD: Float[Array, "B T D"]) -> Windows:
-    """Return rows as what heads learn from: what belongs to no answer is marked as of no text."""
+    """Return rows as training windows for heads; tokens outside answers get text -1."""
     mask_BT = jnp.asarray(batch.mask_BT)
-    # The state before an answer's first token foresees the second.
+    # The state before an answer's first token predicts the second.
     is_state_BT = mask_BT | jnp.pad(mask_BT[:, 1:], ((0, 0), (0, 1)))
     texts_BT = jnp.where(is_state_BT & (jnp.asarray(batch.segments_BT) > 0), batch.segments_BT, -1)
     targets_BT = jnp.where(mask_BT, batch.targets_BT, NOT_PREDICTED)
@@ -106,7 +106,7 @@ def base_losses(
     hidden_BTD: Float[Array, "B T D"],
     original_BTD: Float[Array, "B T D"] | None,
 ) -> tuple[Array, Array]:
-    """Return the loss before each token of an answer, and which these are; computed anew on the way back."""
+    """Return the loss before each token of an answer, and a mask of these; the backward pass recomputes it."""
     segments_BT, tokens_BT = jnp.asarray(batch.segments_BT), jnp.asarray(batch.tokens_BT)
     counts_BT = jnp.asarray(batch.mask_BT)[:, 1:] & (segments_BT[:, 1:] == segments_BT[:, :-1])
 
@@ -116,7 +116,7 @@ def base_losses(
             losses_BT = -jnp.take_along_axis(logprobs_BTV, tokens_BT[:, 1:, None], axis=-1)[..., 0]
         else:
             teacher_BTV = jax.nn.log_softmax(output_logits(decoder, base, original_BTD[:, :-1]).astype(jnp.float32))
-            # A token that cannot be drawn at all, as of a padded vocabulary, has no share in either.
+            # A token with probability zero, as in a padded vocabulary, adds nothing to either term.
             terms_BTV = jnp.exp(teacher_BTV) * (teacher_BTV - logprobs_BTV)
             losses_BT = jnp.sum(jnp.where(jnp.isfinite(teacher_BTV), terms_BTV, 0), axis=-1)
         return jnp.where(counts_BT, losses_BT, 0)
@@ -125,13 +125,13 @@ def base_losses(
 
 
 def ramp_at(ramp: Ramp, step: int, num_steps: int) -> float:
-    """Return what the heads' loss weighs at a step, from 0 to 1."""
+    """Return the ramp of the heads' loss at a step, from 0 to 1."""
     done = step / max(num_steps, 1)
     return {"constant": 1.0, "linear": done, "sine": math.sin(math.pi / 2 * done)}[ramp]
 
 
 def as_joint_batch(rows: Batch, target_rows_V: np.ndarray, weight: float) -> JointBatch:
-    """Return packed rows with their tokens' positions, each counted from its text's beginning."""
+    """Return packed rows with their tokens' positions, counted from the start of each text."""
     assert rows.segments_BT is not None
     tokens_BT, segments_BT = np.asarray(rows.tokens_BT), np.asarray(rows.segments_BT)
     is_first_BT = np.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
@@ -150,9 +150,9 @@ def as_joint_batch(rows: Batch, target_rows_V: np.ndarray, weight: float) -> Joi
 
 @dataclass
 class JointEvaluation:
-    """Counts over held-out rows: called with what is trained, gives the figures that a run judges it by.
+    """Counts over held-out rows: maps what is trained to the figures of an evaluation.
 
-    ``score`` is the number of tokens a step that a tree of ``nodes``, the root included, is expected to give.
+    ``score`` is the expected tokens per step of a tree of ``nodes`` nodes, root included.
     """
 
     decoder: Decoder
@@ -163,12 +163,12 @@ class JointEvaluation:
     num_ranks: int = 10
 
     def __call__(self, trained: Params) -> Mapping[str, Any]:
-        """Return the figures as JSON holds them."""
+        """Return the figures as JSON values."""
         accuracies, loss = self.measure(trained)
         return {**evaluation_figures(accuracies, self.nodes), "next_token_loss": round(loss, 4)}
 
     def measure(self, trained: Params) -> tuple[list[list[float]], float]:
-        """Return accuracies as `decoding.tuning.head_accuracy.measure_accuracies` does, and the next token's loss."""
+        """Return accuracies as in `decoding.tuning.head_accuracy.measure_accuracies`, and the next token's loss."""
         sums = [
             jax.device_get(_evaluate(self.decoder, self.num_ranks, self.scale, trained, self.frozen, batch))
             for batch in self.batches

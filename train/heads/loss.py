@@ -1,12 +1,12 @@
-"""What heads on a frozen model learn from: windows of its hidden states, and their loss.
+"""The training of heads on a frozen model: windows of its hidden states, and their loss.
 
-Head k looks at the state at token i and, where it is conditioned, at the embeddings of tokens i + 1 .. i + 1 + k, and
-foresees token i + 2 + k. With p_k its distribution over the draft vocabulary, the loss of a window is
+Head k reads the state at token i and, if it is conditioned, the embeddings of tokens i + 1 .. i + 1 + k. It predicts
+token i + 2 + k. With p_k its distribution over the draft vocabulary, the loss of a window is
 
     sum_k 0.8^k sum_i  (1 - s) * -log p_k(token)  +  s * KL(teacher || p_k)
 
-over the tokens that the draft vocabulary has, where the teacher is the model's own distribution of the same token,
-given all before it, over that vocabulary; ``s`` is 0 for plain Medusa (Cai et al., 2401.10774).
+over the tokens in the draft vocabulary. The teacher is the model's own distribution of the same token, given all tokens
+before it, over that vocabulary; ``s`` is 0 for plain Medusa (Cai et al., 2401.10774).
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ NOT_PREDICTED = -2
 
 
 class Windows(NamedTuple):
-    """B windows of T states, and the A further tokens and states that the heads look ahead to.
+    """B windows of T states, with the A further tokens and states that the heads predict.
 
-    ``targets`` are rows of the output matrix, -1 for tokens without one, `NOT_PREDICTED` for those that are no
-    answer's. ``texts`` tells texts apart, -1 is none.
+    ``targets`` are rows of the output matrix, -1 for tokens without one, `NOT_PREDICTED` for tokens outside answers.
+    ``texts`` numbers the texts; -1 is no text.
     """
 
     hidden_BTD: Any
@@ -43,10 +43,10 @@ class Windows(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """The loss as a function of heads (`jaxinfer.models.drafters.heads`), static in what is not an array.
+    """The loss as a function of heads (`jaxinfer.models.drafters.heads`).
 
-    ``decay`` weighs head k by its k-th power, ``soft`` is the teacher's share s, and ``dropout`` the share of the
-    heads' inputs that are left out at random.
+    ``decay`` to the k-th power weighs head k. ``soft`` is the teacher's share s. ``dropout`` is the share of the heads'
+    inputs that are randomly set to zero.
     """
 
     decoder: Decoder
@@ -55,21 +55,21 @@ class HeadLoss:
     dropout: float = 0.0
 
     def __call__(self, heads: Params, frozen: Params, batch: Windows, key: jax.Array) -> Tally:
-        """Tally one batch; ``frozen`` are the model's ``"params"`` and the heads' ``"output"`` unless they own theirs.
+        """Tally one batch; ``frozen`` has the model's ``"params"`` and, in ``"heads"``, the heads' shared ``"output"``.
 
-        The tokens that are counted are those that a first head foresees.
+        It counts the tokens that the first head predicts.
         """
         frozen = jax.lax.stop_gradient(frozen)
-        model, extra = Model(self.decoder, frozen["params"]), {**heads, **frozen.get("extra", {})}
+        model, head_params = Model(self.decoder, frozen["params"]), {**heads, **frozen.get("heads", {})}
         num_heads, num_tokens = len(heads["heads"]), batch.tokens_BT.shape[1] - len(heads["heads"]) - 1
-        views = look_ahead(model, extra, batch, num_tokens)
-        teacher = self._teacher(model, extra, batch) if self.soft else None
+        views = look_ahead(model, head_params, batch, num_tokens)
+        teacher = self._teacher(model, head_params, batch) if self.soft else None
         total = count = jnp.float32(0)
         others = {}
         for index in range(num_heads):
-            inputs, path = self._drop(views.hidden_BTD, views.path(index, is_conditioned(extra)), key, index)
+            inputs, path = self._drop(views.hidden_BTD, views.path(index, is_conditioned(head_params)), key, index)
             states = head_states(heads["heads"][index], inputs, path, self.decoder.backend)
-            logprobs_BTW = jax.nn.log_softmax(head_logits(model, extra, index, states).astype(jnp.float32))
+            logprobs_BTW = jax.nn.log_softmax(head_logits(model, head_params, index, states).astype(jnp.float32))
             target_BT, valid_BT = views.targets[index], views.valid[index]
             known_BT = valid_BT & (target_BT >= 0)
             losses_BT = -jnp.take_along_axis(logprobs_BTW, jnp.maximum(target_BT, 0)[..., None], axis=-1)[..., 0]
@@ -88,10 +88,10 @@ class HeadLoss:
             others[f"head_{index}_top1"] = (jnp.sum(hits_BT & valid_BT, dtype=jnp.float32), valid)
         return Tally(total, count, others)
 
-    def _teacher(self, model: Model, extra: Params, batch: Windows) -> Float[Array, "B A W"]:
+    def _teacher(self, model: Model, head_params: Params, batch: Windows) -> Float[Array, "B A W"]:
         """Return the model's own log-probabilities after each state, over the draft vocabulary."""
-        output = {"output": extra["output"]} if "output" in extra else {}
-        # Where the model is trained too, it is not to become easier to foresee.
+        output = {"output": head_params["output"]} if "output" in head_params else {}
+        # In joint training, the model must not become easier to predict.
         hidden_BTD = jax.lax.stop_gradient(jnp.asarray(batch.hidden_BTD).astype(jnp.float32))
         logits = head_logits(model, {"heads": [{}], **output}, 0, hidden_BTD)
         cap = model.config.final_softcap
@@ -114,7 +114,7 @@ class HeadLoss:
 
 
 class Views(NamedTuple):
-    """What each head sees and is to foresee, for T states a window."""
+    """The inputs and targets of each head, for T states per window."""
 
     hidden_BTD: Float[Array, "B T D"]
     embedded_BAD: Float[Array, "B A D"]
@@ -122,16 +122,16 @@ class Views(NamedTuple):
     valid: Sequence[Bool[Array, "B T"]]
 
     def path(self, index: int, conditioned: bool) -> Float[Array, "B T d_path"] | None:
-        """Return the embeddings along the path to head ``index``, None for heads that do not look at them."""
+        """Return the embeddings along the path to head ``index``, None for heads that do not read them."""
         if not conditioned:
             return None
         count = self.hidden_BTD.shape[1]
         return jnp.concatenate([self.embedded_BAD[:, 1 + at : 1 + at + count] for at in range(index + 1)], axis=-1)
 
 
-def look_ahead(model: Model, extra: Params, batch: Windows, num_tokens: int) -> Views:
+def look_ahead(model: Model, head_params: Params, batch: Windows, num_tokens: int) -> Views:
     """Shift a batch for each head; a target in another text than its state is not valid."""
-    num_heads = len(extra["heads"])
+    num_heads = len(head_params["heads"])
     dtype = jnp.dtype(model.decoder.backend.compute_dtype)
     embedded_BAD = model.embedded(jnp.asarray(batch.tokens_BT), jnp.asarray(batch.positions_BT))
     targets, valid = [], []
@@ -146,7 +146,7 @@ def look_ahead(model: Model, extra: Params, batch: Windows, num_tokens: int) -> 
 
 
 class WindowSource:
-    """Cuts hidden states into windows of ``length`` that overlap only by what heads look ahead."""
+    """Cuts hidden states into windows of ``length`` that overlap only by the heads' look-ahead."""
 
     def __init__(self, states: HiddenStates, length: int, num_heads: int, target_rows_V: np.ndarray) -> None:
         self._states, self._length, self._ahead = states, length, num_heads + 1
@@ -154,7 +154,7 @@ class WindowSource:
         self.count = -(-len(states.tokens_P) // length)
 
     def take(self, windows: np.ndarray) -> Windows:
-        """Return some windows by their numbers; past the end stands what belongs to no text."""
+        """Return windows by their numbers; places past the end have no text."""
         places_BA = windows[:, None] * self._length + np.arange(self._length + self._ahead)
         inside_BA = places_BA < len(self._states.tokens_P)
         places_BA = np.minimum(places_BA, len(self._states.tokens_P) - 1)
@@ -169,7 +169,7 @@ class WindowSource:
 
 
 def target_rows(vocab_size: int, draft_ids: Sequence[int] | None) -> np.ndarray:
-    """Return for each token its row in the heads' output, -1 for those that it has none for."""
+    """Return each token's row in the heads' output, -1 for tokens without one."""
     if draft_ids is None:
         return np.arange(vocab_size, dtype=np.int32)
     rows_V = np.full((vocab_size,), -1, np.int32)
@@ -178,7 +178,7 @@ def target_rows(vocab_size: int, draft_ids: Sequence[int] | None) -> np.ndarray:
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int, always: Sequence[int] = ()) -> list[int]:
-    """Return the ``count`` most frequent tokens, ``always`` among them; what never occurs fills up, lowest id first."""
+    """Return the ``count`` most frequent tokens, including ``always``; ties go to the lowest id."""
     frequency_V = np.bincount(tokens, minlength=vocab_size).astype(np.int64)
     frequency_V[list(always)] = len(tokens) + 1
     return sorted(np.argsort(-frequency_V, kind="stable")[:count].tolist())

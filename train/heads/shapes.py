@@ -1,4 +1,4 @@
-"""Heads before their training: they start as copies of the model's own prediction, and learn what to change."""
+"""Heads before training: they start as copies of the model's own prediction."""
 
 import argparse
 import math
@@ -19,11 +19,11 @@ from train.heads.loss import frequent_tokens, target_rows
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What heads are made of; see `jaxinfer.models.drafters.heads`.
+    """The shape of heads; see `jaxinfer.models.drafters.heads`.
 
-    ``conditioned`` ones read the drafted tokens before theirs (Hydra). ``inner`` is the width of the blocks' MLPs, 0
-    for single layers. ``shared`` heads read the model's output matrix, others own one each. ``draft_ids`` are the
-    tokens that the matrix's rows stand for, None for all.
+    ``conditioned`` heads read the drafted tokens before theirs (Hydra). ``inner`` is the width of the blocks' MLPs, 0
+    for single layers. ``shared`` heads use the model's output matrix, others have their own. ``draft_ids`` are the
+    token ids of the matrix's rows, None for all.
     """
 
     num_heads: int = 4
@@ -34,12 +34,12 @@ class HeadShape:
     draft_ids: tuple[int, ...] | None = None
 
     def target_rows(self, vocab_size: int) -> np.ndarray:
-        """Return the row of each token in the heads' outputs, -1 where it has none."""
+        """Return each token's row in the heads' outputs, -1 for tokens without one."""
         return target_rows(vocab_size, self.draft_ids)
 
 
 def read_shape(options: argparse.Namespace, lm: LanguageModel, tokens_P: np.ndarray) -> HeadShape:
-    """Return what the options ask for; a draft vocabulary is what ends texts and the most frequent of ``tokens_P``."""
+    """Return the shape for the options; a draft vocabulary is the stop tokens and the most frequent of ``tokens_P``."""
     ids, size = None, options.draft_vocab
     if size is not None and size < lm.config.vocab_size:
         always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][:size]
@@ -47,17 +47,19 @@ def read_shape(options: argparse.Namespace, lm: LanguageModel, tokens_P: np.ndar
     return HeadShape(options.heads, options.blocks, options.hydra, options.inner, options.share_lm_head, ids)
 
 
-def shape_of(extra: Params) -> HeadShape:
-    """Return the shape of heads that were read from a folder."""
-    head = extra["heads"][0]
+def shape_of(head_params: Params) -> HeadShape:
+    """Return the shape of heads read from a folder."""
+    head = head_params["heads"][0]
     blocks = head["blocks"]
     inner = blocks[0]["kernel"].shape[0] if blocks and "out" in blocks[0] else 0
-    ids = tuple(np.asarray(extra["ids"]).tolist()) if "ids" in extra else None
-    return HeadShape(len(extra["heads"]), len(blocks), is_conditioned(extra), inner, "output" not in head, ids)
+    ids = tuple(np.asarray(head_params["ids"]).tolist()) if "ids" in head_params else None
+    return HeadShape(
+        len(head_params["heads"]), len(blocks), is_conditioned(head_params), inner, "output" not in head, ids
+    )
 
 
 def init_heads(shape: HeadShape, config: DecoderConfig, params: Params, key: jax.Array) -> Params:
-    """Draw heads in float32: what each adds to the hidden state is zero, and an own output matrix the model's."""
+    """Draw heads in float32: each adds zero to the hidden state, and an own output matrix copies the model's."""
     heads = []
     for index in range(shape.num_heads):
         keys = jax.random.split(jax.random.fold_in(key, index), shape.num_blocks)
@@ -76,8 +78,8 @@ def init_heads(shape: HeadShape, config: DecoderConfig, params: Params, key: jax
     return {"heads": tuple(heads)}
 
 
-def frozen_extra(shape: HeadShape, config: DecoderConfig, params: Params) -> Params:
-    """Return what of the heads is not trained: their tokens, and the rows of the model's output matrix they share."""
+def frozen_heads(shape: HeadShape, config: DecoderConfig, params: Params) -> Params:
+    """Return the untrained part of heads: their tokens, and the rows of the model's output matrix that they share."""
     if shape.draft_ids is None:
         return {}
     ids = jnp.asarray(shape.draft_ids, jnp.int32)

@@ -1,8 +1,8 @@
-"""``python -m train.layerskip``: a model whose first layers draft for all of them (Elhoushi et al., 2404.16710).
+"""``python -m train.layerskip``: trains a model whose first layers draft for all of them (Elhoushi et al., 2404.16710).
 
-The whole model is trained, from scratch or on, or adapters of low rank beside it: every exit learns to predict the next
-token through the shared norm and output matrix, while layers are dropped. The folder ``OUT/model`` that it writes is a
-model as any other, which drafts for itself with ``--strategy layerskip``.
+It trains the whole model, from scratch or further, or only low-rank adapters. Every exit learns to predict the next
+token through the shared norm and output matrix, while layers are dropped at random. The folder ``OUT/model`` is a
+normal model, which drafts for itself with ``--strategy layerskip``.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Adapted:
-    """A base with adapters: what a model is where these alone are trained."""
+    """A base with adapters, when only the adapters are trained."""
 
     scale: float
     dtype: str
@@ -122,7 +122,7 @@ class Adapted:
 
 
 class Trained(NamedTuple):
-    """What is trained, what is frozen beside it, and the model that both are."""
+    """The trained parameters, the frozen ones, and the model that both form."""
 
     params: Params
     frozen: Any
@@ -182,12 +182,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def name_of(options: argparse.Namespace) -> str:
-    """Return what the run begins from."""
+    """Return the name of the run's starting point."""
     return str(options.model if options.init is None else options.init)
 
 
 def open_base(options: argparse.Namespace) -> tuple[LanguageModel, Checkpoint]:
-    """Return the model to begin with, in float32 and its layers stacked, and where its tokenizer comes from."""
+    """Return the starting model, in float32 with stacked layers, and the source of its tokenizer."""
     notice = lambda line: print(line, file=sys.stderr)  # noqa: E731
     if options.init is None:
         lm = load(options.model, dtype="float32", scan_layers=True, notice=notice)
@@ -205,7 +205,7 @@ def open_base(options: argparse.Namespace) -> tuple[LanguageModel, Checkpoint]:
 
 
 def exit_schedule(options: argparse.Namespace, num_layers: int, num_steps: int) -> ExitSchedule:
-    """Return the schedules that the options ask for."""
+    """Return the schedules for the options."""
     return ExitSchedule(
         num_layers,
         num_steps,
@@ -218,7 +218,7 @@ def exit_schedule(options: argparse.Namespace, num_layers: int, num_steps: int) 
 
 
 def choose_trained(options: argparse.Namespace, params: Params, mesh: Any, compute_dtype: str) -> Trained:
-    """Return the model's parameters or adapters beside them."""
+    """Return the model's parameters, or adapters for them."""
     if not options.lora_rank:
         return Trained(params, None, lambda trained, frozen: trained, lambda trained: trained)
     scale = options.lora_alpha / options.lora_rank
@@ -237,7 +237,7 @@ def export(
     evaluation: ExitEvaluation,
     rows: TextRows,
 ) -> None:
-    """Write the best model with its card; what stood there before is replaced whole."""
+    """Write the best model with its card; an existing folder is replaced as a whole."""
     found = evaluation.measure(params)
     choice = choose_exit(found.acceptance[:-1])
     folder = options.out / MODEL

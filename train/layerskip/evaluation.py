@@ -1,4 +1,4 @@
-"""How good a model's exits are on texts that were held out, and which of them to draft with."""
+"""Evaluates a model's exits on held-out texts, and chooses one for drafting."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ _MOST_DRAFTS = 12
 
 
 class ExitFigures(NamedTuple):
-    """Of the exit after each layer, the last included: the cross-entropy, and how often its best token is the model's.
+    """For the exit after each layer, the last included: its cross-entropy, and how often its best token is the model's.
 
-    So often is a greedy draft accepted whose predecessors all were.
+    The second number is the acceptance rate of a greedy draft whose predecessors were accepted.
     """
 
     losses: list[float]
@@ -34,7 +34,7 @@ class ExitFigures(NamedTuple):
 
 @dataclass
 class ExitEvaluation:
-    """Judges what is trained by the loss of all exits; ``finish`` makes the model's parameters of it."""
+    """Evaluates by the loss of all exits; ``finish`` turns trained parameters into the model's."""
 
     decoder: Decoder
     finish: Callable[[Any], Params]
@@ -42,7 +42,7 @@ class ExitEvaluation:
     weights_L: np.ndarray
 
     def __call__(self, trained: Any) -> Mapping[str, Any]:
-        """Return the figures, as JSON holds them; ``score`` is the weighted loss of all exits, negative."""
+        """Return the figures as JSON values; ``score`` is the negative weighted loss of all exits."""
         found = self.measure(self.finish(trained))
         score = -float(np.dot(self.weights_L, found.losses))
         return {
@@ -61,7 +61,7 @@ class ExitEvaluation:
 
 
 class ExitChoice(NamedTuple):
-    """An exit to draft with: how many layers it has, how many drafts a round, and what that is expected to give."""
+    """An exit for drafting: its number of layers, its drafts per round, and the expected gain."""
 
     exit_layer: int
     num_draft_tokens: int
@@ -70,15 +70,15 @@ class ExitChoice(NamedTuple):
 
     @property
     def strategy(self) -> str:
-        """Its name on the command line."""
+        """The strategy's name on the command line."""
         return f"layerskip:exit_layer={self.exit_layer},num_draft_tokens={self.num_draft_tokens}"
 
 
 def choose_exit(acceptance: Sequence[float]) -> ExitChoice:
-    """Return the exit and the draft's length that gain most where time goes with the layers that are read.
+    """Return the exit and the draft length with the highest gain, if time is proportional to layers read.
 
-    A round of g drafts reads ``g E + L`` layers; of drafts accepted with probability a it is expected to bring
-    ``(1 - a^(g + 1)) / (1 - a)`` tokens (Leviathan et al., 2211.17192).
+    A round of g drafts reads ``g E + L`` layers. If drafts are accepted with probability a, it gives an expected ``(1 -
+    a^(g + 1)) / (1 - a)`` tokens (Leviathan et al., 2211.17192).
     """
     num_layers = len(acceptance) + 1
     choices = []

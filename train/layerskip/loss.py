@@ -10,9 +10,10 @@ import optax
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder, build_step
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.layer_range import apply_block
 from jaxinfer.models.model import Model
+from jaxinfer.models.step import build_step
 from jaxinfer.notation import Array, Float, Params
 from train.loop.position_pieces import sum_by_pieces
 from train.loop.step import Tally
@@ -21,7 +22,7 @@ from train.texts.batches import Batch
 
 
 class ExitBatch(NamedTuple):
-    """Rows of texts; for each row, how likely it is to skip each layer, and what each layer's exit weighs."""
+    """Rows of texts, with each row's probability to skip each layer, and the weight of each layer's exit."""
 
     texts: Batch
     rates_BL: Any
@@ -30,13 +31,13 @@ class ExitBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class ExitLoss:
-    """The loss as a function of what is trained; ``assemble`` makes the model's parameters of that and the frozen."""
+    """The loss as a function of the trained parameters; ``assemble`` joins these and the frozen ones."""
 
     decoder: Decoder
     assemble: Callable[[Any, Any], Params] = lambda trained, frozen: trained
 
     def __call__(self, trained: Any, frozen: Any, batch: ExitBatch, key: jax.Array) -> Tally:
-        """Tally one batch; the loss recorded beside is the whole model's own."""
+        """Tally one batch; also record the loss of the whole model."""
         model, next_ones = Model(self.decoder, self.assemble(trained, frozen)), predicted(batch.texts)
         kept_LB = jax.random.uniform(key, batch.rates_BL.T.shape) >= batch.rates_BL.T
 
@@ -56,7 +57,7 @@ class ExitLoss:
 
 
 def exit_losses(model: Model, hidden_BTD: Float[Array, "B T D"], next_ones: Predicted) -> Float[Array, " B"]:
-    """Return each row's sum of cross-entropies where a layer's states go straight to the norm and the output matrix."""
+    """Return each row's sum of cross-entropies if a layer's states go directly to the norm and the output matrix."""
 
     def losses(hidden_BTD: Array, targets_BT: Array, counts_BT: Array) -> Array:
         logits_BTV = model.logits(model.normed(hidden_BTD)).astype(jnp.float32)
@@ -69,9 +70,9 @@ def exit_losses(model: Model, hidden_BTD: Float[Array, "B T D"], next_ones: Pred
 def visit_layers(
     model: Model, texts: Batch, visit: Callable[[Any, Any], Any], inputs_L: Any, kept_LB: Any = None
 ) -> Any:
-    """Return ``visit(hidden_BTD, inputs)`` of each layer's states, stacked; rows that are not kept pass a layer by.
+    """Return ``visit(hidden_BTD, inputs)`` of each layer's states, stacked; rows that are not kept skip the layer.
 
-    One scan over the layers, so that of what ``visit`` computes for a layer only its result stays.
+    One scan over the layers keeps only the result of ``visit`` for each layer.
     """
     config, backend, tokens_BT = model.config, model.decoder.backend, jnp.asarray(texts.tokens_BT)
     check_layers(config, backend.scan_layers)
@@ -98,7 +99,7 @@ def visit_layers(
 
 
 def check_layers(config: DecoderConfig, scan_layers: bool = True) -> None:
-    """Refuse models whose layers are not one stack."""
+    """Raise an error for models whose layers are not one stack."""
     if config.num_layers == 1:
         raise InvalidOption("a model of one layer has no exit before its last layer: use a model with more layers")
     if len(config.layer_pattern) > 1 or not scan_layers:

@@ -4,13 +4,13 @@ Layer l of L, counted from 0, is dropped for a text at step t of T with probabil
 
     p(t, l) = S(t) D(l) p_max,    D(l) = exp(l ln 2 / (L - 1)) - 1,    S(t) = exp(t ln 2 / (T - 1)) - 1
 
-where S is 1 for a model that is trained on. The loss of step t is ``sum_l w(t, l) CE(exit after layer l)`` with
+S is 1 if a trained model is trained further. The loss of step t is ``sum_l w(t, l) CE(exit after layer l)`` with
 
     w(t, l) = C(t, l) e(l) / sum_i C(t, i) e(i),    e(l) = e_scale (1 + ... + E)  for E = l + 1 < L,
                                                      e(L - 1) = L + e_scale (1 + ... + (L - 1))
 
-in which the paper has l where E stands here; then the first layer's exit would never learn, which is what drafts for
-models of few layers. C, the curriculum, is 0 or 1, and always 1 for the last layer.
+The paper has l where E is used here. Then the first layer's exit would never learn, but in models of few layers that
+exit drafts. C, the curriculum, is 0 or 1, and always 1 for the last layer.
 """
 
 import math
@@ -27,10 +27,10 @@ CURRICULA: tuple[str, ...] = get_args(Curriculum)
 
 @dataclass(frozen=True)
 class ExitSchedule:
-    """What `train.layerskip.schedules` says, for a model of ``num_layers`` trained for ``num_steps``.
+    """The schedules of `train.layerskip.schedules` for a model of ``num_layers`` trained for ``num_steps``.
 
-    ``max_drop`` is p_max, ``exit_scale`` e_scale. ``every`` is R of the rotational curriculum: each R-th exit learns,
-    others at each step. In the gradual one exits join in from the last to the first over half of the steps.
+    ``max_drop`` is p_max, ``exit_scale`` e_scale. ``every`` is R of the rotational curriculum: every R-th exit learns,
+    others at each step. In the gradual curriculum exits join from the last to the first over half of the steps.
     """
 
     num_layers: int
@@ -48,11 +48,11 @@ class ExitSchedule:
         return (share * (np.exp(depth_L * math.log(2)) - 1) * self.max_drop).astype(np.float32)
 
     def exit_weights(self, step: int) -> Float[np.ndarray, " L"]:
-        """Return w(t, l) of every layer, of which the last is the whole model; their sum is 1."""
+        """Return w(t, l) of every layer; the last is the whole model. Their sum is 1."""
         return self._normalized(self._learns(step))
 
     def all_exits(self) -> Float[np.ndarray, " L"]:
-        """Return the weights where every exit learns: of the loss that a run is judged by."""
+        """Return the weights if every exit learns, for the loss of evaluations."""
         return self._normalized(np.ones(self.num_layers, bool))
 
     def _learns(self, step: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run with Orbax: written in the background, each whole or not there, the last few kept."""
+"""Checkpoints of a run with Orbax: written in the background, each complete or absent; the last few are kept."""
 
 import errno
 import gc
@@ -24,7 +24,7 @@ _KNOWN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, er
 
 
 class Checkpoints:
-    """The checkpoints in a folder, numbered by step; Orbax's threads log nothing until it is closed."""
+    """The checkpoints in a folder, numbered by step; until it is closed, Orbax's threads log nothing."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
@@ -36,25 +36,25 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def save(self, step: int, state: Any) -> None:
-        """Begin to write a checkpoint; raises WriteFailed where this or the one before could not be written."""
+        """Start to write a checkpoint; raises WriteFailed if this one or the one before could not be written."""
         needed, free = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), shutil.disk_usage(self._folder).free
-        if free < needed:  # told here, because TensorStore fails with a line for every array
+        if free < needed:  # checked here, because TensorStore would fail with a line for every array
             raise WriteFailed(
                 f"{self._folder}: No space left for a checkpoint of {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are "
                 "free; the last whole checkpoint is intact"
             )
-        if jax.default_backend() == "cpu":  # else the write would read memory that the next step is given
+        if jax.default_backend() == "cpu":  # otherwise the write would read memory that the next step reuses
             state = jax.tree.map(jnp.copy, state)
         with _explained(self._folder):
             self._manager.save(step, args=ocp.args.Composite(**{_ITEM: ocp.args.StandardSave(state)}))
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written; raises WriteFailed where it could not be."""
+        """Wait until the last checkpoint is written; raises WriteFailed if it could not be written."""
         with _explained(self._folder):
             self._manager.wait_until_finished()
 
     def latest(self) -> int | None:
-        """Return the step of the last whole checkpoint."""
+        """Return the step of the last complete checkpoint."""
         return self._manager.latest_step()
 
     def restore(self, like: Any) -> Any:
@@ -68,7 +68,7 @@ class Checkpoints:
             except Exception as error:  # Orbax and TensorStore have errors of several classes for damaged files
                 reason = " ".join(str(error).split())[:160]
                 self._hush.drops_orbax = True
-            # Orbax leaves the other reads under way, which would complain whenever they are collected.
+            # Orbax leaves the other reads running; their errors would appear when they are collected.
             gc.collect()
         raise InvalidCheckpoint(
             f"{self._folder / str(step)}: the checkpoint cannot be read ({reason}); remove its folder to go on from "
@@ -76,14 +76,14 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Wait for writes under way, whatever becomes of them (`wait` tells), and let go of the folder."""
+        """Wait for unfinished writes, ignoring their errors (`wait` raises them), and release the folder."""
         with self._silence, suppress(Exception):
             self._manager.close()
 
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turn what Orbax and TensorStore report of the disk into one error."""
+    """Turn disk errors of Orbax and TensorStore into one WriteFailed."""
     try:
         yield
     except Exception as error:
@@ -95,9 +95,9 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 class _Hush(logging.Filter):
-    """Drops records of failed writes to a folder: of those that are under way one is raised, the others are logged.
+    """Drops log records of failed writes to a folder: one error is raised, the others are logged.
 
-    With ``drops_orbax``, also those of other tasks of Orbax: reads that a failed restore has left.
+    With ``drops_orbax`` it also drops those of Orbax's other tasks: reads that a failed restore has left.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,14 +106,14 @@ class _Hush(logging.Filter):
         self._folder = str(folder.resolve())
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is of something else."""
+        """Tell whether a record has another cause."""
         error = record.exc_info[1] if record.exc_info else None
         text = record.getMessage() + ("".join(traceback.format_exception(error)) if error else "")
         return self._folder not in text and not (self.drops_orbax and "orbax" in text)
 
 
 def _report(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Show what could not be raised, unless TensorStore had no loop to tell of a save that failed."""
+    """Show an unraisable error, unless it is TensorStore's report of a failed save to a closed loop."""
     is_late = isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"
     if not is_late or unraisable.object is not None:
         sys.__unraisablehook__(unraisable)
@@ -121,13 +121,13 @@ def _report(unraisable: "sys.UnraisableHookArgs") -> None:
 
 @contextmanager
 def _silenced(folder: Path) -> Iterator[_Hush]:
-    """Keep Orbax and its event loops from logging, with a traceback, the errors that they also raise."""
+    """Keep Orbax and its event loops from logging errors, with tracebacks, that they also raise."""
     logger = logging.getLogger("absl")
     was_disabled, logger.disabled = logger.disabled, True
-    # These stay, as the other writes of a save that has failed may end, and be collected, at any time later.
+    # The filter stays: other writes of a failed save may end, and be collected, at any later time.
     hush = _Hush(folder)
     logging.getLogger("asyncio").addFilter(hush)
-    if sys.unraisablehook is sys.__unraisablehook__:  # else another program's own is left in place
+    if sys.unraisablehook is sys.__unraisablehook__:  # another program's own hook stays in place
         sys.unraisablehook = _report
     try:
         yield hush

@@ -6,8 +6,8 @@ from typing import Any
 
 
 def draw_curves(metrics: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Draw the loss, the other figures of the steps, and the evaluations."""
-    # Imported here: it takes a second. No pyplot, which would keep state and look for a screen.
+    """Draw the loss, the steps' other figures and the evaluations."""
+    # Imported here: it takes a second. No pyplot: it keeps state and looks for a screen.
     from matplotlib.figure import Figure
 
     steps = [line for line in metrics if "loss" in line]

@@ -1,4 +1,4 @@
-"""What a run will take, before it begins: parameters, memory and floating-point operations of a step."""
+"""The cost of a run before it starts: parameters, memory and floating-point operations of a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ import numpy as np
 def estimate(
     step: Callable[..., Any], state: Any, frozen: Any, batch: Any, num_steps: int, operations: float | None = None
 ) -> list[str]:
-    """Return lines that say what a step takes, by the compiler's own count; nothing is run.
+    """Return lines on the cost of a step, by the compiler's own count; nothing runs.
 
-    A loop's body is counted once by compilers, so ``batch`` should be of one microbatch for the operations to be true;
-    where layers are scanned, ``operations`` are to be given.
+    Compilers count a loop's body once. So ``batch`` should have one microbatch, and if layers are scanned, give
+    ``operations``.
     """
     abstract = jax.tree.map(_describe, (state, frozen, batch))
     compiled = jax.jit(step, donate_argnums=0).lower(*abstract).compile()

@@ -1,4 +1,4 @@
-"""A training run: steps, evaluations, checkpoints, a record of metrics; and on from where it was, whatever ended it."""
+"""A training run: steps, evaluations, checkpoints and metrics; it resumes after any kind of end."""
 
 import json
 import math
@@ -24,15 +24,15 @@ IDENTITY, METRICS, CURVES, CHECKPOINTS = "run.json", "metrics.jsonl", "curves.pn
 
 
 class Diverged(JaxinferError, ArithmeticError):
-    """The loss is no longer a number."""
+    """The loss is NaN or infinite."""
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How a run goes: where it is kept, how long it is, and every how many steps it saves, reports and evaluates.
+    """The settings of a run: its folder, its length, and the steps between saves, reports and evaluations.
 
-    ``identity`` is all that the result depends on: a run that is resumed must have the same. With ``eval_every`` the
-    best parameters by `Evaluate` are the result, and after ``patience`` evaluations without a better one the run ends.
+    ``identity`` is everything that the result depends on; a resumed run must have the same. With ``eval_every`` the
+    result is the best parameters by `Evaluate`, and the run ends after ``patience`` evaluations without improvement.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class FitSettings:
 
 
 class FitState(NamedTuple):
-    """What a checkpoint holds: where training is, the best parameters so far (none without evaluation), their score."""
+    """The content of a checkpoint: the training state, the best parameters (none without evaluation), their score."""
 
     train: TrainState
     best: Any
@@ -56,7 +56,7 @@ class FitState(NamedTuple):
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a run came to; ``score`` is the best evaluation's, None where there was none."""
+    """The result of a run; ``score`` is the best evaluation's, None without evaluation."""
 
     params: Any
     steps: int
@@ -65,7 +65,7 @@ class FitResult:
     interrupted: bool = False
 
 
-# parameters -> figures, of which "score" decides: the higher the better
+# parameters -> figures; the highest "score" is best
 Evaluate = Callable[[Any], Mapping[str, Any]]
 Step = Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]
 
@@ -78,9 +78,9 @@ def fit(
     settings: FitSettings,
     evaluate: Evaluate | None = None,
 ) -> FitResult:
-    """Train to the last step, from the folder's last checkpoint if it has one.
+    """Train to the last step, from the folder's last checkpoint if there is one.
 
-    ``batch_at`` gives the batch of a step as a function of its number alone. Ctrl-C saves and stops.
+    ``batch_at`` returns a step's batch, which depends only on the step's number. Ctrl-C saves and stops.
     """
     claim_folder(settings.folder, settings.identity)
     evaluates = evaluate is not None and settings.eval_every > 0
@@ -113,7 +113,7 @@ def fit_and_draw(
     settings: FitSettings,
     evaluate: Evaluate,
 ) -> FitResult:
-    """Do what `fit` does, draw the curves of what is recorded, and tell where an interrupted run goes on from."""
+    """Run `fit`, draw the curves of its metrics, and say how to resume an interrupted run."""
     result = fit(step, state, frozen, batch_at, settings, evaluate)
     draw_curves(read_metrics(settings.folder / METRICS), settings.folder / CURVES, title)
     if result.interrupted:
@@ -158,7 +158,7 @@ class _Run:
         return state
 
     def _refuse_nan(self, at: int, metrics: Metrics) -> None:
-        """Raise Diverged before a checkpoint that is of no use takes the place of a good one."""
+        """Raise Diverged before a useless checkpoint replaces a good one."""
         loss = float(metrics.loss)
         if not (math.isfinite(loss) and math.isfinite(float(metrics.gradient_norm))):
             raise Diverged(
@@ -196,7 +196,7 @@ class _Run:
 
 
 def claim_folder(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Make a run's folder, or refuse one that holds another run."""
+    """Create a run's folder; raise an error if it holds another run."""
     wanted = json.loads(json.dumps(dict(identity)))
     path = folder / IDENTITY
     if path.is_file():
@@ -221,7 +221,7 @@ def claim_folder(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 class MetricsRecord:
-    """A file of metrics, a JSON object a line; what came after the step that a run resumes at is dropped."""
+    """A file of metrics, one JSON object per line; lines after the step where a run resumes are dropped."""
 
     def __init__(self, path: Path, resumed_at: int) -> None:
         self._path = path
@@ -240,7 +240,7 @@ class MetricsRecord:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return a record's lines; one that a killed process left half is left out."""
+    """Return a record's lines, without an incomplete one left by a killed process."""
     lines = []
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
@@ -252,7 +252,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _noticed_interrupt() -> Iterator[list[int]]:
-    """Give a list to which Ctrl-C adds, so that a step ends before the run does; the second Ctrl-C stops at once."""
+    """Yield a list to which Ctrl-C adds, so that the current step completes; a second Ctrl-C stops at once."""
     noticed: list[int] = []
 
     def notice(number: int, frame: Any) -> None:

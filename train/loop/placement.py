@@ -1,4 +1,4 @@
-"""Where arrays stand on a mesh: parameters by the rules of `jaxinfer.parallel`, batches over its data axis."""
+"""Places arrays on a mesh: parameters by the rules of `jaxinfer.parallel`, batches over its data axis."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from train.loop.step import TrainState
 
 
 def build_mesh(config: MeshConfig, decoder: DecoderConfig, rows: int) -> Mesh:
-    """Arrange this process's first devices; refuse what a decoder or a batch of ``rows`` does not split over."""
+    """Arrange this process's first devices; raise an error if a decoder or a batch of ``rows`` does not split."""
     devices = jax.devices()
     if config.num_devices > len(devices):
         raise InvalidOption(f"mesh {config} is of {config.num_devices} devices, but there are {len(devices)}")
@@ -35,12 +35,12 @@ def place_base(params: Params, config: DecoderConfig, backend: Backend, mesh: Me
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-    """Put arrays whole on every device."""
+    """Copy whole arrays to every device."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def place_learned(tree: Any, mesh: Mesh) -> Any:
-    """Put what is trained beside a model, and its moments, on every device, but split output matrices by their rows."""
+    """Copy what is trained beside a model, and its moments, to every device; output matrices are split by rows."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: jax.device_put(leaf, _sharding(path, leaf, mesh)), tree)
 
 
@@ -51,7 +51,7 @@ def _sharding(path: Any, leaf: Any, mesh: Mesh) -> NamedSharding:
 
 
 def describe_learned(tree: Any, mesh: Mesh) -> Any:
-    """Return what `place_learned` gives as a tree of ``jax.ShapeDtypeStruct``; ``mesh`` need not be here."""
+    """Return the result of `place_learned` as a tree of ``jax.ShapeDtypeStruct``; ``mesh`` may be absent devices."""
 
     def describe(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(path, leaf, mesh))
@@ -60,12 +60,12 @@ def describe_learned(tree: Any, mesh: Mesh) -> Any:
 
 
 def place_batch(batch: Any, mesh: Mesh) -> Any:
-    """Split a batch's rows, the axis after that of microbatches, over the data axis."""
+    """Split a batch's rows, the axis after the microbatches, over the data axis."""
     return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, DATA)))
 
 
 def start_state(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Start a run from parameters that stand on a mesh; what is updated with each of them stands where it does."""
+    """Start a run from parameters on a mesh; their moments get the same placement."""
 
     def place(leaf: Any) -> Any:
         return leaf if isinstance(leaf.sharding, NamedSharding) else replicate(leaf, mesh)

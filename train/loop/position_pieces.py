@@ -1,4 +1,4 @@
-"""Sums over a text's positions whose logits are too large to be held at once: a piece of the positions at a time."""
+"""Sums over positions in pieces, if the logits of all positions do not fit into memory at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Rows times positions of one piece: of 49,152 logits each in float32 that is 200 MB.
+# Rows times positions of one piece: with 49,152 logits each, in float32, this is 200 MB.
 _AT_ONCE = 1024
 
 
 def sum_by_pieces(function: Callable[..., Any], *arrays: Any, at_once: int = _AT_ONCE) -> Any:
     """Return the sum of ``function`` over pieces of the second axis, T, of arrays ``[B, T, ...]``.
 
-    What stands past the end is zero, so a mask must be among the arrays. A backward pass computes each piece anew.
+    Arrays are padded with zeros, so one of them must be a mask. A backward pass recomputes each piece.
     """
     batch, num_tokens = jax.tree.leaves(arrays)[0].shape[:2]
     count = -(-num_tokens // max(1, at_once // batch))

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, for people only: where it is no terminal, nothing is drawn."""
+"""A progress bar on standard error, drawn only on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ Report = Callable[[int, str], None]
 
 @contextmanager
 def step_progress(label: str, total: int, done: int = 0) -> Iterator[Report]:
-    """Give a function that takes how many of ``total`` steps are done, and what else is to be said of them."""
+    """Yield a function that takes the number of finished steps and further text to show."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, said: None
         return

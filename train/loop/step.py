@@ -1,7 +1,7 @@
-"""The train step: pure, jitted with its state donated, over any mesh; and next-token training as its plainest use.
+"""The train step: pure, jitted with its state donated, for any mesh; and next-token training, its simplest use.
 
-A step adds up the gradients of microbatches, each a sum over what is predicted, and divides once by how much that was:
-so accumulation changes nothing but memory. All randomness is a function of the seed and the step's number.
+A step adds up the gradients of microbatches, each a sum over predicted tokens, and divides once by their number. So
+accumulation changes only the memory. All randomness depends only on the seed and the step's number.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,9 +21,9 @@ from train.texts.batches import Batch
 
 @dataclass(frozen=True)
 class Schedule:
-    """How parameters are updated: AdamW under a warm-up and then a decay, gradients clipped by their norm.
+    """The optimizer's schedule: AdamW with a warm-up and then a decay, gradients clipped by their norm.
 
-    ``warmup`` is a fraction of ``num_steps``; ``decay`` goes down to zero (cosine, linear) or not at all (constant).
+    ``warmup`` is a fraction of ``num_steps``; ``decay`` goes to zero (cosine, linear) or is off (constant).
     """
 
     num_steps: int
@@ -53,7 +53,7 @@ class Schedule:
 
 
 class TrainState(NamedTuple):
-    """What changes while a model is trained: ``step`` counts updates, ``moments`` are the optimizer's."""
+    """The changing state of training: ``step`` counts updates, ``moments`` are the optimizer's."""
 
     step: Int[Array, ""]
     params: Params
@@ -61,9 +61,9 @@ class TrainState(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What a microbatch comes to: the sum of its losses, how many tokens they are of, and other sums for the record.
+    """The sums of a microbatch: of its losses, of its predicted tokens, and others for the record.
 
-    Each of ``others`` is a sum and what to divide it by.
+    Each of ``others`` is a sum and its divisor.
     """
 
     loss: Float[Array, ""]
@@ -72,7 +72,7 @@ class Tally(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Mean loss of the predicted tokens in nats, how many they were, and the norm of the unclipped gradient."""
+    """Mean loss of the predicted tokens in nats, their number, and the norm of the unclipped gradient."""
 
     loss: Float[Array, ""]
     num_tokens: Float[Array, ""]
@@ -80,16 +80,16 @@ class Metrics(NamedTuple):
     others: Mapping[str, Any] = {}
 
 
-# (trained parameters, frozen parameters, microbatch, key) -> its tally, of which the loss is differentiated
+# (trained parameters, frozen parameters, microbatch, key) -> its tally, whose loss is differentiated
 Loss = Callable[[Any, Any, Any, jax.Array], Tally]
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How a step is computed, all of it static.
+    """Static settings of a step.
 
-    A batch has ``microbatches`` on the first axis of every leaf. Where ``compute_dtype`` is given, parameters are
-    rounded to it for the pass forward and back, and updated in their own.
+    Every leaf of a batch has ``microbatches`` as its first axis. If ``compute_dtype`` is given, parameters are rounded
+    to it for the forward and backward pass, and updated in their own dtype.
     """
 
     microbatches: int = 1
@@ -151,14 +151,14 @@ def compile_step(
 
 
 def cast_floats(params: Params, dtype: str) -> Params:
-    """Return parameters with every array of floating point in another dtype."""
+    """Return parameters with every floating-point array in another dtype."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, params)
 
 
 def token_losses(
     decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], segments_BT: Any = None
 ) -> Float[Array, "B T-1"]:
-    """Return the cross-entropy, in nats, of every token but the first, given those before it in its text."""
+    """Return the cross-entropy, in nats, of every token but the first, given the tokens before it in its text."""
     hidden_BTD = text_hidden(decoder, params, tokens_BT, segments_BT)
     logits_BTV = output_logits(decoder, params, hidden_BTD[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, tokens_BT[:, 1:])
@@ -185,7 +185,7 @@ def train(
 ) -> tuple[Params, list[float]]:
     """Train from scratch on the batches; return the parameters and the loss before each update.
 
-    Weights in float32 or wider; the same seed and batches give the same parameters, bit for bit, on one machine.
+    Weights are float32 or wider. The same seed and batches give bit-identical parameters on one machine.
     """
     optimizer = schedule.build_optimizer()
     step = compile_step(partial(next_token_loss, decoder), optimizer)

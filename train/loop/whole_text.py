@@ -1,8 +1,7 @@
-"""A decoder over whole texts, as training wants it: every token sees those before it in its own text, nothing is kept.
+"""A decoder over whole texts for training: every token attends to the earlier tokens of its text; no cache is kept.
 
-Writing into a cache layer after layer would have the backward pass keep a copy of the cache for each. Here each layer
-attends to the keys and values of its own pass, so that only activations are kept, or with ``Backend.remat_layers``
-only what passes between the blocks.
+With a written cache, the backward pass would keep a copy of it for each layer. Here each layer attends to the keys and
+values of its own pass. So only activations are kept or, with ``Backend.remat_layers``, only the states between blocks.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from train.texts.batches import Batch
 @partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["window"])
 @dataclass(frozen=True)
 class WholeText:
-    """A cache (`jaxinfer.cache.interface.Cache`) of no slots: new tokens see each other alone."""
+    """A cache (`jaxinfer.cache.interface.Cache`) without slots: new tokens attend only to each other."""
 
     window: int | None = None
 
@@ -36,7 +35,7 @@ class WholeText:
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
-        """Say what each token sees; nothing stands before ``start_B``, which must be 0."""
+        """Return what each token attends to; ``start_B`` must be 0."""
         num_tokens = ancestors_BTT.shape[-1]
         slots_BT = start_B[:, None] + jnp.arange(num_tokens, dtype=start_B.dtype)
         return Placement(slots_BT, visible_slots(start_B, ancestors_BTT, num_tokens, self.window))
@@ -62,7 +61,7 @@ class WholeText:
 
 
 class PlacedText(NamedTuple):
-    """What a forward pass over whole texts is told beside their tokens; see `Decoder.__call__`."""
+    """The arguments of a forward pass over whole texts besides their tokens; see `Decoder.__call__`."""
 
     positions_BT: Any
     cache: LayeredCache
@@ -71,9 +70,9 @@ class PlacedText(NamedTuple):
 
 
 def place_text(config: DecoderConfig, tokens_BT: Int[Array, "B T"], segments_BT: Any = None) -> PlacedText:
-    """Place texts, one a row, or several side by side.
+    """Place texts, one or several per row.
 
-    Where ``segments_BT`` int32 is given, tokens of one number are one text, whose positions count from its own start.
+    With ``segments_BT`` int32, tokens of one number are one text, whose positions count from its own start.
     """
     batch, num_tokens = tokens_BT.shape
     ancestors_BTT = causal_ancestors(num_tokens)[None]
@@ -95,14 +94,14 @@ def text_hidden(
 
 
 class Predicted(NamedTuple):
-    """For every token the one after it, and whether that is predicted."""
+    """For every token the next one, and whether it is predicted."""
 
     targets_BT: Any
     counts_BT: Any
 
 
 def predicted(texts: Batch) -> Predicted:
-    """Return what each token of a batch is followed by; the mask's first token of a text never counts."""
+    """Return the token after each token of a batch; a text's first token is never predicted."""
     tokens_BT, counts_BT = jnp.asarray(texts.tokens_BT), jnp.asarray(texts.mask_BT)
     targets_BT, counts_BT = jnp.roll(tokens_BT, -1, axis=1), jnp.roll(counts_BT, -1, axis=1).at[:, -1].set(False)
     if texts.segments_BT is not None:

@@ -1,4 +1,4 @@
-"""The card that a trained model comes with: what it is, of what, and how good."""
+"""The card of a trained model: what it is, its training and its quality."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def describe_model(
     result: FitResult,
     num_tokens: int,
 ) -> str:
-    """Return a card in Markdown; ``facts`` are the run's options and all else that it depends on."""
+    """Return a card in Markdown; ``facts`` are the run's options and everything else that it depends on."""
     return "\n".join(
         [
             f"# {title}",

@@ -16,7 +16,7 @@ from jaxinfer.models.families.registry import FAMILIES
 from jaxinfer.models.layers import locate
 from jaxinfer.notation import Params
 
-# How each field of a rope scaling is called in config.json, by the kinds that have it.
+# The name of each rope scaling field in config.json, for the kinds that have it.
 _ROPE_KEYS: Mapping[str, Mapping[str, str]] = {
     "linear": {"factor": "factor"},
     "dynamic": {"factor": "factor"},
@@ -48,13 +48,13 @@ def save_hf_folder(folder: Path, config: DecoderConfig, params: Params) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(tensors.values())).dtype.name
     (folder / "config.json").write_text(json.dumps({**description, "dtype": dtype}, indent=2) + "\n")
-    # The library writes buffers as they lie in memory, so strides must be plain.
+    # The library writes buffers in memory order, so arrays must be contiguous.
     save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / "model.safetensors")
     return folder
 
 
 def describe_config(config: DecoderConfig) -> dict[str, Any]:
-    """Return the ``config.json``, in the form of transformers 5, that translates to this configuration."""
+    """Return the ``config.json``, in the form of transformers 5, that translates to this config."""
     if config.family != "llama":
         raise UnsupportedModel(f"a model of family {config.family!r} cannot be written; the families are: llama")
     ends = list(config.eos_token_ids)
@@ -81,7 +81,7 @@ def describe_config(config: DecoderConfig) -> dict[str, Any]:
 
 
 def named_tensors(config: DecoderConfig, params: Params) -> Iterator[tuple[str, Any]]:
-    """Yield every parameter under its Hugging Face name; stacked blocks come apart by layer."""
+    """Yield every parameter under its Hugging Face name; stacked blocks are split by layer."""
     names = FAMILIES[config.family].tensor_names(config)
     for path, leaf in _walk(params, ()):
         yield from _name_leaf(names, path, leaf)
@@ -100,7 +100,7 @@ def _name_leaf(names: TensorNames, path: tuple[str, ...], leaf: Any) -> Iterator
 
 
 def _whole(source: Source) -> str:
-    assert isinstance(source, str)  # llama fuses nothing
+    assert isinstance(source, str)  # llama has no fused tensors
     return source
 
 

@@ -1,4 +1,4 @@
-"""A trained model as the folder that people load: weights, configuration, tokenizer and card, whole or not there."""
+"""A trained model as a loadable folder: weights, config, tokenizer and card, complete or absent."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ _CONFIG = "config.json"
 
 
 def check_writable(config: DecoderConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
-    """Refuse what `write_model` cannot write, before a run begins."""
+    """Raise an error for a model that `write_model` cannot write, before a run begins."""
     describe_config(config)
     if checkpoint.folder is None and not isinstance(tokenizer, HuggingFaceTokenizer):
         raise UnsupportedModel(
@@ -40,7 +40,7 @@ def write_model(
     tokenizer: Tokenizer,
     card: str,
 ) -> None:
-    """Write a model with the tokenizer of ``checkpoint``; what stands at ``target`` is replaced whole."""
+    """Write a model with the tokenizer of ``checkpoint``; an existing ``target`` is replaced as a whole."""
     try:
         with new_folder(target, _CONFIG) as folder:
             save_hf_folder(folder, config, cast_floats(params, str(jnp.dtype(dtype))))
@@ -63,7 +63,7 @@ def _write_tokenizer(folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer)
     template = tokenizer.chat_template
     settings: dict[str, Any] = {} if template is None else dict(template.special_tokens)
     begin = tokenizer.bos_token_id
-    settings["bos_token"] = None if begin is None else tokenizer.token(begin)  # null too is said: there is none
+    settings["bos_token"] = None if begin is None else tokenizer.token(begin)  # null is written too: it means none
     if tokenizer.eos_token_ids:
         settings["eos_token"] = tokenizer.token(tokenizer.eos_token_ids[0])
     if template is not None:

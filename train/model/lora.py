@@ -1,8 +1,7 @@
-"""Adapters of low rank beside a decoder's kernels (LoRA, Hu et al., 2106.09685): drawn, applied, merged.
+"""Low-rank adapters for a decoder's kernels (LoRA, Hu et al., 2106.09685): drawn, applied, merged.
 
-Adapters are a tree of their own, shaped as the blocks' parameters, ``{"down": [R, in], "up": [out, R]}`` for each
-linear layer, stacked where its kernel is. ``down`` begins random and ``up`` at zero, so that training begins at the
-base.
+Adapters are a separate tree, shaped like the blocks' parameters: ``{"down": [R, in], "up": [out, R]}`` for each linear
+layer, stacked if its kernel is. ``down`` starts random and ``up`` at zero, so training starts at the base.
 """
 
 import math
@@ -12,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL
-from jaxinfer.models.linear import ADAPTER
 from jaxinfer.notation import Params
 
 
@@ -31,7 +30,7 @@ def init_lora(params: Params, rank: int, key: jax.Array) -> Params:
 
 
 def with_lora(params: Params, lora: Params, scale: float) -> Params:
-    """Return parameters whose linear layers add what their adapters give, times ``scale`` (LoRA's alpha / rank)."""
+    """Return parameters whose linear layers add their adapters' output, times ``scale`` (LoRA's alpha / rank)."""
 
     def add(layer: Params, adapter: Params) -> Params:
         return {**layer, ADAPTER: {"down": adapter["down"], "up": adapter["up"] * scale}}
@@ -55,7 +54,7 @@ def merge_lora(params: Params, lora: Params, scale: float) -> Params:
 def _map_layers(
     node: Mapping[str, Any], adapters: Any, function: Callable[[Any, Any], Params], keep: bool = False
 ) -> dict[str, Any]:
-    """Apply a function to every linear layer and its adapter; what is neither is kept as it is, or left out."""
+    """Apply a function to every linear layer and its adapter; other parameters are kept unchanged, or dropped."""
     mapped: dict[str, Any] = {}
     for name, value in node.items():
         if not isinstance(value, Mapping):

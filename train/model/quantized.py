@@ -1,7 +1,7 @@
-"""A frozen base in few bits, for training adapters on it (QLoRA, Dettmers et al., 2305.14314), with qwix's numbers.
+"""A frozen base in few bits, for training adapters on it (QLoRA, Dettmers et al., 2305.14314), quantized by qwix.
 
-Each kernel of the blocks is stored in blocks of 64 numbers along the axis it is contracted over, with a scale each, and
-becomes an array only inside the layer that multiplies by it.
+Each kernel of the blocks is stored in blocks of 64 numbers along its contracted axis, with one scale each. It becomes
+an array only inside the layer that uses it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _BLOCK = 64
 @partial(jax.tree_util.register_dataclass, data_fields=["stored"], meta_fields=[])
 @dataclass(frozen=True)
 class QuantizedKernel:
-    """A kernel, or a stack of them, in few bits; an array once JAX asks for one."""
+    """A kernel, or a stack of kernels, in few bits; JAX converts it to an array when needed."""
 
     stored: qwix.QArray
 
@@ -34,16 +34,16 @@ class QuantizedKernel:
 
     @property
     def dtype(self) -> Any:
-        """What the kernel is as an array."""
+        """The dtype of the kernel as an array."""
         return self.stored.scale.dtype
 
     def __jax_array__(self) -> jax.Array:
-        """Return the kernel as it is computed with."""
+        """Return the kernel as used in computations."""
         return qwix.dequantize(self.stored)
 
 
 def quantize_base(params: Params, bits: Bits) -> Params:
-    """Return parameters whose blocks' kernels are stored in few bits; all else stays."""
+    """Return parameters whose blocks' kernels are stored in few bits; the others are unchanged."""
 
     def quantize(path: Any, leaf: Any) -> Any:
         name = path[-1].key
@@ -59,6 +59,6 @@ def quantize_base(params: Params, bits: Bits) -> Params:
 
 
 def dequantized(params: Params) -> Params:
-    """Return plain parameters: the numbers that a quantized base computes with."""
+    """Return plain parameters: the values that a quantized base computes with."""
     is_quantized = lambda leaf: isinstance(leaf, QuantizedKernel)  # noqa: E731
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if is_quantized(leaf) else leaf, params, is_leaf=is_quantized)

@@ -1,8 +1,8 @@
-"""``python -m train.streams``: streams with which a model drafts while it verifies (Bhendawade et al., 2402.11131).
+"""``python -m train.streams``: trains streams, which draft while the model verifies (Bhendawade et al., 2402.11131).
 
-By default the model is frozen: the states that streams begin from are computed once and kept on the disk, and the
-streams alone are trained. With ``--joint`` adapters of the model are trained too, and merged into a model of its own,
-``OUT/model``. The folder ``OUT/streams`` is what ``--strategy streams:heads=OUT/streams`` loads.
+By default the model is frozen: the states that streams start from are computed once and kept on disk, and only the
+streams are trained. ``--joint`` also trains adapters of the model and merges them into a new model, ``OUT/model``. The
+folder ``OUT/streams`` is what ``--strategy streams:heads=OUT/streams`` loads.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Task(NamedTuple):
-    """Everything that a run is made of, before its first step; ``output`` are the rows of the loss vocabulary."""
+    """Everything that a run needs before its first step; ``output`` are the rows of the loss vocabulary."""
 
     streams: StreamsConfig
     source: RowSource
@@ -128,13 +128,13 @@ class Task(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, draw the curves, write the streams and, where it has changed, the model."""
+    """Train, draw the curves, and write the streams and, if it has changed, the model."""
     rows = check_batch(options)
     if options.joint:
         refuse_changed(options, add_arguments, "training on a frozen base", ("cache",))
     else:
         refuse_changed(options, add_arguments, "--joint", ("lora_rank", "lora_alpha", "remat"))
-    # Scanned for joint training: a step through all layers, unrolled, and back takes minutes to compile.
+    # Scanned for joint training: compiling a step through all layers, unrolled, and back takes minutes.
     scan_layers = True if options.joint else None
     lm = load(
         options.model, dtype=options.dtype, scan_layers=scan_layers, notice=lambda line: print(line, file=sys.stderr)
@@ -163,7 +163,8 @@ def run(options: argparse.Namespace) -> int:
         return place_batch(split_batch(task.source.sample(order.at(at), at), options.microbatches), mesh)
 
     if options.dry_run:
-        # Joint training scans over layers, whose operations a compiler counts once: a pass forward and two back.
+        # Joint training scans over layers, whose operations a compiler counts once: one forward pass and two for the
+        # backward.
         tokens = options.batch_size * options.row_length
         operations = 3 * forward_operations(lm.config, tokens, options.row_length) if options.joint else None
         print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps, operations), sep="\n")
@@ -180,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_states(options: argparse.Namespace, lm: LanguageModel, examples: list[Example]) -> HiddenStates | None:
-    """Return the states that streams begin from, as a dry run zeros; None where they change in training."""
+    """Return the states that streams start from, zeros for a dry run; None if training changes them."""
     if options.joint:
         return None
     if options.dry_run:
@@ -219,7 +220,7 @@ def plan(options: argparse.Namespace, lm: LanguageModel, examples: list[Example]
 
 
 def start(options: argparse.Namespace, lm: LanguageModel, streams: StreamsConfig) -> dict[str, Any]:
-    """Draw what is learned, in float32."""
+    """Draw the trained parameters, in float32."""
     streams_key, lora_key = jax.random.split(jax.random.key(options.seed))
     drawn = init_streams(streams, lm.config, replace(lm.backend, param_dtype="float32"), streams_key)
     return {"streams": drawn, **({"lora": init_lora(lm.params, options.lora_rank, lora_key)} if options.joint else {})}

@@ -1,4 +1,4 @@
-"""The card that trained streams come with: what they are, of what, and how good."""
+"""The card of trained streams: what they are, their training and their quality."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def describe_streams(
     expected: Mapping[int, float],
     num_params: int,
 ) -> str:
-    """Return a card in Markdown; ``expected`` are tokens a step by the nodes of the tree."""
+    """Return a card in Markdown; ``expected`` maps the tree's number of nodes to tokens per step."""
     changed = (
         "it was trained together with the streams, and is another model than what it was trained from."
         if facts["joint"]

@@ -1,4 +1,4 @@
-"""How good streams are on texts that were held out: by rank and stream, and what a tree of them would give."""
+"""Evaluates streams on held-out texts: accuracy by stream and rank, and the tokens per step of a draft tree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _BATCH = 2
 
 @dataclass
 class StreamEvaluation:
-    """Counts over held-out rows: called with what is learned, gives the figures that a run judges it by.
+    """Counts over held-out rows: maps what is learned to the figures of an evaluation.
 
-    These are of ``most`` rows and as many tokens of each as the source picks; ranks are those in the whole vocabulary,
-    so that the source's targets must be tokens. ``score`` is the number of tokens a step that a tree of ``nodes``, the
-    root included, is expected to give.
+    It uses ``most`` rows, and as many tokens of each as the source picks. Ranks are in the whole vocabulary, so the
+    source's targets must be token ids. ``score`` is the expected tokens per step of a tree of ``nodes`` nodes, root
+    included.
     """
 
     decoder: Decoder
@@ -38,11 +38,11 @@ class StreamEvaluation:
     num_ranks: int = 10
 
     def __call__(self, learned: Params) -> Mapping[str, Any]:
-        """Return the figures, as JSON holds them."""
+        """Return the figures as JSON values."""
         return evaluation_figures(self.accuracies(learned, self.most), self.nodes)
 
     def accuracies(self, learned: Params, most: int | None = None) -> list[list[float]]:
-        """Return ``accuracies[j][r]``: how often what stream j + 1 ranks r-th is right; None counts every token."""
+        """Return ``accuracies[j][r]``: how often rank r of stream j + 1 is right; ``most`` None counts every token."""
         params = learned_params(learned, self.params, self.lora_scale)
         parts = self.source.parts(most)
         parts += [(-1, 0)] * (-len(parts) % _BATCH)
@@ -58,16 +58,16 @@ class StreamEvaluation:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def count_hits(
-    decoder: Decoder, num_layers: int, num_ranks: int, own: Params, params: Params, batch: StreamRows
+    decoder: Decoder, num_layers: int, num_ranks: int, stream_params: Params, params: Params, batch: StreamRows
 ) -> tuple[Float[Array, "J R"], Float[Array, " J"]]:
-    """Count for each stream the targets that it ranks r-th, and all that it has."""
+    """Count for each stream the targets that it ranks r-th, and all its targets."""
     model = Model(decoder, params)
-    streams_BPJD = run_rows(model, own, num_layers, batch).streams_BPJD
+    streams_BPJD = run_rows(model, stream_params, num_layers, batch).streams_BPJD
     targets = look_ahead(batch, streams_BPJD.shape[2] + 1)
     target_BPJ, is_valid_BPJ = targets.rows_BPA[..., 1:], targets.is_valid_BPA[..., 1:]
     logits_BPJV = row_logits(model, {}, streams_BPJD)
     own_BPJ1 = jnp.take_along_axis(logits_BPJV, target_BPJ[..., None], axis=-1)
-    # Of equal logits the lower token comes first, as in a partial sort.
+    # Among equal logits the lower token comes first, as in a partial sort.
     is_before = jnp.arange(logits_BPJV.shape[-1]) < target_BPJ[..., None]
     rank_BPJ = jnp.sum((logits_BPJV > own_BPJ1) | ((logits_BPJV == own_BPJ1) & is_before), axis=-1)
     hits_BPJR = (rank_BPJ[..., None] == jnp.arange(num_ranks)) & is_valid_BPJ[..., None]

@@ -1,4 +1,4 @@
-"""Writes trained streams as decoding loads them, and the model where it was trained with them."""
+"""Writes trained streams in the form that decoding loads, and the model if it was trained with them."""
 
 import argparse
 import sys
@@ -31,9 +31,9 @@ def export_streams(
     num_tokens: int,
     lora_scale: float,
 ) -> None:
-    """Write ``OUT/streams`` with its trees, accuracies and card, and a changed model to ``OUT/model``.
+    """Write ``OUT/streams`` with trees, accuracies and card, and a changed model to ``OUT/model``.
 
-    What stood there before is replaced whole. ``num_tokens`` are those that were learned from.
+    Existing folders are replaced as a whole. ``num_tokens`` is the number of training tokens.
     """
     model = options.model
     if "lora" in result.params:

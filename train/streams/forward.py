@@ -1,7 +1,8 @@
-"""Streams of chosen tokens of whole texts, as inference runs them (`jaxinfer.models.drafters.streams`).
+"""Streams of chosen tokens of whole texts, computed as in inference (`jaxinfer.models.drafters.streams`).
 
-The top layers run twice: over the texts, whose keys and values are kept, and then over streams alone, which attend to
-these. So a backward pass of frozen weights goes through the few rows that streams are, and not through the texts.
+The top layers run twice: over the texts, whose keys and values are kept, and then over the streams alone, which attend
+to these. So if the weights are frozen, the backward pass goes only through the streams' few rows, not through the
+texts.
 """
 
 from dataclasses import dataclass, replace
@@ -30,10 +31,10 @@ from train.loop.whole_text import WholeText
 )
 @dataclass(frozen=True, kw_only=True)
 class TextKeys(WholeText):
-    """Keys and values of texts in the top layers of one kind, before which stand ``first`` of it; for `Block` a cache.
+    """Keys and values of texts in the top layers of one kind, after ``first`` layers of that kind; a cache for `Block`.
 
-    While it ``is_kept``, new tokens are the texts' and their keys are written; after that they are read alone, and new
-    tokens see them and each other.
+    At first, new tokens are the texts' and their keys are stored. Once it ``is_kept``, the stored keys are only read,
+    and new tokens attend to them and to each other.
     """
 
     keys_LBSE: Any
@@ -51,7 +52,7 @@ class TextKeys(WholeText):
         scores: Scores,
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "TextKeys"]:
-        """Attend to what the placement's mask shows of the texts and the new tokens."""
+        """Attend to the texts and the new tokens as the placement's mask allows."""
         cache, index = self, layer - self.first
         keys, values = (array.reshape(*array.shape[:2], -1) for array in (keys_BTKH, values_BTKH))
         if self.is_kept:
@@ -67,7 +68,7 @@ class TextKeys(WholeText):
 def run_top(
     model: Model, hidden_BTD: Float[Array, "B T D"], texts: Texts, num_layers: int
 ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-    """Run the last layers over texts; return the final normed states, and the keys and values for streams to see."""
+    """Run the last layers over texts; return the final normed states, and keys and values for the streams."""
     config, last = model.config, model.config.num_layers
     batch, num_tokens, _ = hidden_BTD.shape
     parts = []
@@ -84,7 +85,7 @@ def run_top(
 
 def stream_states(
     model: Model,
-    own: Params,
+    stream_params: Params,
     num_layers: int,
     hidden_BTD: Float[Array, "B T D"],
     texts: Texts,
@@ -96,18 +97,18 @@ def stream_states(
     ``hidden_BTD`` are the texts' states before the last layers and ``cache`` is `run_top`'s.
     """
     batch, num_picks = picks_BP.shape
-    num_streams, last = own["identifiers"].shape[0], model.config.num_layers
+    num_streams, last = stream_params["identifiers"].shape[0], model.config.num_layers
     picked_BPD = jnp.take_along_axis(hidden_BTD, picks_BP[..., None], axis=1)
     positions_BP = jnp.take_along_axis(texts.positions_BT, picks_BP, axis=1)
     positions_BPJ = positions_BP[..., None] + jnp.arange(1, num_streams + 1, dtype=positions_BP.dtype)
-    rows_BPJD = begin_streams(own, picked_BPD, model.decoder.backend).astype(hidden_BTD.dtype)
+    rows_BPJD = begin_streams(stream_params, picked_BPD, model.decoder.backend).astype(hidden_BTD.dtype)
     rows_BRD, positions_BR = rows_BPJD.reshape(batch, -1, rows_BPJD.shape[-1]), positions_BPJ.reshape(batch, -1)
     relation_BRS = _stream_relation(texts.segments_BT, picks_BP, num_streams)
     keys_at_BS = jnp.concatenate([texts.positions_BT, positions_BR], axis=1)
     placements = place_texts(model.config, relation_BRS, positions_BR, keys_at_BS)
     lengths_B = jnp.full((batch,), hidden_BTD.shape[1], jnp.int32)
     rows_BRD, _ = model.run_layers(
-        last - num_layers, last, rows_BRD, positions_BR, cache, placements, lengths_B, own.get("blocks")
+        last - num_layers, last, rows_BRD, positions_BR, cache, placements, lengths_B, stream_params.get("blocks")
     )
     return model.normed(rows_BRD).reshape(batch, num_picks, num_streams, -1)
 
@@ -115,7 +116,7 @@ def stream_states(
 def _stream_relation(
     segments_BT: Int[Array, "B T"], picks_BP: Int[Array, "B P"], num_streams: int
 ) -> Bool[Array, "B R S"]:
-    """Return what streams see of the texts and of themselves, pick by pick."""
+    """Return what streams attend to in the texts and among themselves, pick by pick."""
     (batch, num_tokens), num_picks = segments_BT.shape, picks_BP.shape[1]
     own_BP1 = jnp.take_along_axis(segments_BT, picks_BP, axis=1)[..., None]
     seen_BPT = (segments_BT[:, None] == own_BP1) & (jnp.arange(num_tokens) <= picks_BP[..., None])

@@ -1,13 +1,13 @@
-"""What streams learn from: rows of whole texts, and their loss (Bhendawade et al., 2402.11131).
+"""The training of streams: rows of whole texts, and their loss (Bhendawade et al., 2402.11131).
 
-After token t, the model foresees token t + 1, as the early exit does, and stream j token t + 1 + j. At chosen tokens t,
-with p_j the distribution of stream j over the loss vocabulary, the loss is
+After token t, the model and the early exit predict token t + 1, and stream j predicts token t + 1 + j. At chosen tokens
+t, with p_j the distribution of stream j over the loss vocabulary, the loss is
 
     sum_j alpha_j sum_t  (1 - s) * -log p_j(token)  +  s * KL(teacher || p_j)
 
-over the targets that this vocabulary has, and as much of the exit with alpha_1; but from the exit, nothing is learned
-by anything else. The teacher is the model's own distribution of the same token, given all before it; ``s`` is 0 for the
-paper's loss. Where the model learns too, by adapters (`train.model.lora`), its own cross-entropy at these t is added.
+over the targets in this vocabulary, plus the same for the exit with alpha_1; the exit's loss trains only the exit. The
+teacher is the model's own distribution of the same token, given all tokens before it; ``s`` is 0 for the paper's loss.
+If the model learns too, by adapters (`train.model.lora`), its own cross-entropy at these t is added.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,10 @@ from train.streams.forward import run_top, stream_states
 
 
 class StreamRows(NamedTuple):
-    """B rows of T tokens of whole texts; ``picks`` are the places in each whose streams are run, -1 for none.
+    """B rows of T tokens of whole texts; ``picks`` are the places in each whose streams run, -1 for none.
 
-    ``hidden`` are the states before the layers with streams, None where these are to be computed. ``is_target`` marks
-    the tokens that are predicted, and ``targets`` are their rows in the output over the loss vocabulary, -1 for tokens
-    that it does not have.
+    ``hidden`` are the states before the layers with streams, None if they must be computed. ``is_target`` marks the
+    predicted tokens. ``targets`` are their rows in the output over the loss vocabulary, -1 for tokens outside it.
     """
 
     tokens_BT: Any
@@ -46,14 +45,14 @@ class StreamRows(NamedTuple):
 
     @property
     def texts(self) -> Texts:
-        """The texts alone."""
+        """The texts without targets and picks."""
         return Texts(*(jnp.asarray(array) for array in self[:3]))
 
 
 class Targets(NamedTuple):
-    """What is foreseen after each pick, first the next token: rows of the output and where they count.
+    """The targets of each pick, the next token first: output rows, and where they count.
 
-    ``is_known``: the loss vocabulary has the token too.
+    ``is_known`` also requires that the loss vocabulary has the token.
     """
 
     rows_BPA: Int[Array, "B P A"]
@@ -65,7 +64,7 @@ class Targets(NamedTuple):
 
 
 def look_ahead(batch: StreamRows, num_ahead: int) -> Targets:
-    """Return the targets of each pick; one in another text than its token, or that is not predicted, is not valid."""
+    """Return the targets of each pick; those in another text, or not predicted, are not valid."""
     picks_BP = jnp.asarray(batch.picks_BP)
     (rows, num_tokens), num_picks = batch.tokens_BT.shape, picks_BP.shape[1]
     places_BPA = picks_BP[..., None] + jnp.arange(1, num_ahead + 1)
@@ -82,11 +81,11 @@ def look_ahead(batch: StreamRows, num_ahead: int) -> Targets:
 
 @dataclass(frozen=True)
 class StreamLoss:
-    """The loss as a function of what is learned, static in what is not an array.
+    """The loss as a function of what is learned.
 
-    That is ``"streams"`` (`jaxinfer.models.drafters.streams`), and the base's ``"lora"`` where the model learns too,
-    times ``lora_scale``. ``num_layers`` have streams; ``alpha`` weighs them, the last one all that follow too; ``soft``
-    is the teacher's share s.
+    This is ``"streams"`` (`jaxinfer.models.drafters.streams`) and, if the model learns too, the base's ``"lora"``,
+    times ``lora_scale``. ``num_layers`` layers have streams. ``alpha`` weighs the streams; its last value also holds
+    for all later ones. ``soft`` is the teacher's share s.
     """
 
     decoder: Decoder
@@ -96,9 +95,9 @@ class StreamLoss:
     lora_scale: float = 1.0
 
     def __call__(self, learned: Params, frozen: Params, batch: StreamRows, key: jax.Array) -> Tally:
-        """Tally one batch; ``frozen`` are the model's ``"params"`` and, unless it is the model's, the ``"output"``.
+        """Tally one batch; ``frozen`` has the model's ``"params"`` and, with a loss vocabulary, its ``"output"``.
 
-        The tokens that are counted are those that a first stream foresees.
+        It counts the tokens that the first stream predicts.
         """
         frozen = jax.lax.stop_gradient(frozen)
         model = Model(self.decoder, learned_params(learned, frozen["params"], self.lora_scale))
@@ -108,19 +107,19 @@ class StreamLoss:
 
 
 def learned_params(learned: Params, params: Params, lora_scale: float) -> Params:
-    """Return the model's parameters, with what it has learned."""
+    """Return the model's parameters, with its learned adapters."""
     return with_lora(params, learned["lora"], lora_scale) if "lora" in learned else params
 
 
 class RowsRun(NamedTuple):
-    """States of a batch of rows: before the layers with streams and final ones of the tokens, and the streams'."""
+    """States of a batch: the tokens' before the layers with streams, the tokens' final ones, and the streams'."""
 
     hidden_BTD: Float[Array, "B T D"]
     final_BTD: Float[Array, "B T D"]
     streams_BPJD: Float[Array, "B P J D"]
 
 
-def run_rows(model: Model, own: Params, num_layers: int, batch: StreamRows) -> RowsRun:
+def run_rows(model: Model, stream_params: Params, num_layers: int, batch: StreamRows) -> RowsRun:
     """Run the model over a batch's texts, and the streams of its picks."""
     texts, dtype = batch.texts, jnp.dtype(model.decoder.backend.compute_dtype)
     if batch.hidden_BTD is None:
@@ -129,7 +128,7 @@ def run_rows(model: Model, own: Params, num_layers: int, batch: StreamRows) -> R
         hidden_BTD = jnp.asarray(batch.hidden_BTD).astype(dtype)
     final_BTD, cache = run_top(model, hidden_BTD, texts, num_layers)
     picks_BP = jnp.maximum(jnp.asarray(batch.picks_BP), 0)
-    streams_BPJD = stream_states(model, own, num_layers, hidden_BTD, texts, cache, picks_BP)
+    streams_BPJD = stream_states(model, stream_params, num_layers, hidden_BTD, texts, cache, picks_BP)
     return RowsRun(hidden_BTD, final_BTD, streams_BPJD)
 
 
@@ -139,7 +138,7 @@ def _add_main(model: Model, frozen: Params, run: RowsRun, batch: StreamRows, tal
     targets = look_ahead(batch, 1)
     picks_BP = jnp.asarray(batch.picks_BP)
     next_BP = jnp.take_along_axis(jnp.asarray(batch.texts.tokens_BT), jnp.maximum(picks_BP, 0) + 1, axis=1, mode="clip")
-    # Over the whole vocabulary, whatever that of the streams' loss: the model is to stay one of all its tokens.
+    # Over the whole vocabulary, not that of the streams' loss: the model must keep predicting all tokens.
     losses_BP = optax.softmax_cross_entropy_with_integer_labels(model.logits(final_BPD), next_BP)
     is_valid_BP = targets.is_valid_BPA[..., 0]
     loss = jnp.sum(jnp.where(is_valid_BP, losses_BP, 0))
@@ -148,13 +147,19 @@ def _add_main(model: Model, frozen: Params, run: RowsRun, batch: StreamRows, tal
 
 
 def _tally_streams(
-    model: Model, frozen: Params, own: Params, run: RowsRun, batch: StreamRows, alpha: tuple[float, ...], soft: float
+    model: Model,
+    frozen: Params,
+    stream_params: Params,
+    run: RowsRun,
+    batch: StreamRows,
+    alpha: tuple[float, ...],
+    soft: float,
 ) -> Tally:
     """Add up the losses of the streams and of the early exit."""
     num_streams, picks_BP = run.streams_BPJD.shape[2], jnp.maximum(jnp.asarray(batch.picks_BP), 0)
     targets = look_ahead(batch, num_streams + 1)
     picked_BPD = jnp.take_along_axis(run.hidden_BTD, picks_BP[..., None], axis=1)
-    exit_BPD = exit_states(model, own, jax.lax.stop_gradient(picked_BPD))
+    exit_BPD = exit_states(model, stream_params, jax.lax.stop_gradient(picked_BPD))
     states_BPAD = jnp.concatenate([exit_BPD[:, :, None], run.streams_BPJD], axis=2)
     logits_BPAW = row_logits(model, frozen, states_BPAD)
     rows_BPA1 = jnp.maximum(targets.rows_BPA, 0)[..., None]
@@ -184,7 +189,7 @@ def _tally_streams(
 
 
 def row_logits(model: Model, frozen: Params, states: Float[Array, "*rows D"]) -> Float[Array, "*rows W"]:
-    """Return logits over the loss vocabulary, whose rows of the output matrix are ``frozen["output"]``, or over all."""
+    """Return logits over the loss vocabulary, whose output rows are ``frozen["output"]``, or over all tokens."""
     output = {"output": frozen["output"]} if "output" in frozen else {}
     logits, cap = (
         head_logits(model, {"heads": [{}], **output}, 0, states).astype(jnp.float32),

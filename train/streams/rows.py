@@ -1,4 +1,4 @@
-"""Rows of whole texts for streams to learn from, and which of their tokens' streams are run in a step."""
+"""Rows of whole texts for training streams, and the tokens whose streams run in a step."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from train.texts.packing import Example, fill_rows
 
 
 class RowSource:
-    """Packs texts into rows of ``length``, of which a batch runs the streams of ``num_picks`` tokens each.
+    """Packs texts into rows of ``length``; a batch runs the streams of ``num_picks`` tokens per row.
 
-    A token can be picked if it and its successor are predicted from: then decoding may draft after it; ``to_the_end``
-    it need only be predicted from, so that a base that learns too learns to end a text. ``states`` are the states of
-    all examples' tokens before the layers with streams, None where these are to be computed. Of all examples,
-    ``texts`` are packed. All is a function of the seed.
+    A token can be picked if it predicts, and the next token does too: there decoding may draft. With ``to_the_end`` the
+    token itself is enough, so that a base that learns too learns to end a text. ``states`` are the states of all
+    examples' tokens before the layers with streams, None if they must be computed. Only the examples ``texts`` are
+    packed. Everything depends only on the seed.
     """
 
     def __init__(
@@ -36,27 +36,27 @@ class RowSource:
         self._starts = np.concatenate([[0], np.cumsum([len(example.tokens) for example in examples])])
         filled = fill_rows([len(examples[at].tokens) for at in texts], length, seed)
         rows = [[int(texts[at]) for at in row] for row in filled]
-        # Texts of two tokens or fewer leave a row nothing to learn from.
+        # Texts of two tokens or fewer give a row nothing to learn.
         self._rows = [row for row in rows if len(self._eligible(row))]
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self._rows)
 
     @property
     def num_candidates(self) -> int:
-        """How many tokens can be picked in all."""
+        """The number of tokens that can be picked."""
         return sum(len(self._eligible(row)) for row in self._rows)
 
     def sample(self, rows: np.ndarray, step: int) -> StreamRows:
-        """Return some rows by their numbers, with picks drawn for this step."""
+        """Return rows by their numbers, with picks drawn for this step."""
         return self._take(rows, [self._shuffled(int(row), step + 1)[: self._num_picks] for row in rows])
 
     def parts(self, most: int | None = None) -> list[tuple[int, int]]:
-        """Return what `part` takes, which together pick every token once, or ``num_picks`` ones of ``most`` rows each.
+        """Return arguments for `part` that together pick every token once; with ``most``, one part of so many rows.
 
-        The latter are the same in every call, and are drawn from all over the rows.
+        The latter are the same in every call.
         """
         if most is not None:
             return [(row, 0) for row in range(min(most, self.count))]
@@ -64,7 +64,7 @@ class RowSource:
         return [(row, part) for row, size in enumerate(sizes) for part in range(size)]
 
     def part(self, parts: Sequence[tuple[int, int]]) -> StreamRows:
-        """Return rows with parts of their tokens picked; row -1 is one without picks."""
+        """Return rows with parts of their tokens picked; row -1 has no picks."""
         size = self._num_picks
         picks = [self._shuffled(row, 0)[part * size : (part + 1) * size] if row >= 0 else [] for row, part in parts]
         return self._take(np.maximum([row for row, _ in parts], 0), picks)

@@ -1,4 +1,4 @@
-"""Batches of text for training, and windows cut from one long line of tokens."""
+"""Batches of text for training, and windows cut from one long text."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,10 +9,10 @@ from jaxinfer.notation import Array, Bool, Int
 
 
 class Batch(NamedTuple):
-    """Rows of tokens; ``mask_BT`` marks those that are predicted, each from the ones before it in its text.
+    """Rows of tokens; ``mask_BT`` marks the predicted ones, each from the tokens before it in its text.
 
-    A row is one text or, where ``segments_BT`` is given, several: tokens of one number are one. A text's first token
-    has nothing before it and is never predicted, whatever its mask.
+    A row is one text or, with ``segments_BT``, several: tokens of one number are one text. A text's first token has
+    nothing before it and is never predicted, whatever its mask.
     """
 
     tokens_BT: Int[Array, "B T"] | Int[np.ndarray, "B T"]
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
 def window_batches(
     token_ids: Sequence[int], *, num_rows: int, length: int, num_steps: int, seed: int
 ) -> Iterator[Batch]:
-    """Yield ``num_steps`` batches of windows that begin anywhere in the text; a function of the seed alone."""
+    """Yield ``num_steps`` batches of windows from anywhere in the text; they depend only on the seed."""
     ids = np.asarray(token_ids, np.int32)
     if len(ids) < length:
         raise ValueError(f"a text of {len(ids)} tokens holds no window of {length}: give more text or shorter windows")

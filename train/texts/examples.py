@@ -1,8 +1,8 @@
-"""Texts to train on, from files: JSON lines of several forms, or plain text.
+"""Reads training texts from files: JSON lines of several forms, or plain text.
 
-A line is ``{"text"}``, of which all is predicted; a conversation (``messages``, or ``prompt`` and ``response``), of
-which the assistant's words are, with the token that ends each turn; or an answer of data distillation, of which the
-answer is. Plain text is one long text, cut into pieces.
+A line is one of three: ``{"text"}``, all predicted; a conversation (``messages``, or ``prompt`` and ``response``),
+where the assistant's words and the token that ends each turn are predicted; or an answer of data distillation, where
+the answer is predicted. Plain text is one long text, cut into pieces.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from train.texts.records import Record, messages_of, read_records
 
 
 def read_examples(path: Path, tokenizer: Tokenizer, longest: int) -> list[Example]:
-    """Read a file's texts, none longer than ``longest`` tokens; mistakes are told with their line."""
+    """Read a file's texts, none longer than ``longest`` tokens; errors name the line."""
     if path.suffix.lower() not in (".jsonl", ".json"):
         return _pieces(path, tokenizer, longest)
     examples = []
@@ -36,9 +36,9 @@ def read_examples(path: Path, tokenizer: Tokenizer, longest: int) -> list[Exampl
 
 
 def chat_example(messages: Sequence[dict[str, str]], tokenizer: Tokenizer) -> Example:
-    """Encode a conversation; what the assistant says is predicted, up to and with the token that ends its turn.
+    """Encode a conversation; the assistant's words are predicted, with the token that ends its turn.
 
-    Each answer is encoded after its prompt, as it is when the model writes it.
+    Each answer is encoded after its prompt, as when the model writes it.
     """
     template = tokenizer.chat_template
     if template is None:

@@ -1,4 +1,4 @@
-"""Rows of a fixed length out of texts of any, and batches of them that are a function of the seed and the step."""
+"""Packs texts of any length into rows of one length, and makes batches that depend only on the seed and the step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,16 +10,16 @@ from train.texts.batches import Batch
 
 
 class Example(NamedTuple):
-    """A text as token ids; ``mask`` marks those that are predicted."""
+    """A text as token ids; ``mask`` marks the predicted ones."""
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
 
 
 def pack(examples: Sequence[Example], length: int, seed: int, *, open_rows: int = 32) -> Batch:
-    """Put whole texts side by side into rows of ``length``, shuffled by the seed; no text is cut.
+    """Pack whole texts into rows of ``length``, shuffled by the seed; no text is cut.
 
-    What is left of a row is padding: it belongs to segment 0, and is predicted nowhere.
+    The rest of a row is padding: its segment is 0 and none of it is predicted.
     """
     rows = fill_rows([len(example.tokens) for example in examples], length, seed, open_rows=open_rows)
     tokens_BT = np.zeros((len(rows), length), np.int32)
@@ -34,7 +34,7 @@ def pack(examples: Sequence[Example], length: int, seed: int, *, open_rows: int 
 
 
 def fill_rows(sizes: Sequence[int], length: int, seed: int, *, open_rows: int = 32) -> list[list[int]]:
-    """Return which texts of these sizes stand in each row of ``length``, shuffled by the seed.
+    """Return the texts in each row of ``length``, for texts of these sizes, shuffled by the seed.
 
     Each goes into the first row with room among the last ``open_rows``.
     """
@@ -55,14 +55,14 @@ def fill_rows(sizes: Sequence[int], length: int, seed: int, *, open_rows: int = 
 
 
 def split_batch(batch: Any, parts: int) -> Any:
-    """Put a batch's microbatches on an axis of their own, the first."""
+    """Split a batch into microbatches, a new first axis."""
     return jax.tree.map(lambda array: array.reshape(parts, -1, *array.shape[1:]), batch)
 
 
 class Order:
-    """Which of ``count`` items make each step's batch: shuffled anew every epoch, none left out, none twice in one.
+    """The items, of ``count``, in each step's batch: shuffled every epoch, none left out, no duplicates in a batch.
 
-    A function of the seed and the step alone, so that a run that resumes sees what it would have seen.
+    They depend only on the seed and the step, so a resumed run gets the same batches.
     """
 
     def __init__(self, count: int, per_step: int, seed: int) -> None:
@@ -71,7 +71,7 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> float:
-        """How many steps see every item once."""
+        """The number of steps that use every item once."""
         return self._count / self._per_step
 
     def at(self, step: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""JSONL files, a JSON object a line: read with the line of every mistake, and written so that no line is ever half."""
+"""JSONL files, one JSON object per line: errors name the line, and writing never leaves half a line."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from jaxinfer.errors import InvalidOption, WriteFailed
 
 
 class Record(NamedTuple):
-    """One line's object, its number from 1, and how to name the place in a message."""
+    """One line's object, its number from 1, and its location for messages."""
 
     line: int
     where: str
@@ -18,7 +18,7 @@ class Record(NamedTuple):
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read a whole file; raises InvalidOption with file and line for a line that is empty or no JSON object."""
+    """Read a whole file; raises InvalidOption, with file and line, for an empty line or one without a JSON object."""
     records = []
     with path.open("rb") as file:
         for line, raw in enumerate(file, 1):
@@ -49,7 +49,7 @@ def _parse(where: str, text: str) -> Mapping[str, Any]:
 def messages_of(record: Record) -> list[dict[str, str]] | None:
     """Return a record's conversation, from ``messages``, ``prompt`` with ``response``, or ``turns`` (the first counts).
 
-    None where the record has none of these. Raises InvalidOption for a conversation that is empty or malformed.
+    None if the record has none of these. Raises InvalidOption for an empty or malformed conversation.
     """
     fields, where = record.fields, record.where
     if "messages" in fields:
@@ -75,9 +75,9 @@ def _check_messages(messages: Any, where: str) -> list[dict[str, str]]:
 
 
 class RecordWriter:
-    """Appends whole lines to a file: what was written before stays, and a line that a killed process left half goes.
+    """Appends whole lines to a file; earlier lines stay, half a line left by a killed process is removed.
 
-    Raises InvalidOption for a file whose end is no such line: it is another's.
+    Raises InvalidOption for a file that does not end in such a line: another program wrote it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,7 +92,7 @@ class RecordWriter:
         os.ftruncate(self._file, self._end)
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write records to the disk, all or, where it is full, none of them; raises WriteFailed then."""
+        """Write records to the disk, all of them or none; raises WriteFailed if the disk is full."""
         data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         try:
             written = 0
@@ -116,7 +116,7 @@ class RecordWriter:
 
 
 def _end_of_lines(file: int, piece: int = 1 << 16) -> int:
-    """Return where the last whole line of a file ends."""
+    """Return the end of the file's last whole line."""
     end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - piece)
@@ -128,7 +128,7 @@ def _end_of_lines(file: int, piece: int = 1 << 16) -> int:
 
 
 def read_written(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the records that a `RecordWriter` has written so far; a half line at the end is left out."""
+    """Yield the records that a `RecordWriter` has written so far, without half a line at the end."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Rows of whole texts, some to train on and some held out."""
+"""Rows of whole texts, some for training and some held out."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ _DEFAULT_LENGTH = 512
 
 
 class TextRows(NamedTuple):
-    """Texts packed into rows; ``prompts`` are the beginnings of those that are trained on."""
+    """Texts packed into rows; ``prompts`` are the starts of the training texts."""
 
     trained: Batch
     held_out: Batch
@@ -23,12 +23,12 @@ class TextRows(NamedTuple):
 
     @property
     def num_predicted(self) -> int:
-        """How many tokens of the texts to train on are predicted."""
+        """The number of predicted tokens in the training texts."""
         return int(np.sum(self.trained.mask_BT))
 
 
 def split_texts(num_texts: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the texts to train on and of those held out, at least one of each."""
+    """Return the indices of the training texts and of the held-out ones, at least one of each."""
     shuffled = np.random.default_rng(seed).permutation(num_texts)
     num_held_out = max(1, round(held_out * num_texts))
     if num_held_out >= num_texts:
@@ -37,7 +37,7 @@ def split_texts(num_texts: int, held_out: float, seed: int) -> tuple[np.ndarray,
 
 
 def row_length(options: argparse.Namespace, context: int) -> int:
-    """Return how long rows are: ``--length``, by default 512, and no longer than what a model reads."""
+    """Return the length of rows: ``--length``, by default 512, at most the model's context."""
     return min(options.length or _DEFAULT_LENGTH, context)
 
 
@@ -49,7 +49,7 @@ def pack_texts(examples: Sequence[Example], length: int, held_out: float, seed: 
 
 
 def _prompts(examples: Sequence[Example], chosen: np.ndarray, most: int = 8) -> list[tuple[int, ...]]:
-    """Return what stands before the answers; of texts that are predicted whole, the first few tokens."""
+    """Return the tokens before the answers; for texts that are predicted as a whole, the first few tokens."""
     prompts = []
     for tokens, mask in (examples[at] for at in chosen):
         first = mask.index(True) if any(mask) else len(tokens) - 1
@@ -63,7 +63,7 @@ def take_rows(rows: Any, places: np.ndarray) -> Any:
 
 
 def batches_of(rows: Batch, size: int = 8) -> Iterator[Batch]:
-    """Yield all rows in batches of one shape; what fills up the last is predicted nowhere."""
+    """Yield all rows in batches of one shape; the last is filled with rows that predict nothing."""
     count = len(rows.tokens_BT)
     size = min(size, count)
     for start in range(0, count, size):

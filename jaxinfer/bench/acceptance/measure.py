@@ -1,4 +1,4 @@
-"""Measures what strategies gain on prompts: tokens a step, acceptance, and net speed against plain decoding."""
+"""Measures what strategies gain on prompts: tokens per step, acceptance rate, and speed-up over plain decoding."""
 
 import os
 import statistics
@@ -17,13 +17,13 @@ from jaxinfer.results import GenerationStats
 from jaxinfer.sampling.params import SamplingParams
 
 BASELINE = "autoregressive"
-# A run that compiled does not count; one of the same shapes after it compiles nothing.
+# Runs that compiled are not counted. One run compiles everything that later runs of the same shapes need.
 _MOST_WARMUPS = 5
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt's ids and what kind of prompt it is."""
+    """A prompt's token ids and its category."""
 
     tokens: Sequence[int]
     category: str = ""
@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run: every strategy and the baseline in turn on each group of ``batch`` prompts, ``repeats`` times."""
+    """What to run: each strategy and the baseline in turn, on each group of ``batch`` prompts, ``repeats`` times."""
 
     strategies: tuple[str, ...]
     batches: tuple[int, ...]
@@ -43,7 +43,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class StrategyReport:
-    """What one strategy did at one batch size; by category too where there are several."""
+    """The results of one strategy at one batch size; ``categories`` is empty if there is only one."""
 
     strategy: str
     nodes: int
@@ -53,7 +53,7 @@ class StrategyReport:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """Everything about one batch size; ``costs`` are relative to a step of one node."""
+    """The results at one batch size. ``costs`` are relative to a step of one node."""
 
     batch: int
     groups: int
@@ -65,7 +65,7 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class AcceptanceReport:
-    """Everything that was found out; ``complete`` is false where the measurement was cut short."""
+    """All results; ``complete`` is false if the measurement was cut short."""
 
     model: str
     device: str
@@ -80,7 +80,7 @@ class AcceptanceReport:
 
 
 class AcceptanceRun:
-    """A measurement under way, which can be reported on at any time, as after an interrupt."""
+    """A measurement in progress. It can be reported at any time, for example after an interrupt."""
 
     def __init__(self, model: LanguageModel, samples: Sequence[Sample], workload: Workload) -> None:
         self.model, self.samples, self.workload = model, samples, workload
@@ -103,7 +103,7 @@ class AcceptanceRun:
 
     @property
     def num_runs(self) -> int:
-        """How many counted runs there are in all."""
+        """The number of counted runs in all."""
         groups = sum(-(-len(self.samples) // batch) for batch in self.workload.batches)
         return groups * self.workload.repeats * len(self.strategies)
 
@@ -113,9 +113,9 @@ class AcceptanceRun:
         return len(self.groups) * self.workload.repeats * len(self.strategies) == self.num_runs
 
     def measure(self, advance: Callable[[str], None] = lambda label: None) -> None:
-        """Run everything; ``advance`` is told of each counted run."""
+        """Run everything; call ``advance`` after each counted run."""
         for batch in self.workload.batches:
-            # The median text's cache: one figure has to stand for all.
+            # Step costs are measured at one cache size only: that of the prompt of median length.
             length = statistics.median_high(len(sample.tokens) for sample in self.samples)
             slots = cache_bucket(length + self.workload.max_new_tokens, 1, self.model.max_len)
             decoder, params = self.model.programs.decoder, self.model.params
@@ -126,7 +126,7 @@ class AcceptanceRun:
                 self.groups.append(self._run_group(batch, rows, num_new, advance))
 
     def report(self, model_name: str) -> AcceptanceReport:
-        """Sum up the groups that are done."""
+        """Sum up the groups that have run."""
         return AcceptanceReport(
             model=model_name,
             device=jax.devices()[0].device_kind,
@@ -186,7 +186,7 @@ class AcceptanceRun:
 
 
 def pick(samples: Sequence[Sample], per_category: int | None) -> list[Sample]:
-    """Return the first so many samples of each category, in their order; all for None."""
+    """Return the first ``per_category`` samples of each category, in their order, or all samples for None."""
     taken: dict[str, int] = {}
     picked = []
     for sample in samples:
@@ -197,7 +197,7 @@ def pick(samples: Sequence[Sample], per_category: int | None) -> list[Sample]:
 
 
 def _cut(samples: Sequence[Sample], batch: int) -> Iterator[tuple[list[Sample], int]]:
-    """Cut samples into batches, the last filled with samples from the start, which count for time only."""
+    """Cut samples into batches. The last one is filled with samples from the start, which count for time only."""
     for first in range(0, len(samples), batch):
         rows = list(samples[first : first + batch])
         fillers = [samples[at % len(samples)] for at in range(batch - len(rows))]

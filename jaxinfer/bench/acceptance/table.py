@@ -1,4 +1,4 @@
-"""Writes a measurement of acceptance for people."""
+"""Formats an acceptance report as text."""
 
 from collections.abc import Iterator
 
@@ -19,12 +19,12 @@ _TITLES = (
     "net speed-up",
     "predicted",
 )
-# Deeper than this a column of shares would not fit a line.
+# More columns of acceptance rates would not fit a line.
 _MOST_DEPTHS = 6
 
 
 def acceptance_lines(report: AcceptanceReport) -> list[str]:
-    """Return the lines of a report: what was run, and for each batch size what a step costs and a table."""
+    """Return the report's lines: the setup, then for each batch size the costs of a step and a table."""
     lines = [
         f"{report.model} ({report.dtype}) on {report.device} ({report.cores} cores): {report.prompts} prompts, up to "
         f"{report.max_new_tokens} new tokens each, temperature {report.temperature:g}, medians of {report.repeats}"

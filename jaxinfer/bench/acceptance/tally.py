@@ -1,4 +1,4 @@
-"""Adds up what groups of prompts gave."""
+"""Adds up the results of groups of prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from jaxinfer.results import GenerationStats
 
 @dataclass(frozen=True)
 class Group:
-    """One batch of prompts, run by every strategy: its counters by row, and the median of its decoding seconds.
+    """One batch of prompts, run with every strategy: the counters of each row, and the median of its decoding seconds.
 
-    Rows past ``categories`` only fill the batch up: they count for time alone.
+    Rows past ``categories`` only fill the batch: they count for time only.
     """
 
     batch: int
@@ -23,11 +23,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over prompts of decoded tokens (all but the first, which prefill draws) and what they took.
+    """Sums over prompts. ``tokens`` counts decoded tokens: all but the first, which prefill draws.
 
-    ``acceptance_by_depth`` is the share of steps that accepted a draft at each depth; ``speed_up`` the decoded tokens
-    a second over the baseline's, ``predicted_speed_up`` the same by the cost model. Times are of whole batches, so
-    they are None for a part of one, and where nothing was decoded.
+    ``acceptance_by_depth`` is the share of steps that accepted a draft at each depth. ``speed_up`` is the decoded
+    tokens per second over the baseline's, and ``predicted_speed_up`` is the cost model's value for it. Only whole
+    batches are timed: rates and speed-ups are None for a part of a batch, and where no token was decoded.
     """
 
     prompts: int
@@ -52,7 +52,7 @@ def add_up(
     costs: StepCosts,
     drafter: float,
 ) -> Tally:
-    """Add up one strategy's rows, or those of a category; ``drafter`` are the seconds of a draft model's token."""
+    """Add up one strategy's rows, or those of one category; ``drafter`` is a draft model's seconds per token."""
     rows = _rows(groups, category, name)
     tokens, steps = _decoded(rows), sum(row.steps for row in rows)
     passes, drafted = sum((row.target_passes for row in rows), 0.0), sum(row.drafted for row in rows)
@@ -99,7 +99,7 @@ def _decoded(rows: Sequence[GenerationStats]) -> int:
 
 
 def _steps(groups: Sequence[Group], name: str) -> int:
-    """Return the steps that batches took, each as many as its slowest row."""
+    """Return the steps that the batches took. A batch takes as many steps as its slowest row."""
     return sum(max(row.steps for row in group.stats[name]) for group in groups)
 
 

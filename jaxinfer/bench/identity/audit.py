@@ -1,4 +1,4 @@
-"""Audits that a strategy gives the tokens of plain decoding, and explains where it does not."""
+"""Checks that a strategy gives the same tokens as plain decoding, and explains each difference."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from jaxinfer.results import GenerationResult
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
 
-# The most by which programs of different shapes may move a logit. In the narrow dtypes that is what rounding does to a
-# logit of a trained model through its layers; there an explanation is weaker.
+# The largest difference between the logits of programs of different shapes. For the narrow dtypes it is the rounding
+# error that a trained model accumulates over its layers; an explanation is weaker there.
 NUMERIC_ERROR = (("float64", 1e-10), ("float32", 1e-4), ("float16", 0.05), ("bfloat16", 0.25))
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a strategy's text first leaves that of plain decoding.
+    """The first difference between a strategy's output and plain decoding's.
 
-    ``position`` counts output tokens from 0; a token is None where its text had ended, and then so is ``margin``: how
-    far plain decoding's draw was from coming out differently (`jaxinfer.decoding.oracle.Retelling`).
-    ``oracle_agrees`` tells whether plain decoding that is restarted after this token goes on as the strategy did, up
-    to the numeric error too.
+    ``position`` counts output tokens from 0. If one output ends there, its token is None and ``margin`` is None.
+    Otherwise ``margin`` says how close plain decoding's draw was to another token
+    (`jaxinfer.decoding.oracle.Retelling`). ``oracle_agrees`` tells whether plain decoding, restarted after this token,
+    gives the rest of the strategy's tokens, up to the numeric error.
     """
 
     position: int
@@ -39,13 +39,15 @@ class Divergence:
 
     @property
     def is_explained(self) -> bool:
-        """Tell whether rounding explains it: a draw so close that either token is right, and no mistake after it."""
+        """Tell whether rounding explains the difference: a draw so close that both tokens are right, and no error after
+        it.
+        """
         return self.within_error and self.oracle_agrees
 
 
 @dataclass(frozen=True)
 class TextAudit:
-    """One prompt's two texts compared, and what the strategy's took."""
+    """The comparison of one prompt's two outputs, and the strategy's counters."""
 
     new_tokens: int
     steps: int
@@ -56,7 +58,7 @@ class TextAudit:
 
     @property
     def passes(self) -> bool:
-        """Tell whether the texts are identical or their divergence is explained."""
+        """Tell whether the outputs are identical or their difference is explained."""
         return self.divergence is None or self.divergence.is_explained
 
 
@@ -70,7 +72,7 @@ def audit_texts(
     batch_size: int,
     tolerance: float,
 ) -> Iterator[TextAudit]:
-    """Run plain decoding and a strategy side by side, batch by batch; ``tolerance`` is the numeric error."""
+    """Run plain decoding and a strategy on the same batches; ``tolerance`` is the numeric error."""
 
     def batches(name: str | Strategy) -> Iterator[list[GenerationResult]]:
         return model.generate_batches(
@@ -94,7 +96,7 @@ def explain(
     sampling: SamplingParams,
     tolerance: float,
 ) -> Divergence | None:
-    """Return where ``found`` first differs from ``plain``, judged by the oracle, or None where they are equal."""
+    """Return where ``found`` first differs from ``plain``, checked by the oracle, or None if they are equal."""
     shared = min(len(plain), len(found))
     position = next((at for at in range(shared) if plain[at] != found[at]), shared)
     if position == shared:
@@ -117,7 +119,7 @@ def retell_text(
     rival: int,
     sampling: SamplingParams,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the oracle's draws along ``found``, and their margins, at ``position`` against a rival too."""
+    """Return the oracle's draws and margins along ``found``. At ``position``, they consider ``rival`` too."""
     text, num_outputs = [*prompt, *found], prompt_bucket(len(found))
     text_1T = np.zeros((1, prompt_bucket(len(prompt) + num_outputs)), np.int32)
     text_1T[0, : len(text)] = text

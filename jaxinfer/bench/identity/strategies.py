@@ -1,4 +1,4 @@
-"""Audits every registered strategy on one model, with drafters made up where trained ones are not at hand."""
+"""Checks every registered strategy on one model; drafters that the model lacks are made up, untrained."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +25,9 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=1)
 
 @dataclass(frozen=True)
 class StrategyOutcome:
-    """What became of one strategy: of so many texts, how many are those of plain decoding, or explained otherwise.
+    """The result of one strategy: of ``texts`` outputs, how many are identical to plain decoding's, or explained.
 
-    ``failure`` says why it does not pass.
+    ``failure`` says why the strategy does not pass.
     """
 
     strategy: str
@@ -41,11 +41,11 @@ class StrategyOutcome:
 
     @property
     def passes(self) -> bool:
-        """Tell whether nothing speaks against the strategy."""
+        """Tell whether the strategy passes."""
         return self.failure is None
 
     def line(self) -> str:
-        """Put it into words."""
+        """Return the outcome as one line of text."""
         if self.failure:
             return f"FAILED  {self.strategy}: {self.failure}"
         said = f"ok      {self.strategy}: {self.identical} of {self.texts} texts identical"
@@ -54,7 +54,7 @@ class StrategyOutcome:
         return f"{said}; {self.tokens} tokens in {self.steps} steps, {self.accepted} drafts accepted"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it."""
+        """Return the outcome as JSON values."""
         return {**asdict(self), "passes": self.passes}
 
 
@@ -66,10 +66,10 @@ def check_strategies(
     names: Sequence[str] = tuple(STRATEGIES),
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Hold strategies to plain decoding's tokens, greedy and sampled; return a report that says ``passes``.
+    """Compare strategies with plain decoding, greedy and sampled; return a report with the key ``passes``.
 
-    Where a TPU's kernels or the interpreter's work on the cache, plain decoding itself is held to the kernels'
-    reference too. What an audit raises is its strategy's failure.
+    If TPU kernels or their interpreter work on the cache, plain decoding is also compared with the kernels' reference.
+    An exception counts as a failure of its strategy.
     """
     ids = [model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     outcomes = []
@@ -85,7 +85,7 @@ def check_strategies(
 
 
 def make_strategy(name: str, model: LanguageModel) -> Strategy:
-    """Return a registered strategy as a model can run it without further files: with untrained heads, or small."""
+    """Return a registered strategy that runs without further files: its heads are untrained, its sizes small."""
     return _MADE_UP[name](model) if name in _MADE_UP else parse_strategy(name)
 
 
@@ -102,7 +102,7 @@ def _outcomes(
 
 
 def _audit(name: str, model: LanguageModel, prompts: list[list[int]], max_new_tokens: int) -> StrategyOutcome:
-    # Beams are drawn by no noise, and one of them is greedy search.
+    # Beam search is not sampled, and one beam is greedy search.
     samplings = (GREEDY,) if name == "beam" else (GREEDY, SAMPLED)
     strategy, tolerance = make_strategy(name, model), dict(NUMERIC_ERROR)[str(model.backend.param_dtype)]
     audits = [
@@ -137,7 +137,7 @@ def _audit(name: str, model: LanguageModel, prompts: list[list[int]], max_new_to
 
 
 def _compare_with_reference(model: LanguageModel, prompts: list[list[int]], max_new_tokens: int) -> StrategyOutcome:
-    """Compare the logits along plain decoding's texts with those of the kernels' reference."""
+    """Compare the logits along plain decoding's outputs with the logits of the kernels' reference."""
     name = f"plain decoding, {model.backend.kernels} kernels beside their reference"
     judge = LanguageModel(model.config, model.params, replace(model.backend, kernels="reference"))
     results = model.generate(prompts, max_new_tokens=max_new_tokens)
@@ -147,28 +147,28 @@ def _compare_with_reference(model: LanguageModel, prompts: list[list[int]], max_
     is_real_BT1 = (jnp.arange(ours.shape[1]) < lengths_B[:, None])[..., None]
     error = float(jnp.max(jnp.where(is_real_BT1, jnp.abs(ours - theirs), 0)))
     tolerance = dict(NUMERIC_ERROR)[str(model.backend.param_dtype)]
-    # Also where it is not a number.
+    # Written so that NaN fails too.
     failure = None if error <= tolerance else f"logits differ by {error:.1e}, more than {tolerance:.0e}"
     count = sum(len(result.tokens) for result in results)
     return StrategyOutcome(name, len(texts), len(texts), 0, count, count, 0, failure)
 
 
 def _target_as_drafter(model: LanguageModel) -> Strategy:
-    return DraftModel(num_draft_tokens=4, config=model.config, backend=model.backend, weights=model.params)
+    return DraftModel(num_draft_tokens=4, config=model.config, backend=model.backend, params=model.params)
 
 
 def _untrained_heads(model: LanguageModel) -> Strategy:
-    """Let heads guess what the model says of the token before: wrong in most places, right where texts repeat."""
+    """Return Medusa with zero heads: they repeat the model's next token, which is wrong except in repetitive text."""
     width, dtype = model.config.model_dim, jnp.dtype(model.backend.param_dtype)
     block = {"kernel": jnp.zeros((width, width), dtype), "bias": jnp.zeros((width,), dtype)}
     heads = tuple({"blocks": (block,)} for _ in range(_MEDUSA_HEADS))
-    return Medusa(paths=read_product("3.2.1"), extra={"heads": heads})
+    return Medusa(paths=read_product("3.2.1"), params={"heads": heads})
 
 
 def _untrained_streams(model: LanguageModel) -> Strategy:
     described = StreamsConfig(num_streams=3, num_layers=max(1, model.config.num_layers // 4))
-    extra = init_streams(described, model.config, model.backend, jax.random.key(0))
-    return Streams(paths=read_product("3.2.1"), num_layers=described.num_layers, extra=extra)
+    params = init_streams(described, model.config, model.backend, jax.random.key(0))
+    return Streams(paths=read_product("3.2.1"), num_layers=described.num_layers, params=params)
 
 
 def _small_budget(model: LanguageModel) -> Strategy:

@@ -1,4 +1,4 @@
-"""What this machine can do at the most, measured: memory bandwidth and the speed of a large product."""
+"""Measures this machine's limits: memory bandwidth and the speed of a large matrix product."""
 
 import os
 import time
@@ -17,7 +17,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes read from memory in a second, and how that was found out."""
+    """Bytes read from memory per second, and how this was measured."""
 
     bytes_per_second: float
     method: str
@@ -40,7 +40,7 @@ def measure_bandwidth(num_bytes: int = _READ_BYTES) -> Bandwidth:
 
 
 def measure_product(dtype: str, width: int | None = None) -> float:
-    """Return the floating-point operations a second of a square product, accumulated in float32 or wider."""
+    """Return the floating-point operations per second of a square product, accumulated in float32 or wider."""
     width = width or (2048 if jax.default_backend() == "cpu" else 8192)
     accumulator = jnp.promote_types(dtype, jnp.float32)
     exact = jnp.dtype(dtype).itemsize > 2

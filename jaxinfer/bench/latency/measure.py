@@ -1,4 +1,4 @@
-"""Measures one batch from prompt to last token, beside the roofline and beside Hugging Face transformers."""
+"""Measures the latency of one batch, beside the roofline and beside Hugging Face transformers."""
 
 import os
 import statistics
@@ -24,7 +24,7 @@ from jaxinfer.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run: ``batch`` prompts of random tokens, each continued greedily, ``repeats`` times."""
+    """What to run: ``batch`` prompts of random tokens, decoded greedily, ``repeats`` times."""
 
     prompt_tokens: int
     new_tokens: int
@@ -34,7 +34,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians over warm runs. ``bytes_per_second`` is what a decode step must read over the time it took."""
+    """Medians over warm runs. ``bytes_per_second`` is the bytes that a decode step must read, divided by its time."""
 
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
@@ -46,9 +46,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class Run:
-    """One dtype. The rooflines are what this machine's measured limits allow, in tokens a second.
+    """The results in one dtype. The rooflines are in tokens per second, from this machine's measured limits.
 
-    The bubbles are for what part of a pass a stage of a pipeline has nothing to do.
+    The bubbles are the fraction of a pass in which a pipeline stage is idle.
     """
 
     dtype: str
@@ -65,7 +65,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LatencyReport:
-    """Everything that a measurement of latency found out."""
+    """All results of a latency measurement."""
 
     model: str
     device: str
@@ -85,18 +85,18 @@ def measure_latency(
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LatencyReport:
-    """Measure a model in each dtype, with ``rival="transformers"`` that too, on the same checkpoint and prompts."""
+    """Measure a model in each dtype; with ``rival="transformers"`` also that, on the same checkpoint and prompts."""
     for dtype in dtypes:
         choose_backend(dtype)
     partitioner = partitioner_of(mesh)
     if rival is not None:
-        # Imported here, and first: the other side is optional, and its absence must not be found out at the end.
+        # Imported here: transformers is optional. Imported first: its absence must not show at the end of a run.
         from jaxinfer.bench.latency.transformers import check_rival
 
         check_rival(dtypes)
     checkpoint = open_checkpoint(model, notice=notice, progress=progress)
     path = checkpoint.folder or Path(checkpoint.origin)
-    # A device has a memory of its own, but virtual ones share the CPU's.
+    # A device has its own memory, but virtual devices share the CPU's.
     num_devices = 1 if default_platform() == "cpu" else partitioner.num_devices
     bandwidth = measure_bandwidth()
     bandwidth = replace(bandwidth, bytes_per_second=bandwidth.bytes_per_second * num_devices)
@@ -134,7 +134,7 @@ def _measure_dtype(
     speed = _summarize(times, first.compile_seconds, workload, decode, bandwidth)
     other = None
     if rival is not None:
-        del model  # both copies of the weights need not fit into memory
+        del model  # two copies of the weights may not fit into memory
         from jaxinfer.bench.latency.transformers import time_transformers
 
         times = time_transformers(path, dtype, prompts, workload.new_tokens, workload.repeats)
@@ -157,7 +157,7 @@ def _measure_dtype(
 def _time_model(
     model: LanguageModel, prompts: list[list[int]], workload: Workload
 ) -> tuple[GenerationStats, list[Times]]:
-    """Return what is said of the first run, which compiles, and the times of warm ones."""
+    """Return the statistics of the first run, which compiles, and the times of the warm runs."""
     sampling = SamplingParams(ignore_eos=True)
     first, times = None, []
     for _ in range(1 + workload.repeats):
@@ -191,7 +191,7 @@ def _summarize(
 
 
 def _compare(speed: Speed, other: Speed) -> dict[str, float]:
-    """Return how many times as fast this library is."""
+    """Return how many times faster this library is."""
     return {
         "prefill": speed.prefill_tokens_per_second / other.prefill_tokens_per_second,
         "decode": speed.decode_tokens_per_second / other.decode_tokens_per_second,

@@ -1,4 +1,4 @@
-"""The least time that a model's steps can take on a machine: what must be read and what must be computed."""
+"""The least time that a model's steps can take on a machine, from the bytes to read and the operations to compute."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from jaxinfer.notation import Params
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes that must be read from memory and operations that must be computed."""
+    """Bytes to read from memory and operations to compute."""
 
     num_bytes: float
     operations: float
 
     def seconds(self, bytes_per_second: float, operations_per_second: float) -> float:
-        """Return the time of the slower of the two, were the other free."""
+        """Return the longer of the two times: reading or computing."""
         return max(self.num_bytes / bytes_per_second, self.operations / operations_per_second)
 
 
 def decode_cost(config: DecoderConfig, params: Params, cache_itemsize: int, batch: int, length: float) -> Cost:
-    """Return the cost of one plain step of ``batch`` rows over texts of ``length`` tokens."""
+    """Return the cost of one plain step of ``batch`` rows over sequences of ``length`` tokens."""
     kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_itemsize * length
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * length
     per_row = 2 * (_block_weights(params) + config.vocab_size * config.model_dim) + attention
@@ -30,7 +30,7 @@ def decode_cost(config: DecoderConfig, params: Params, cache_itemsize: int, batc
 
 
 def prefill_cost(config: DecoderConfig, params: Params, batch: int, num_tokens: int) -> Cost:
-    """Return the cost of prompts of ``num_tokens``: causal attention, and the logits of their last tokens only."""
+    """Return the cost of prompts of ``num_tokens``: causal attention, and the logits of the last token only."""
     blocks = 2 * _block_weights(params) * num_tokens
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * num_tokens**2
     head = 2 * config.vocab_size * config.model_dim
@@ -38,7 +38,7 @@ def prefill_cost(config: DecoderConfig, params: Params, batch: int, num_tokens: 
 
 
 def _read_bytes(config: DecoderConfig, params: Params) -> int:
-    """Return the bytes of all parameters, without the embeddings where only a row of them is read."""
+    """Return the bytes of all parameters, without embeddings of which a step reads one row only."""
     total = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(params))
     if config.tied_embeddings:
         return total

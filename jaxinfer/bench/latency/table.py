@@ -1,4 +1,4 @@
-"""Writes a measurement of latency for people."""
+"""Formats a latency report as text."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ _TITLES = (
 
 
 def latency_lines(report: LatencyReport) -> list[str]:
-    """Return the lines of a report: what was run, the machine's limits, and a row for each side of each dtype."""
+    """Return the report's lines: the setup, the machine's limits, and rows for each dtype."""
     work = report.workload
     lines = [
         f"{report.model} on {report.device} ({report.cores} cores): {work.batch} x {work.prompt_tokens} prompt tokens, "

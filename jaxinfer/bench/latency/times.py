@@ -1,11 +1,11 @@
-"""What one run took."""
+"""The times of one run."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one warm run; ``decode`` is of all new tokens but the first, which prefill draws."""
+    """Seconds of one warm run; ``decode`` covers all new tokens but the first, which prefill draws."""
 
     prefill: float
     decode: float

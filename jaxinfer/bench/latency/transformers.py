@@ -1,4 +1,4 @@
-"""Runs Hugging Face transformers on the same checkpoint: the other side of a comparison."""
+"""Runs Hugging Face transformers on the same checkpoint, for comparison."""
 
 import contextlib
 import importlib.util
@@ -15,7 +15,7 @@ _DTYPES = ("float32", "bfloat16")
 
 
 def check_rival(dtypes: Sequence[str]) -> None:
-    """Raise InvalidOption where the comparison cannot be made."""
+    """Raise InvalidOption if the comparison is not possible."""
     absent = [name for name in ("torch", "transformers", "accelerate") if importlib.util.find_spec(name) is None]
     if absent:
         raise InvalidOption(f"--compare transformers needs {', '.join(absent)}: pip install {' '.join(absent)}")
@@ -27,7 +27,9 @@ def check_rival(dtypes: Sequence[str]) -> None:
 def time_transformers(
     path: Path, dtype: str, prompts: Sequence[Sequence[int]], new_tokens: int, repeats: int
 ) -> list[Times]:
-    """Return the times of warm greedy runs: a forward pass over the prompts, then one a token over its cache."""
+    """Return the times of warm greedy runs: one forward pass over the prompts, then one pass per token with its KV
+    cache.
+    """
     import torch
 
     model = _load(path, dtype)
@@ -53,7 +55,7 @@ def _load(path: Path, dtype: str) -> Any:
 
     transformers.logging.set_verbosity_error()
     folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
-    # Its progress bars have no switch that reaches all of them.
+    # No single switch turns off all of its progress bars.
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -1,11 +1,10 @@
-"""Heads that draft, on disk: checkpoints of the Medusa project, and this library's own form, which can hold more.
+"""Drafting heads on disk: checkpoints of the Medusa project, and this library's own format, which can hold more.
 
-Medusa: ``config.json`` and ``medusa_lm_head.safetensors``. Own: ``heads.json``, with the fields of `HeadsDescription`,
-``heads.safetensors`` and, with a draft tree that suits the heads, ``tree.json``: paths of ranks, those that gain most
-first. Tensors have the same names in both: ``{head}.{block}.linear.weight``, ``.bias``, ``{head}.{block}.out.weight``
-where a block is an MLP, and ``{head}.{blocks}.weight`` for a head's own output matrix. Where the own form stores a
-matrix in eight bits, each of its rows is to be multiplied by its number in the tensor of the same name that ends in
-``_scale``.
+Medusa: ``config.json`` and ``medusa_lm_head.safetensors``. Own format: ``heads.json`` with the fields of
+`HeadsDescription`, ``heads.safetensors``, and optionally ``tree.json`` with a draft tree for these heads: paths of
+ranks, the highest gain first. Both use the same tensor names: ``{head}.{block}.linear.weight``, ``.bias``,
+``{head}.{block}.out.weight`` if the block is an MLP, and ``{head}.{blocks}.weight`` for a head's own output matrix. An
+int8 matrix of the own format has a tensor of the same name plus ``_scale``: one factor for each of its rows.
 """
 
 import json
@@ -39,10 +38,10 @@ _PREFIX = re.compile(r"medusa_heads?\.")
 
 @dataclass(frozen=True)
 class HeadsDescription:
-    """What heads are. ``conditioned``: they read the drafted tokens before theirs (Hydra).
+    """Describes heads. ``conditioned``: they read the drafted tokens before theirs (Hydra).
 
-    ``draft_ids`` are the tokens that the output rows stand for, None where these are all ``vocab_size``; ``base`` names
-    the model that the heads were trained on, for the reader, and ``base_fingerprint`` its weights
+    ``draft_ids`` are the token ids of the output rows, None if there is a row for each of ``vocab_size``. ``base``
+    names, for the reader, the model that the heads were trained on; ``base_fingerprint`` identifies its weights
     (`jaxinfer.models.fingerprint`).
     """
 
@@ -64,10 +63,10 @@ def read_heads(
     most: int | None = None,
     fingerprint: Callable[[], str | None] = lambda: None,
 ) -> Params:
-    """Read heads for a model of this configuration, the first ``most`` of them, as `models.drafters.heads` does.
+    """Read heads for a model of this config, at most ``most`` of them, in the form of `models.drafters.heads`.
 
-    Raises :class:`CheckpointNotFound` or :class:`InvalidCheckpoint` for files that are missing, damaged, pickled or
-    made for a model of another width or vocabulary, or for other weights than those of ``fingerprint``.
+    Raises :class:`CheckpointNotFound` for missing files, and :class:`InvalidCheckpoint` for files that are damaged,
+    pickled, or made for another width, another vocabulary or other weights than those of ``fingerprint``.
     """
     description, path = _describe(folder, config)
     tensors = SafetensorsFile(path, int8=True)
@@ -89,19 +88,19 @@ def read_heads(
             if scales.shape != shape[:1]:
                 raise InvalidCheckpoint(f"{path}: tensor {scale} has shape {list(scales.shape)}, not {list(shape[:1])}")
             return jnp.array((tensors.read(names[name], np.dtype(np.float32)) * scales[:, None]).astype(dtype))
-        # A copy: the file may change while the model is in use.
+        # Copied, because the file may change while the model is in use.
         return jnp.array(tensors.read(names[name], dtype))
 
     count = description.num_heads if most is None else min(most, description.num_heads)
-    extra: Params = {"heads": tuple(_read_head(description, index, read, shapes) for index in range(count))}
+    head_params: Params = {"heads": tuple(_read_head(description, index, read, shapes) for index in range(count))}
     if description.draft_ids is not None:
-        extra["ids"] = jnp.asarray(description.draft_ids, jnp.int32)
-    return extra
+        head_params["ids"] = jnp.asarray(description.draft_ids, jnp.int32)
+    return head_params
 
 
 def write_heads(
     folder: Path,
-    extra: Params,
+    head_params: Params,
     vocab_size: int,
     *,
     base: str | None = None,
@@ -110,12 +109,12 @@ def write_heads(
     beside: Mapping[str, str] = MappingProxyType({}),
     overwrite: bool = False,
 ) -> HeadsDescription:
-    """Write heads to a new folder in this library's own form; an ``"output"`` that all share is the model's own.
+    """Write heads to a new folder in this library's own format; a shared ``"output"`` is the model's, not written.
 
-    ``in_int8`` stores each row of a matrix as whole numbers times a scale of its own. ``beside`` are further files,
-    texts by their names; ``overwrite`` replaces a folder of heads.
+    ``in_int8`` stores each row of a matrix as int8 values times one scale. ``beside`` are further files, their texts by
+    name. ``overwrite`` replaces a folder of heads.
     """
-    heads = extra["heads"]
+    heads = head_params["heads"]
     tensors: dict[str, Any] = {}
     for index, head in enumerate(heads):
         for layer, block in enumerate(head["blocks"]):
@@ -128,11 +127,11 @@ def write_heads(
     description = HeadsDescription(
         num_heads=len(heads),
         num_layers=len(heads[0]["blocks"]),
-        model_dim=heads_width(extra),
+        model_dim=heads_width(head_params),
         vocab_size=vocab_size,
-        conditioned=is_conditioned(extra),
+        conditioned=is_conditioned(head_params),
         share_lm_head="output" not in heads[0],
-        draft_ids=tuple(np.asarray(extra["ids"]).tolist()) if "ids" in extra else None,
+        draft_ids=tuple(np.asarray(head_params["ids"]).tolist()) if "ids" in head_params else None,
         base=base,
         base_fingerprint=base_fingerprint,
     )
@@ -166,7 +165,7 @@ def _describe(folder: Path, config: DecoderConfig) -> tuple[HeadsDescription, Pa
     path = _existing(folder / _MEDUSA_WEIGHTS)
     settings = read_json_object(_existing(folder / _MEDUSA))
     listed = _count(folder / _MEDUSA, settings, "medusa_num_heads", 1)
-    # Published checkpoints hold more heads than their configuration counts.
+    # Published checkpoints hold more heads than their config says.
     held = [name.split(".")[0] for name in (_PREFIX.sub("", name, count=1) for name in SafetensorsFile(path).shapes())]
     num_heads = max([listed, *(int(head) + 1 for head in held if head.isdecimal())])
     num_layers = _count(folder / _MEDUSA, settings, "medusa_num_layers", 0)

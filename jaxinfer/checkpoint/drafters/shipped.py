@@ -1,4 +1,4 @@
-"""What heads and streams share on disk: those that come with the package, whose weights they are for, their tree."""
+"""What heads and streams share on disk: drafters that come with the package, their fingerprints and their trees."""
 
 import json
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from pathlib import Path
 
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 
-# The draft tree that suits drafters, where one stands in their folder.
+# The draft tree of a folder's drafters, if the folder has one.
 TREE = "tree.json"
-# A folder for each model, with a folder of each kind of drafter that it has.
+# One folder per model, with one folder for each kind of drafter.
 DRAFTERS = Path(__file__).resolve().parents[2] / "drafters"
 
 
 def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str) -> Path:
-    """Return the folder of drafters of a kind, ``heads`` or ``streams``, for the weights of a fingerprint.
+    """Return the folder of shipped drafters, of the kind ``heads`` or ``streams``, for the weights of a fingerprint.
 
-    Raises InvalidOption where none come for these; ``train`` is the command that makes some.
+    Raises InvalidOption if there are none; ``train`` is the command that trains them.
     """
     for description in sorted(DRAFTERS.glob(f"*/{kind}/{kind}.json")):
         if json.loads(description.read_bytes())["base_fingerprint"] == fingerprint():
@@ -27,13 +27,13 @@ def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str)
 
 
 def own_tree(folder: Path | None) -> Path | None:
-    """Return the file of the draft tree that comes with the drafters of a folder, if one does."""
+    """Return the draft tree's file in a folder of drafters, if there is one."""
     path = None if folder is None else folder / TREE
     return path if path is not None and path.is_file() else None
 
 
 def check_fingerprint(folder: Path, of: str | None, own: Callable[[], str | None]) -> None:
-    """Raise InvalidCheckpoint where drafters are known to be for other weights than a model's."""
+    """Raise InvalidCheckpoint if drafters were trained on weights other than the model's."""
     if of is None:
         return
     weights = own()

@@ -1,7 +1,7 @@
 """Parameters of speculative streams on disk: ``streams.json``, a `StreamsDescription`, and ``streams.safetensors``.
 
-Tensors are named by their path in `jaxinfer.models.drafters.streams`: ``init.down``, ``identifiers`` and so on. A draft
-tree that suits the streams may stand beside them as ``tree.json``, the paths that gain most first.
+Tensors are named by their path in `jaxinfer.models.drafters.streams`: ``init.down``, ``identifiers`` and so on. An
+optional ``tree.json`` holds a draft tree for the streams: paths, the highest gain first.
 """
 
 import hashlib
@@ -27,16 +27,17 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
 _DESCRIPTION, _WEIGHTS = "streams.json", "streams.safetensors"
-# What a file format may tell otherwise, or not at all, without the network being another.
+# File formats may differ in these, or lack them, for the same network.
 _NOT_THE_NETWORK = ("family", "max_position", "bos_token_id", "eos_token_ids")
 
 
 @dataclass(frozen=True)
 class StreamsDescription:
-    """What streams are and what they were trained on; ``base`` names that model for the reader.
+    """Describes streams and the model that they were trained on; ``base`` names it for the reader.
 
-    ``base_layers`` is how many layers the model has, ``base_digest`` its `network_digest` and ``base_fingerprint`` its
-    weights (`jaxinfer.models.fingerprint`), None where these are not known. ``adapter_rank`` is 0 without adapters.
+    ``base_layers`` is the model's number of layers, ``base_digest`` its `network_digest`. ``base_fingerprint``
+    identifies its weights (`jaxinfer.models.fingerprint`). Each is None if unknown. ``adapter_rank`` is 0 without
+    adapters.
     """
 
     num_streams: int
@@ -58,7 +59,7 @@ def read_streams(
     backend: Backend,
     fingerprint: Callable[[], str | None] = lambda: None,
 ) -> tuple[StreamsConfig, Params]:
-    """Read the streams of a model of this configuration.
+    """Read the streams of a model of this config.
 
     Raises :class:`CheckpointNotFound` or :class:`InvalidCheckpoint` for files that are missing or damaged, and for
     streams that were trained on another network or on other weights than those of ``fingerprint``.
@@ -78,7 +79,7 @@ def read_streams(
 def write_streams(
     folder: Path,
     streams: StreamsConfig,
-    own: Params,
+    stream_params: Params,
     config: DecoderConfig,
     *,
     base: str | None = None,
@@ -86,9 +87,9 @@ def write_streams(
     beside: Mapping[str, str] = MappingProxyType({}),
     overwrite: bool = False,
 ) -> StreamsDescription:
-    """Write the streams of a model of this configuration to a new folder.
+    """Write the streams of a model of this config to a new folder.
 
-    ``beside`` are further files, texts by their names; ``overwrite`` replaces a folder of streams.
+    ``beside`` are further files, their texts by name. ``overwrite`` replaces a folder of streams.
     """
     description = StreamsDescription(
         **asdict(streams),
@@ -99,7 +100,7 @@ def write_streams(
         base=base,
         base_fingerprint=base_fingerprint,
     )
-    tensors = {path: np.ascontiguousarray(_at(own, path)) for path in streams.shapes(config)}
+    tensors = {path: np.ascontiguousarray(_at(stream_params, path)) for path in streams.shapes(config)}
     with new_folder(folder, _DESCRIPTION if overwrite else None) as new:
         (new / _DESCRIPTION).write_text(json.dumps(asdict(description)) + "\n")
         save_file(tensors, new / _WEIGHTS)
@@ -109,21 +110,23 @@ def write_streams(
 
 
 def network_digest(config: DecoderConfig) -> str:
-    """Return a fingerprint of a network: the same for every file format, and another for another shape or variant."""
+    """Return a digest of a network. It is the same for all file formats and differs for any other shape or variant."""
     described = {key: value for key, value in _described(config).items() if key not in _NOT_THE_NETWORK}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _described(value: Any) -> Any:
-    """Return a configuration without what has its default value, so that new fields leave old fingerprints alone."""
+    """Return a config without its default values, so that new fields do not change old digests."""
     if is_dataclass(value):
         settings = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
         return {
-            name: _described(own) for name, (own, default) in settings.items() if default is MISSING or own != default
+            name: _described(value)
+            for name, (value, default) in settings.items()
+            if default is MISSING or value != default
         }
     if isinstance(value, tuple):
         return [_described(one) for one in value]
-    # GGUF files hold float32 numbers, configurations decimal ones.
+    # GGUF files hold float32 numbers, configs hold decimals.
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
@@ -175,23 +178,23 @@ def _read_weights(path: Path, streams: StreamsConfig, config: DecoderConfig, bac
         raise InvalidCheckpoint(f"{path}: tensor {missing[0]} is missing")
     if extra := sorted(found.keys() - expected.keys()):
         raise InvalidCheckpoint(f"{path}: {_DESCRIPTION} leaves no place for tensor {extra[0]}")
-    own: Params = {}
+    stream_params: Params = {}
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise InvalidCheckpoint(
                 f"{path}: tensor {name} has shape {list(found[name])}, but {_DESCRIPTION} makes it {list(shape)}"
             )
         array = tensors.read(name, np.dtype(backend.param_dtype))
-        # Streams share the cache with the text, where not even a mask hides what is no number.
+        # Streams share the cache with the sequence, and a mask does not hide NaN.
         if not np.isfinite(array.astype(np.float32)).all():
             raise InvalidCheckpoint(f"{path}: tensor {name} holds numbers that are not finite; train the streams again")
-        # A copy: the file may change while the model is in use.
-        put(own, name, jnp.array(array))
-    return own
+        # Copied, because the file may change while the model is in use.
+        put(stream_params, name, jnp.array(array))
+    return stream_params
 
 
-def _at(own: Mapping[str, Any], path: str) -> Any:
-    node: Any = own
+def _at(stream_params: Mapping[str, Any], path: str) -> Any:
+    node: Any = stream_params
     for part in path.split("."):
         node = node[part]
     return node

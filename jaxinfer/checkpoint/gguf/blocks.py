@@ -1,9 +1,9 @@
-"""Turns GGUF's quantised blocks of 32 weights into float32, whole slabs at a time.
+"""Dequantises GGUF's blocks of 32 weights to float32, many rows at a time.
 
-The gguf package does the same in groups of 16 rows, which keep the interpreter's lock busy: on two threads it takes
-two to three times as long. Layouts: ``Q4_0`` is a float16 scale and 16 bytes, ``Q4_1`` a scale, a least value and 16
-bytes, ``Q8_0`` a scale and 32 signed bytes; ``Q5_0`` and ``Q5_1`` have 4 more bytes before their 16, with the fifth
-bit of each weight. A byte of two weights holds weight i in its low half and weight i + 16 in its high half.
+The gguf package converts 16 rows at a time and so holds the interpreter's lock: with two threads it takes two to three
+times as long. Layouts: ``Q4_0`` is a float16 scale and 16 bytes; ``Q4_1`` a scale, a minimum and 16 bytes; ``Q8_0`` a
+scale and 32 signed bytes. ``Q5_0`` and ``Q5_1`` have 4 more bytes before their 16, with the fifth bit of each weight. A
+byte of two weights holds weight i in its low half and weight i + 16 in its high half.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _Kind = GGMLQuantizationType
 
 
 def dequantize_rows(rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Return the float32 values of rows of bytes, a row of values for each."""
+    """Return the float32 values of rows of bytes, one row of values for each."""
     block_weights, block_bytes = GGML_QUANT_SIZES[kind]
     if kind in SUPERBLOCKS:
         blocks = rows.reshape(-1, block_bytes)

@@ -1,4 +1,4 @@
-"""What the metadata of GGUF files says of every architecture, in the words of Hugging Face's ``config.json``."""
+"""Translates the metadata that all GGUF architectures share into the keys of Hugging Face's ``config.json``."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 from jaxinfer.checkpoint.gguf.rope import read_rope_scaling
 from jaxinfer.errors import InvalidCheckpoint
 
-# As many as the families allow; a damaged number must not become a list of as many layers.
+# The most that the model families allow; a damaged number must not create a list of as many layers.
 _MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
 class FileTensors:
-    """What a configuration depends on: the tensors' names in the file, and the values [H / 2] of rotary divisors."""
+    """The tensors' names in the file and the rotary divisors' values [H / 2], which a config depends on."""
 
     names: Collection[str]
     rope_divisors: Mapping[str, np.ndarray]
@@ -49,7 +49,7 @@ def read_head_dim(reader: MetadataReader) -> int:
 
 
 def read_derived_head_dim(reader: MetadataReader) -> int:
-    """Read the width of a head where it must be the model's width shared among the heads."""
+    """Read the width of a head, which must be the model's width divided by the number of heads."""
     model_dim, num_heads = reader.positive_int("embedding_length"), reader.positive_int("attention.head_count")
     if (head_dim := read_head_dim(reader)) * num_heads != model_dim:
         key = "attention.key_length" if reader.has("attention.key_length") else "attention.head_count"
@@ -58,7 +58,7 @@ def read_derived_head_dim(reader: MetadataReader) -> int:
 
 
 def read_rotary(reader: MetadataReader, tensors: FileTensors, head_dim: int) -> dict[str, Any]:
-    """Read the rotary positions of a head that turns as a whole."""
+    """Read the rotary positions of a head that is rotated as a whole."""
     if head_dim % 2:
         raise reader.refuse("attention.key_length", f"rotary positions need an even head width, not {head_dim}")
     if reader.positive_int("rope.dimension_count", default=head_dim) != head_dim:
@@ -73,32 +73,32 @@ def read_rotary(reader: MetadataReader, tensors: FileTensors, head_dim: int) -> 
 
 
 def read_partial_rotary(reader: MetadataReader, head_dim: int) -> tuple[int, float]:
-    """Return how many elements of a head turn, and the share of them that makes Hugging Face find as many."""
+    """Return how many elements of a head are rotated, and the fraction that gives this number in Hugging Face."""
     dims = reader.positive_int("rope.dimension_count", default=head_dim)
     if dims % 2 or dims > head_dim:
         raise reader.refuse("rope.dimension_count", f"it must be even and at most the head width {head_dim}")
     share = dims / head_dim
-    # Hugging Face cuts the product down to an integer, which rounding may have put below.
+    # Hugging Face truncates the product to an integer, so rounding may lose one.
     while int(head_dim * share) < dims:
         share = float(np.nextafter(share, 2.0))
     return dims, share
 
 
 def read_vocab_size(reader: MetadataReader) -> int:
-    """Read the size of the vocabulary: stated, or else the number of its tokens."""
+    """Read the size of the vocabulary, or else count its tokens."""
     tokens = _tokens(reader)
     return reader.positive_int("vocab_size", default=len(tokens) or None)
 
 
 def read_special_tokens(reader: MetadataReader) -> dict[str, Any]:
-    """Collect the ids that begin, end and pad a text; ends of a turn and of a message end a text too."""
+    """Collect the ids that begin, end and pad a sequence; the end of a turn or of a message ends a sequence too."""
     found = {}
     for word in ("bos", "eos", "eot", "eom", "padding"):
         key = f"tokenizer.ggml.{word}_token_id"
         value = found[word] = reader.metadata.get(key)
         if value is not None and (type(value) is not int or not 0 <= value < 2**31):
             raise InvalidCheckpoint(f"{reader.origin}: {key} = {quote(value)} is not a token id; download it again")
-    # Files of SentencePiece vocabularies may leave out what llama.cpp takes as given.
+    # Files with a SentencePiece vocabulary may omit llama.cpp's defaults.
     if reader.metadata.get("tokenizer.ggml.model") == "llama":
         found["bos"] = 1 if found["bos"] is None else found["bos"]
         found["eos"] = 2 if found["eos"] is None else found["eos"]
@@ -111,7 +111,7 @@ def read_special_tokens(reader: MetadataReader) -> dict[str, Any]:
 
 
 def add_turn_ends(config: dict[str, Any], reader: MetadataReader, texts: tuple[str, ...]) -> dict[str, Any]:
-    """Add the tokens that end a turn: converters leave them out, and llama.cpp knows them by their text."""
+    """Add the tokens that end a turn: converters omit them, and llama.cpp finds them by their text."""
     tokens, ends = _tokens(reader), config["eos_token_id"]
     ends = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
     ends += [tokens.index(text) for text in texts if text in tokens]

@@ -30,7 +30,7 @@ _PLAIN_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file, or all parts of a split one by any of them: headers are checked, the weights stay on disk.
+    """Open a GGUF file, or all parts of a split one by any of them: checks the headers, leaves the weights on disk.
 
     Raises :class:`CheckpointNotFound`, :class:`InvalidCheckpoint` for a damaged file, and :class:`UnsupportedModel` for
     an architecture, a tensor type or a metadata key that is not implemented.
@@ -46,7 +46,7 @@ def open_gguf(path: Path) -> Checkpoint:
     }
     config = reader.finish(architecture.translate(reader, FileTensors(header.tensors.keys(), divisors)))
     placed = place_tensors(origin, header.tensors, architecture, config)
-    return Checkpoint(origin, config, GGUFTensors(placed), gguf_metadata=header.metadata)
+    return Checkpoint(origin, config, GGUFTensors(placed), gguf_metadata=header.metadata, converted_files=header.paths)
 
 
 class GGUFTensors:
@@ -60,14 +60,14 @@ class GGUFTensors:
         return {name: stored.shape for name, stored in self._tensors.items()}
 
     def stored_dtype(self, name: str) -> np.dtype | None:
-        """Return the dtype that holds a tensor as it is read; None for one that is quantised."""
+        """Return the dtype that holds a tensor without loss; None for a quantised tensor."""
         stored = self._tensors[name]
-        # The difference is taken in float32 and may need all of it.
+        # The shift is subtracted in float32, and the result may need all of float32's bits.
         kind = "F32" if stored.shift else stored.entry.kind.name
         return _PLAIN_DTYPES.get(kind) if stored.entry.kind.name in _PLAIN_DTYPES else None
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
+        """Read one tensor as ``dtype``, through float32; a read-only view of the file if that holds this dtype."""
         return _read(self._tensors[name], np.dtype(dtype))
 
 
@@ -84,7 +84,7 @@ def _find_architecture(origin: str, metadata: Mapping[str, Any]) -> Architecture
 
 
 def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
-    """Convert in slabs of rows, so that float32 temporaries stay small beside the result."""
+    """Convert a slab of rows at a time, so that float32 temporaries stay small beside the result."""
     entry = stored.entry
     raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset)
     plain = entry.kind.name in _PLAIN_DTYPES and _PLAIN_DTYPES[entry.kind.name] == dtype
@@ -94,14 +94,14 @@ def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
     width = entry.shape[-1]
     rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
     result = np.empty(entry.shape, dtype)
-    # A bias is one row of blocks, but its rotary order runs along its only axis.
+    # A bias is one row of blocks, but rotary order permutes its only axis.
     flat = result.reshape(-1, width if result.ndim > 1 else 1)
     places = None if stored.num_heads is None else half_split_places(len(flat), stored.num_heads)
     step = max(1, _SLAB_BYTES // (4 * width))
-    lines = width // flat.shape[1]  # of the result, for each row of the file
+    lines = width // flat.shape[1]  # rows of the result per row of the file
 
     def convert(start: int) -> None:
-        # Scales and weights may be infinite or not a number, and then so are the results.
+        # Scales and weights may be infinite or NaN; then the results are too.
         with np.errstate(all="ignore"):
             values = dequantize_rows(rows[start : start + step], entry.kind).reshape(-1, flat.shape[1])
             if stored.shift:
@@ -109,7 +109,7 @@ def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
             span = slice(start * lines, start * lines + len(values))
             flat[span if places is None else places[span]] = values
 
-    # NumPy lets go of the interpreter's lock, so threads share the work.
+    # NumPy releases the interpreter's lock, so threads run in parallel.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(convert, range(0, len(rows), step)))
     return result.T if stored.transposed else result

@@ -1,10 +1,11 @@
-"""The key-value section and tensor table of a GGUF file; every length is checked against the file before its use."""
+"""Parses a GGUF file's key-value section and tensor table; checks every length against the file before use."""
 
 import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from mmap import mmap
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +35,7 @@ _SCALARS: Mapping[int, str] = MappingProxyType(
     }
 )
 _KINDS: Mapping[int, GGMLQuantizationType] = MappingProxyType({int(kind): kind for kind in GGMLQuantizationType})
-# Types that were taken out of the format again, so that the gguf package has forgotten their names.
+# Types that were removed from the format, and from the gguf package with their names.
 _FORMER_KINDS: Mapping[int, str] = MappingProxyType(
     {
         4: "Q4_2",
@@ -50,8 +51,8 @@ _FORMER_KINDS: Mapping[int, str] = MappingProxyType(
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _MAX_ARRAY_DEPTH = 4
-# A damaged length that still fits in a large file must not become gigabytes of Python objects: no vocabulary with its
-# merges has more elements than this, and no template or embedded tokenizer.json more bytes.
+# A damaged length that still fits in a large file must not create gigabytes of Python objects. No vocabulary with its
+# merges has more elements, and no template or embedded tokenizer.json has more bytes.
 _MAX_ARRAY_ELEMENTS = 1 << 22
 _MAX_STRING_BYTES = 1 << 26
 _MIN_PAIR_BYTES = 8 + 4 + 1
@@ -60,7 +61,7 @@ _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies: ``shape`` slowest axis first, ``offset`` in bytes from the start of its file ``data``."""
+    """The place of one tensor: ``shape`` slowest axis first, ``offset`` in bytes from the start of file ``data``."""
 
     kind: GGMLQuantizationType
     shape: tuple[int, ...]
@@ -71,14 +72,18 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says of itself before the weights begin; ``tensors`` go by the file's own names."""
+    """What a GGUF file says of itself before the weights begin; ``tensors`` go by the file's own names.
+
+    ``paths`` are the files that it was read from.
+    """
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorEntry]
+    paths: tuple[Path, ...] = ()
 
 
 def quote(value: object) -> str:
-    """Write a value from a file so that it fits in a line."""
+    """Format a value from a file so that it fits in a line."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
 
@@ -98,7 +103,7 @@ def read_header(origin: str, data: mmap | bytes) -> Header:
             raise cursor.damaged(f"metadata key {quote(key)} occurs twice")
         metadata[key] = _read_value(cursor, cursor.scalar("I", f"key {quote(key)}"), f"key {quote(key)}")
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    # The format asks for a multiple of 8; it also lets float32 weights be used straight from the memory map.
+    # The format asks for a multiple of 8. It also lets float32 weights be used directly from the memory map.
     if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
         raise cursor.damaged(f"general.alignment is {quote(alignment)}, not a power of two of at least 8")
     entries: dict[str, TensorEntry] = {}
@@ -111,7 +116,7 @@ def read_header(origin: str, data: mmap | bytes) -> Header:
 
 
 class _Cursor:
-    """A position in the file that refuses to pass its end."""
+    """A position in the file that cannot move past the end."""
 
     def __init__(self, origin: str, data: mmap | bytes):
         self.origin = origin
@@ -188,7 +193,7 @@ def _read_array(cursor: _Cursor, inside: str, depth: int) -> list[Any]:
         raise cursor.damaged(f"{inside} nests arrays more than {_MAX_ARRAY_DEPTH} deep")
     kind, count = cursor.scalar("I", inside), cursor.scalar("Q", inside)
     code = _SCALARS.get(kind)
-    # A string or an inner array takes at least the 8 bytes of its own length.
+    # A string or an inner array takes at least 8 bytes, for its own length.
     cursor.require(count * (struct.calcsize("<" + code) if code else 8), f"the {count} elements of {inside}")
     cursor.array_elements += count
     if cursor.array_elements > _MAX_ARRAY_ELEMENTS:
@@ -202,7 +207,7 @@ def _read_array(cursor: _Cursor, inside: str, depth: int) -> list[Any]:
 
 
 def _read_tensor_entry(cursor: _Cursor, name: str, alignment: int) -> TensorEntry:
-    """Read one row of the tensor table; the offset is still relative to the start of the weights."""
+    """Read one row of the tensor table; its offset is still relative to the start of the weights."""
     where = f"tensor {quote(name)}"
     num_dims = cursor.scalar("I", where)
     if not 1 <= num_dims <= _MAX_DIMS:
@@ -224,7 +229,7 @@ def _read_tensor_entry(cursor: _Cursor, name: str, alignment: int) -> TensorEntr
 
 
 def _place(cursor: _Cursor, entries: Mapping[str, TensorEntry], alignment: int) -> dict[str, TensorEntry]:
-    """Make offsets absolute, and check that the weights lie in the file and apart from each other."""
+    """Make offsets absolute; check that the weights are inside the file and do not overlap."""
     start = -(-cursor.at // alignment) * alignment
     placed = {}
     for name, entry in entries.items():

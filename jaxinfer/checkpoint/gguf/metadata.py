@@ -1,4 +1,4 @@
-"""Typed access to the metadata of a GGUF file, which refuses by name whatever may change the network unread."""
+"""Typed access to a GGUF file's metadata; raises an error for unread keys that may change the network."""
 
 import math
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ import numpy as np
 from jaxinfer.checkpoint.gguf.header import quote
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
-# Keys of an architecture that change nothing, whatever their value.
+# Keys of an architecture that never change the network.
 _SILENT = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
-# What is said of an image tower, which is no part of the text's network; its tensors would be refused.
+# Keys of an image tower, which is not part of the text decoder; its tensors would be refused.
 _SILENT_PREFIXES = ("vision.", "mm.")
 
-# Keys that mean nothing at these values and, where nothing reads them, another network at any other.
+# Keys that have no effect at these values. At any other value, an unread key means another network.
 _NEUTRAL: Mapping[str, float] = MappingProxyType(
     {
         "expert_count": 0,
@@ -49,27 +49,27 @@ class MetadataReader:
         self._read: set[str] = set()
 
     def positive_int(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-        """Read an integer in ``1..most``; without a default the key must be there."""
+        """Read an integer in ``1..most``; without a default the key is required."""
         value = self._value(key, default)
-        # bool is an int to Python.
+        # bool is a subclass of int.
         if type(value) is not int or not 1 <= value <= most:
             raise self.refuse(key, f"it must be one integer from 1 to {most}, the same for all layers")
         return value
 
     def optional_int(self, key: str) -> int | None:
-        """Read an integer above 0; None where it is absent or 0."""
+        """Read an integer above 0; None if it is absent or 0."""
         value = self._value(key, 0)
         return None if type(value) is int and value == 0 else self.positive_int(key)
 
     def positive_float(self, key: str, default: float | None = None) -> float:
-        """Read a finite number above 0, as the shortest decimal that has the same float32 value."""
+        """Read a finite number above 0 as the shortest decimal with the same float32 value."""
         value = self._value(key, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.refuse(key, "it must be a positive number")
         return shortest_decimal(float(value))
 
     def optional_float(self, key: str) -> float | None:
-        """Read a finite number above 0; None where it is absent or 0."""
+        """Read a finite number above 0; None if it is absent or 0."""
         value = self._value(key, 0.0)
         return None if type(value) in (int, float) and value == 0 else self.positive_float(key)
 
@@ -81,16 +81,16 @@ class MetadataReader:
         return value
 
     def has(self, key: str) -> bool:
-        """Tell whether the key is there; does not count as reading it."""
+        """Tell whether the key exists; this does not count as reading it."""
         return self._prefix + key in self.metadata
 
     def refuse(self, key: str, why: str) -> UnsupportedModel:
-        """Return the error, to be raised, that names a key, its value and the reason."""
+        """Return an error, for the caller to raise, that names a key, its value and the reason."""
         value = self.metadata.get(self._prefix + key)
         return UnsupportedModel(f"{self.origin}: {self._prefix}{key} = {quote(value)} is not supported: {why}")
 
     def finish(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return ``config`` once every key of the architecture was read or is known to change nothing."""
+        """Return ``config`` if every key of the architecture was read or is known to change nothing."""
         for name, value in self.metadata.items():
             key = name.removeprefix(self._prefix)
             if key == name or key in self._read or key in _SILENT or key.startswith(_SILENT_PREFIXES):
@@ -112,7 +112,7 @@ class MetadataReader:
 
 
 def shortest_decimal(value: float) -> float:
-    """Return the shortest decimal that has the same float32 value, or the number itself where it is no float32."""
+    """Return the shortest decimal with the same float32 value, or the number itself if it is not a float32 value."""
     with np.errstate(over="ignore"):
         single = np.float32(value)
     return float(str(single)) if single == value else value

@@ -1,4 +1,4 @@
-"""Finds, for each tensor of a GGUF file, its Hugging Face name and what undoes llama.cpp's conversion."""
+"""Finds the Hugging Face name of each GGUF tensor, and the steps that undo llama.cpp's conversion."""
 
 import math
 import re
@@ -17,9 +17,9 @@ _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in the file: ``num_heads`` is set where its rows are interleaved within each head.
+    """A tensor in the file: ``num_heads`` is set if its rows are interleaved within each head.
 
-    ``shift`` was added to its values; where ``transposed`` Hugging Face's shape is the reverse of the file's.
+    ``shift`` was added to its values. If ``transposed``, Hugging Face's shape is the reverse of the file's.
     """
 
     entry: TensorEntry
@@ -36,7 +36,7 @@ class StoredTensor:
 def place_tensors(
     origin: str, entries: Mapping[str, TensorEntry], architecture: Architecture, config: Mapping[str, Any]
 ) -> dict[str, StoredTensor]:
-    """Return the file's tensors by Hugging Face's names; raises UnsupportedModel for one that has no place."""
+    """Return the file's tensors by their Hugging Face names; raises UnsupportedModel for an unknown tensor."""
     placed: dict[str, StoredTensor] = {}
     for name, entry in entries.items():
         if name in architecture.rope_divisors:
@@ -84,7 +84,7 @@ def _place(
 def _check_rows(
     origin: str, name: str, entry: TensorEntry, heads_keys: list[str], config: Mapping[str, Any]
 ) -> list[int]:
-    """Return how many rows each of the keys' heads have, once the tensor has as many as all of them."""
+    """Return the number of rows for each key's heads; check that the tensor has the sum of them."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     num_heads = [config[key] for key in heads_keys]
     if len(entry.shape) > 2 or entry.shape[:1] != (sum(num_heads) * head_dim,):

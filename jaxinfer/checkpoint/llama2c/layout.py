@@ -1,8 +1,8 @@
-"""The headers of llama2.c's ``.bin`` files and where each tensor lies, for versions 0, 1 and 2.
+"""The headers of llama2.c's ``.bin`` files and the place of each tensor, for versions 0, 1 and 2.
 
-Version 0 is seven integers, a negative vocabulary size meaning a classifier of its own, and float32 weights. Versions
-1 and 2 begin with the magic ``ak42`` and pad their header to 256 bytes; version 2 keeps norms in float32 and writes
-every matrix as int8 values followed by one float32 scale for each group of them.
+Version 0 is seven integers and float32 weights; a negative vocabulary size means a separate classifier. Versions 1 and
+2 begin with the magic ``ak42`` and pad their header to 256 bytes. Version 2 stores norms in float32, and every matrix
+as int8 values followed by one float32 scale for each group of them.
 """
 
 import math
@@ -16,7 +16,7 @@ _MAGIC = (0x616B3432).to_bytes(4, "little")
 _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 _SIZES = struct.Struct("<7i")
 _PADDED_BYTES = 256
-_MOST_LAYERS = 1000  # the decoder's own bound: tensors are listed one by one
+_MOST_LAYERS = 1000  # the decoder's own limit: tensors are listed one by one
 
 _NORMS = ("attention_norm", "ffn_norm", "norm")
 _ATTENTION = ("wq", "wk", "wv", "wo")
@@ -27,7 +27,7 @@ _ORDER = (*_NORMS, "tokens", *_ATTENTION, *_FFN, "classifier")
 
 @dataclass(frozen=True)
 class Header:
-    """The sizes that one file begins with, ``num_bytes`` of them; ``group_size`` is None for float32 weights."""
+    """The sizes at the start of a file, ``num_bytes`` long; ``group_size`` is None for float32 weights."""
 
     version: int
     dim: int
@@ -44,7 +44,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor in the file: ``num_heads`` is set where its rows are interleaved within each head."""
+    """A tensor in the file: ``num_heads`` is set if its rows are interleaved within each head."""
 
     offset: int
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of every layer or of the model; without a name it is passed over."""
+    """A tensor of every layer or of the model; one without a name is skipped."""
 
     name: str | None
     shape: tuple[int, ...]
@@ -66,9 +66,9 @@ class _Tensor:
 
 
 def read_header(origin: str, data: bytes) -> Header:
-    """Read a header from the file's first bytes; raises InvalidCheckpoint where its sizes cannot be those of a model.
+    """Read a header from the file's first bytes; raises InvalidCheckpoint if no model can have its sizes.
 
-    The sizes may still be too large for the file: :func:`check_length` before anything is made of them.
+    The sizes may still be too large for the file: call :func:`check_length` before using them.
     """
     is_legacy = data[:4] != _MAGIC
     if len(data) < (_SIZES.size if is_legacy else _PADDED_BYTES):
@@ -110,7 +110,7 @@ def check_length(origin: str, header: Header, num_bytes: int) -> None:
 
 
 def place_tensors(header: Header) -> dict[str, Slot]:
-    """Return where each tensor lies, by its Hugging Face name; the header's length is checked before."""
+    """Return the place of each tensor by its Hugging Face name; check the header's length first."""
     slots, offset = {}, header.num_bytes
     for tensor in _tensors(header):
         group_size = header.group_size if len(tensor.shape) > 1 else None
@@ -141,7 +141,7 @@ def _refuse(origin: str, reason: str) -> InvalidCheckpoint:
 
 
 def _tensors(header: Header) -> Iterator[_Tensor]:
-    """Yield the tensors in the file's order; the rotary tables of version 0 are computed anew, so they have no name."""
+    """Yield the tensors in the file's order; version 0's rotary tables are computed, so they have no name."""
     dim, hidden, vocab = header.dim, header.hidden_dim, header.vocab_size
     head_dim = dim // header.num_heads
     kv_dim = header.num_kv_heads * head_dim

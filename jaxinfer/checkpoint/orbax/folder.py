@@ -1,4 +1,4 @@
-"""Opens a folder that ``jaxinfer convert`` wrote; its weights are read through TensorStore, without Orbax."""
+"""Opens a folder written by ``jaxinfer convert``; reads its weights with TensorStore, without Orbax."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +25,9 @@ _INDEX_CACHE_BYTES = 1 << 24
 
 
 def open_orbax_folder(folder: Path) -> Checkpoint:
-    """Open a converted folder: what it says of itself is checked against its weights' shapes; no weights are read.
+    """Open a converted folder: its marker is checked against the weights' shapes; no weights are read.
 
-    Raises :class:`InvalidCheckpoint` for a folder that another tool wrote, and for one that is damaged or was edited.
+    Raises :class:`InvalidCheckpoint` for a folder that is damaged, was edited or was written by another tool.
     """
     config = read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     marker = read_marker(folder, config)
@@ -66,7 +66,7 @@ class OrbaxTensors:
         return self.read_rows(name, 0, self._tensors[name].shape[0], dtype)
 
     def read_rows(self, name: str, start: int, stop: int, dtype: np.dtype) -> np.ndarray:
-        """Read the rows from ``start`` to before ``stop``, and of the file only the boxes that hold them."""
+        """Read the rows from ``start`` to before ``stop``; reads only the boxes that hold them."""
         tensor = self._tensors[name]
         result = np.empty((stop - start, *tensor.shape[1:]), dtype)
         for box, expected in zip(tensor.boxes(), tensor.checksums, strict=True):
@@ -76,7 +76,7 @@ class OrbaxTensors:
             values = self._finish(name, self._stores[name][box].read())
             if checksum(values) != expected:
                 raise self._refuse(name, "is damaged: its checksum does not match")
-            # A value too large for dtype becomes infinite, as it does from other formats.
+            # A value too large for dtype becomes infinite, as in the other formats.
             with np.errstate(all="ignore"):
                 rows = values[first - box[0].start : last - box[0].start]
                 result[(slice(first - start, last - start), *box[1:])] = rows
@@ -95,7 +95,7 @@ class OrbaxTensors:
             return future.result()
         except MemoryError:
             raise
-        except Exception as error:  # ValueError in the main, but TensorStore promises no class
+        except Exception as error:  # mostly ValueError, but TensorStore promises no class
             raise self._refuse(name, f"cannot be read ({_shorten(error)})") from None
 
     def _refuse(self, name: str, reason: str) -> InvalidCheckpoint:
@@ -103,6 +103,6 @@ class OrbaxTensors:
 
 
 def _shorten(error: Exception) -> str:
-    """Return TensorStore's message without the places in its source code that follow it."""
+    """Return TensorStore's message without the source locations that follow it."""
     text = " ".join(str(error).split()).partition(" [")[0]
     return text if len(text) <= 160 else f"{text[:100]}...{text[-50:]}"

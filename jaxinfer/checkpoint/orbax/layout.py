@@ -1,8 +1,8 @@
-"""What a converted folder holds, and the marker that says which weights belong to which configuration.
+"""The content of a converted folder, and the marker that ties its weights to its config.
 
-``config.json`` and the tokenizer's files stand beside ``weights``, a checkpoint in Orbax's own format: a flat
-dictionary of arrays under Hugging Face names. Its storage has checksums for its index but none for the weights, so the
-marker ``jaxinfer.json`` carries them, one for each box of a tensor that is stored, read and checked as a whole.
+``config.json`` and the tokenizer's files are beside ``weights``, a checkpoint in Orbax's own format: a flat dictionary
+of arrays under Hugging Face names. That format has checksums for its index but not for the weights, so the marker
+``jaxinfer.json`` holds them: one for each box of a tensor. A box is stored, read and checked as a whole.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in the weights: ``checksums`` are the CRC-32 of its boxes, in the order of `boxes`."""
+    """One tensor of the weights: ``checksums`` are the CRC-32 of its boxes, in the order of `boxes`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class StoredTensor:
     checksums: tuple[int, ...]
 
     def boxes(self) -> Iterator[tuple[slice, ...]]:
-        """Yield the places of the tensor's boxes, the last axis fastest; those at the far ends may be smaller."""
+        """Yield the slices of the tensor's boxes, the last axis fastest; the boxes at the far ends may be smaller."""
         starts = (range(0, size, step) for size, step in zip(self.shape, self.box))
         for corner in itertools.product(*starts):
             yield tuple(
@@ -60,14 +60,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Marker:
-    """What ``jaxinfer.json`` says; ``source`` is the format that the weights came from."""
+    """The content of ``jaxinfer.json``; ``source`` is the format that the weights came from."""
 
     source: str
     tensors: Mapping[str, StoredTensor]
 
 
 def is_orbax_folder(folder: Path) -> bool:
-    """Tell whether a folder was converted, or is a checkpoint of Orbax's or a part of one."""
+    """Tell whether a folder was converted, or is an Orbax checkpoint or a part of one."""
     if (folder / MARKER).is_file():
         return True
     if any((folder / name).is_file() for name in _SAFETENSORS):
@@ -76,10 +76,10 @@ def is_orbax_folder(folder: Path) -> bool:
 
 
 def choose_box(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of a tensor's boxes, at most BOX_BYTES each: the one that Orbax chooses for its chunks.
+    """Return the shape of a tensor's boxes, at most BOX_BYTES each: the shape that Orbax chooses for its chunks.
 
-    It cuts into equal parts only, so a tensor whose number of rows is a prime stays whole. Where the two choices
-    differed, reading would still be right, but would read chunks more than once.
+    Orbax cuts into equal parts only, so a tensor with a prime number of rows stays whole. If this choice differed from
+    Orbax's, reading would still be correct, but would read chunks more than once.
     """
     box = list(shape)
     while math.prod(box) > BOX_BYTES // itemsize:
@@ -90,7 +90,7 @@ def choose_box(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def describe_tensor(array: np.ndarray) -> StoredTensor:
-    """Cut a tensor into boxes and take their checksums."""
+    """Cut a tensor into boxes and compute their checksums."""
     whole = StoredTensor(array.dtype.name, array.shape, choose_box(array.shape, array.dtype.itemsize), ())
     return StoredTensor(whole.dtype, whole.shape, whole.box, tuple(checksum(array[box]) for box in whole.boxes()))
 
@@ -101,7 +101,7 @@ def checksum(array: np.ndarray) -> int:
 
 
 def stored_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype of a stored tensor's ``dtype``."""
+    """Return the NumPy dtype of a stored tensor's ``dtype`` name."""
     return _DTYPES[name]
 
 
@@ -118,7 +118,7 @@ def describe_marker(marker: Marker, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_marker(folder: Path, config: Mapping[str, Any]) -> Marker:
-    """Read ``jaxinfer.json``; raises :class:`InvalidCheckpoint` where it does not vouch for ``config``."""
+    """Read ``jaxinfer.json``; raises :class:`InvalidCheckpoint` if it does not match ``config``."""
     path = folder / MARKER
     if not path.is_file():
         parent = folder.parent if folder.name == WEIGHTS and (folder.parent / MARKER).is_file() else None

@@ -1,4 +1,4 @@
-"""Writes tensors with Orbax, a few at a time: the whole model never is in memory."""
+"""Writes tensors with Orbax, a few at a time: memory never holds the whole model."""
 
 import logging
 import math
@@ -22,10 +22,10 @@ _GROUP_BYTES, _GROUP_TENSORS = 1 << 26, 16
 def write_tensors(
     folder: Path, source: TensorSource, dtypes: Mapping[str, np.dtype], progress: Callable[[int, int], None] | None
 ) -> dict[str, StoredTensor]:
-    """Write the tensors that ``dtypes`` names, in those dtypes, as an Orbax checkpoint; return what was written.
+    """Write the tensors named in ``dtypes``, in those dtypes, as an Orbax checkpoint; return what was written.
 
-    ``progress`` receives the bytes done and the bytes in total. An interrupt ends the writing after the tensors at
-    hand; then, as after any error, what stands in ``folder`` is of no use.
+    ``progress`` receives the bytes done and the bytes in total. An interrupt stops after the tensors being written.
+    After an interrupt or an error the content of ``folder`` is unusable.
     """
     shapes = source.shapes()
     pending = {name: _Pending(name, tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
@@ -36,14 +36,14 @@ def write_tensors(
 
     def save() -> None:
         registry = ocp.type_handlers.create_type_handler_registry((_Pending, handler))
-        # Weights hardly compress, and unpacking them would take longer than reading them.
+        # Weights hardly compress, and decompressing them would slow down reading.
         as_arrays = ocp.PyTreeCheckpointHandler(
             use_ocdbt=True, use_zarr3=True, use_compression=False, type_handler_registry=registry
         )
         with ocp.Checkpointer(as_arrays) as checkpointer:
             checkpointer.save(folder, args=ocp.args.PyTreeSave(pending, save_args=save_args))
 
-    # In a thread of its own an interrupt cannot fall into Orbax's event loop and leave it half undone.
+    # Orbax's event loop runs in its own thread, so that an interrupt cannot leave it half done.
     with _silenced_logs(), ThreadPoolExecutor(1) as executor:
         future = executor.submit(save)
         try:
@@ -72,7 +72,7 @@ class _Pending:
 
 
 class _PendingHandler(ocp.type_handlers.NumpyHandler):
-    """Writes pending tensors as NumPy arrays, and as such anything that knows Orbax reads them."""
+    """Writes pending tensors as NumPy arrays; readers of Orbax checkpoints see NumPy arrays."""
 
     def __init__(self, source: TensorSource, total: int, progress: Callable[[int, int], None] | None):
         super().__init__(deepcopy_host_arrays=False)
@@ -83,14 +83,14 @@ class _PendingHandler(ocp.type_handlers.NumpyHandler):
         self.written: dict[str, StoredTensor] = {}
 
     async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None) -> list:
-        """Write all tensors before returning; no future is left to wait for."""
+        """Write all tensors before returning, so no future remains to wait for."""
         done = 0
         for group in _groups(values):
             futures = []
             try:
                 for index in group:
-                    # One at a time, for Orbax gives each call an event loop: where a write fails while another is under
-                    # way in the same loop, that one prints a traceback of its own.
+                    # One at a time, because Orbax gives each call its own event loop: if one write of a loop fails
+                    # while another is in progress, the other prints its own traceback.
                     chosen = [args[index]] if args else None
                     futures += await super().serialize([self._read(values[index])], [infos[index]], chosen)
             finally:
@@ -109,7 +109,7 @@ class _PendingHandler(ocp.type_handlers.NumpyHandler):
 
 
 def _wait_for_all(futures: Sequence[Any]) -> None:
-    """Wait until no write is under way; then raise the first error."""
+    """Wait until no write is in progress; then raise the first error."""
     errors = []
     for future in futures:
         try:
@@ -121,7 +121,7 @@ def _wait_for_all(futures: Sequence[Any]) -> None:
 
 
 def _groups(values: Sequence[_Pending]) -> Iterator[list[int]]:
-    """Yield the indices of neighbours that are written together: each group costs a round to the disk."""
+    """Yield the indices of neighbours that are written together; each group costs one round of disk writes."""
     group: list[int] = []
     num_bytes = 0
     for index, tensor in enumerate(values):
@@ -135,7 +135,7 @@ def _groups(values: Sequence[_Pending]) -> Iterator[list[int]]:
 
 @contextmanager
 def _silenced_logs() -> Iterator[None]:
-    """Keep Orbax from logging, with a traceback, the errors that it also raises."""
+    """Keep Orbax from logging errors, with tracebacks, that it also raises."""
     logger = logging.getLogger("absl")
     was_disabled, logger.disabled = logger.disabled, True
     try:

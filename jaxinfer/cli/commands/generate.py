@@ -16,10 +16,12 @@ from jaxinfer.cli.arguments import (
 )
 from jaxinfer.cli.output.draft_marks import DraftMarks, colours_drafts
 from jaxinfer.cli.output.pace_notice import pace_lines
+from jaxinfer.cli.output.start_table import start_lines
 from jaxinfer.cli.output.stats_table import stats_lines
 from jaxinfer.cli.processes import add_process_arguments, check_processes
 from jaxinfer.cli.prompts import add_prompt_arguments, read_prompts
 from jaxinfer.errors import InvalidOption
+from jaxinfer.start_times import seconds_since_start
 
 if TYPE_CHECKING:
     from jaxinfer.language_model import LanguageModel
@@ -70,14 +72,18 @@ def run(options: argparse.Namespace) -> int:
     is_streamed = len(prompts) == 1 and num_results == 1 and not options.json
     if options.show_drafts and not (is_streamed or options.json):
         raise InvalidOption("--show-drafts marks a single output: give one prompt and one sample, or add --json")
+    import_seconds = seconds_since_start()
     model = load_model(options)
     inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
     if is_streamed:
-        batches = [[_stream(model, inputs[0], sampling, options)]]
+        result, first_token_seconds = _stream(model, inputs[0], sampling, options)
+        batches = [[result]]
     else:
-        batches = _print_batches(model, prompts, inputs, num_results, sampling, options)
+        batches, first_token_seconds = _print_batches(model, prompts, inputs, num_results, sampling, options), None
     if options.stats:
         print(*stats_lines([result.stats for batch in batches for result in batch]), sep="\n", file=sys.stderr)
+        prefill_seconds = batches[0][0].stats.prefill_seconds
+        print(*start_lines(model, import_seconds, prefill_seconds, first_token_seconds), sep="\n", file=sys.stderr)
         first = [inputs[row // num_results] for row in range(len(batches[0]))]
         for line in pace_lines(model, options.strategy, first, batches, options.max_new_tokens, sampling):
             print(line, file=sys.stderr)
@@ -92,18 +98,20 @@ def _encode(model: "LanguageModel", prompt: str, is_chat: bool) -> list[int]:
 
 def _stream(
     model: "LanguageModel", prompt: list[int], sampling: "SamplingParams", options: argparse.Namespace
-) -> "GenerationResult":
+) -> tuple["GenerationResult", float]:
+    """Print a text as it comes; return it, and how long after the process began its first piece came."""
     pieces = model.stream(prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, strategy=options.strategy)
-    result, marks = None, DraftMarks(colours_drafts()) if options.show_drafts else None
+    result, first_token_seconds, marks = None, 0.0, DraftMarks(colours_drafts()) if options.show_drafts else None
     if marks is not None:
         print(marks.legend, file=sys.stderr)
     for piece in pieces:
         print(piece.text if marks is None else marks.mark(piece), end="", flush=True)
+        first_token_seconds = first_token_seconds or seconds_since_start()
         result = piece.result
     print(flush=True)
     if result is None:
         raise AssertionError("the stream ended without a result")
-    return result
+    return result, first_token_seconds
 
 
 def _print_batches(

@@ -14,7 +14,13 @@ from jaxinfer.models.model import Model
 
 
 def speculate(
-    model: Model, strategy: Strategy, memory: Any, own: Any, state: DecodeState, cache: LayeredCache, count: int
+    model: Model,
+    strategy: Strategy,
+    memory: Any,
+    drafter_params: Any,
+    state: DecodeState,
+    cache: LayeredCache,
+    count: int,
 ) -> tuple[DecodeState, Any]:
     """Decode each text up to ``count`` tokens further by a strategy over another cache.
 
@@ -31,7 +37,7 @@ def speculate(
     )
 
     def advance(carry: tuple[DecodeState, Any]) -> tuple[DecodeState, Any]:
-        return decode_step(model, strategy, own, *carry)
+        return decode_step(model, strategy, drafter_params, *carry)
 
     return jax.lax.while_loop(lambda carry: ~jnp.all(carry[0].finished_B), advance, (future, memory))
 

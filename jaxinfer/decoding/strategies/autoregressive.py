@@ -26,6 +26,6 @@ class Autoregressive(Strategy):
     def max_depth(self) -> int:
         return 0
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         tokens_BM = current_tokens(state)[:, None]
         return Proposal(chain(tokens_BM, jnp.ones_like(tokens_BM, bool)), memory)

@@ -14,7 +14,7 @@ from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import forward_prompt
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
@@ -26,7 +26,7 @@ from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.ops.masks import causal_ancestors
 
 
-class Drafter(NamedTuple):
+class DraftModelMemory(NamedTuple):
     """The draft model's cache, and how much it drafts next."""
 
     cache: LayeredCache
@@ -56,7 +56,7 @@ class DraftModel(Strategy):
     verify: Literal["match", "rejection"] = "match"
     config: DecoderConfig | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
-    weights: Any = field(default=None, repr=False, compare=False)
+    params: Any = field(default=None, repr=False, compare=False)
     # How many tokens up to the current one it reads first. Of its own draft that was accepted whole it has not seen
     # the last token; of other drafters' none.
     catch_up: int = field(default=2, repr=False)
@@ -79,7 +79,7 @@ class DraftModel(Strategy):
 
     @property
     def parameters(self) -> Any:
-        return self.weights
+        return self.params
 
     @property
     def first(self) -> int:
@@ -105,8 +105,8 @@ class DraftModel(Strategy):
         """Load the draft model in the target's dtype; raises InvalidOption where its tokens are others."""
         if self.config is not None and self.backend is not None:
             self._check_vocabulary(self.config, target)
-            weights = target.partitioner.place_params(self.config, self.backend, self.weights)
-            return self._partitioned(self.config, self.backend, weights, target)
+            params = target.partitioner.place_params(self.config, self.backend, self.params)
+            return self._partitioned(self.config, self.backend, params, target)
         if not self.model:
             raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
         checkpoint = open_checkpoint(self.model)
@@ -119,12 +119,12 @@ class DraftModel(Strategy):
                 "of the same vocabulary"
             )
         backend = choose_backend(target.backend.param_dtype, scan_layers=target.backend.scan_layers)
-        weights = target.partitioner.load_params(checkpoint, family.tensor_names(config), config, backend)
-        return self._partitioned(config, backend, weights, target)
+        params = target.partitioner.load_params(checkpoint, family.tensor_names(config), config, backend)
+        return self._partitioned(config, backend, params, target)
 
-    def _partitioned(self, config: DecoderConfig, backend: Backend, weights: Any, target: Target) -> "DraftModel":
+    def _partitioned(self, config: DecoderConfig, backend: Backend, params: Any, target: Target) -> "DraftModel":
         part = target.partitioner.partition(config, backend)
-        return replace(self, config=part.config, backend=part.backend, weights=weights)
+        return replace(self, config=part.config, backend=part.backend, params=params)
 
     def _check_vocabulary(self, config: DecoderConfig, target: Target) -> None:
         if config.num_tokens != target.config.num_tokens:
@@ -133,16 +133,16 @@ class DraftModel(Strategy):
                 f"{target.config.num_tokens}: choose a draft model of the same vocabulary"
             )
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Drafter:
-        drafter = self._drafter(own)
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> DraftModelMemory:
+        drafter = self._drafter(params)
         batch, num_slots = state.tokens_BS.shape
         cache = create_cache(drafter.config, batch, num_slots, drafter.decoder.backend, self.headroom)
-        tokens_BT = state.tokens_BS[:, : prompt.num_tokens]
+        tokens_BT = state.tokens_BS[:, : prefilled.num_tokens]
         _, cache = forward_prompt(drafter, tokens_BT, state.context_lengths_B, cache, PREFILL_CHUNK)
-        return Drafter(cache, first_lengths(batch, self.first))
+        return DraftModelMemory(cache, first_lengths(batch, self.first))
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Drafter) -> Proposal:
-        drafter, lengths = self._drafter(own), memory.lengths
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: DraftModelMemory) -> Proposal:
+        drafter, lengths = self._drafter(params), memory.lengths
         start_B = state.lengths_B - 1
 
         def run(
@@ -177,24 +177,24 @@ class DraftModel(Strategy):
         )
         counted_BM = jnp.arange(self.max_depth + 1)[None, :] <= lengths.counts_B[:, None]
         tree = chain(draft.tokens_BM, draft.drafted_BM & counted_BM)
-        return Proposal(tree, Drafter(draft.carry, lengths), log_q_BMV=draft.log_q_BMV)
+        return Proposal(tree, DraftModelMemory(draft.carry, lengths), log_q_BMV=draft.log_q_BMV)
 
     def observe(
         self,
         model: Model,
-        own: Any,
+        params: Any,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,
         draws_BM: Any,
         walk: Walk,
-    ) -> Drafter:
-        memory: Drafter = proposal.memory
+    ) -> DraftModelMemory:
+        memory: DraftModelMemory = proposal.memory
         accepted_B, running_B = walk.taken_B - 1, ~state.finished_B
         lengths = next_lengths(self.schedule, memory.lengths, accepted_B, running_B, self.max_depth)
-        return Drafter(memory.cache, lengths)
+        return DraftModelMemory(memory.cache, lengths)
 
-    def _drafter(self, own: Any) -> Model:
+    def _drafter(self, params: Any) -> Model:
         assert self.config is not None
         assert self.backend is not None
-        return Model(Decoder(self.config, self.backend), own)
+        return Model(Decoder(self.config, self.backend), params)

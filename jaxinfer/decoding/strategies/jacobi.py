@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Verified, current_tokens
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Verified, current_tokens
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
@@ -46,19 +46,19 @@ class Jacobi(Strategy):
     def max_depth(self) -> int:
         return self.num_draft_tokens
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Int[Array, "B G"]:
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Int[Array, "B G"]:
         back_G = jnp.arange(self.num_draft_tokens, 0, -1)
         places_BG = jnp.maximum(state.prompt_lengths_B[:, None] - back_G[None, :], 0)
         return jnp.take_along_axis(state.tokens_BS, places_BG, axis=1)
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Int[Array, "B G"]) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Int[Array, "B G"]) -> Proposal:
         tokens_BM = jnp.concatenate([current_tokens(state)[:, None], memory], axis=1)
         return Proposal(chain(tokens_BM, jnp.ones_like(tokens_BM, bool)), memory)
 
     def observe(
         self,
         model: Model,
-        own: Any,
+        params: Any,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,

@@ -69,7 +69,7 @@ class LayerSkip(Strategy):
             )
         return exit_layer
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         exit_layer, count = self.exit_of(model.config), self.num_draft_tokens
         batch, start_B = state.lengths_B.shape[0], state.lengths_B - 1
         exits_BMD = jnp.zeros((batch, count + 1, model.config.model_dim), model.decoder.backend.compute_dtype)
@@ -87,7 +87,7 @@ class LayerSkip(Strategy):
         passes = count * exit_layer / model.config.num_layers
         return Proposal(tree, exits_BMD, cache, draft.log_q_BMV, passes)
 
-    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+    def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         exit_layer, last = self.exit_of(model.config), self.num_draft_tokens
         hidden_B1D, cache = _run_first(model, exit_layer, state, proposal.tree.tokens_BM[:, last], nodes.start_B + last)
         exits_BMD = proposal.memory.at[:, last].set(hidden_B1D[:, 0])
@@ -105,7 +105,7 @@ class LayerSkip(Strategy):
         return Verified(model.logits(hidden_BMD), hidden_BMD, cache)
 
     def observe(
-        self, model: Model, own: Any, state: Any, proposal: Any, verified: Any, draws_BM: Any, walk: Any
+        self, model: Model, params: Any, state: Any, proposal: Any, verified: Any, draws_BM: Any, walk: Any
     ) -> Any:
         return ()
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState, is_stop
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Verified, current_tokens
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Verified, current_tokens
 from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
@@ -71,7 +71,7 @@ class Lookahead(Strategy):
     def max_depth(self) -> int:
         return self.ngram - 1
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Window:
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Window:
         batch, pool, ngram = state.lengths_B.shape[0], self.pool, self.ngram
         levels, width = ngram - 1, self.window
         # Any tokens will do; the prompt's, taken in turn, are as likely as others.
@@ -85,7 +85,7 @@ class Lookahead(Strategy):
             ages_BP = (first_BP >= 0).astype(jnp.int32)
         return Window(levels_BLW, grams_BPN, ages_BP, jnp.int32(1))
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Window) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Window) -> Proposal:
         current_B = current_tokens(state)
         guesses_BGN, is_guess_BG = self._guesses(memory, current_B, model.decoder.backend)
         batch = current_B.shape[0]
@@ -107,7 +107,7 @@ class Lookahead(Strategy):
     def observe(
         self,
         model: Model,
-        own: Any,
+        params: Any,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,

@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.drafters.shipped import own_tree, shipped_folder
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prompt, Proposal, Strategy, Target, Verified, current_tokens, few_nodes
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, current_tokens, few_nodes
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, grow, read_growth
 from jaxinfer.decoding.trees.static import (
     CAUTION,
@@ -52,9 +52,9 @@ class Medusa(Strategy):
     (`jaxinfer.decoding.trees.dynamic`), or ``own``: the one that comes with the heads or, where none does,
     mc_sim_7b_63. By default it is that one too, but its first nodes alone on a CPU, where more cost more than they
     gain, and in a sum of bounded size, whose nodes are ``sum_nodes``. ``epsilon`` and ``delta`` are those of typical
-    acceptance. ``paths`` or ``growth`` and ``extra`` are tree and heads themselves, for those who have them at hand. On
-    a CPU own output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``extra``, resolve it
-    once.
+    acceptance. ``paths`` or ``growth`` and ``params`` are tree and heads themselves, for those who have them at hand.
+    On a CPU own output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``params``,
+    resolve it once.
     """
 
     name: ClassVar[str] = "medusa"
@@ -68,7 +68,7 @@ class Medusa(Strategy):
     paths: Paths = field(default=(), repr=False)
     growth: Growth | None = field(default=None, repr=False)
     sum_nodes: int = field(default=0, repr=False)
-    extra: Params | None = field(default=None, compare=False, repr=False)
+    params: Params | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_choice(self, "verify", ("match", "typical"))
@@ -85,7 +85,7 @@ class Medusa(Strategy):
 
     @property
     def parameters(self) -> Any:
-        return () if self.extra is None else self.extra
+        return () if self.params is None else self.params
 
     @property
     def branches(self) -> bool:
@@ -103,8 +103,8 @@ class Medusa(Strategy):
         return replace(self, sum_nodes=nodes)
 
     def resolve(self, target: Target) -> "Medusa":
-        folder, extra = None, self.extra
-        if extra is None:
+        folder, params = None, self.params
+        if params is None:
             given = Path(expanduser(self.heads)) if self.heads else None
             folder = given or shipped_folder("heads", target.fingerprint, "python -m train.medusa")
         if self.growth is not None:
@@ -112,30 +112,30 @@ class Medusa(Strategy):
         else:
             num_nodes = None if self.paths else read_growth(self.tree)
         paths = self.read_paths(folder, few_nodes(target)) if num_nodes is None else ()
-        if extra is None:
+        if params is None:
             assert folder is not None
-            extra = read_heads(folder, target.config, target.backend, tree_depth(paths) or None, target.fingerprint)
-        growth = None if num_nodes is None else self.growth or Growth(num_nodes, len(extra["heads"]))
+            params = read_heads(folder, target.config, target.backend, tree_depth(paths) or None, target.fingerprint)
+        growth = None if num_nodes is None else self.growth or Growth(num_nodes, len(params["heads"]))
         shaped = replace(self, paths=paths, growth=growth)
-        self._check_fit(extra, shaped, target)
-        if "ids" in extra and "output" not in extra and "output" not in extra["heads"][0]:
-            extra = {**extra, "output": vocabulary_rows(target.config, target.params, extra["ids"])}
+        self._check_fit(params, shaped, target)
+        if "ids" in params and "output" not in params and "output" not in params["heads"][0]:
+            params = {**params, "output": vocabulary_rows(target.config, target.params, params["ids"])}
         # Those that are used alone, and rounded, for they only draft.
-        extra = {**extra, "heads": extra["heads"][: shaped.max_depth]}
-        extra = rounded_outputs(extra, target.partitioner.partition(target.config, target.backend).backend)
-        return replace(shaped, extra=target.partitioner.place_heads(extra))
+        params = {**params, "heads": params["heads"][: shaped.max_depth]}
+        params = rounded_outputs(params, target.partitioner.partition(target.config, target.backend).backend)
+        return replace(shaped, params=target.partitioner.place_heads(params))
 
-    def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> Float[Array, "B D"]:
-        return prompt.hidden_BD
+    def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> Float[Array, "B D"]:
+        return prefilled.hidden_BD
 
-    def propose(self, model: Model, own: Params, state: DecodeState, memory: Float[Array, "B D"]) -> Proposal:
+    def propose(self, model: Model, params: Params, state: DecodeState, memory: Float[Array, "B D"]) -> Proposal:
         if self.growth is not None:
-            guess = guess_conditioned if is_conditioned(own) else guess_plain
+            guess = guess_conditioned if is_conditioned(params) else guess_plain
             roots_B, backend = current_tokens(state), model.decoder.backend
-            tree, log_p_BM = grow(self.growth, roots_B, guess(model, own, self.growth, state, memory), backend)
+            tree, log_p_BM = grow(self.growth, roots_B, guess(model, params, self.growth, state, memory), backend)
             return Proposal(tree, memory, chances_BM=jnp.exp(log_p_BM))
-        draft = draft_conditioned if is_conditioned(own) else draft_plain
-        tokens_BM, log_p_BM = draft(model, own, self.paths, state, memory)
+        draft = draft_conditioned if is_conditioned(params) else draft_plain
+        tokens_BM, log_p_BM = draft(model, params, self.paths, state, memory)
         parents_BM = jnp.broadcast_to(jnp.asarray(lay_out(self.paths).parents_M), tokens_BM.shape)
         all_BM = jnp.ones(tokens_BM.shape, bool)
         return Proposal(DraftTree(tokens_BM, parents_BM, all_BM, all_BM), memory, chances_BM=jnp.exp(log_p_BM))
@@ -143,7 +143,7 @@ class Medusa(Strategy):
     def observe(
         self,
         model: Model,
-        own: Params,
+        params: Params,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,
@@ -153,7 +153,7 @@ class Medusa(Strategy):
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         return jnp.take_along_axis(verified.hidden_BMD, last_B1[..., None], axis=1)[:, 0]
 
-    def read_paths(self, folder: Path | None = None, most: int = 0) -> Paths:
+    def read_paths(self, folder: Path | None = None, most: int | None = None) -> Paths:
         """Return the tree of ranks that the options name for heads of a folder, or ``most`` nodes if they name none."""
         if self.paths:
             return check_tree(self.paths, "of paths")
@@ -163,19 +163,19 @@ class Medusa(Strategy):
         paths = read_tree("mc_sim_7b_63" if path is None else str(path))
         return paths if self.tree else paths_for(paths, self.sum_nodes or most, self.sum_nodes > 0)
 
-    def _check_fit(self, extra: Params, shaped: "Medusa", target: Target) -> None:
+    def _check_fit(self, params: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"
-        num_heads, depth, config = len(extra["heads"]), shaped.max_depth, target.config
+        num_heads, depth, config = len(params["heads"]), shaped.max_depth, target.config
         if depth > num_heads:
             tree = "of paths" if self.paths else self.tree
             raise InvalidOption(
                 f"medusa: tree {tree} is {depth} deep, but {where} has {num_heads} heads: choose a tree of at most "
                 f"that depth, such as tree=chain:{num_heads}"
             )
-        width, rows = heads_width(extra), len(extra["ids"]) if "ids" in extra else config.vocab_size
+        width, rows = heads_width(params), len(params["ids"]) if "ids" in params else config.vocab_size
         if width != config.model_dim:
             raise InvalidOption(f"medusa: {where} reads {width} channels, but hidden states have {config.model_dim}")
-        output = extra["heads"][0].get("output") or extra.get("output")
+        output = params["heads"][0].get("output") or params.get("output")
         if output is not None and output["kernel"].shape[0] != rows:
             raise InvalidOption(f"medusa: {where} knows {output['kernel'].shape[0]} tokens, but needs to know {rows}")
         growth = shaped.growth
@@ -185,17 +185,17 @@ class Medusa(Strategy):
 
 
 def draft_plain(
-    model: Model, extra: Params, paths: Paths, state: DecodeState, hidden_BD: Float[Array, "B D"]
+    model: Model, params: Params, paths: Paths, state: DecodeState, hidden_BD: Float[Array, "B D"]
 ) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
     """Return the tokens of a tree's nodes, and the log-probability of the path to each, by heads that see no drafts."""
     layout = lay_out(paths)
-    logits_BHW, most = plain_logits(model, extra, hidden_BD), int(layout.ranks_M.max()) + 1
-    log_p_BHR, best_BHR = top_chances(extra, logits_BHW, most, model.decoder.backend, CAUTION)
+    logits_BHW, most = plain_logits(model, params, hidden_BD), int(layout.ranks_M.max()) + 1
+    log_p_BHR, best_BHR = top_chances(params, logits_BHW, most, model.decoder.backend, CAUTION)
     return fill_tree(layout, current_tokens(state), log_p_BHR, best_BHR)
 
 
 def draft_conditioned(
-    model: Model, extra: Params, paths: Paths, state: DecodeState, hidden_BD: Float[Array, "B D"]
+    model: Model, params: Params, paths: Paths, state: DecodeState, hidden_BD: Float[Array, "B D"]
 ) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
     """Return what `draft_plain` does, by heads that see the path to each node: a level at a time."""
     layout, backend = lay_out(paths), model.decoder.backend
@@ -211,9 +211,9 @@ def draft_conditioned(
         ranks = layout.ranks_M[level]
         path_BPD = path_BMD[:, parents - first]
         hidden_BPD = jnp.broadcast_to(hidden_BD[:, None], (batch, len(parents), width))
-        states_BPD = head_states(extra["heads"][depth - 1], hidden_BPD, path_BPD, backend)
-        logits_BPW = head_logits(model, extra, depth - 1, states_BPD)
-        log_p_BPR, best_BPR = top_chances(extra, logits_BPW, int(ranks.max()) + 1, backend, CAUTION)
+        states_BPD = head_states(params["heads"][depth - 1], hidden_BPD, path_BPD, backend)
+        logits_BPW = head_logits(model, params, depth - 1, states_BPD)
+        log_p_BPR, best_BPR = top_chances(params, logits_BPW, int(ranks.max()) + 1, backend, CAUTION)
         drafted_BM = best_BPR[:, parent_of, ranks]
         embedded_BMD = model.embedded(drafted_BM, jnp.broadcast_to(position_B1 + depth, drafted_BM.shape))
         path_BMD = jnp.concatenate([path_BPD[:, parent_of], embedded_BMD], axis=-1)
@@ -224,11 +224,11 @@ def draft_conditioned(
 
 
 def guess_plain(
-    model: Model, extra: Params, growth: Growth, state: DecodeState, hidden_BD: Float[Array, "B D"]
+    model: Model, params: Params, growth: Growth, state: DecodeState, hidden_BD: Float[Array, "B D"]
 ) -> Guess:
     """Return what heads that see the hidden state alone guess: at each depth the same after every beam."""
-    logits_BHW = plain_logits(model, extra, hidden_BD)
-    log_p_BHR, tokens_BHR = top_chances(extra, logits_BHW, growth.num_ranks, model.decoder.backend, CAUTION)
+    logits_BHW = plain_logits(model, params, hidden_BD)
+    log_p_BHR, tokens_BHR = top_chances(params, logits_BHW, growth.num_ranks, model.decoder.backend, CAUTION)
 
     def guess(depth: int, beams: Beams, _: Any) -> tuple[Any, Any, Any]:
         shape = (*beams.tokens_BW.shape, growth.num_ranks)
@@ -239,7 +239,7 @@ def guess_plain(
 
 
 def guess_conditioned(
-    model: Model, extra: Params, growth: Growth, state: DecodeState, hidden_BD: Float[Array, "B D"]
+    model: Model, params: Params, growth: Growth, state: DecodeState, hidden_BD: Float[Array, "B D"]
 ) -> Guess:
     """Return what heads that see the path to each beam guess; what they pass on are the embeddings along the paths."""
     backend, position_B1 = model.decoder.backend, state.lengths_B[:, None] - 1
@@ -251,8 +251,8 @@ def guess_conditioned(
             before_BWD = jnp.take_along_axis(path_BWD, beams.origins_BW[..., None], axis=1)
             embedded_BWD = jnp.concatenate([before_BWD, embedded_BWD], axis=-1)
         hidden_BWD = jnp.broadcast_to(hidden_BD[:, None], (*tokens_BW.shape, hidden_BD.shape[-1]))
-        states_BWD = head_states(extra["heads"][depth - 1], hidden_BWD, embedded_BWD, backend)
-        logits_BWV = head_logits(model, extra, depth - 1, states_BWD)
-        return *top_chances(extra, logits_BWV, growth.num_ranks, backend, CAUTION), embedded_BWD
+        states_BWD = head_states(params["heads"][depth - 1], hidden_BWD, embedded_BWD, backend)
+        logits_BWV = head_logits(model, params, depth - 1, states_BWD)
+        return *top_chances(params, logits_BWV, growth.num_ranks, backend, CAUTION), embedded_BWD
 
     return guess

@@ -77,7 +77,7 @@ class PromptLookup(Strategy):
     def max_depth(self) -> int:
         return self.num_draft_tokens
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Any) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         matched_BS = match_lengths(state.tokens_BS, state.lengths_B, self.max_ngram)
         num_slots = matched_BS.shape[1]
         place_S = jnp.arange(num_slots)

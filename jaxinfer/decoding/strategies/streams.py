@@ -16,7 +16,7 @@ from jaxinfer.checkpoint.drafters.streams import read_streams
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified, current_tokens, few_nodes
+from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Target, Verified, current_tokens, few_nodes
 from jaxinfer.decoding.trees.pruning import best_nodes, kept_tree, path_scores
 from jaxinfer.decoding.trees.static import (
     CAUTION,
@@ -57,7 +57,7 @@ class Streams(Strategy):
     more cost more than they gain, and in a sum of bounded size, whose nodes are ``sum_nodes``. Before the layers that
     have streams, drafts are pruned by what an early exit makes of them: those that it gives less than ``prune_below``
     after their parents go with all that follows them, and of the rest the likeliest ``keep_nodes`` stay (0: all).
-    ``paths``, ``num_layers`` and ``extra`` are the tree, the number of layers with streams and the streams' parameters
+    ``paths``, ``num_layers`` and ``params`` are the tree, the number of layers with streams and the streams' parameters
     themselves, for those who have them at hand.
     """
 
@@ -71,7 +71,7 @@ class Streams(Strategy):
     paths: Paths = field(default=(), repr=False)
     sum_nodes: int = field(default=0, repr=False)
     num_layers: int = field(default=0, repr=False)
-    extra: Params | None = field(default=None, compare=False, repr=False)
+    params: Params | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_range(self, "prune_below", 0, 1)
@@ -79,7 +79,7 @@ class Streams(Strategy):
 
     @property
     def parameters(self) -> Any:
-        return () if self.extra is None else self.extra
+        return () if self.params is None else self.params
 
     @property
     def max_depth(self) -> int:
@@ -112,56 +112,57 @@ class Streams(Strategy):
 
     def resolve(self, target: Target) -> "Streams":
         """Read the streams and the tree; raises InvalidOption where they do not fit each other or the target."""
-        folder, extra, num_layers = None, self.extra, self.num_layers
-        if extra is None:
+        folder, params, num_layers = None, self.params, self.num_layers
+        if params is None:
             given = Path(expanduser(self.heads)) if self.heads else None
             folder = given or shipped_folder("streams", target.fingerprint, "python -m train.streams")
-            streams, extra = read_streams(folder, target.config, target.backend, target.fingerprint)
+            streams, params = read_streams(folder, target.config, target.backend, target.fingerprint)
             num_layers = streams.num_layers
         # Each node has its streams beside it; what is to be pruned has to be drafted first.
-        most = few_nodes(target) // 2 if self.verifies_any_tree else 0
+        few = few_nodes(target)
+        most = few // 2 if few is not None and self.verifies_any_tree else None
         paths = check_tree(self.paths, "of paths") if self.paths else self.read_paths(folder, most)
-        self._check_fit(extra, num_layers, paths, target.config)
+        self._check_fit(params, num_layers, paths, target.config)
         # Streams that no node of the tree is drafted from need not run.
-        identifiers = extra["identifiers"][: tree_depth(paths)]
-        extra = {**extra, "identifiers": identifiers}
-        if "blocks" in extra:
-            extra["blocks"] = pad_adapters(extra["blocks"], target.config, target.partitioner.tensor)
-        extra = target.partitioner.place(extra)
-        return replace(self, paths=paths, num_layers=num_layers, extra=extra)
+        identifiers = params["identifiers"][: tree_depth(paths)]
+        params = {**params, "identifiers": identifiers}
+        if "blocks" in params:
+            params["blocks"] = pad_adapters(params["blocks"], target.config, target.partitioner.tensor)
+        params = target.partitioner.place(params)
+        return replace(self, paths=paths, num_layers=num_layers, params=params)
 
-    def start(self, model: Model, own: Params, state: DecodeState, prompt: Prompt) -> _Best:
+    def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> _Best:
         # The last token in the cache runs once more, now with streams; what that writes to the cache is dropped.
         start_B = jnp.maximum(state.lengths_B - 2, 0)
         tokens_B1, position_B1 = jnp.take_along_axis(state.tokens_BS, start_B[:, None], axis=1), start_B[:, None]
         itself_111 = jnp.ones((1, 1, 1), bool)
         nodes = Nodes(start_B, itself_111, position_B1)
         hidden_B1D, cache = self._run_first(model, state, tokens_B1, nodes)
-        run = run_streams(model, own, self.num_layers, hidden_B1D, *nodes, cache, state.context_lengths_B)
+        run = run_streams(model, params, self.num_layers, hidden_B1D, *nodes, cache, state.context_lengths_B)
         return self._best(model, run.streams_BMJD[:, 0])
 
-    def propose(self, model: Model, own: Params, state: DecodeState, memory: _Best) -> Proposal:
+    def propose(self, model: Model, params: Params, state: DecodeState, memory: _Best) -> Proposal:
         layout = lay_out(self.paths)
         tokens_BM, log_p_BM = fill_tree(layout, current_tokens(state), *memory)
         parents_BM = jnp.broadcast_to(jnp.asarray(layout.parents_M), tokens_BM.shape)
         all_BM = jnp.ones(tokens_BM.shape, bool)
         tree = DraftTree(tokens_BM, parents_BM, all_BM, all_BM)
         if self.prunes:
-            return self._pruned(model, own, state, tree, layout)
+            return self._pruned(model, params, state, tree, layout)
         return Proposal(tree, None, chances_BM=jnp.exp(log_p_BM) if self.sum_nodes else None)
 
-    def forward(self, model: Model, own: Params, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+    def forward(self, model: Model, params: Params, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         hidden_BMD, cache, passes = proposal.memory, state.cache, self.num_layers / model.config.num_layers
         if not self.prunes:
             hidden_BMD, cache = self._run_first(model, state, proposal.tree.tokens_BM, nodes)
             passes = 1.0
-        run = run_streams(model, own, self.num_layers, hidden_BMD, *nodes, cache, state.context_lengths_B)
+        run = run_streams(model, params, self.num_layers, hidden_BMD, *nodes, cache, state.context_lengths_B)
         return Verified(model.logits(run.hidden_BMD), run.hidden_BMD, run.cache, passes, run.streams_BMJD)
 
     def observe(
         self,
         model: Model,
-        own: Params,
+        params: Params,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,
@@ -169,10 +170,10 @@ class Streams(Strategy):
         walk: Walk,
     ) -> _Best:
         last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
-        streams_BJD = jnp.take_along_axis(verified.extra, last_B1[..., None, None], axis=1)[:, 0]
+        streams_BJD = jnp.take_along_axis(verified.aux, last_B1[..., None, None], axis=1)[:, 0]
         return self._best(model, streams_BJD)
 
-    def read_paths(self, folder: Path | None = None, most: int = 0) -> Paths:
+    def read_paths(self, folder: Path | None = None, most: int | None = None) -> Paths:
         """Return the tree that the options name for streams of a folder, or ``most`` nodes if they name none."""
         if self.tree not in ("", OWN_TREE):
             return read_product(self.tree)
@@ -196,14 +197,16 @@ class Streams(Strategy):
         # Remembered from step to step, they would be computed even where no bounded sum reads them.
         return log_p_BJK if self.sum_nodes else jnp.zeros_like(log_p_BJK), tokens_BJK
 
-    def _pruned(self, model: Model, own: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout) -> Proposal:
+    def _pruned(
+        self, model: Model, params: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout
+    ) -> Proposal:
         """Run the layers without streams, and go on with the nodes that their result speaks for."""
         start_B = state.lengths_B - 1
         positions_BM = start_B[:, None] + jnp.asarray(layout.depths_M)
         relation_1MM = ancestors(tree.parents_BM[:1])
         hidden_BMD, cache = self._run_first(model, state, tree.tokens_BM, Nodes(start_B, relation_1MM, positions_BM))
         inner = np.unique(layout.parents_M)
-        logits_BIV = exit_logits(model, own, hidden_BMD[:, inner])
+        logits_BIV = exit_logits(model, params, hidden_BMD[:, inner])
         scores_BM = path_scores(layout, tree.tokens_BM, logits_BIV, self.prune_below)
         kept_BP = best_nodes(scores_BM, self.num_kept, model.decoder.backend)
         # The kept nodes stand together from here on, as if there had never been others.
@@ -212,9 +215,9 @@ class Streams(Strategy):
         passes = 1.0 - self.num_layers / model.config.num_layers
         return Proposal(kept_tree(tree, kept_BP, scores_BM > -jnp.inf), hidden_BPD, cache, passes=passes)
 
-    def _check_fit(self, extra: Params, num_layers: int, paths: Paths, config: DecoderConfig) -> None:
+    def _check_fit(self, params: Params, num_layers: int, paths: Paths, config: DecoderConfig) -> None:
         where = self.heads or "the streams given"
-        num_streams, width = extra["identifiers"].shape
+        num_streams, width = params["identifiers"].shape
         tree, depth, most = "of paths" if self.paths else self.tree, tree_depth(paths), max(map(max, paths))
         if width != config.model_dim:
             raise InvalidOption(f"streams: {where} have {width} channels, but hidden states have {config.model_dim}")

@@ -16,7 +16,7 @@ from jaxinfer.decoding.drafting.speculate import future_chain, speculate
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
-from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Target, Verified
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.model import Model
@@ -59,7 +59,7 @@ class StreamingDrafter(Strategy):
     def max_depth(self) -> int:
         return self.num_draft_tokens
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: LayeredCache) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: LayeredCache) -> Proposal:
         before_B = jnp.maximum(state.lengths_B - 2, 0)
 
         def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], carry: Any) -> tuple[Array, Any]:
@@ -152,7 +152,7 @@ class TriForce(Strategy):
         grown = self.renew_steps * (self.num_draft_tokens + 1) + self.headroom
         return Sizes(budget, window, min(window + self.chunk + grown, num_slots))
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Smaller:
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Smaller:
         # Until the first verification has asked for something, the first chunks stand in.
         config, backend, full = model.config, model.decoder.backend, self._full_parts(model, state)
         shape = state.lengths_B.shape[0], config.num_heads, config.head_dim
@@ -168,36 +168,36 @@ class TriForce(Strategy):
                 streaming.append(streaming_part(part, held_B, self.sinks, sizes.window, self.headroom))
         return Smaller(tuple(retrieval), tuple(streaming), jnp.int32(self.renew_steps))
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Smaller) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Smaller) -> Proposal:
         cache = self._with_full_parts(model, state.cache, memory.retrieval)
         if self.num_inner_tokens:
             drafter = StreamingDrafter(self.num_inner_tokens)
             inner = self._with_full_parts(model, state.cache, memory.streaming)
         else:
             drafter, inner = Autoregressive(), LayeredCache(())
-        future, inner = speculate(model, drafter, inner, own, state, cache, self.num_draft_tokens)
+        future, inner = speculate(model, drafter, inner, params, state, cache, self.num_draft_tokens)
         # The caches are handed on as drafting left them: to keep those from before would be to copy them.
         retrieval = tuple(part for part in future.cache.parts if isinstance(part, RetrievalCache))
         streaming = tuple(part for part in inner.parts if isinstance(part, StreamingCache))
         tree = future_chain(state, future, self.num_draft_tokens)
         return Proposal(tree, Smaller(retrieval, streaming, memory.age), passes=future.passes_B)
 
-    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+    def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         """Run the target over the chain, and return its queries as well."""
         config, dtype = model.config, jnp.dtype(model.decoder.backend.compute_dtype)
         shape = *nodes.positions_BM.shape, config.num_heads, config.head_dim
         full = self._full_parts(model, state)
         recording = [RecordingCache(part, jnp.zeros((part.keys.shape[0], *shape), dtype)) for part in full]
         cache = self._with_full_parts(model, state.cache, recording)
-        verified = super().forward(model, own, state._replace(cache=cache), proposal, nodes)
+        verified = super().forward(model, params, state._replace(cache=cache), proposal, nodes)
         recorded = [part for part in verified.cache.parts if isinstance(part, RecordingCache)]
         cache = self._with_full_parts(model, verified.cache, [part.cache for part in recorded])
-        return verified._replace(cache=cache, extra=[part.queries_LBTNH for part in recorded])
+        return verified._replace(cache=cache, aux=[part.queries_LBTNH for part in recorded])
 
     def observe(
         self,
         model: Model,
-        own: Any,
+        params: Any,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,
@@ -215,7 +215,7 @@ class TriForce(Strategy):
         held_B, age = jnp.maximum(state.lengths_B - 1, 0), memory.age + 1
         is_due, window = age >= self.renew_steps, self.sizes(full[0].keys.shape[2]).window
         retrieval = []
-        for part, source, queries_LBMNH in zip(memory.retrieval, full, verified.extra, strict=True):
+        for part, source, queries_LBMNH in zip(memory.retrieval, full, verified.aux, strict=True):
             asked_LBNH = jnp.take_along_axis(queries_LBMNH, last_B1[None, :, :, None, None], axis=2)[:, :, 0]
             part = part.refreshed(source, positions_BM)
             asked = (asked_LBNH, held_B, self.chunk, window, backend, is_due)

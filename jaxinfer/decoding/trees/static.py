@@ -112,12 +112,12 @@ def read_tree(name: str) -> Paths:
     return check_tree(listed, name)
 
 
-def paths_for(paths: Paths, nodes: int, is_summed: bool) -> Paths:
-    """Return the paths to draft for a pass over at most ``nodes``, the root included; all where it is 0.
+def paths_for(paths: Paths, nodes: int | None, is_summed: bool) -> Paths:
+    """Return the paths to draft for a pass over at most ``nodes``, the root included; all where it is None.
 
     They are listed as they gain; those above the ones that stay do too. A sum of drafters has a choice of some more.
     """
-    if not nodes:
+    if nodes is None:
         return paths
     count = math.ceil((nodes - 1) * _CHOICE) if is_summed else nodes - 1
     kept = {path[:depth] for path in paths[:count] for depth in range(1, len(path) + 1)}

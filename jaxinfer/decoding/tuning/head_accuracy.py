@@ -19,22 +19,24 @@ from jaxinfer.notation import Array, Int, Params
 
 
 def measure_accuracies(
-    decoder: Decoder, params: Params, extra: Params, texts: Sequence[Sequence[int]], num_ranks: int = 10
+    decoder: Decoder, params: Params, head_params: Params, texts: Sequence[Sequence[int]], num_ranks: int = 10
 ) -> list[list[float]]:
     """Return ``accuracies[k][r]``: how often the token that head k ranks r-th stands where the head looks.
 
-    ``extra`` are heads as a resolved `jaxinfer.decoding.strategies.medusa.Medusa` has them, ``texts`` token ids as the
-    model writes them. Heads that are conditioned on drafted tokens read the text's own, so that theirs are the chances
-    of a node whose ancestors are all right. `jaxinfer.decoding.trees.static.build_tree` takes both kinds.
+    ``head_params`` are heads as a resolved `jaxinfer.decoding.strategies.medusa.Medusa` has them, ``texts`` token ids
+    as the model writes them. Heads that are conditioned on drafted tokens read the text's own, so that theirs are the
+    chances of a node whose ancestors are all right. `jaxinfer.decoding.trees.static.build_tree` takes both kinds.
     """
-    num_heads = len(extra["heads"])
+    num_heads = len(head_params["heads"])
     if not texts or max(len(text) for text in texts) < num_heads + 2:
         raise InvalidOption(f"accuracies of {num_heads} heads are measured on texts of {num_heads + 2} tokens or more")
     hits_HR, tries_H = np.zeros((num_heads, num_ranks)), np.zeros((num_heads, 1))
     for text in texts:
         tokens_1T = np.zeros((1, prompt_bucket(len(text))), np.int32)
         tokens_1T[0, : len(text)] = text
-        found_HR = _count_hits(decoder, num_ranks, params, extra, jnp.asarray(tokens_1T), jnp.asarray([len(text)]))
+        found_HR = _count_hits(
+            decoder, num_ranks, params, head_params, jnp.asarray(tokens_1T), jnp.asarray([len(text)])
+        )
         hits_HR += np.asarray(found_HR)
         tries_H += np.maximum(len(text) - 2 - np.arange(num_heads), 0)[:, None]
     return (hits_HR / np.maximum(tries_H, 1)).tolist()
@@ -45,7 +47,7 @@ def _count_hits(
     decoder: Decoder,
     num_ranks: int,
     params: Params,
-    extra: Params,
+    head_params: Params,
     tokens_1T: Int[Array, "1 T"],
     length_1: Int[Array, "1"],
 ) -> Int[Array, "heads ranks"]:
@@ -60,12 +62,14 @@ def _count_hits(
 
     path: list[Any] = []
     counts = []
-    for index, head in enumerate(extra["heads"]):
-        if is_conditioned(extra):
+    for index, head in enumerate(head_params["heads"]):
+        if is_conditioned(head_params):
             path.append(model.embedded(ahead(index + 1), (place_T + index + 1)[None]))
         along = jnp.concatenate(path, axis=-1) if path else None
         states_1TD = head_states(head, hidden_1TD, along, decoder.backend)
-        best_1TR = top_tokens(extra, head_logits(model, extra, index, states_1TD), num_ranks, decoder.backend)
+        best_1TR = top_tokens(
+            head_params, head_logits(model, head_params, index, states_1TD), num_ranks, decoder.backend
+        )
         # The state at t is followed by the current token, and that by the first that a head looks for.
         is_hit_1TR = best_1TR == ahead(index + 2)[..., None]
         is_inside_1T = place_T[None] + index + 2 < length_1[:, None]

@@ -1,15 +1,15 @@
-"""Heads that predict tokens further ahead than the next: Medusa's (Cai et al., 2401.10774) and Hydra's (2402.05109).
+"""Heads that predict tokens after the next one: Medusa (Cai et al., 2401.10774) and Hydra (2402.05109).
 
-Head k guesses the token at depth k + 1 of a draft tree, counted from the current token, from the final hidden state h
-of the token before that. Its parameters are ``{"blocks": [...], "output": {"kernel"}}`` and are applied as
+Head k predicts the token at depth k + 1 of a draft tree, counted from the current token. Its input is the final hidden
+state h of the token before the current one. Its parameters are ``{"blocks": [...], "output": {"kernel"}}``, applied as
 
     x = h;  x = x + SiLU(W x + b) for each block;  logits = U x
 
-A block that has ``"out"`` is an MLP, ``x + O SiLU(W x + b)``. The first block of a head that is *conditioned* on the
-drafted tokens before it reads h and the embeddings of the k + 1 tokens on the path from the current one, in that
-order, in the place of x. All heads are ``{"heads": [...]}``; where heads have no ``"output"``, one ``"output"`` beside
-``"heads"`` serves them all, or else the model's own. ``"ids"`` are the tokens that the rows of the outputs stand for,
-where these are not the whole vocabulary.
+A block with ``"out"`` is an MLP, ``x + O SiLU(W x + b)``. A *conditioned* head also reads the tokens drafted before its
+own: instead of x, its first block reads h and the embeddings of the k + 1 tokens on the path from the current token, in
+that order. All heads together are ``{"heads": [...]}``. If heads have no ``"output"``, they share one ``"output"``
+beside ``"heads"``, or else the model's. ``"ids"`` are the token ids of the output rows, if these are not the whole
+vocabulary.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import stored_kernel
+from jaxinfer.models.layers import stored_kernel
 from jaxinfer.models.model import Model
 from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
@@ -28,15 +28,15 @@ from jaxinfer.ops.seven_bits import round_rows, rounded_product, rounds
 from jaxinfer.ops.top_k import top_k
 
 
-def is_conditioned(extra: Params) -> bool:
+def is_conditioned(head_params: Params) -> bool:
     """Tell whether heads read the tokens drafted before theirs."""
-    blocks = extra["heads"][0]["blocks"]
-    return bool(blocks) and blocks[0]["kernel"].shape[1] > heads_width(extra)
+    blocks = head_params["heads"][0]["blocks"]
+    return bool(blocks) and blocks[0]["kernel"].shape[1] > heads_width(head_params)
 
 
-def heads_width(extra: Params) -> int:
-    """Return how many channels the hidden states have that heads are made for."""
-    head = extra["heads"][0]
+def heads_width(head_params: Params) -> int:
+    """Return the width of the hidden states that the heads expect."""
+    head = head_params["heads"][0]
     if not head["blocks"]:
         return head["output"]["kernel"].shape[1]
     block = head["blocks"][0]
@@ -46,7 +46,7 @@ def heads_width(extra: Params) -> int:
 def head_states(
     head: Params, hidden: Float[Array, "*rows D"], path: Float[Array, "*rows d_path"] | None, backend: Backend
 ) -> Float[Array, "*rows D"]:
-    """Run a head's blocks on final hidden states; ``path`` are the drafted tokens' embeddings, one after the other."""
+    """Run a head's blocks on final hidden states; ``path`` is the concatenation of the drafted tokens' embeddings."""
     states = hidden
     for index, block in enumerate(head["blocks"]):
         inputs = states if index or path is None else jnp.concatenate([hidden, path], axis=-1)
@@ -55,12 +55,14 @@ def head_states(
     return states
 
 
-def head_logits(model: Model, extra: Params, index: int, states: Float[Array, "*rows D"]) -> Float[Array, "*rows W"]:
-    """Return a head's logits, over the draft vocabulary where there is one.
+def head_logits(
+    model: Model, head_params: Params, index: int, states: Float[Array, "*rows D"]
+) -> Float[Array, "*rows W"]:
+    """Return a head's logits, over the draft vocabulary if there is one.
 
-    A cap that the model puts on its logits is left out where a head's own rows are read: it changes no ranks.
+    With an output matrix of the heads, the model's soft-cap on logits is left out: it does not change their order.
     """
-    output = extra["heads"][index].get("output") or extra.get("output")
+    output = head_params["heads"][index].get("output") or head_params.get("output")
     if output is None:
         return model.logits(states)
     if "scale" in output:
@@ -70,36 +72,36 @@ def head_logits(model: Model, extra: Params, index: int, states: Float[Array, "*
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
 
 
-def plain_logits(model: Model, extra: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads W"]:
-    """Return the logits of all heads that read nothing but the hidden state."""
-    backend, heads = model.decoder.backend, extra["heads"]
+def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads W"]:
+    """Return the logits of all heads that read only the hidden state."""
+    backend, heads = model.decoder.backend, head_params["heads"]
     states = [head_states(head, hidden_BD, None, backend) for head in heads]
     if "output" in heads[0]:
-        return jnp.stack([head_logits(model, extra, index, state) for index, state in enumerate(states)], axis=1)
-    # One product, so that the shared matrix is read once.
-    return head_logits(model, extra, 0, jnp.stack(states, axis=1))
+        return jnp.stack([head_logits(model, head_params, index, state) for index, state in enumerate(states)], axis=1)
+    # One product reads the shared matrix once.
+    return head_logits(model, head_params, 0, jnp.stack(states, axis=1))
 
 
 def top_tokens(
-    extra: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend
+    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend
 ) -> Int[Array, "B heads count"]:
-    """Return the ids of a head's best tokens, the best first."""
+    """Return the ids of each head's most probable tokens, the best first."""
     _, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
-    return extra["ids"][rows] if "ids" in extra else rows
+    return head_params["ids"][rows] if "ids" in head_params else rows
 
 
 def top_chances(
-    extra: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
+    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
 ) -> tuple[Float[Array, "B heads count"], Int[Array, "B heads count"]]:
-    """Return the log-probabilities that a head gives its best tokens, and these tokens' ids, the best first."""
+    """Return the log-probabilities and the ids of each head's most probable tokens, the best first."""
     best, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
     best, wide = (each.astype(jnp.promote_types(each.dtype, jnp.float32)) / temperature for each in (best, logits))
     best -= jax.nn.logsumexp(wide, axis=-1, keepdims=True)
-    return best, extra["ids"][rows] if "ids" in extra else rows
+    return best, head_params["ids"][rows] if "ids" in head_params else rows
 
 
-def rounded_outputs(extra: Params, backend: Backend) -> Params:
-    """Return heads with their own output matrices rounded, and a ``"scale"`` beside each, where that is faster."""
+def rounded_outputs(head_params: Params, backend: Backend) -> Params:
+    """Return heads whose own output matrices are rounded, each with a ``"scale"``, where that is faster."""
 
     def rounded(part: Params) -> Params:
         if "output" not in part or not rounds(part["output"]["kernel"], backend):
@@ -107,11 +109,11 @@ def rounded_outputs(extra: Params, backend: Backend) -> Params:
         integers, scale = round_rows(part["output"]["kernel"])
         return {**part, "output": {**part["output"], "kernel": integers, "scale": scale}}
 
-    return {**rounded(extra), "heads": tuple(rounded(head) for head in extra["heads"])}
+    return {**rounded(head_params), "heads": tuple(rounded(head) for head in head_params["heads"])}
 
 
 def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[Array, " W"]) -> Params:
-    """Return the model's output matrix for some tokens alone, as an ``"output"`` of heads."""
+    """Return the model's output matrix for some tokens only, as an ``"output"`` of heads."""
     table = params["embed"]["embedding"] if config.tied_embeddings else params["head"]["kernel"]
     kernel = table[ids]
     if config.embedding_dim is not None:

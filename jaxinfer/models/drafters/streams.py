@@ -1,19 +1,18 @@
-"""Speculative streams: further rows in a decoder's top layers that guess tokens ahead (Bhendawade et al., 2402.11131).
+"""Speculative streams: extra rows in a decoder's top layers that predict later tokens (Bhendawade et al., 2402.11131).
 
-Before the top layers, stream j = 1 .. J of a token begins from the token's hidden state M as
+Before the top layers, stream j = 1 .. J of a token starts from the token's hidden state M as
 
     S_j = M + U V M + P_j
 
-with matrices U and V of a low rank and an identifier P_j of its own. It then runs through those layers as a token
-would that stands j places after its own: it sees what its token sees, the token itself, and the token's streams
-1 .. j. No token sees a stream. Behind the final norm and the output matrix, stream j guesses the token that stands
-j + 1 places after its own.
+with low-rank matrices U and V and its own identifier P_j. It then runs through those layers like a token j places after
+its own: it attends to what its token attends to, to the token, and to the token's streams 1 .. j. No token attends to a
+stream. After the final norm and the output matrix, stream j predicts the token j + 1 places after its own.
 
-Parameters are ``{"init": {"down": V [R, D], "up": U [D, R]}, "identifiers": P [J, D], "exit": {"down", "up"}}``. The
-last is a map of the same form, of a rank of its own, from the hidden state before the top layers to one that the final
-norm and the output matrix turn into a guess of the very next token, by which drafts are pruned before they get streams.
-With ``"blocks"``, low-rank adapters of the top layers (`jaxinfer.models.adapters`), streams pass through other weights
-than tokens do, whose states stay what they are, bit by bit.
+Parameters are ``{"init": {"down": V [R, D], "up": U [D, R]}, "identifiers": P [J, D], "exit": {"down", "up"}}``.
+``"exit"`` is a map of the same form with its own rank. It maps the hidden state before the top layers to an input of
+the final norm and the output matrix, which then predict the next token; these predictions prune drafts before they get
+streams. ``"blocks"`` are low-rank adapters of the top layers (`jaxinfer.models.adapters`), for streams only: tokens'
+hidden states stay the same, bit by bit.
 """
 
 from collections.abc import Mapping
@@ -37,9 +36,9 @@ from jaxinfer.ops.matmul import linear
 
 @dataclass(frozen=True)
 class StreamsConfig:
-    """How many streams a token has, through how many of the last layers they run, and the ranks of their two maps.
+    """The number of streams per token, how many of the last layers they run through, and the ranks of the two maps.
 
-    ``adapter_rank`` is that of the adapters of these layers; 0 is none.
+    ``adapter_rank`` is the rank of these layers' adapters; 0 means none.
     """
 
     num_streams: int = 3
@@ -49,7 +48,7 @@ class StreamsConfig:
     adapter_rank: int = 0
 
     def shapes(self, config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every parameter for a base model, by its path."""
+        """Return the shape of every parameter for a base model, by path."""
         width = config.model_dim
         adapters = adapter_shapes(config, self.num_layers, self.adapter_rank) if self.adapter_rank else {}
         return MappingProxyType(
@@ -65,7 +64,7 @@ class StreamsConfig:
 
 
 class StreamsRun(NamedTuple):
-    """The final hidden states of nodes and of the streams of each; ``cache`` is written but not committed."""
+    """The final hidden states of nodes and of each node's streams; ``cache`` is written but not committed."""
 
     hidden_BMD: Any
     streams_BMJD: Any
@@ -73,40 +72,43 @@ class StreamsRun(NamedTuple):
 
 
 def init_streams(streams: StreamsConfig, config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
-    """Draw parameters to train from: maps and adapters begin without effect, and the identifiers differ a little."""
-    own: Params = {}
+    """Draw initial parameters for training: maps and adapters have no effect yet, identifiers differ a little."""
+    stream_params: Params = {}
     for number, (path, shape) in enumerate(streams.shapes(config).items()):
         deviation = 0.0 if path.endswith(".up") else 0.02 if path == "identifiers" else shape[-1] ** -0.5
         drawn = deviation * jax.random.normal(jax.random.fold_in(key, number), shape)
-        put(own, path, drawn.astype(backend.param_dtype))
-    return own
+        put(stream_params, path, drawn.astype(backend.param_dtype))
+    return stream_params
 
 
-def put(own: Params, path: str, array: Any) -> None:
-    """Put a parameter of streams where its path, as in `StreamsConfig.shapes`, says."""
+def put(stream_params: Params, path: str, array: Any) -> None:
+    """Store a parameter of streams at its path, as in `StreamsConfig.shapes`."""
+    node = stream_params
     *parents, last = path.split(".")
     for parent in parents:
-        own = own.setdefault(parent, {})
-    own[last] = array
+        node = node.setdefault(parent, {})
+    node[last] = array
 
 
-def insert_streams(own: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B T D"]:
-    """Return nodes and then, node by node, their J streams as they begin: T = M * (1 + J) rows."""
+def insert_streams(stream_params: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B T D"]:
+    """Return the nodes and then, node by node, the initial states of their J streams: T = M * (1 + J) rows."""
     batch, _, width = hidden_BMD.shape
-    streams_BMJD = begin_streams(own, hidden_BMD, backend)
+    streams_BMJD = begin_streams(stream_params, hidden_BMD, backend)
     return jnp.concatenate([hidden_BMD, streams_BMJD.reshape(batch, -1, width)], axis=1)
 
 
-def begin_streams(own: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B M J D"]:
-    """Return the streams of tokens as they are before the top layers."""
-    first_BMD = _apply(own["init"], hidden_BMD, backend)
-    return first_BMD[:, :, None] + own["identifiers"].astype(first_BMD.dtype)
+def begin_streams(
+    stream_params: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend
+) -> Float[Array, "B M J D"]:
+    """Return the streams of tokens as they enter the top layers."""
+    first_BMD = _apply(stream_params["init"], hidden_BMD, backend)
+    return first_BMD[:, :, None] + stream_params["identifiers"].astype(first_BMD.dtype)
 
 
 def stream_relation(ancestors_BMM: Bool[Array, "#B M M"], num_streams: int) -> Bool[Array, "#B T T"]:
-    """Return what each of the nodes and their streams sees of these, in the order of `insert_streams`.
+    """Return which of the nodes and streams each of them attends to, in the order of `insert_streams`.
 
-    Every row's number of ancestors is its depth below the root, as caches take it to be.
+    In every row, the number of ancestors is the depth below the root, as caches require.
     """
     batch, num_nodes, _ = ancestors_BMM.shape
     num_rows = num_nodes * num_streams
@@ -127,7 +129,7 @@ def stream_positions(positions_BM: Int[Array, "B M"], num_streams: int) -> Int[A
 
 def run_streams(
     model: Model,
-    own: Params,
+    stream_params: Params,
     num_layers: int,
     hidden_BMD: Float[Array, "B M D"],
     start_B: Int[Array, " B"],
@@ -136,34 +138,41 @@ def run_streams(
     cache: LayeredCache,
     context_lengths_B: Int[Array, " B"],
 ) -> StreamsRun:
-    """Run the last ``num_layers`` layers on nodes and their streams, and the final norm.
+    """Run the last ``num_layers`` layers on nodes and their streams, then the final norm.
 
-    ``hidden_BMD`` are the nodes' states before these layers; nodes and relation are as `LayeredCache.place` takes them.
-    Streams are written to the cache after all nodes, where keeping a path over nodes drops them.
+    ``hidden_BMD`` are the nodes' states before these layers; nodes and relation are as in `LayeredCache.place`. Streams
+    are written to the cache after all nodes, so that keeping a path of nodes drops them.
     """
-    num_streams, last = own["identifiers"].shape[0], model.config.num_layers
+    num_streams, last = stream_params["identifiers"].shape[0], model.config.num_layers
     batch, num_nodes, width = hidden_BMD.shape
-    # Among the rows, streams follow the nodes.
+    # Rows from ``num_nodes`` on are streams.
     adapted = Model(Decoder(model.config, replace(model.decoder.backend, adapted_from=num_nodes)), model.params)
-    rows_BTD = insert_streams(own, hidden_BMD, model.decoder.backend).astype(hidden_BMD.dtype)
+    rows_BTD = insert_streams(stream_params, hidden_BMD, model.decoder.backend).astype(hidden_BMD.dtype)
     positions_BT = stream_positions(positions_BM, num_streams)
     placements = cache.place(start_B, stream_relation(ancestors_BMM, num_streams))
     rows_BTD, cache = adapted.run_layers(
-        last - num_layers, last, rows_BTD, positions_BT, cache, placements, context_lengths_B, own.get("blocks")
+        last - num_layers,
+        last,
+        rows_BTD,
+        positions_BT,
+        cache,
+        placements,
+        context_lengths_B,
+        stream_params.get("blocks"),
     )
     rows_BTD = model.normed(rows_BTD)
     streams_BMJD = rows_BTD[:, num_nodes:].reshape(batch, num_nodes, num_streams, width)
     return StreamsRun(rows_BTD[:, :num_nodes], streams_BMJD, cache)
 
 
-def exit_logits(model: Model, own: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
-    """Guess the token after each node from its state before the top layers."""
-    return model.logits(exit_states(model, own, hidden_BMD))
+def exit_logits(model: Model, stream_params: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
+    """Predict the token after each node from its state before the top layers."""
+    return model.logits(exit_states(model, stream_params, hidden_BMD))
 
 
-def exit_states(model: Model, own: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M D"]:
-    """Return what the output matrix reads for `exit_logits`."""
-    return model.normed(_apply(own["exit"], hidden_BMD, model.decoder.backend))
+def exit_states(model: Model, stream_params: Params, hidden_BMD: Float[Array, "B M D"]) -> Float[Array, "B M D"]:
+    """Return the input of the output matrix for `exit_logits`."""
+    return model.normed(_apply(stream_params["exit"], hidden_BMD, model.decoder.backend))
 
 
 def _apply(low_rank: Params, hidden: Float[Array, "*rows D"], backend: Backend) -> Float[Array, "*rows D"]:

@@ -1,4 +1,4 @@
-"""Reads a ``config.json`` key by key and refuses, by name, whatever nobody read."""
+"""Reads a ``config.json`` key by key and raises an error that names any unread key."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _LARGEST_INT = 2**31 - 1
 
 
 class ConfigReader:
-    """Typed access to one configuration, which remembers the keys it was asked for.
+    """Typed access to a config; remembers which keys were read.
 
     Every getter raises :class:`UnsupportedModel` that names the key; a getter without a default requires it.
     """
@@ -24,11 +24,11 @@ class ConfigReader:
         self._read: set[str] = set()
 
     def has(self, key: str) -> bool:
-        """Tell whether the key is present and not null; does not count as reading it."""
+        """Tell whether the key is present and not null; this does not count as reading it."""
         return self._config.get(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Tell whether the key is present and null; does not count as reading it."""
+        """Tell whether the key is present and null; this does not count as reading it."""
         return key in self._config and self._config[key] is None
 
     def positive_int(self, key: str, default: int | None = None, most: int = _LARGEST_INT) -> int:
@@ -46,7 +46,7 @@ class ConfigReader:
         return value
 
     def positive_float(self, key: str, default: float | None = None, least: float = 0.0) -> float:
-        """Read a finite number above 0 and not under ``least``."""
+        """Read a finite number above 0 and not below ``least``."""
         value = self._value(key, default)
         if not _is_number(value) or value <= 0 or value < least:
             raise self.refuse(
@@ -64,7 +64,7 @@ class ConfigReader:
         return tuple(float(number) for number in value)
 
     def optional_float(self, key: str) -> float | None:
-        """Read a finite number of at least 0, or None where it is absent or null."""
+        """Read a finite number of at least 0, or None if it is absent or null."""
         self._read.add(key)
         value = self._config.get(key)
         if value is not None and (not _is_number(value) or value < 0):
@@ -72,21 +72,21 @@ class ConfigReader:
         return None if value is None else float(value)
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
-        """Read true or false."""
+        """Read a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.refuse(key, value, "it must be true or false")
         return value
 
     def choice(self, key: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """Read one of the words in ``choices`` and return what it stands for; ``default`` is one of those words."""
+        """Read one of the words in ``choices`` and return its value; ``default`` is one of those words."""
         value = self._value(key, default)
         if not isinstance(value, str) or value not in choices:
             raise self.refuse(key, value, f"known values are {', '.join(choices)}")
         return choices[value]
 
     def choices(self, key: str, choices: Mapping[str, T], count: int) -> tuple[T, ...]:
-        """Read a list of ``count`` of the words in ``choices`` and return what they stand for."""
+        """Read a list of ``count`` of the words in ``choices`` and return their values."""
         value = self._value(key, None)
         if not isinstance(value, list | tuple) or len(value) != count:
             raise self.refuse(key, value, f"it must be a list of {count} words")
@@ -112,7 +112,7 @@ class ConfigReader:
         return tuple(listed)
 
     def section(self, key: str) -> "ConfigReader | None":
-        """Read an object with keys of its own; None where it is absent, null or empty."""
+        """Read an object with its own keys; None if it is absent, null or empty."""
         self._read.add(key)
         value = self._config.get(key)
         if value is not None and not isinstance(value, Mapping):
@@ -120,14 +120,14 @@ class ConfigReader:
         return ConfigReader(value, self._family, f"{key}.") if value else None
 
     def refuse(self, key: str, value: Any, why: str) -> UnsupportedModel:
-        """Return the error, to be raised, that names a key, its value and the reason."""
+        """Return the error, for the caller to raise, that names a key, its value and the reason."""
         shown = repr(value)
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         name = " ".join(f"{self._section}{key}".split())
         return UnsupportedModel(f"config.json ({self._family}): {name} = {shown} is not supported: {why}")
 
     def finish(self, result: T) -> T:
-        """Return ``result`` once every key of the configuration was read or is known to carry nothing."""
+        """Return ``result`` if every key of the config was read or is known to change nothing."""
         silent: frozenset[str] = (
             frozenset() if self._section else GENERIC_KEYS | FAMILY_KEYS.get(self._family, frozenset())
         )

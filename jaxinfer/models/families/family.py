@@ -1,4 +1,4 @@
-"""What a family of checkpoints is, as data: a translation of its ``config.json`` and the names of its tensors."""
+"""A family of checkpoints as data: a translation of its ``config.json``, and the names of its tensors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,10 +9,10 @@ from jaxinfer.models.config import DecoderConfig
 
 @dataclass(frozen=True)
 class Part:
-    """A parameter that is part of a checkpoint's tensor, or that stands there another way round.
+    """A parameter that is a part of a checkpoint's tensor, or is stored transposed.
 
-    Of the tensor's ``total`` rows (0: as many as the parameter has), those of the parameter begin at ``first``.
-    ``transposed`` tells that a kernel is stored ``[in, out]``, so that these rows are the tensor's columns.
+    The tensor has ``total`` rows (0: as many as the parameter); the parameter's begin at ``first``. ``transposed``
+    means that a kernel is stored ``[in, out]``, so these rows are the tensor's columns.
     """
 
     tensor: str
@@ -26,12 +26,12 @@ Source = str | Part
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Where each parameter of the decoder stands in a checkpoint.
+    """The checkpoint's tensor for each parameter of the decoder.
 
-    ``top`` and ``block`` map a parameter's path, joined by dots, to the checkpoint's tensor name, or to a `Part` of a
-    tensor; in ``block`` the name holds ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular
-    expressions for whole names of tensors that carry no information for the decoder (recomputed buffers, a tied head
-    stored twice). Conversions differ in whether names begin with ``optional_prefix`` or with ``other_prefix``.
+    ``top`` and ``block`` map a parameter's path, joined by dots, to a tensor name or to a `Part` of a tensor; in
+    ``block`` the name contains ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular expressions for
+    whole names of tensors that the decoder does not need (recomputed buffers, a tied head stored twice). Depending on
+    the conversion, names begin with ``optional_prefix`` or with ``other_prefix``.
     """
 
     top: Mapping[str, Source]
@@ -41,13 +41,13 @@ class TensorNames:
     other_prefix: str = ""
 
     def spelled_in(self, tensors: Iterable[str]) -> "TensorNames":
-        """Return the names as a checkpoint with these tensors spells them: the other way where none has the prefix."""
+        """Return the names with the prefix that a checkpoint with these tensors uses."""
         if any(tensor.startswith(self.optional_prefix) for tensor in tensors):
             return self
         return self.moved(self.optional_prefix, self.other_prefix)
 
     def moved(self, prefix: str, to: str) -> "TensorNames":
-        """Return names that begin with ``to`` where these begin with ``prefix``."""
+        """Return the names with the prefix ``prefix`` replaced by ``to``."""
 
         def move(names: Mapping[str, Source]) -> dict[str, Source]:
             return {path: _move(source, prefix, to) for path, source in names.items()}
@@ -63,10 +63,11 @@ def _move(source: Source, prefix: str, to: str) -> Source:
 
 @dataclass(frozen=True)
 class Family:
-    """One model family: ``model_type`` as Hugging Face writes it, and what turns its files into a decoder.
+    """One model family: Hugging Face's ``model_type``, and how to turn its files into a decoder.
 
-    ``translate`` takes the parsed ``config.json`` (transformers 4 or 5) and raises
-    :class:`jaxinfer.errors.UnsupportedModel` that names a key or value which the decoder does not implement.
+    ``translate`` takes the parsed ``config.json`` (transformers 4 or 5). It raises
+    :class:`jaxinfer.errors.UnsupportedModel`, naming the key or value, for anything that the decoder does not
+    implement.
     """
 
     model_type: str

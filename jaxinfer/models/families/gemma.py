@@ -1,4 +1,4 @@
-"""Gemma 1: Llama with wide heads, scaled embeddings and a gate of GELU."""
+"""Gemma 1: Llama with wide heads, scaled embeddings and a GELU gate."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -22,8 +22,8 @@ _DEFAULTS = MappingProxyType(
         "max_position_embeddings": 8192,
     }
 )
-# The first files say gelu and mean its tanh form. Some releases of transformers read hidden_activation, which wins over
-# hidden_act and whose null is that form too, and others hidden_act: what means the same to all of them is read.
+# The first files say gelu but mean its tanh form. Some releases of transformers read hidden_activation first, and take
+# null as the tanh form; others read hidden_act. Accepted is what means the same to all of them.
 _ACTIVATIONS = MappingProxyType({"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"})
 
 

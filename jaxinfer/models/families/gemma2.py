@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides of each part, soft-caps, and a window in every other layer."""
+"""Gemma 2: norms on both sides of each sublayer, soft-caps, and a window in every other layer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,7 +50,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:
-    """Name the tensors of a Gemma 2 checkpoint: Llama's, but for the norms."""
+    """Name the tensors of a Gemma 2 checkpoint: Llama's names except for the norms."""
     names, layer = llama_names.tensor_names(config), "model.layers.{layer}"
     norms = {
         "attention_post_norm.scale": f"{layer}.post_attention_layernorm.weight",
@@ -61,7 +61,7 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
 
 
 def _check_window(reader: ConfigReader) -> None:
-    """Refuse a second statement of the window, which the 9B and 27B files have, that contradicts the first."""
+    """Raise an error if a second key for the window, which the 9B and 27B files have, contradicts the first."""
     if not reader.has("sliding_window_size"):
         return
     window = reader.positive_int("sliding_window", default=4096)

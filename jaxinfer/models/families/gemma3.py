@@ -1,6 +1,6 @@
-"""Gemma 3: Gemma 2 with norms of queries and keys for its soft-caps, and rotary positions of two bases.
+"""Gemma 3: Gemma 2 with norms of queries and keys instead of soft-caps, and rotary positions of two bases.
 
-The larger models are published with a vision tower beside the text network, which alone is read.
+The larger models come with a vision tower; only their text decoder is read.
 """
 
 from collections.abc import Mapping
@@ -36,9 +36,9 @@ _DEFAULTS = MappingProxyType(
     }
 )
 _PERIOD = 6
-# By kind of layer, the key of transformers 4 for the base and its default.
+# For each kind of layer, the key of transformers 4 for the base, and its default.
 _BASES = MappingProxyType({"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)})
-# Where the text network stands beside a vision tower.
+# The prefixes of the text decoder's tensors beside a vision tower.
 _PREFIX, _OTHER_PREFIX = "language_model.model.", "model.language_model."
 _IGNORED = (r"(model\.)?(vision_tower|multi_modal_projector)\..*", r"(language_model\.)?lm_head\.weight")
 
@@ -49,7 +49,7 @@ def translate_text(config: Mapping[str, Any]) -> DecoderConfig:
     read_activation(reader)
     decoder = read_gemma_keys(reader, "gemma3_text", _DEFAULTS, partial(_read_rope, layer_type="full_attention"))
     period = reader.positive_int("sliding_window_pattern", default=_PERIOD)
-    if reader.has("layer_types"):  # beside it transformers writes the period once more
+    if reader.has("layer_types"):  # transformers also writes the period beside it
         reader.positive_int("_sliding_window_pattern", default=period)
     local_rope = _read_rope(reader, decoder.max_position, decoder.head_dim, "sliding_attention")
     decoder = read_window_layers(reader, decoder, period, local_rope)
@@ -68,7 +68,7 @@ def translate_text(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
-    """Translate the text network of a ``config.json`` of ``model_type`` gemma3."""
+    """Translate the text decoder of a ``config.json`` of ``model_type`` gemma3."""
     reader = ConfigReader(config, family="gemma3")
     if reader.section("text_config") is None:
         raise UnsupportedModel("config.json (gemma3): text_config is missing")
@@ -93,7 +93,7 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
 
 
 def _read_rope(reader: ConfigReader, max_position: int, head_dim: int, layer_type: str) -> Rope:
-    """Return the rotary positions of layers of one kind; transformers 4 scales those of full attention alone."""
+    """Return the rotary positions of one kind of layer; transformers 4 scales only those of full attention."""
     key, default = _BASES[layer_type]
     stated, theta = reader.has(key), reader.positive_float(key, default=default)
     scaling, parameters = reader.section("rope_scaling"), reader.section("rope_parameters")

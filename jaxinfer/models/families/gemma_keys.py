@@ -1,4 +1,4 @@
-"""The keys of ``config.json`` that the Gemmas share."""
+"""The ``config.json`` keys that all Gemma families share."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ def read_gemma_keys(
     defaults: Mapping[str, int],
     rope: Callable[[ConfigReader, int, int], Rope] = read_rope,
 ) -> DecoderConfig:
-    """Return a decoder with scaled embeddings and norms of weights stored less one; see `read_llama_keys`."""
+    """Return a decoder with scaled embeddings and norms whose weights are stored minus one; see `read_llama_keys`."""
     for key in ("head_dim", "num_key_value_heads"):
         if reader.is_null(key):
             raise reader.refuse(key, None, "write the number: null has no meaning for this family")
@@ -28,17 +28,17 @@ def read_gemma_keys(
 
 
 def read_activation(reader: ConfigReader) -> None:
-    """Read ``hidden_activation``, which since Gemma 2 says what ``hidden_act`` said."""
+    """Read ``hidden_activation``, which replaces ``hidden_act`` since Gemma 2."""
     reader.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}, default="gelu_pytorch_tanh")
 
 
 def read_attention_scale(reader: ConfigReader) -> float:
-    """Return what attention scores are multiplied by."""
+    """Return the factor of attention scores."""
     return reader.positive_float("query_pre_attn_scalar", default=256.0) ** -0.5
 
 
 def read_softcap(reader: ConfigReader, key: str, default: float | None) -> float | None:
-    """Return the bound of soft-capped scores or logits; None where the key is null."""
+    """Return the soft-cap of scores or logits; None if the key is null."""
     cap = reader.optional_float(key)
     if cap == 0:
         raise reader.refuse(key, 0, "it must be above 0, or null")
@@ -50,8 +50,8 @@ def read_window_layers(
 ) -> DecoderConfig:
     """Return the decoder with its layers' windows.
 
-    Without ``layer_types`` the last of every ``period`` layers sees the whole text. ``local_rope`` are the rotary
-    positions of the others, None where they have the same.
+    Without ``layer_types``, the last of every ``period`` layers attends to the whole sequence. ``local_rope`` are the
+    other layers' rotary positions, None if they are the same.
     """
     window, slides = read_window(reader, default=4096), read_layer_types(reader, decoder.num_layers)
     if slides is None:

@@ -1,4 +1,4 @@
-"""Keys of ``config.json`` that do not change the network: what transformers 4 and 5 write for every model."""
+"""``config.json`` keys that do not change the network; transformers 4 and 5 write them for every model."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,7 +20,7 @@ _RUNTIME = """
     chunk_size_feed_forward is_decoder tie_last_hidden_states pad_token_id sep_token_id decoder_start_token_id
 """
 
-# Defaults of text generation, which transformers 4 kept beside the network's own keys.
+# Defaults of text generation, which transformers 4 stored beside the network's keys.
 _GENERATION = """
     max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
     temperature top_k top_p typical_p min_p repetition_penalty length_penalty no_repeat_ngram_size
@@ -31,7 +31,7 @@ _GENERATION = """
 
 GENERIC_KEYS = frozenset(f"{_IDENTITY} {_TRAINING} {_RUNTIME} {_GENERATION}".split())
 
-# Keys that mean nothing at these values and another network at any other.
+# Keys that have no effect at these values; any other value means another network.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "add_cross_attention": (False,),
@@ -65,20 +65,20 @@ _GPT2 = """
     summary_use_proj n_ctx n_special predict_special_tokens output_past _num_labels
 """
 
-# Dropout, and the model's own code, which wrote the files that transformers reads with its.
+# Dropout, and the references to the model's own code that wrote the first files.
 _PHI = frozenset({"attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map"})
 
-# Dropout, and which class kept the keys and values.
+# Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
 
-# The vision tower, and the tokens that stand for an image.
+# The vision tower, and the tokens that represent an image.
 _GEMMA3 = """
     vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id
     image_token_id cache_implementation
 """
 
-# Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products;
-# the maximum sequence length of the first Llama conversions repeats max_position_embeddings and is read by nobody.
+# Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products. The
+# maximum sequence length of the first Llama conversions repeats max_position_embeddings.
 FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "llama": frozenset({"attention_dropout", "pretraining_tp", "max_sequence_length", "is_llama_config"}),
@@ -96,7 +96,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
-# Keys that Hugging Face lets be null, meaning "derive it".
+# Hugging Face allows null for these keys, meaning "derive it".
 NULLABLE_KEYS = frozenset(
     {"num_key_value_heads", "head_dim", "factor", "word_embed_proj_dim", "n_inner", "hidden_activation"}
 )

@@ -1,4 +1,4 @@
-"""GPT-2 and DistilGPT-2: learned positions, LayerNorm, and kernels stored ``[in, out]`` with q, k and v in one."""
+"""GPT-2 and DistilGPT-2: learned positions, LayerNorm, and kernels stored ``[in, out]`` with q, k and v fused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     if model_dim % num_heads:
         raise reader.refuse("n_head", num_heads, f"it must divide n_embd ({model_dim})")
     scales = reader.boolean("scale_attn_weights", default=True)
-    # Computes the same in another order, for the sake of 16-bit training.
+    # It only changes the order of computation, for 16-bit training.
     reader.boolean("reorder_and_upcast_attn", default=False)
     return reader.finish(
         DecoderConfig(

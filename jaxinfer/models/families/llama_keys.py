@@ -1,4 +1,4 @@
-"""The keys of ``config.json`` that Llama's descendants share."""
+"""The ``config.json`` keys that families derived from Llama share."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,11 +18,11 @@ def read_llama_keys(
     tied: bool = False,
     rope: Callable[[ConfigReader, int, int], Rope] = read_rope,
 ) -> DecoderConfig:
-    """Return a decoder whose layers all see the whole text and have no biases.
+    """Return a decoder without biases whose layers all attend to the whole sequence.
 
-    ``defaults`` are the family's for absent keys. Without one for ``num_key_value_heads`` there are as many as query
-    heads, which is also what null means; without one for ``head_dim`` the heads share ``hidden_size``. ``activation``
-    None is what ``hidden_act`` says, and ``tied`` the default of whether the head is the embedding.
+    ``defaults`` are the family's values for absent keys. An absent or null ``num_key_value_heads`` without a default
+    means as many as query heads; an absent ``head_dim`` without a default means ``hidden_size`` divided by the heads.
+    ``activation`` None reads ``hidden_act``. ``tied`` is the default for tying the output matrix to the embedding.
     """
     num_heads = reader.positive_int("num_attention_heads", defaults["num_attention_heads"])
     model_dim = reader.positive_int("hidden_size", defaults["hidden_size"])

@@ -1,11 +1,11 @@
-"""The names of tensors that Llama's descendants share."""
+"""The tensor names that families derived from Llama share."""
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Source, TensorNames
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:
-    """Name the tensors of a checkpoint laid out as Llama's, with norms of queries and keys where there are any."""
+    """Name the tensors of a checkpoint with Llama's layout, and norms of queries and keys if it has any."""
     top: dict[str, Source] = {"embed.embedding": "model.embed_tokens.weight", "final_norm.scale": "model.norm.weight"}
     ignored = [r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"]
     if config.tied_embeddings:

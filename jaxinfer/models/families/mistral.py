@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo and Small: Llama with heads of their own width and, in the first release, a sliding window."""
+"""Mistral 7B, Nemo and Small: Llama with its own head width and, in the first release, a sliding window."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""OPT, and Galactica, which is saved as OPT: learned positions, LayerNorm, ReLU and biases; 350M with late norms."""
+"""OPT, and Galactica, saved as OPT: learned positions, LayerNorm, ReLU and biases; the 350M has post-norms."""
 
 from collections.abc import Mapping
 from typing import Any

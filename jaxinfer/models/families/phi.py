@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and feed-forward side by side behind one LayerNorm, biases everywhere."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and feed-forward in parallel after one LayerNorm, biases everywhere."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +56,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:
-    """Name the tensors of a phi checkpoint; where the head is tied, its bias stands alone."""
+    """Name the tensors of a phi checkpoint; a tied head has only its bias."""
     top = {
         "embed.embedding": "model.embed_tokens.weight",
         "final_norm.scale": "model.final_layernorm.weight",

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama's blocks with fused projections, windows, and rope for long texts."""
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama's blocks with fused projections, windows, and rope for long contexts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from jaxinfer.models.families.rope import read_rope
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` phi3."""
-    # Transformers takes this length where the file names none beside the rope's section, and one inside goes after it.
+    # Transformers' default; it takes precedence over a length inside the rope section.
     reader = ConfigReader({"original_max_position_embeddings": 4096, **config}, family="phi3")
     num_heads = reader.positive_int("num_attention_heads", default=32)
     num_kv_heads = reader.positive_int("num_key_value_heads", default=num_heads)
@@ -48,7 +48,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:
-    """Name the tensors of a phi3 checkpoint, whose rows are query, key and value, and gate and up."""
+    """Name the tensors of a phi3 checkpoint: query, key and value are fused, and gate and up are fused."""
     names = llama_names.tensor_names(config)
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv, total = "model.layers.{layer}.self_attn.qkv_proj.weight", query + 2 * key_value

@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5 and Qwen3: Llama with biased queries, keys and values, or with norms of queries and keys."""
+"""Qwen2, Qwen2.5 and Qwen3: Llama with biases on queries, keys and values, or with norms of queries and keys."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -42,10 +42,10 @@ def translate_qwen3(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _read_windows(reader: ConfigReader, decoder: DecoderConfig) -> DecoderConfig:
-    """Return the decoder with the windows of its layers.
+    """Return the decoder with its layers' windows.
 
-    ``layer_types`` goes before ``max_window_layers``, which is how many of the first layers see the whole text. Files
-    without windows state a width all the same, with ``use_sliding_window`` false.
+    ``layer_types`` takes precedence over ``max_window_layers``, the number of first layers that attend to the whole
+    sequence. Files without windows still give a width, with ``use_sliding_window`` false.
     """
     stated, first = read_window(reader, default=4096), reader.natural_int("max_window_layers", default=28)
     window = stated if reader.boolean("use_sliding_window", default=False) else None

@@ -1,4 +1,4 @@
-"""The families that the decoder knows, by the ``model_type`` of ``config.json``."""
+"""The supported model families, by the ``model_type`` of ``config.json``."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,7 +23,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a ``config.json``; raises :class:`UnsupportedModel` that lists the known ones."""
+    """Return the family of a ``config.json``; raises :class:`UnsupportedModel` with a list of the supported ones."""
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
@@ -36,5 +36,5 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Translate a ``config.json`` of any known family."""
+    """Translate a ``config.json`` of any supported family."""
     return family_of(config).translate(config)

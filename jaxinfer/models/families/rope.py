@@ -1,4 +1,4 @@
-"""Reads the rotary positions of a ``config.json`` in the forms of transformers 4 and 5."""
+"""Reads the rotary positions of a ``config.json``, in the forms of transformers 4 and 5."""
 
 from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families.config_reader import ConfigReader
@@ -14,8 +14,8 @@ def read_rope(
     """Return the rotary positions of all layers.
 
     Transformers 4 writes ``rope_theta`` and ``rope_scaling``; transformers 5 writes ``rope_parameters`` with the base
-    inside. Both name the kind by ``rope_type`` or, before 4.43, ``type``. ``theta`` is the family's default base and
-    ``partial`` its default for which fraction of a head rotates, None where only whole heads do.
+    inside. Both give the kind in ``rope_type`` or, before 4.43, in ``type``. ``theta`` is the family's default base.
+    ``partial`` is its default for the rotated fraction of a head, None if the whole head always rotates.
     """
     stated = reader.has("rope_theta")
     outer = reader.positive_float("rope_theta", default=theta)
@@ -42,7 +42,7 @@ def read_section(
     theta: float,
     partial: float | None = None,
 ) -> Rope:
-    """Return the rotary positions of one section, whose base is read already."""
+    """Return the rotary positions of one section whose base has been read."""
     if partial is not None:
         partial = section.positive_float("partial_rotary_factor", default=partial)
     dim = _rotary_lanes(reader, head_dim, partial)
@@ -57,7 +57,7 @@ def read_section(
 def unscaled_rope(
     reader: ConfigReader, max_position: int, head_dim: int, theta: float, partial: float | None = None
 ) -> Rope:
-    """Return rotary positions that no section scales, whose base is read already."""
+    """Return unscaled rotary positions whose base has been read."""
     rope = Rope(theta, _rotary_lanes(reader, head_dim, partial))
     if not angles_are_finite(rope, max_position):
         raise reader.refuse("rope_theta", theta, "with it rotary angles are not finite")
@@ -65,7 +65,7 @@ def unscaled_rope(
 
 
 def _rotary_lanes(reader: ConfigReader, head_dim: int, partial: float | None) -> int:
-    """Return how many lanes of a head rotate: an even number."""
+    """Return how many lanes of a head rotate; the number is even."""
     dim = head_dim if partial is None else int(head_dim * partial)
     if dim % 2 or not 0 < dim <= head_dim:
         name = "head_dim" if partial is None else "partial_rotary_factor"
@@ -92,7 +92,7 @@ def _read_scaling(reader: ConfigReader, section: ConfigReader, max_position: int
 
 
 def _read_original(reader: ConfigReader, section: ConfigReader, default: int | None) -> int:
-    """Return the length before stretching; one that stands beside the section goes before one inside it."""
+    """Return the length before scaling; a value beside the section takes precedence over one inside it."""
     name = "original_max_position_embeddings"
     outer = reader.positive_int(name) if reader.has(name) else None
     inner = section.positive_int(name, default=outer or default)
@@ -101,7 +101,7 @@ def _read_original(reader: ConfigReader, section: ConfigReader, default: int | N
 
 def _read_dynamic(section: ConfigReader, max_position: int) -> RopeScaling:
     original = section.positive_int("original_max_position_embeddings", default=max_position)
-    # Transformers reads only max_position_embeddings here, so another length would silently mean something else.
+    # Transformers reads only max_position_embeddings here, so any other length would have another meaning.
     if original != max_position:
         why = f"dynamic scaling starts at max_position_embeddings ({max_position})"
         raise section.refuse("original_max_position_embeddings", original, why)
@@ -123,7 +123,7 @@ def _read_llama3(section: ConfigReader, original: int) -> RopeScaling:
 
 
 def _read_yarn(section: ConfigReader, max_position: int, original: int) -> RopeScaling:
-    # A null factor means the ratio of the lengths; transformers treats a zero in the other optional numbers as absent.
+    # A null factor means the ratio of the lengths. For the other optional numbers, transformers treats zero as absent.
     ratio = max_position / original if section.is_null("factor") else None
     factor = section.positive_float("factor", default=ratio, least=1.0)
     beta_fast = section.optional_float("beta_fast") or 32.0

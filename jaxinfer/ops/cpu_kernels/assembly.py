@@ -1,4 +1,4 @@
-"""Writing LLVM assembly, one function at a time."""
+"""Writes LLVM assembly, one function at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Loop:
-    """The names of a loop's integer and of the value ``held`` since the round before, and ``left`` to the next."""
+    """The names in a loop: its integer, the value ``held`` from the previous iteration, and ``left`` to the next."""
 
     index: str
     held: str
@@ -15,9 +15,9 @@ class Loop:
 
 
 class Code:
-    """The assembly of a function, appended to instruction by instruction.
+    """The assembly of a function, appended instruction by instruction.
 
-    ``head`` is what stands between ``define`` and the body; the first block is called ``entry``.
+    ``head`` is the text between ``define`` and the body; the first block is called ``entry``.
     """
 
     def __init__(self, head: str) -> None:
@@ -25,7 +25,7 @@ class Code:
         self._values = 0
 
     def value(self, instruction: str, name: str | None = None) -> str:
-        """Append an instruction that gives a value, and return the value's name."""
+        """Append an instruction that returns a value; return the value's name."""
         if name is None:
             name = f"%v{self._values}"
             self._values += 1
@@ -33,7 +33,7 @@ class Code:
         return name
 
     def effect(self, instruction: str) -> None:
-        """Append an instruction that gives none."""
+        """Append an instruction that returns no value."""
         self._lines.append(f"  {instruction}")
 
     def start(self, block: str) -> None:
@@ -45,7 +45,7 @@ class Code:
         return self.value(f"getelementptr {element}, ptr {pointer}, i64 {index}")
 
     def load(self, kind: str, pointer: str, align: int | None = None) -> str:
-        """Return what lies at an address."""
+        """Return the value at an address."""
         return self.value(f"load {kind}, ptr {pointer}" + (f", align {align}" if align else ""))
 
     def load_at(self, kind: str, pointer: str, index: str | int) -> str:
@@ -57,7 +57,7 @@ class Code:
         self.effect(f"store {kind} {value}, ptr {self.at(kind, pointer, index)}")
 
     def arithmetic(self, operation: str, one: str | int, other: str | int) -> str:
-        """Return a 64-bit integer made of two."""
+        """Return a 64-bit integer computed from two."""
         return self.value(f"{operation} i64 {one}, {other}")
 
     def smaller(self, one: str | int, other: str | int) -> str:
@@ -80,17 +80,17 @@ class Code:
         return total
 
     def branch(self, condition: str, then: str, otherwise: str) -> None:
-        """End a block."""
+        """End a block with a conditional branch."""
         self.effect(f"br i1 {condition}, label %{then}, label %{otherwise}")
 
     @contextmanager
     def repeated(
         self, block: str, first: str | int, past: str | int, step: int = 1, carried: tuple[str, str] = ("i64", "0")
     ) -> Iterator["Loop"]:
-        """Append what is written meanwhile as a loop over integers from ``first`` on that are below ``past``.
+        """Append the instructions written inside the context as a loop over integers from ``first`` to below ``past``.
 
-        ``block`` is a name that no other block has. ``carried`` is the type of a value that each round leaves to the
-        next, and the first one's.
+        ``block`` is a unique block name. ``carried`` is the type of a value that each iteration passes to the next, and
+        its initial value.
         """
         kind, initial = carried
         loop = Loop(f"%{block}_i", f"%{block}_held", f"%{block}_held")
@@ -99,7 +99,7 @@ class Code:
         self.effect(f"br label %{block}")
         self.start(block)
         self.value(f"phi i64 [ {first}, %{block}_before ], [ %{block}_next, %{block}_end ]", loop.index)
-        # What the round leaves has its name only once it is written.
+        # The name of the value passed on is known only after the iteration is written.
         place = len(self._lines)
         self.branch(self.value(f"icmp slt i64 {loop.index}, {past}"), f"{block}_body", f"{block}_after")
         self.start(f"{block}_body")

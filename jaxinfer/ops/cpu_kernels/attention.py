@@ -1,6 +1,6 @@
-"""Attention of few tokens to the cache of a CPU, in one pass over the slots that are seen.
+"""Attention of few tokens to a cache on the CPU, in one pass over the visible slots.
 
-Dao et al., "FlashAttention" (https://arxiv.org/abs/2205.14135); the foreign functions are those of `products`.
+Dao et al., "FlashAttention" (https://arxiv.org/abs/2205.14135). It uses the functions of `products`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from jaxinfer.ops.cpu_kernels.products import multiplies
 
 
 def attends(dtype: Any, head_dim: int) -> bool:
-    """Whether `attend_to_seen` reads keys and values of a dtype, with heads of so many numbers."""
+    """Whether `attend_to_seen` supports keys and values of a dtype and a head width."""
     return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, head_dim)
 
 
@@ -27,11 +27,11 @@ def attend_to_seen(
     layer: Int[Array, ""] | int,
     mask_BTE: Bool[Array, "B T E"],
 ) -> Float[Array, "B C R T H"]:
-    """Attend from scaled queries to the first E slots of ``keys[layer]``, and return the values' means, in float32.
+    """Attend from scaled queries to the first E slots of ``keys[layer]``; return the weighted means, in float32.
 
-    All float32; a slot has C heads of H numbers, and may have more. Slots after all that a row of the batch sees are
-    not read, nor those before but for fewer than a vector's lanes. A query that sees nothing gets the mean of all E.
-    Ask `attends` first.
+    All inputs are float32. A slot has C heads of H numbers, and may have more. It does not read slots after the last
+    visible one of a batch row, and reads fewer than one vector's lanes before the first. A query without visible slots
+    gets the mean of all E. Check `attends` first.
     """
     batch, heads, group, tokens, numbers = query_BCRTH.shape
     extent = mask_BTE.shape[2]
@@ -39,7 +39,7 @@ def attend_to_seen(
     fits = shape[1] == batch and extent <= shape[2] and heads * numbers <= shape[3]
     are_alike = values_LBSF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
     is_single = query_BCRTH.dtype == values_LBSF.dtype == dtype == jnp.float32
-    # The kernel itself looks at nothing.
+    # The kernel itself checks nothing.
     if not fits or not are_alike or not is_single or 0 in (*query_BCRTH.shape, *shape, extent):
         arrays = query_BCRTH, keys_LBSF, values_LBSF, mask_BTE
         raise ValueError(f"{', '.join(f'{array.dtype}{array.shape}' for array in arrays)} do not fit")

@@ -1,8 +1,8 @@
-"""The assembly of attention: chunks of slots, each with its own softmax, joined once all are done.
+"""The assembly of attention: chunks of slots, each with its own softmax, joined at the end.
 
-As in FlashDecoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html), chunks are what threads share out. They
-begin at the same slots whatever is seen, and unseen slots count for exactly nothing, so that a row's results depend
-neither on other rows nor on the number of threads.
+As in FlashDecoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html), threads share the chunks. Chunks always
+begin at the same slots, and hidden slots have exactly zero weight, so a row's results depend neither on other rows nor
+on the number of threads.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_code import column_functions, dot_functions
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
-# A multiple of every processor's lanes: a score for each slot is kept for each row.
+# A multiple of the lanes of all processors. Each row keeps one score per slot of a chunk.
 CHUNK = 128
 # How many float32 a processor fetches at once.
 _LINE = 16
@@ -27,10 +27,10 @@ def attention_module(vectors: Vectors) -> str:
     """Return the assembly of ``handler(q, l, k, v, hidden, ranges) -> y, scratch``.
 
     q [I, X, H], k and v [L, B, S, F], hidden [B, T, P], y [I, X, H] and scratch [I * P / CHUNK, `scratch_numbers`] are
-    float32, l and ranges [B, 2] int32; I = B * C, F >= C * H, P is a multiple of CHUNK, H of the lanes.
-    Row x of q[b * C + c], which is of token x % T, attends to part c of the slots ranges[b, 0] <= s < ranges[b, 1] of
-    k[l, b] and v[l, b], and to fewer than a vector's lanes before them; hidden[b, x % T, s] is its score where that is
-    not 0.
+    float32; l and ranges [B, 2] are int32. I = B * C, F >= C * H, P is a multiple of CHUNK and H of the lanes. Row x of
+    q[b * C + c] belongs to token x % T. It attends to part c of the slots ranges[b, 0] <= s < ranges[b, 1] of k[l, b]
+    and v[l, b], and to fewer than a vector's lanes before them. If hidden[b, x % T, s] is not 0, it replaces the slot's
+    score.
     """
     functions = [*dot_functions(vectors, "float32"), *column_functions(vectors)]
     own = [_exponential(vectors), _soften(vectors), _piece(vectors), _end(vectors)]
@@ -38,7 +38,7 @@ def attention_module(vectors: Vectors) -> str:
 
 
 def scratch_numbers(rows: int, numbers: int) -> int:
-    """Return how many float32 a chunk has to itself: scores, weighted values, greatest scores and sums of weights."""
+    """Return the float32 numbers of a chunk's scratch: scores, weighted values, largest scores and sums of weights."""
     return rows * (CHUNK + numbers + 2)
 
 
@@ -75,7 +75,7 @@ def _range(code: Code, ranges: str, batch: str) -> tuple[str, str]:
 
 
 def _places(code: Code, scratch: str, index: str, rows: str, numbers: str) -> tuple[str, str, str, str]:
-    """Return where a chunk has its scores, weighted values, greatest scores and sums of weights."""
+    """Return the addresses of a chunk's scores, weighted values, largest scores and sums of weights."""
     each = code.arithmetic("add", numbers, CHUNK + 2)
     scores = code.at("float", scratch, code.arithmetic("mul", index, code.arithmetic("mul", rows, each)))
     weighted = code.at("float", scores, code.arithmetic("mul", rows, CHUNK))
@@ -96,7 +96,7 @@ def _piece(vectors: Vectors) -> str:
     begin = code.arithmetic("mul", code.arithmetic("srem", "%index", chunks), CHUNK)
     batch, group = code.arithmetic("sdiv", item, groups), code.arithmetic("srem", item, groups)
     first, last = _range(code, _RECORD.pointer(code, "ranges"), batch)
-    # A vector of scores holds the same slots wherever the range begins.
+    # Each vector of scores holds the same slots wherever the range begins.
     first = code.larger(begin, code.arithmetic("and", first, -vectors.lanes))
     last = code.smaller(code.arithmetic("add", begin, CHUNK), last)
     count = code.arithmetic("sub", last, first)
@@ -109,7 +109,7 @@ def _piece(vectors: Vectors) -> str:
     of_slot = code.arithmetic("mul", code.arithmetic("add", line, first), stride)
     of_slot = code.arithmetic("add", of_slot, code.arithmetic("mul", group, numbers))
     keys, values = (code.at("float", _RECORD.pointer(code, name), of_slot) for name in ("k", "v"))
-    # All is asked for at once, or the processor would wait for each line's few numbers.
+    # Prefetch everything at once; otherwise the processor would wait for each line's few numbers.
     for name, places in (("key", keys), ("value", values)):
         with code.repeated(f"each_{name}", 0, count) as slot:
             line = code.at("float", places, code.arithmetic("mul", slot.index, stride))
@@ -133,8 +133,8 @@ def _piece(vectors: Vectors) -> str:
 def _soften(vectors: Vectors) -> str:
     """Return ``soften(scores, hidden, largest, totals, rows, tokens, count, slots)``.
 
-    Of each row's first ``count`` scores, ``CHUNK`` apart, those that are hidden are replaced; then ``exp(score -
-    largest)`` takes the place of each, and the largest and the sum are told.
+    It reads each row's first ``count`` scores (rows are ``CHUNK`` apart) and replaces the hidden ones. Then it replaces
+    each by ``exp(score - largest)``, and stores the largest score and the sum.
     """
     lanes, wide = vectors.lanes, vectors.wide
     parameters = "ptr %scores, ptr %hidden, ptr %largest, ptr %totals, i64 %rows, i64 %tokens, i64 %count, i64 %slots"
@@ -148,11 +148,11 @@ def _soften(vectors: Vectors) -> str:
         with code.repeated("each_score", 0, "%count", lanes, (wide, lowest)) as scores:
             place = code.at("float", own, scores.index)
             hidden = code.load(wide, code.at("float", hidden, scores.index), 4)
-            # Chosen, not added: a hidden score may be anything, and counts for nothing.
+            # Selected, not added: a hidden slot's score may be any value and must not count.
             is_seen = code.value(f"fcmp oeq {wide} {hidden}, zeroinitializer")
             seen = f"<{lanes} x i1> {is_seen}, {wide} {code.load(wide, place, 4)}, {wide} {hidden}"
             shown = code.value(f"select {seen}")
-            # Past the last slot stands whatever stood there before.
+            # Past the last slot, memory holds old values.
             left = code.arithmetic("sub", "%count", scores.index)
             single = code.value(f"insertelement <{lanes} x i64> poison, i64 {left}, i32 0")
             every = f"<{lanes} x i32> zeroinitializer"
@@ -221,7 +221,7 @@ def _end(vectors: Vectors) -> str:
 
 
 def _exponential(vectors: Vectors) -> str:
-    """Return ``exponential(x)`` of numbers up to 0, to two units in the last place; 0 below -87.
+    """Return ``exponential(x)`` for x up to 0, exact to two units in the last place; 0 below -87.
 
     Cephes' expf (https://www.netlib.org/cephes): e**x is 2**n * e**r, r within half of log 2, and e**r a polynomial.
     """
@@ -229,7 +229,7 @@ def _exponential(vectors: Vectors) -> str:
     code = Code(f"internal {wide} @exponential({wide} %x) #0")
     is_low = code.value(f"fcmp olt {wide} %x, {vectors.constant(-87.0)}")
     x = code.value(f"select <{lanes} x i1> {is_low}, {wide} {vectors.constant(-87.0)}, {wide} %x")
-    # Adding 1.5 * 2**23 leaves no room for a fraction.
+    # Adding 1.5 * 2**23 rounds away the fraction.
     shift = vectors.constant(12582912.0)
     shifted = vectors.multiply_add(code, x, vectors.constant(1.44269504088896341), shift)
     whole = code.value(f"fsub {wide} {shifted}, {shift}")
@@ -258,7 +258,7 @@ def _sum(code: Code, vectors: Vectors, one: str, other: str) -> str:
 
 
 def _everywhere(code: Code, vectors: Vectors, vector: str, join: Callable[[Code, Vectors, str, str], str]) -> str:
-    """Return what all lanes give joined, in each lane."""
+    """Return the combination of all lanes, in each lane."""
     distance = 1
     while distance < vectors.lanes:
         mask = ", ".join(f"i32 {lane ^ distance}" for lane in range(vectors.lanes))

@@ -1,7 +1,7 @@
-"""The place of the greatest number of each row on a CPU, in one pass that threads share.
+"""The index of each row's largest number on a CPU, in one pass that threads share.
 
-XLA's CPU backend hands reductions of long rows to a pool of threads that sleep, which take longer to wake than the
-reduction takes.
+XLA's CPU backend gives reductions of long rows to a pool of sleeping threads; waking them takes longer than the
+reduction.
 """
 
 import jax
@@ -13,28 +13,28 @@ from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
-# Numbers that a thread looks at twice, while they are in the processor's nearest cache.
+# A thread reads these numbers twice, while they are in the processor's first-level cache.
 CHUNK = 4096
 _NOWHERE = 2**31 - 1
 _RECORD = Record("x", "y", "largest", "places", "rows", "length", "chunks")
 
 
 def finds_best(rows: int, numbers: int) -> bool:
-    """Whether `best_places` looks through rows of so many float32."""
+    """Whether `best_places` supports this many rows of this many float32."""
     vectors = host_vectors()
     return vectors is not None and rows > 0 and numbers >= vectors.lanes
 
 
 def best_places(scores_RV: Float[Array, "R V"]) -> Int[Array, " R"]:
-    """Return the place of each row's greatest float32, the first of equals; not-a-number is less than any other.
+    """Return the index of each row's largest float32, the first of equals; NaN is less than any other number.
 
-    Ask `finds_best` first. A compiler that splits arrays over devices would give each the whole.
+    Check `finds_best` first. If a compiler splits arrays over devices, each device gets the whole array.
     """
     rows, numbers = scores_RV.shape
     if scores_RV.dtype != jnp.float32 or not finds_best(rows, numbers):
         raise ValueError(f"the best of {scores_RV.dtype}{scores_RV.shape} is not looked for")
     chunks = -(-numbers // CHUNK)
-    # A chunk's greatest number, and its place.
+    # Each chunk's largest number and its index.
     results = (
         jax.ShapeDtypeStruct((rows,), jnp.int32),
         jax.ShapeDtypeStruct((rows, chunks), jnp.float32),
@@ -44,7 +44,7 @@ def best_places(scores_RV: Float[Array, "R V"]) -> Int[Array, " R"]:
 
 
 def best_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(x [R, V]) -> y [R], largest [R, C], places [R, C]``, C chunks a row."""
+    """Return the assembly of ``handler(x [R, V]) -> y [R], largest [R, C], places [R, C]``, with C chunks per row."""
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
         rows, length = arguments[0].shape(code, 2)
@@ -58,7 +58,7 @@ def best_module(vectors: Vectors) -> str:
 
 
 def _piece(vectors: Vectors) -> str:
-    """Return ``piece(record, index)``, which finds a chunk's greatest number and the first place that has it."""
+    """Return ``piece(record, index)``, which finds a chunk's largest number and its first index."""
     lanes, wide, integers = vectors.lanes, vectors.wide, f"<{vectors.lanes} x i32>"
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
     length, chunks = (_RECORD.number(code, name) for name in ("length", "chunks"))
@@ -66,7 +66,7 @@ def _piece(vectors: Vectors) -> str:
     line = code.at("float", _RECORD.pointer(code, "x"), code.arithmetic("mul", row, length))
     begin = code.arithmetic("mul", chunk, CHUNK)
     past = code.smaller(code.arithmetic("add", begin, CHUNK), length)
-    # The last vector ends where the row does, and may have numbers of the one before.
+    # The last vector ends at the row's end and may overlap the one before.
     last = code.arithmetic("sub", length, lanes)
     with code.repeated("each_number", begin, past, lanes, (wide, vectors.constant(float("-inf")))) as numbers:
         part = code.load(wide, code.at("float", line, code.smaller(numbers.index, last)), 4)
@@ -96,7 +96,7 @@ def _piece(vectors: Vectors) -> str:
 
 
 def _end() -> str:
-    """Return ``end(record)``, which finds the first of each row's chunks that has the greatest number."""
+    """Return ``end(record)``, which finds each row's first chunk with the largest number."""
     code = Code("internal void @end(ptr %record)")
     rows, length, chunks = (_RECORD.number(code, name) for name in ("rows", "length", "chunks"))
     y, largest, places = (_RECORD.pointer(code, name) for name in ("y", "largest", "places"))
@@ -108,7 +108,7 @@ def _end() -> str:
             is_greater = code.value(f"fcmp ogt float {one}, {other}")
             best.left = code.value(f"select i1 {is_greater}, i64 {place}, i64 {best.held}")
         place = code.value(f"sext i32 {code.load_at('i32', places, best.held)} to i64")
-        # Where all is not-a-number, there is no place.
+        # A row of only NaN has no index.
         place = code.smaller(place, code.arithmetic("sub", length, 1))
         code.store_at("i32", code.value(f"trunc i64 {place} to i32"), y, each_row.index)
     code.effect("ret void")

@@ -1,8 +1,7 @@
-"""XLA's foreign functions: they read shapes out of a call's buffers and share work out to threads.
+"""Foreign functions of XLA: they read shapes from a call's buffers and distribute work to threads.
 
-The structures are those of XLA's C interface for foreign functions, version 0.3
-(https://openxla.org/xla/custom_call). Threads are those of XLA's own pool; a pool that is busy costs nothing but its
-help, since the thread that was called takes whatever piece is left.
+The structures are those of XLA's C interface for foreign functions, version 0.3 (https://openxla.org/xla/custom_call).
+The threads come from XLA's own pool. If the pool is busy, the calling thread does all the work.
 """
 
 import os
@@ -12,19 +11,20 @@ from typing import NamedTuple
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, declarations
 
-# A call's record, in words of eight bytes: the next piece, those done, and threads that still look at it; then, on
-# cache lines that no thread writes to, the number of pieces and what the function has put there.
+# A call's record, in words of eight bytes: the next piece, the number of done pieces, and the number of threads that
+# use the record. Then, on cache lines that no thread writes to, the number of pieces and the function's own data.
 _NEXT, _DONE, _USERS = range(3)
 _PIECES = 16
-# Weights that are worth another thread: one that sleeps takes about as long to come as these take to be read.
+# The number of weights that justify another thread: reading them takes about as long as waking it. `jaxinfer bench
+# latency` measures another value.
 _WEIGHTS_PER_THREAD = 32_768
-# A thread that waits for others' last pieces rests this often before it leaves its processor to whoever wants it.
+# How often a waiting thread pauses before it yields its processor. `jaxinfer bench latency` measures another value.
 _RESTS = 2_000
 _YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"
 
-# Words of XLA's structures: of a call, its interface and context and the pointers to arguments and results; of a
-# buffer, its numbers and lengths; of the interface, some of its functions; of an extension, its type, `_METADATA` for
-# one that asks for the version, and where that goes.
+# Word offsets in XLA's structures: of a call, its interface, context, arguments and results; of a buffer, its numbers
+# and lengths; of the interface, some of its functions; of an extension, its type (`_METADATA` asks for the version) and
+# where to write the version.
 _METADATA = 1
 _CALL_EXTENSION, _CALL_INTERFACE, _CALL_CONTEXT, _CALL_ARGUMENTS, _CALL_RESULTS = 1, 2, 3, 9, 14
 _BUFFER_NUMBERS, _BUFFER_LENGTHS = 3, 5
@@ -34,22 +34,22 @@ _VERSION = 3 << 32  # 0.3, as two integers of four bytes
 
 
 class Record:
-    """What the threads of a call read: pointers and 64-bit integers by their names."""
+    """The data of a call that its threads read: pointers and 64-bit integers by name."""
 
     def __init__(self, *names: str) -> None:
         self._words = {name: _PIECES + 1 + index for index, name in enumerate(names)}
 
     @property
     def size(self) -> int:
-        """How many bytes a record takes."""
+        """The bytes of a record."""
         return 8 * (_PIECES + 1 + len(self._words))
 
     def pointer(self, code: Code, name: str) -> str:
-        """Return a pointer out of the record."""
+        """Load a pointer from the record."""
         return code.load_at("ptr", "%record", self._words[name])
 
     def number(self, code: Code, name: str) -> str:
-        """Return an integer out of the record."""
+        """Load an integer from the record."""
         return code.load_at("i64", "%record", self._words[name])
 
     def write(self, code: Code, record: str, pointers: dict[str, str], numbers: dict[str, str]) -> None:
@@ -62,17 +62,17 @@ class Record:
 
 
 class Buffer(NamedTuple):
-    """An argument or a result of a call: where its numbers are, and where its lengths."""
+    """An argument or a result of a call: the addresses of its numbers and its lengths."""
 
     numbers: str
     lengths: str
 
     def shape(self, code: Code, axes: int) -> list[str]:
-        """Return the first lengths."""
+        """Return the first ``axes`` lengths."""
         return [code.load_at("i64", self.lengths, axis) for axis in range(axes)]
 
     def layer(self, code: Code, layers: str) -> str:
-        """Return the layer that an int32 counts as JAX does: from the end if negative, and the last if past it."""
+        """Return the layer of an int32 index as in JAX: a negative one counts from the end, a large one is clipped."""
         layer = code.value(f"sext i32 {code.load_at('i32', self.numbers, 0)} to i64")
         is_negative = code.value(f"icmp slt i64 {layer}, 0")
         from_end = code.arithmetic("add", layer, layers)
@@ -81,7 +81,7 @@ class Buffer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a call is worked on: what its record holds, how many pieces there are, and how much they read in all."""
+    """How to process a call: the content of its record, the number of pieces, and the weights that they read in all."""
 
     pointers: dict[str, str]
     numbers: dict[str, str]
@@ -97,21 +97,21 @@ def make_module(
     plan: Callable[[Code, list[Buffer], list[Buffer], str], Plan],
     has_end: bool = False,
 ) -> str:
-    """Return a module's assembly, whose ``handler(call)`` is what XLA calls.
+    """Return a module's assembly; XLA calls its ``handler(call)``.
 
-    ``functions`` define ``piece(record, index)``, which threads call with every index below the number of pieces, and
-    if the module ``has_end``, ``end(record)`` to call once all are done. ``plan(code, arguments, results, threads)``
-    gets as many buffers as ``sizes`` says, and code that is amid the handler's.
+    ``functions`` define ``piece(record, index)``, which threads call for every index below the number of pieces. If the
+    module ``has_end``, they also define ``end(record)``, called after all pieces. ``plan(code, arguments, results,
+    threads)`` gets as many buffers as ``sizes`` says, and the handler's code, which it continues.
     """
     outside = f"declare ptr @malloc(i64)\ndeclare void @free(ptr)\ndeclare i32 @{_YIELD}()\n"
-    # Without it LLVM halves vectors of 512 bits on processors that it thinks better off with 256.
+    # Otherwise LLVM halves 512-bit vectors on processors for which it prefers 256 bits.
     attributes = f'attributes #0 = {{ "min-legal-vector-width"="{32 * vectors.lanes}" }}\n'
     handler = _handler(record, sizes, plan, has_end, vectors.pause)
     return "".join([outside, declarations(vectors), *functions, _worker(), _forget(), handler, attributes])
 
 
 def _worker() -> str:
-    """Return ``worker(record)``, which takes pieces until none is left; who leaves last frees the record."""
+    """Return ``worker(record)``, which takes pieces until none is left; the last user frees the record."""
     code = Code("internal void @worker(ptr %record)")
     next_piece, done, users = (code.at("i64", "%record", word) for word in (_NEXT, _DONE, _USERS))
     pieces = code.load_at("i64", "%record", _PIECES)
@@ -150,7 +150,7 @@ def _handler(
     has_end: bool,
     pause: str,
 ) -> str:
-    """Return ``handler(call)``; ``pause`` rests a waiting thread."""
+    """Return ``handler(call)``; ``pause`` is a waiting thread's pause instruction."""
     code = Code("ptr @handler(ptr %call)")
     request = code.value("alloca [5 x i64]")
     threads = code.value("alloca i64")
@@ -174,18 +174,18 @@ def _handler(
     code.effect(f"store i64 1, ptr {threads}")
     for word, (kind, value) in enumerate((("i64", 32), ("ptr", "null"), ("ptr", context), ("ptr", threads))):
         code.store_at(kind, value, request, word)
-    # An error leaves the one thread that was written.
+    # On an error, the number stays at the one thread stored before.
     error = code.value(f"call ptr {code.load_at('ptr', interface, _NUM_THREADS)}(ptr {request})")
     code.value(f"call i64 @forget(ptr {interface}, ptr {error})")
     available = code.load("i64", threads)
     pointers, numbers, pieces, weights = plan(code, arguments, results, available)
     users = code.smaller(code.smaller(available, pieces), code.ceiling(weights, _WEIGHTS_PER_THREAD))
-    # This one works on it even if there is nothing to do.
+    # The calling thread takes part even if there is nothing to do.
     users = code.larger(users, 1)
 
     record = code.value(f"call ptr @malloc(i64 {record_of.size})")
     record_of.write(code, record, pointers, numbers)
-    # This thread looks at the record once more than the others, to see when all is done.
+    # The calling thread uses the record once more than the others, to see when all is done.
     for word, number in ((_NEXT, 0), (_DONE, 0), (_USERS, code.arithmetic("add", users, 1)), (_PIECES, pieces)):
         code.store_at("i64", number, record, word)
     for word, (kind, value) in enumerate(
@@ -239,7 +239,7 @@ def _buffers(code: Code, places: str, count: int) -> list[Buffer]:
 
 
 def _release(code: Code, record: str, users: str, result: str = "void") -> None:
-    """End a function with a thread's leave of the record."""
+    """End a function: the thread stops using the record."""
     before = code.value(f"atomicrmw sub ptr {users}, i64 1 acq_rel")
     code.branch(code.value(f"icmp eq i64 {before}, 1"), "last", "out")
     code.start("last")

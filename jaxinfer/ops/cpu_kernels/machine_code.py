@@ -1,24 +1,25 @@
-"""Compiling assembly for the processor at hand, and naming the result to XLA."""
+"""Compiles assembly for this machine's processor and registers it with XLA."""
 
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 
-# Compiled code is in memory for as long as its engine is.
+# Compiled code is in memory for as long as its engine is. The objects are what its engine was given of it.
 _ENGINES: dict[str, Any] = {}
+_OBJECTS: dict[str, bytes] = {}
 _COMPILING = threading.Lock()
 
 
 @functools.cache
 def host_vectors() -> Vectors | None:
-    """Return what this machine's processor offers; None where LLVM is not installed, or does not know it."""
-    # Imported here: machines with other devices need not wait for it.
+    """Return this processor's vectors; None if LLVM is not installed or does not know the processor."""
+    # Imported here: machines with other devices do not need LLVM.
     try:
         from llvmlite import binding as llvm
     except (ImportError, OSError):
@@ -29,9 +30,9 @@ def host_vectors() -> Vectors | None:
 def call(
     name: str, build: Callable[[Vectors], str], dtype: str, numbers: int, results: Any, *operands: jax.Array
 ) -> Any:
-    """Have XLA call the module that ``build`` gives for this processor, compiled when it is first asked for.
+    """Make XLA call the module from ``build``, compiled for this processor at first use.
 
-    Its dot products, if it has any, are of so many ``numbers`` of a dtype.
+    ``numbers`` and ``dtype`` are the length and the dtype of its dot products, if it has any.
     """
     vectors = host_vectors()
     assert vectors is not None
@@ -44,19 +45,47 @@ def call(
     return jax.ffi.ffi_call(target, results, vmap_method="sequential")(*operands)
 
 
+def compiled_objects() -> dict[str, bytes]:
+    """Return the compiled code of all functions that XLA knows by now, by their names."""
+    with _COMPILING:
+        return dict(_OBJECTS)
+
+
+def load_objects(objects: Mapping[str, bytes]) -> None:
+    """Have XLA know functions that a process on this processor compiled: what `compiled_objects` gave there."""
+    with _COMPILING:
+        for target, content in objects.items():
+            if target not in _ENGINES:
+                _load(target, content)
+
+
 def _register(target: str, assembly: str) -> None:
-    """Compile a module, and have XLA's foreign function ``target`` call its ``handler``."""
+    """Compile a module and register its ``handler`` as XLA's foreign function ``target``."""
+    from llvmlite import binding as llvm
+
+    module = llvm.parse_assembly(assembly)
+    module.verify()
+    _load(target, _machine().emit_object(module))
+
+
+def _load(target: str, content: bytes) -> None:
+    from llvmlite import binding as llvm
+
+    machine = _machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(content))
+    engine.finalize_object()
+    handler = ctypes.c_void_p(engine.get_function_address("handler"))
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
+    _ENGINES[target], _OBJECTS[target] = engine, content
+
+
+def _machine() -> Any:
+    """Return LLVM's compiler for this processor."""
     from llvmlite import binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(
+    return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
     )
-    module = llvm.parse_assembly(assembly)
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    handler = ctypes.c_void_p(engine.get_function_address("handler"))
-    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
-    _ENGINES[target] = engine

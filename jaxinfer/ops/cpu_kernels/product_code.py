@@ -1,4 +1,4 @@
-"""The assembly of products: tiles that cover all rows and outputs, and the foreign functions around them."""
+"""The assembly of products: tiles over all rows and outputs, and the foreign functions around them."""
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
@@ -12,10 +12,10 @@ from jaxinfer.ops.cpu_kernels.tiles import (
     dot_tile,
 )
 
-# Several pieces for each thread even out what else the threads have to do.
+# Several pieces per thread even out the threads' other work. `jaxinfer bench latency` measures another value.
 _PIECES_PER_THREAD = 4
 
-# What the record of a call holds beside its matrices, and of each of them.
+# The fields of a call's record: shared ones, and those of each matrix.
 _SHARED = ("x", "rows", "length", "groups", "first_batch", "per_group", "span")
 _OF_MATRIX = ("w", "y", "outputs", "stride", "lines", "first_piece")
 
@@ -23,9 +23,9 @@ _OF_MATRIX = ("w", "y", "outputs", "stride", "lines", "first_piece")
 def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
     """Return the assembly of ``handler(x [I, M, K], l, w [L, B, S, F], ...) -> y [I, M, N], ...``.
 
-    There are ``count`` matrices w, each with its own S, F, y and N; I = B * C, F >= C * K, S >= N. x and w are of
-    ``dtype``, but x of bfloat16 where that is int8; y is float32, l int32; part c of row n of w[l, b] meets the rows of
-    x[b * C + c].
+    There are ``count`` matrices w, each with its own S, F, y and N. I = B * C, F >= C * K, S >= N. x and w are of
+    ``dtype``, but x is bfloat16 if that is int8; y is float32, l int32. Part c of row n of w[l, b] is multiplied with
+    the rows of x[b * C + c].
     """
     functions = dot_functions(vectors, dtype)
     return _module(vectors, functions, "dots", dtype, OUTPUTS, count, rows_are_outputs=True)
@@ -34,20 +34,20 @@ def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
 def column_module(vectors: Vectors) -> str:
     """Return the assembly of ``handler(x [I, M, K], l, w [L, B, S, F]) -> y [I, M, N]``, I = B * C, F >= C * N, S >= K.
 
-    All float32 but l, an int32; number k of x[b * C + c] is the factor of part c of row k of w[l, b].
+    All are float32 except l, an int32. Number k of x[b * C + c] is the factor of part c of row k of w[l, b].
     """
     unit = COLUMN_VECTORS * vectors.lanes
     return _module(vectors, column_functions(vectors), "columns", "float32", unit, 1, rows_are_outputs=False)
 
 
 def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
-    """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and what it calls, as for `dot_tile`."""
+    """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`dot_tile`)."""
     tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in range(1, vectors.rows + 1)]
     return [*tiles, _cover(vectors, "dot", dtype, (OUTPUTS, 1), (OUTPUTS, 1), rows_are_outputs=True)]
 
 
 def column_functions(vectors: Vectors) -> list[str]:
-    """Return ``columns(x, w, y, rows, outputs, length, pitch, stride, width)`` and what it calls (`column_tile`)."""
+    """Return ``columns(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`column_tile`)."""
     names = COLUMN_VECTORS, 1
     tiles = [column_tile(vectors, name, rows) for name in names for rows in range(1, vectors.rows + 1)]
     widths = COLUMN_VECTORS * vectors.lanes, vectors.lanes
@@ -57,7 +57,7 @@ def column_functions(vectors: Vectors) -> list[str]:
 def _module(
     vectors: Vectors, functions: list[str], name: str, dtype: str, unit: int, count: int, rows_are_outputs: bool
 ) -> str:
-    """Return a module whose outputs are shared out in multiples of ``unit``."""
+    """Return a module whose outputs are distributed in multiples of ``unit``."""
     record = Record(*_SHARED, *(f"{each}{matrix}" for matrix in range(count) for each in _OF_MATRIX))
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
@@ -88,7 +88,7 @@ def _module(
 
 
 def _piece(record: Record, name: str, dtype: str, count: int, rows_are_outputs: bool) -> str:
-    """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix, of all rows of one x."""
+    """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix for all rows of one x."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
     x = record.pointer(code, "x")
     rows, length, groups, first_batch, per_group, span = (record.number(code, each) for each in _SHARED[1:])
@@ -124,7 +124,7 @@ def _piece(record: Record, name: str, dtype: str, count: int, rows_are_outputs: 
 
 
 def _matrix(code: Code, record: Record, index: int) -> list[str]:
-    """Return what a record holds of a matrix."""
+    """Load the fields of one matrix from a record."""
     pointers = [record.pointer(code, f"{name}{index}") for name in _OF_MATRIX[:2]]
     return [*pointers, *(record.number(code, f"{name}{index}") for name in _OF_MATRIX[2:])]
 
@@ -139,7 +139,7 @@ def _cover(
 ) -> str:
     """Return ``TILEs(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs.
 
-    ``names`` are those of the wide tile and of the one for what is left, ``widths`` their outputs.
+    ``names`` and ``widths`` are the names and the outputs of the wide tile and of the tile for the rest.
     """
     parameters = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
     code, kind = Code(f"internal void @{tile}s({parameters}) #0"), LLVM_TYPES[dtype]
@@ -162,7 +162,7 @@ def _cover(
         row_x = code.at(ROW_TYPES[dtype], "%x", code.arithmetic("mul", m, "%pitch"))
         row_y = code.at("float", this_y, code.arithmetic("mul", m, "%width"))
         left = code.arithmetic("sub", "%rows", m)
-        # What the tiles ask for ahead: the next tile's weights, and with further rows of x those of tiles after it.
+        # Tiles prefetch the next tile's weights; for further rows of x, those of later tiles.
         tiles = code.arithmetic("add", code.arithmetic("sdiv", m, vectors.rows), 1)
         line = code.arithmetic("mul", code.arithmetic("mul", tiles, widths[0]), "%stride")
         ahead = code.at(kind, this_w, line) if rows_are_outputs else this_w

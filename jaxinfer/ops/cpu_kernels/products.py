@@ -1,10 +1,10 @@
-"""Products of few rows on a CPU, compiled for the processor that runs them.
+"""Products of few rows on a CPU, compiled for its processor.
 
-Decoding multiplies one row, or the few of a batch or a draft, by every weight. XLA's CPU backend reads weights for
-them at a half to a tenth of the memory's speed; these kernels at most of it. They are written as LLVM assembly, which
-llvmlite compiles in a tenth of a second when the first of them is traced, and are called by XLA as foreign functions.
+Decoding multiplies one row, or the few rows of a batch or a draft, by every weight. XLA's CPU backend reads weights for
+this at a tenth to a half of the memory's speed; these kernels reach most of it. They are LLVM assembly, which llvmlite
+compiles in a tenth of a second when the first one is traced. XLA calls them as foreign functions.
 
-A row's results do not depend on the other rows, nor on how many there are.
+A row's results do not depend on the other rows or on their number.
 """
 
 import functools
@@ -19,19 +19,20 @@ from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
-# A pass over more tokens is left to XLA, whose products of many rows are as fast on processors with matrix units.
+# XLA computes passes over more tokens: with many rows its products are as fast on processors with matrix units.
+# `jaxinfer bench latency --batch 64` and `--batch 65` measure both sides of the limit.
 MAX_ROWS = 64
 
 
 def multiplies(dtype: Any, numbers: int) -> bool:
-    """Whether `multiply` takes weights of a dtype in rows of so many numbers."""
+    """Whether `multiply` supports weights of a dtype in rows of this length."""
     vectors = host_vectors()
     name = jnp.dtype(dtype).name
     return vectors is not None and name in vectors.dtypes and numbers > 0 and numbers % vectors.lanes == 0
 
 
 def combines(dtype: Any, columns: int) -> bool:
-    """Whether `combine` gives so many columns of a dtype."""
+    """Whether `combine` supports this many columns of a dtype."""
     return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, columns)
 
 
@@ -43,9 +44,9 @@ def multiply(
 ) -> Float[Array, "B C M N"]:
     """Return the dot products of rows with the first ``outputs`` rows of ``weights[layer]``, in float32.
 
-    A row of weights has C parts of K numbers, and may have more. Both are of one dtype, or the weights are int8, from
-    `tiles.LEAST_INTEGER` to `tiles.MOST_INTEGER`, and the rows bfloat16. Ask `multiplies` first. A compiler that splits
-    arrays over devices would give each the whole.
+    A row of weights has C parts of K numbers, and may have more. Both have one dtype, or the weights are int8, from
+    `tiles.LEAST_INTEGER` to `tiles.MOST_INTEGER`, and the rows bfloat16. Check `multiplies` first. If a compiler splits
+    arrays over devices, each device gets the whole array.
     """
     return multiply_by_each(rows_BCMK, (weights_LBSF,), layer, (outputs,))[0]
 
@@ -57,7 +58,7 @@ def multiply_by_each(
     layer: Int[Array, ""] | int,
     outputs: tuple[int, ...],
 ) -> tuple[Float[Array, "B C M _"], ...]:
-    """Return what `multiply` does for each of several weights, in one call, for which threads come together once."""
+    """Return `multiply` for each of several weights, in one call, so that threads synchronise once."""
     dtype = weights[0].dtype.name
     if any(each.dtype != dtype for each in weights):
         raise ValueError(f"weights of {', '.join(each.dtype.name for each in weights)} do not fit one another")
@@ -74,9 +75,9 @@ def combine(
     layer: Int[Array, ""] | int,
     columns: int,
 ) -> Float[Array, "B C M N"]:
-    """Return the first K rows of ``lines[layer]`` added up, each times its factor, in float32.
+    """Return the weighted sum of the first K rows of ``lines[layer]``, in float32.
 
-    A row has C parts of ``columns`` numbers, and may have more. Ask `combines` first.
+    A row has C parts of ``columns`` numbers, and may have more. Check `combines` first.
     """
     _check_fit(factors_BCMK, lines_LBSF, factors_BCMK.shape[3], factors_BCMK.shape[1] * columns)
     return _call("combine", column_module, "float32", factors_BCMK, (lines_LBSF,), layer, (columns,))[0]
@@ -112,7 +113,7 @@ def _einsum(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, slots: int, lanes: int) -> None:
-    """Refuse what would be read past its end: the kernels themselves look at nothing."""
+    """Raise an error for arrays that the kernels would read past their end; they check nothing."""
     fits = stack_LBSF.shape[1] == rows_BCMK.shape[0] and slots <= stack_LBSF.shape[2] and lanes <= stack_LBSF.shape[3]
     dtype = jnp.dtype(jnp.bfloat16) if stack_LBSF.dtype == jnp.int8 else stack_LBSF.dtype
     if not fits or rows_BCMK.dtype != dtype or 0 in (*rows_BCMK.shape, *stack_LBSF.shape):

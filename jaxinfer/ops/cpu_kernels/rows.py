@@ -1,7 +1,7 @@
-"""Rows of a table of 16-bit floats on a CPU, where they lie.
+"""Reads rows of a table of 16-bit floats on a CPU, in place.
 
-XLA's CPU backend takes such rows out of a copy of the table, in another type, which it makes anew for each program that
-has a loop: 20 ms for the default model's 57 MB.
+XLA's CPU backend first copies the table to another type, in each program that has a loop: 20 ms for the default model's
+57 MB.
 """
 
 import jax
@@ -17,9 +17,9 @@ _RECORD = Record("table", "ids", "rows", "lines", "length")
 
 
 def take_rows(table_VD: Float[Array, "V D"], ids_N: Int[Array, " N"]) -> Float[Array, "N D"]:
-    """Return rows of a table of bfloat16 or float16; an id outside it takes its first or last row.
+    """Return rows of a table of bfloat16 or float16; an id outside it reads its first or last row.
 
-    Ask `machine_code.host_vectors` first. A compiler that splits arrays over devices would give each the whole.
+    Check `machine_code.host_vectors` first. If a compiler splits arrays over devices, each device gets the whole array.
     """
     if table_VD.dtype.itemsize != 2 or 0 in table_VD.shape:
         raise ValueError(f"{table_VD.dtype}{table_VD.shape} is no table of 16-bit floats")

@@ -1,4 +1,4 @@
-"""The innermost loops: a few rows times a few rows or columns of weights, held in the processor's vector registers."""
+"""The innermost loops: a few rows times a few rows or columns of weights, in the processor's vector registers."""
 
 import struct
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ import numpy as np
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 
-# Of weights, and of the rows that they multiply.
+# The types of weights, and of the rows that they multiply.
 LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half", "int8": "i8"}
 ROW_TYPES = LLVM_TYPES | {"int8": "bfloat"}
 _SIZES = {"float": 4, "bfloat": 2, "half": 2, "i8": 1}
-# Output rows, or vectors of output columns, of a tile.
+# The output rows of a tile, or its vectors of output columns.
 OUTPUTS = 4
 COLUMN_VECTORS = 2
 
-# Whole numbers from -64 to 63 that are added to the bits of the bfloat16 192 are those of bfloat16 192 greater.
+# Adding an integer from -64 to 63 to the bits of the bfloat16 192 gives the bfloat16 192 plus that integer.
 LEAST_INTEGER, MOST_INTEGER = -64, 63
 _OFFSET = 0x4340
 
@@ -27,10 +27,10 @@ _PAUSE_ARM = "void @llvm.aarch64.hint(i32 1)"
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a processor offers: float32 ``lanes`` of a vector, ``rows`` of a tile whose sums fit its registers, dtypes.
+    """A processor's vectors: the float32 ``lanes`` of one, the ``rows`` of a tile that fits its registers, the dtypes.
 
-    ``pairs_bfloat16`` is an instruction that multiplies bfloat16 pairs and adds them to float32 sums, ``pause`` the
-    call that rests a thread that waits.
+    ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
+    that pauses a waiting thread.
     """
 
     lanes: int
@@ -44,38 +44,38 @@ class Vectors:
         return 2 * self.lanes if self.pairs(dtype) else self.lanes
 
     def pairs(self, dtype: str) -> bool:
-        """Whether products of this dtype are of pairs."""
+        """Whether products of this dtype use pairs."""
         return dtype in ("bfloat16", "int8") and self.pairs_bfloat16
 
     def for_rows_of(self, numbers: int) -> "Vectors":
-        """Return the same without products of pairs where rows of so many numbers are no multiple of their vectors."""
+        """Return the vectors without products of pairs if rows of this length are no multiple of their step."""
         return self if numbers % (2 * self.lanes) == 0 else replace(self, pairs_bfloat16=False)
 
     @property
     def wide(self) -> str:
-        """A vector of float32."""
+        """The type of a float32 vector."""
         return f"<{self.lanes} x float>"
 
     def spread(self, code: Code, number: str) -> str:
-        """Append a vector that has a float32 in each lane."""
+        """Append a vector with one float32 in every lane."""
         single = code.value(f"insertelement {self.wide} poison, float {number}, i32 0")
         return code.value(
             f"shufflevector {self.wide} {single}, {self.wide} poison, <{self.lanes} x i32> zeroinitializer"
         )
 
     def constant(self, number: float) -> str:
-        """Return a vector that has a constant in each lane, as LLVM writes it: the bits of a float64."""
+        """Return a vector with a constant in every lane, in LLVM's notation: the bits of a float64."""
         (bits,) = struct.unpack("<Q", struct.pack("<d", np.float32(number)))
         return f"<{', '.join([f'float 0x{bits:016X}'] * self.lanes)}>"
 
     def multiply_add(self, code: Code, one: str, other: str, to: str, name: str | None = None) -> str:
-        """Append ``one * other + to``, rounded once where the processor can."""
+        """Append ``one * other + to``, rounded once if the processor can."""
         operands = f"{self.wide} {one}, {self.wide} {other}, {self.wide} {to}"
         return code.value(f"call {self.wide} @llvm.fmuladd.v{self.lanes}f32({operands})", name)
 
 
 def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | None:
-    """Return what a processor with these LLVM features offers; None for one of an unknown make."""
+    """Return the vectors of a processor with these LLVM features; None for an unknown kind."""
     make = triple.partition("-")[0]
     if make in ("aarch64", "arm64"):
         return Vectors(4, 4, False, ("float32", "bfloat16", "float16", "int8"), _PAUSE_ARM)
@@ -88,7 +88,7 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
 
 
 def declarations(vectors: Vectors) -> str:
-    """Return what the code calls of LLVM."""
+    """Return declarations of the LLVM functions that the code calls."""
     wide = vectors.wide
     lines = [f"declare {wide} @llvm.fmuladd.v{vectors.lanes}f32({wide}, {wide}, {wide})"]
     lines.append(f"declare {vectors.pause.replace('i32 1', 'i32 immarg')}")
@@ -101,13 +101,13 @@ def declarations(vectors: Vectors) -> str:
 def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
     """Return ``dot_OUTPUTSxROWS(x, w, y, length, pitch, stride, width, ahead)``: dot products of rows of x and of w.
 
-    Rows are ``length`` long; those of x lie ``pitch`` apart, those of w ``stride``, those of y ``width``. A product's
-    numbers are added up in an order that does not depend on the tile, so that a row's results are the same among any
-    others. As many numbers of w from ``ahead`` on are asked for meanwhile: left to itself, a processor waits for
-    weights as long as it computes with them.
+    Rows have length ``length``; rows of x are ``pitch`` apart, those of w ``stride``, those of y ``width``. The order
+    in which a product's numbers are added does not depend on the tile, so a row's results do not depend on other rows.
+    The tile also prefetches as many numbers of w from ``ahead`` on. Without that, a processor waits for weights as long
+    as it computes with them.
 
-    Weights of int8 are from `LEAST_INTEGER` to `MOST_INTEGER`, and their rows of bfloat16. Where there are products of
-    bfloat16 pairs, they are of weights 192 greater, and products with 192 are taken away in the end.
+    Weights of int8 are from `LEAST_INTEGER` to `MOST_INTEGER`, with rows of bfloat16. Products of bfloat16 pairs use
+    weights plus 192, and subtract products with 192 at the end.
     """
     kind, row_kind = LLVM_TYPES[dtype], ROW_TYPES[dtype]
     lanes, step, wide = vectors.lanes, vectors.step(dtype), vectors.wide
@@ -162,7 +162,7 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
     sums = [f"%sum{index}" for index in range(outputs * rows)]
     if is_offset:
         sums = [code.value(f"fsub {wide} {total}, %sum_offset{index // outputs}") for index, total in enumerate(sums)]
-    # As many sums as a vector has lanes at a time become one vector of their totals.
+    # Up to ``lanes`` sums at a time become one vector of their totals.
     for first in range(0, outputs * rows, lanes):
         count = min(lanes, outputs * rows - first)
         totals = _add_up(code, sums[first : first + count], lanes)
@@ -181,8 +181,8 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
 def column_tile(vectors: Vectors, column_vectors: int, rows: int) -> str:
     """Return ``column_VECTORSxROWS(x, w, y, length, pitch, stride, width, ahead)``: rows of x times columns of w.
 
-    All float32; row i of w holds what meets number i of each row of x. Strides are those of `dot_tile`; nothing is
-    asked for ahead.
+    All are float32. Row i of w is multiplied with number i of each row of x. Strides are as in `dot_tile`; there is no
+    prefetch.
     """
     lanes, wide = vectors.lanes, vectors.wide
     code = Code(f"internal void @column_{column_vectors}x{rows}({_PARAMETERS}) #0")
@@ -226,7 +226,7 @@ def _add_up(code: Code, sums: list[str], lanes: int) -> str:
     while distance < lanes:
         merged = []
         for one, other in zip(sums[::2], [*sums[1::2], sums[-1]]):
-            # The lanes of ``other`` are counted after those of ``one``; they go where this bit of a lane is set.
+            # In a shuffle, lanes of ``other`` are numbered after those of ``one``; they go to lanes with this bit set.
             shifts = [lanes if lane & distance else 0 for lane in range(lanes)]
             lower = shuffled(one, other, [(lane & ~distance) + shift for lane, shift in enumerate(shifts)])
             upper = shuffled(one, other, [(lane | distance) + shift for lane, shift in enumerate(shifts)])

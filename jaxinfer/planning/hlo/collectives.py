@@ -1,4 +1,4 @@
-"""What a collective of a compiled program sends: among how many devices, and how many bytes from each."""
+"""The collectives of a compiled program: among how many devices, and how many bytes each device sends."""
 
 import math
 import re
@@ -16,15 +16,15 @@ _AXIS = re.compile(r"'(\w+)'=(\d+)")
 
 
 def collective_kind(opcode: str) -> str | None:
-    """Return the kind of communication that an instruction starts, if any."""
+    """Return the kind of collective that an instruction starts, None if it starts none."""
     kind = opcode.removesuffix("-start")
     return kind if kind in COLLECTIVES else None
 
 
 def as_run(computation: Computation, line: Line) -> Line:
-    """Return an instruction as the device runs it: a sum in a fusion of which each keeps a part is a reduce-scatter.
+    """Return an instruction as the device runs it: a fused all-reduce and slice is a reduce-scatter.
 
-    A TPU's compiler writes such as a sum and a slice of it.
+    The TPU compiler writes a reduce-scatter as such a fusion.
     """
     if line.opcode != "all-reduce" or not computation.name.startswith("all-reduce-scatter"):
         return line
@@ -32,13 +32,13 @@ def as_run(computation: Computation, line: Line) -> Line:
 
 
 def num_partitions(hlo: str) -> int:
-    """Return how many devices a program runs on."""
+    """Return the number of devices that a program runs on."""
     found = _PARTITIONS.search(hlo.partition("\n")[0])
     return int(found[1]) if found else 1
 
 
 def group_size(line: Line, num_devices: int) -> int:
-    """Return how many devices a collective runs among; they may be listed, counted or named as axes of a mesh."""
+    """Return the number of devices in a collective's group. HLO lists them, counts them or names mesh axes."""
     if found := _LISTED.search(line.attributes):
         return len(found[1].split(","))
     if found := _COUNTED.search(line.attributes):
@@ -50,23 +50,23 @@ def group_size(line: Line, num_devices: int) -> int:
 
 
 def buffer_bytes(line: Line) -> int:
-    """Return how large the buffers are, all together, that a collective reduces, gathers or sends; 0 if it is none."""
+    """Return the total bytes of the buffers that a collective reduces, gathers or sends; 0 for other instructions."""
     kind, sizes = collective_kind(line.opcode), [array.bytes for array in line.results]
     if kind is None or not sizes:
         return 0
     if not line.opcode.endswith("-start"):
         return sum(sizes)
     if kind == "reduce-scatter":
-        return max(sizes)  # the operand, of which the result is a part
-    # A start may give its operands before its results, and flags after them.
+        return max(sizes)  # the operand; the result is a part of it
+    # An instruction that starts a collective may list its operands before its results, and flags after them.
     count, buffers = len(line.operands), [array.bytes for array in line.results if array.elements > 1]
     return sum(buffers[count : 2 * count] if len(buffers) >= 2 * count else buffers)
 
 
 def sent_bytes(line: Line, num_devices: int) -> int:
-    """Return the fewest bytes that one device can send for a collective: rings and trees of them reach this.
+    """Return the fewest bytes that one device can send for a collective; ring and tree algorithms reach this.
 
-    Of n devices that reduce or gather a buffer each sends n - 1 of its n parts, once or, in an all-reduce, twice.
+    To reduce or gather a buffer among n devices, each sends n - 1 of its n parts: once, or twice for an all-reduce.
     """
     kind, whole = collective_kind(line.opcode), buffer_bytes(line)
     if kind is None or not whole:

@@ -1,4 +1,4 @@
-"""Read the text of a compiled program: its computations, their instructions, and where each array lies."""
+"""Reads the text of a compiled program: its computations, their instructions, and the memory space of each array."""
 
 import math
 import re
@@ -19,7 +19,7 @@ _SPACE = re.compile(r"S\((\d+)\)")
 
 @dataclass(frozen=True)
 class Array:
-    """An array of a program: its element type, its shape and the text of its layout."""
+    """An array of a program: its element type, its shape and its layout as text."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,22 +27,22 @@ class Array:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def item_bits(self) -> int:
-        """The size of a number; 0 of what is none."""
+        """Bits per element; 0 for a type without data."""
         return 8 if _FLOAT8.fullmatch(self.dtype) else _BITS.get(self.dtype, 0)
 
     @property
     def bytes(self) -> int:
-        """What its numbers take."""
+        """The bytes of its elements."""
         return self.elements * self.item_bits // 8
 
     @cached_property
     def hbm_bytes(self) -> int:
-        """What it takes in HBM, the padding of its tiles included; 0 where it lies in the chip or on the host."""
+        """The bytes that it takes in HBM, with the padding of its tiles; 0 if it is in vector memory or on the host."""
         space = _SPACE.search(self.layout)
         if space is not None and space[1] != "0":
             return 0
@@ -58,7 +58,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Line:
-    """One instruction as written: the arrays of its result, its operands' names and the text of its attributes."""
+    """One instruction as written: the arrays of its result, the names of its operands and its attributes as text."""
 
     name: str
     opcode: str
@@ -76,7 +76,7 @@ class Line:
 
     @property
     def hbm_bytes(self) -> int:
-        """What its result takes in HBM."""
+        """The bytes that its result takes in HBM."""
         return sum(array.hbm_bytes for array in self.results)
 
 
@@ -89,17 +89,17 @@ class Computation:
 
     @cached_property
     def root(self) -> Line:
-        """The instruction whose result it returns."""
+        """The instruction whose result the computation returns."""
         return next(line for line in self.lines.values() if line.root)
 
     @cached_property
     def parameters(self) -> dict[int, str]:
-        """The names of its parameters."""
+        """The names of the parameters, by index."""
         return {int(line.arguments): line.name for line in self.lines.values() if line.opcode == "parameter"}
 
     @cached_property
     def users(self) -> dict[str, list[Line]]:
-        """The instructions that take each one's result."""
+        """The instructions that use each instruction's result."""
         found: dict[str, list[Line]] = {}
         for line in self.lines.values():
             for operand in dict.fromkeys(line.operands):
@@ -109,14 +109,14 @@ class Computation:
 
 @dataclass(frozen=True)
 class Program:
-    """All computations of a program, and the name of the one that it starts with."""
+    """All computations of a program, and the name of its entry computation."""
 
     computations: Mapping[str, Computation]
     entry: str
 
 
 def read_program(hlo: str) -> Program:
-    """Read what `jax.stages.Compiled.as_text` returns."""
+    """Read the text that `jax.stages.Compiled.as_text` returns."""
     computations: dict[str, Computation] = {}
     entry, lines = "", None
     for text in hlo.splitlines():
@@ -133,7 +133,7 @@ def read_program(hlo: str) -> Program:
 
 
 def read_line(text: str) -> Line | None:
-    """Read one instruction, None where the text is none."""
+    """Read one instruction; None if the line is not an instruction."""
     found = _INSTRUCTION.match(text)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""What an instruction of a compiled program reads and writes of HBM, and the operations that it multiplies with.
+"""The HBM bytes that an instruction of a compiled program reads and writes, and the operations of its products.
 
-What the compiler places in vector memory (layouts marked ``S(1)``) costs nothing here; a fusion costs its operands and
-results alone; a slice, also one inside a fusion, costs the slice, and an update in place what it writes.
+Arrays in vector memory (layouts marked ``S(1)``) cost nothing. A fusion costs only its operands and results. A slice,
+also inside a fusion, costs the slice. An update in place costs the bytes it writes.
 """
 
 import itertools
@@ -23,10 +23,10 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 
 
 def hbm_traffic(program: Program, computation: Computation, line: Line) -> tuple[int, int]:
-    """Return the bytes that an instruction outside of a fusion reads from and writes to HBM.
+    """Return the bytes that an instruction outside a fusion reads from and writes to HBM.
 
-    A transfer that runs beside others is counted where it is done. A kernel costs what its own estimate says
-    (`pl.CostEstimate`), all as read, or without one its operands and results.
+    An asynchronous transfer counts at its end. A kernel costs its own estimate (`pl.CostEstimate`), counted as reads,
+    or without an estimate its operands and results.
     """
     if line.opcode in _FREE or line.opcode.endswith("-start"):
         return 0, 0
@@ -72,19 +72,19 @@ def _estimate(line: Line, name: str) -> int | None:
 
 
 def _update_index(line: Line) -> int:
-    """Return which operand holds what is written: a scatter of n arrays takes n, the indices, and n updates."""
+    """Return the index of the operand with the written values. A scatter takes n arrays, the indices and n updates."""
     return 1 if line.opcode == "dynamic-update-slice" else len(line.operands) // 2 + 1
 
 
 def _full_bytes(array: Array) -> int:
-    """Return what an array would take in HBM, wherever it lies."""
+    """Return the bytes that an array would take in HBM, whatever its memory space."""
     return Array(array.dtype, array.shape, re.sub(r"S\(\d+\)", "", array.layout)).hbm_bytes
 
 
 def _read_in_fusion(program: Program, computation: Computation, name: str, outside: int = 0) -> int:
-    """Return what a fused computation reads of one of its values, of which the whole is the most.
+    """Return the bytes that a fused computation reads of one of its values, at most the whole value.
 
-    ``outside`` is what is read of the computation's result, where the value may come out as it is.
+    ``outside`` is the bytes read of the computation's result, if the value may be returned unchanged.
     """
     whole = sum(_full_bytes(array) for array in computation.lines[name].results)
     total = outside if computation.lines[name].root else 0
@@ -105,7 +105,7 @@ def _read_in_fusion(program: Program, computation: Computation, name: str, outsi
 
 
 def _written_by_fusion(program: Program, computation: Computation, line: Line) -> int:
-    """Return what a fusion writes of its results to HBM."""
+    """Return the bytes that a fusion writes to HBM."""
     root = computation.root
     outputs = list(root.operands) if root.opcode == "tuple" else [root.name]
     if len(outputs) != len(line.results):
@@ -117,7 +117,7 @@ def _written_by_fusion(program: Program, computation: Computation, line: Line) -
 
 
 def _written(program: Program, computation: Computation, line: Line) -> int:
-    """Return the bytes that a value of a fusion has written once it is stored where its operand was, or anew."""
+    """Return the bytes that a fusion writes to store a value, either over its operand or in a new buffer."""
     if line.opcode == "parameter":
         return 0
     if line.opcode in _UPDATES:
@@ -132,9 +132,9 @@ def _written(program: Program, computation: Computation, line: Line) -> int:
 
 
 def multiplied_flops(computation: Computation, line: Line) -> int:
-    """Return the operations of a matrix product, multiplications and additions; 0 of any other instruction.
+    """Return the operations of a matrix product, multiplications and additions; 0 for other instructions.
 
-    Of a kernel, what its own estimate says.
+    For a kernel, return its own estimate.
     """
     if line.opcode == "dot":
         left = computation.lines[line.operands[0]].results[0]
@@ -149,7 +149,7 @@ def multiplied_flops(computation: Computation, line: Line) -> int:
 
 
 def _convolution_flops(computation: Computation, line: Line) -> int:
-    """Return a convolution's operations without those on padding and on the holes of dilations.
+    """Return a convolution's operations, without those on padding and on the holes of dilations.
 
     The TPU compiler writes matrix products as convolutions, and batched ones with a dilated spatial dimension.
     """
@@ -175,7 +175,7 @@ def _convolution_flops(computation: Computation, line: Line) -> int:
 
 
 def _used_positions(size: int, kernel: int, output: int, settings: dict[str, str]) -> int:
-    """Count the pairs of output position and kernel position that meet a number of the input."""
+    """Count the pairs of output position and kernel position that read an element of the input."""
     stride, dilate, spread = (int(settings.get(name, 1)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
     before = int(settings.get("pad", "0_0").split("_")[0])
     count = 0

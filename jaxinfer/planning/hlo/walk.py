@@ -1,4 +1,4 @@
-"""Walk a compiled program: where each instruction runs, how often, and what it moves and computes."""
+"""Walks a compiled program: where each instruction runs, how often, and what it moves and computes."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,11 +17,11 @@ _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 class Instruction:
     """One instruction of a compiled program.
 
-    ``loops`` counts the loops around it, ``branches`` the conditionals; ``fused`` tells that it is part of a fusion,
-    whose inner results are never stored. ``elements`` and ``bytes`` measure the largest array of its result. ``runs``
-    is how often it runs: the product of the loops' trip counts, of which one that data decides counts as 1. Each run
-    reads and writes so many bytes of HBM (none where fused: the fusion does), takes so many ``flops`` of products and
-    sends so many bytes to other devices. ``bytes`` are the largest result's, ``buffer_bytes`` those of all that a
+    ``loops`` and ``branches`` count the loops and conditionals around it. ``fused`` marks an instruction inside a
+    fusion: its result is never stored. ``elements`` and ``bytes`` measure the largest array of its result. ``runs`` is
+    how often it runs: the product of the loops' trip counts, where a data-dependent loop counts as 1. ``read_bytes``
+    and ``written_bytes`` are HBM traffic per run (0 inside a fusion: the fusion counts it), ``flops`` the operations of
+    products per run, and ``sent_bytes`` the bytes sent to other devices per run. ``buffer_bytes`` are all bytes that a
     collective works on.
     """
 
@@ -41,13 +41,13 @@ class Instruction:
 
     @property
     def collective(self) -> str | None:
-        """The kind of communication between devices that this starts, if any."""
+        """The kind of collective that this starts, if any."""
         return collective_kind(self.opcode)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What a program moves and computes on one device; collectives by kind, how many and of how many bytes."""
+    """What a program moves and computes on one device; ``collectives`` gives the count and the bytes of each kind."""
 
     read_bytes: int
     written_bytes: int
@@ -57,14 +57,14 @@ class Totals:
 
     @property
     def hbm_bytes(self) -> int:
-        """All bytes that cross from or to HBM."""
+        """All bytes read from or written to HBM."""
         return self.read_bytes + self.written_bytes
 
 
 def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals:
-    """Add up what runs always and, with ``branches``, what conditionals may run: every one of their branches.
+    """Add up the instructions that always run and, with ``branches``, all branches of conditionals too.
 
-    A loop that data decides, such as that over decoding's steps, is taken to run once.
+    A data-dependent loop, such as the loop over decoding steps, counts as one run.
     """
     read = written = flops = sent = 0
     collectives: dict[str, tuple[int, int]] = {}
@@ -82,9 +82,9 @@ def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals
 
 
 def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
-    """Yield every instruction that the entry computation reaches, once for each place that it is reached from.
+    """Yield every instruction that the entry computation reaches, once for each place that calls it.
 
-    A loop that data decides is taken to run once, or ``inner_trips`` times directly inside another such.
+    A data-dependent loop counts as one run, or as ``inner_trips`` runs if it is directly inside another one.
     """
     program, num_devices = read_program(hlo), num_partitions(hlo)
     stack = [(program.entry, 0, 0, False, 1, 0)]
@@ -118,7 +118,7 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
             for role, called in _CALLED.findall(line.attributes):
                 inside_branch = branches + (role in ("true_computation", "false_computation"))
                 inside_loop = loops + (role in ("body", "condition"))
-                # What a reduction applies to each pair of numbers is no instruction of its own.
+                # The computation that a reduction applies to each pair of elements is not a separate instruction.
                 inside_fusion = fused or line.opcode == "fusion" or (role == "to_apply" and line.opcode != "call")
                 stack.append((called, inside_loop, inside_branch, inside_fusion, runs * trips, inside_decided))
             for names in _BRANCHES.findall(line.attributes):
@@ -129,7 +129,7 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
 
 
 def trip_count(program: Program, computation: Computation, loop: Line) -> int | None:
-    """Return how often a loop's body runs, None where data decides: it counts from one constant to another."""
+    """Return how often a loop's body runs, from its constant start, end and step; None if data decides it."""
     known = _KNOWN_TRIPS.search(loop.attributes)
     if known:
         return int(known[1])
@@ -158,7 +158,7 @@ def trip_count(program: Program, computation: Computation, loop: Line) -> int | 
 
 
 def _resolve(computation: Computation, name: str, scope: Computation) -> int | tuple[int] | None:
-    """Return a constant as a number, and an element of the loop's state as its index in a tuple."""
+    """Return a constant as a number, or an element of the loop's state as its index in the tuple."""
     line = computation.lines.get(name) or scope.lines.get(name)
     while line is not None and line.opcode in ("copy", "bitcast", "convert") and line.operands:
         line = computation.lines.get(line.operands[0])
@@ -173,7 +173,7 @@ def _resolve(computation: Computation, name: str, scope: Computation) -> int | t
 
 
 def _element(computation: Computation, name: str, index: int) -> int | None:
-    """Return an element of a tuple where it is a constant."""
+    """Return an element of a tuple if it is constant."""
     line = computation.lines.get(name)
     if line is None or line.opcode != "tuple" or index >= len(line.operands):
         return None
@@ -182,7 +182,7 @@ def _element(computation: Computation, name: str, index: int) -> int | None:
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """Return what a loop's body adds to an element of its state."""
+    """Return the constant that a loop's body adds to an element of its state."""
     if body.root.opcode != "tuple" or index >= len(body.root.operands):
         return None
     line = body.lines.get(body.root.operands[index])

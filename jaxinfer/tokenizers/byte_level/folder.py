@@ -1,4 +1,4 @@
-"""The byte-level BPE of a folder that has ``vocab.json`` and ``merges.txt`` instead of a ``tokenizer.json``."""
+"""The byte-level BPE of a folder with ``vocab.json`` and ``merges.txt`` instead of a ``tokenizer.json``."""
 
 import json
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from jaxinfer.tokenizers.folder_settings import FolderSettings, read_json_object
 from jaxinfer.tokenizers.hugging_face import HuggingFaceTokenizer, add_begin_and_end, add_declared_tokens
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-# The special token of these vocabularies where a folder names none.
+# The special token of these vocabularies if the folder names none.
 _END_OF_TEXT = "<|endoftext|>"
 _LARGEST_ID = 2**31 - 1
 
 
 def read_vocab_and_merges(folder: Path, settings: FolderSettings, model_type: Any) -> HuggingFaceTokenizer:
-    """Build the tokenizer of a folder from these two files and the settings beside them.
+    """Build a folder's tokenizer from these two files and the settings beside them.
 
-    ``model_type`` tells how words are cut where no file names the tokenizer's class.
+    ``model_type`` decides how text is split into words if no file names the tokenizer's class.
     """
     missing = next((name for name in (VOCABULARY, MERGES) if not (folder / name).is_file()), None)
     if missing is not None:
@@ -57,7 +57,7 @@ def read_vocab_and_merges(folder: Path, settings: FolderSettings, model_type: An
 
 def _read_ids(path: Path) -> dict[str, int]:
     try:
-        # Not the reader of settings: of a token that stands there twice the last would silently win.
+        # Not with the reader of settings: if a token occurs twice, its last entry would silently win.
         pairs = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
         raise InvalidTokenizer(f"{path} is not valid JSON: {' '.join(str(error).split())}; fetch it again") from error
@@ -102,7 +102,7 @@ def _find_split(settings: FolderSettings, model_type: Any) -> WordSplit:
 
 
 def _complete(settings: FolderSettings, ids: Mapping[str, int], folder: Path) -> FolderSettings:
-    """Add what these folders keep elsewhere or leave to the tokenizer's class."""
+    """Add settings that these folders keep elsewhere or leave to the tokenizer's class."""
     special = dict(settings.special_tokens)
     if _END_OF_TEXT in ids:
         special.setdefault("eos_token", _END_OF_TEXT)
@@ -122,7 +122,7 @@ def _complete(settings: FolderSettings, ids: Mapping[str, int], folder: Path) ->
 
 def _add_special_tokens(pipeline: tokenizers.Tokenizer, settings: FolderSettings) -> None:
     add_declared_tokens(pipeline, settings, VOCABULARY)
-    # A special token without an id would get one past the embedding.
+    # A special token without an id would get a new id, outside the embedding.
     contents = dict.fromkeys((*settings.special_tokens.values(), *settings.extra_special_tokens))
     known = [content for content in contents if pipeline.token_to_id(content) is not None]
     pipeline.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in known])

@@ -1,4 +1,4 @@
-"""The byte-level BPE that GGUF files and folders without a ``tokenizer.json`` describe by tokens and merges."""
+"""Builds a byte-level BPE from the tokens and merges of a GGUF file, or of a folder without a ``tokenizer.json``."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ Merges = Sequence[tuple[str, str]]
 def build_pipeline(
     ids: Mapping[str, int], merges: Merges, split: WordSplit, *, source: str, add_prefix_space: bool = False
 ) -> tokenizers.Tokenizer:
-    """Build the pipeline of a vocabulary; raises InvalidTokenizer that begins with ``source`` where it does not fit."""
+    """Build a vocabulary's pipeline; raises InvalidTokenizer, starting with ``source``, if its parts do not match."""
     try:
         pipeline = tokenizers.Tokenizer(models.BPE(dict(ids), list(merges), ignore_merges=split.ignores_merges))
     except Exception as error:  # the library raises bare exceptions

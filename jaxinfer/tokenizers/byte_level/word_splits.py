@@ -1,4 +1,4 @@
-"""How byte-level vocabularies cut a text into words before merging, by the names of ``tokenizer.ggml.pre``."""
+"""How byte-level vocabularies split text into words before merging, by the names of ``tokenizer.ggml.pre``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,13 +7,13 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class WordSplit:
-    """How a vocabulary's text is cut into words before merging; ``pattern`` None means GPT-2's own."""
+    """How text is split into words before merging; ``pattern`` None means GPT-2's pattern."""
 
     pattern: str | None = None
     isolates_digits: bool = False
-    composes: bool = False  # Unicode NFC first
-    ignores_merges: bool = False  # a word that is a token stays whole
-    adds_bos: bool = False  # where the file does not say
+    composes: bool = False  # applies Unicode NFC first
+    ignores_merges: bool = False  # a word that is a token is not split
+    adds_bos: bool = False  # the default if the file does not say
 
 
 _SYMBOLS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -28,7 +28,7 @@ _LLAMA_3 = WordSplit(
     adds_bos=True,
 )
 _QWEN_2 = WordSplit(_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _SYMBOLS_AND_SPACES, composes=True)
-# Words end where lower case turns to upper, and a slash may follow symbols.
+# A word ends where lower case changes to upper case, and a slash may follow symbols.
 _TEKKEN = WordSplit(
     "|".join(_LETTERS) + r"|\p{N}" + _SYMBOLS_AND_SPACES.replace(r"+[\r\n]*", r"+[\r\n/]*"),
     ignores_merges=True,
@@ -56,9 +56,9 @@ WORD_SPLITS: Mapping[str, WordSplit] = MappingProxyType(
         "gpt-4o": _GPT_4O,
     }
 )
-# These architectures have one vocabulary, so that files older than ``tokenizer.ggml.pre`` leave nothing open.
+# These architectures have one vocabulary each, so files older than ``tokenizer.ggml.pre`` are unambiguous.
 ARCHITECTURE_SPLITS: Mapping[str, str] = MappingProxyType({"gpt2": "gpt-2", "phi2": "phi-2"})
-# The classes of transformers that read a vocabulary and merges, and those that it takes for a model without a class.
+# The transformers classes that read a vocabulary and merges, and the model types that use them by default.
 CLASS_SPLITS: Mapping[str, str] = MappingProxyType(
     {"GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
 )

@@ -1,4 +1,4 @@
-"""The byte-level BPE inside a GGUF file's metadata."""
+"""Builds the byte-level BPE of a GGUF file."""
 
 import tokenizers
 from tokenizers import AddedToken

@@ -1,7 +1,7 @@
-"""The SentencePiece vocabulary inside a GGUF file's metadata, as the model that SentencePiece itself reads.
+"""Converts the SentencePiece vocabulary of a GGUF file to a model that SentencePiece itself reads.
 
-A GGUF records the pieces with their scores and kinds, and whether a text gets a leading space. What it cannot record is
-taken as llama.cpp takes it: merging by score (BPE), no normalization, and no space taken away.
+A GGUF file has the pieces with their scores and kinds, and whether a text gets a leading space. For all else, use
+llama.cpp's choices: merging by score (BPE), no normalization, and no removal of spaces.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from jaxinfer.tokenizers.gguf.tokens import GGUFTokens
 from jaxinfer.tokenizers.sentence_piece.model import PieceKind, write_sentence_piece_model
 from jaxinfer.tokenizers.sentence_piece.tokenizer import SentencePieceTokenizer
 
-# Where the file is silent.
+# Defaults of files without these ids.
 DEFAULT_IDS: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2, "unknown": 0})
 
 _SPACE = "▁"
 _NUM_BYTES = 256
 _FLOAT32_MAX = 3.4e38
 _NO_PREFIX_ARCHITECTURES = ("gemma", "gemma2", "gemma3")
-# Phi-3's control tokens swallow the spaces after them, all but these; a GGUF has no place for that.
+# Phi-3's control tokens remove the spaces after them, except these; a GGUF file cannot record that.
 _PHI_3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -48,7 +48,7 @@ def build_sentence_piece(vocabulary: GGUFTokens) -> SentencePieceTokenizer:
         add_bos=vocabulary.flag("add_bos_token", True),
         add_eos=vocabulary.flag("add_eos_token", False),
         add_prefix_space=adds_prefix,
-        # A text after a special token begins a word too: so Llama 2 and Phi-3 were trained, so llama.cpp does it.
+        # Text after a special token begins a word too: Llama 2 and Phi-3 were trained so, and llama.cpp does so.
         legacy=True,
         chat_templates=template.templates if template else {},
         bos_id=None,
@@ -60,7 +60,7 @@ def build_sentence_piece(vocabulary: GGUFTokens) -> SentencePieceTokenizer:
 
 
 def _settle_kinds(vocabulary: GGUFTokens) -> list[int]:
-    """Return the kinds with exactly one unknown token, as SentencePiece asks for."""
+    """Return the kinds, with exactly one unknown token, as SentencePiece requires."""
     known = tuple(PieceKind)
     kinds = [kind if kind in known else PieceKind.NORMAL for kind in vocabulary.kinds]
     unknown = [index for index, kind in enumerate(kinds) if kind == PieceKind.UNKNOWN]
@@ -78,11 +78,11 @@ def _settle_kinds(vocabulary: GGUFTokens) -> list[int]:
 
 
 def _spell_pieces(vocabulary: GGUFTokens, kinds: list[int]) -> list[str]:
-    """Return the pieces as SentencePiece spells them: spaces as ``▁``, none empty, each only once."""
+    """Return the pieces in SentencePiece's spelling: spaces as ``▁``, none empty, none twice."""
     taken: dict[str, int] = {}
     pieces = []
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, kinds, strict=True)):
-        # Converters write runs of spaces among the user-defined tokens as they are in the text.
+        # Converters write user-defined runs of spaces as plain spaces.
         piece = token.replace(" ", _SPACE) if kind == PieceKind.USER_DEFINED else token
         if not piece:
             piece, kinds[index] = f"[EMPTY_{index}]", PieceKind.UNUSED

@@ -1,4 +1,4 @@
-"""The tokens inside a GGUF file's metadata, and what it says about them, whatever the kind of the vocabulary."""
+"""The tokens and settings in a GGUF file's metadata that all kinds of vocabulary share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class GGUFTokens:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The text of ``bos_token`` and the like."""
+        """The texts of ``bos_token`` and the like."""
         return {name: self.tokens[token] for name, token in self.named_ids.items()}
 
     @property
@@ -39,7 +39,7 @@ class GGUFTokens:
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The file's chat template, None where it has none."""
+        """The file's chat template, None if it has none."""
         template = self.metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
             raise InvalidTokenizer(
@@ -48,19 +48,19 @@ class GGUFTokens:
         return ChatTemplate(template, self.special_tokens) if template else None
 
     def flag(self, name: str, default: bool) -> bool:
-        """Read a key that is true or false."""
+        """Read a boolean key."""
         value = self.metadata.get(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, bool):
             raise InvalidTokenizer(f"{self.origin}: tokenizer.ggml.{name} must be true or false, not {value!r:.80}")
         return value
 
     def strings(self, name: str) -> list[str]:
-        """Read a key that is a list of strings."""
+        """Read a key that holds a list of strings."""
         return _read_strings(self.metadata, name, self.origin)
 
 
 def read_tokens(metadata: Mapping[str, Any], origin: str, default_ids: Mapping[str, int]) -> GGUFTokens:
-    """Read what every kind of vocabulary has; ``default_ids`` stand for roles on which the file is silent."""
+    """Read what all kinds of vocabulary share; ``default_ids`` are for roles that the file does not mention."""
     tokens = _read_strings(metadata, "tokens", origin)
     kinds = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list) or len(kinds) != len(tokens) or not all(type(kind) is int for kind in kinds):

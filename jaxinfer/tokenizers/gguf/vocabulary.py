@@ -1,4 +1,4 @@
-"""Finds the tokenizer inside a GGUF file's metadata."""
+"""Builds the tokenizer in a GGUF file's metadata."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -11,7 +11,7 @@ _BPE = 2
 
 
 class PieceKind(IntEnum):
-    """What SentencePiece, and a GGUF file's ``token_type``, call the kinds of pieces."""
+    """The kinds of pieces in SentencePiece and in a GGUF file's ``token_type``."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -24,10 +24,10 @@ class PieceKind(IntEnum):
 def write_sentence_piece_model(
     pieces: Sequence[str], scores: Sequence[float], kinds: Sequence[int], *, add_dummy_prefix: bool = True
 ) -> bytes:
-    """Return the ``tokenizer.model`` of a BPE vocabulary that normalizes nothing.
+    """Return the ``tokenizer.model`` of a BPE vocabulary without normalization.
 
-    Pieces write a space as U+2581 and bytes as ``<0x0A>``; pairs of higher score merge first. Names other than
-    ``<s>`` and ``</s>`` for the pieces that begin and end a text are the caller's to know.
+    Pieces write a space as U+2581 and bytes as ``<0x0A>``; pairs of higher score merge first. The model does not record
+    names other than ``<s>`` and ``</s>`` for the pieces that begin and end a text.
     """
     written = [
         _field(1, _field(1, piece.encode()) + _float(2, score) + _number(3, kind))
@@ -51,7 +51,7 @@ def _float(number: int, value: float) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Write seven bits a byte, the lowest first, the top bit set on all but the last."""
+    """Write seven bits per byte, the lowest first; all bytes but the last have their top bit set."""
     written = bytearray()
     while value > 0x7F:
         written.append(value & 0x7F | 0x80)

@@ -1,9 +1,9 @@
-"""SentencePiece ``.model`` files, with the treatment of special tokens and spaces of transformers' LlamaTokenizer."""
+"""SentencePiece ``.model`` files, with special tokens and spaces handled as in transformers' LlamaTokenizer."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import WordLevel
 
@@ -12,16 +12,16 @@ from jaxinfer.tokenizers.folder_settings import FolderSettings
 from jaxinfer.tokenizers.tokenizer import check_text
 
 _SPACE = "▁"
-# Protocol buffers merge a message that comes twice, so these bytes at the end of a model say:
+# Protocol buffers merge a message that occurs twice, so these bytes at the end of a model mean:
 # normalizer_spec (field 3, two bytes long) { add_dummy_prefix (field 3): false }.
 _NO_DUMMY_PREFIX = bytes([0x1A, 2, 0x18, 0])
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model and added tokens, which cut the text before the model sees it.
+    """A SentencePiece model and added tokens, which are split off before the model sees the text.
 
-    ``source`` names the model in errors. ``always_adds_space`` puts the space that begins a word even before a space,
-    as SentencePiece does and LlamaTokenizer does not.
+    ``source`` names the model in errors. ``always_adds_space`` adds a word's leading space even before a space, as
+    SentencePiece does and LlamaTokenizer does not.
     """
 
     def __init__(self, model: bytes, settings: FolderSettings, *, source: str, always_adds_space: bool = False):
@@ -66,7 +66,7 @@ class SentencePieceTokenizer:
         self._after = [eos] if settings.add_eos and eos is not None else []
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids that LlamaTokenizer gives, with the beginning-of-text token unless the folder forbids it."""
+        """Return the same ids as LlamaTokenizer, with the beginning-of-text token unless the folder disables it."""
         check_text(text)
         ids: list[int] = []
         encoding = self._splitter.encode(text)
@@ -78,15 +78,15 @@ class SentencePieceTokenizer:
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of the ids; ids outside the vocabulary are left out."""
+        """Return the text of the ids; ids outside the vocabulary are skipped."""
         skipped = self._special_ids if skip_special_tokens else ()
         known = [self._pieces[int(token)] for token in ids if int(token) in self._pieces and int(token) not in skipped]
         return self._decoder.decode(known)
 
     def _encode_segment(self, text: str, is_first: bool) -> list[int]:
-        """Encode text between added tokens; only the first segment, or in ``legacy`` each, begins a word."""
+        """Encode text between added tokens; only the first segment, or with ``legacy`` every segment, begins a word."""
         begins_word = self._add_prefix_space and (is_first or self._settings.legacy)
-        # LlamaTokenizer adds no second space before one that is there.
+        # LlamaTokenizer adds no second space before an existing one.
         doubles = self._trims or self._always_adds_space
         if begins_word and (doubles or not text.startswith((" ", _SPACE))):
             return self._model.encode(text)
@@ -100,12 +100,15 @@ class SentencePieceTokenizer:
 
 
 def read_sentence_piece(path: Path, settings: FolderSettings) -> SentencePieceTokenizer:
-    """Build the tokenizer of a folder from its ``tokenizer.model``."""
+    """Build a folder's tokenizer from its ``tokenizer.model``."""
     return SentencePieceTokenizer(path.read_bytes(), settings, source=str(path))
 
 
-def _load(model: bytes, source: str) -> tuple[sentencepiece.SentencePieceProcessor, list[str]]:
+def _load(model: bytes, source: str) -> tuple[Any, list[str]]:
     """Return the processor and its pieces by id."""
+    # Imported here: most tokenizers are of another kind.
+    import sentencepiece
+
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)

@@ -55,10 +55,10 @@ def test_a_medusa_checkpoint_gives_the_logits_that_it_gives_in_torch(tmp_path, p
         output = torch.nn.Linear(WIDTH, VOCAB, bias=False)
         output.load_state_dict({"weight": torch.from_numpy(tensors[f"{prefix}{head}.2.weight"])})
         expected.append(output(state).detach().numpy())
-    extra = read_heads(write_medusa(tmp_path / "heads", tensors), TINY_LLAMA, BACKEND)
+    head_params = read_heads(write_medusa(tmp_path / "heads", tensors), TINY_LLAMA, BACKEND)
     model = Model(Decoder(TINY_LLAMA, BACKEND), {})
     np.testing.assert_allclose(
-        plain_logits(model, extra, jnp.asarray(hidden_BD)), np.stack(expected, axis=1), atol=1e-4
+        plain_logits(model, head_params, jnp.asarray(hidden_BD)), np.stack(expected, axis=1), atol=1e-4
     )
 
 
@@ -78,20 +78,20 @@ def own_heads(conditioned: bool, with_out: bool, share: bool, with_ids: bool):
             block["out"] = rng.standard_normal((WIDTH, features))
         own = {} if share else {"output": {"kernel": rng.standard_normal((11 if with_ids else VOCAB, WIDTH))}}
         heads.append({"blocks": (block,), **own})
-    extra = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), {"heads": tuple(heads)})
-    return {**extra, "ids": jnp.arange(3, 25, 2, dtype=jnp.int32)} if with_ids else extra
+    head_params = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), {"heads": tuple(heads)})
+    return {**head_params, "ids": jnp.arange(3, 25, 2, dtype=jnp.int32)} if with_ids else head_params
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize(("conditioned", "with_out"), [(False, False), (False, True), (True, False), (True, True)])
 def test_heads_are_read_as_they_were_written(tmp_path, conditioned, with_out, share, with_ids):
-    extra = own_heads(conditioned, with_out, share, with_ids)
-    description = write_heads(tmp_path / "heads", extra, VOCAB, base="a/base")
+    head_params = own_heads(conditioned, with_out, share, with_ids)
+    description = write_heads(tmp_path / "heads", head_params, VOCAB, base="a/base")
     assert (description.conditioned, description.share_lm_head, description.model_dim) == (conditioned, share, WIDTH)
     again = read_heads(tmp_path / "heads", TINY_LLAMA, BACKEND)
-    assert jax.tree.structure(again) == jax.tree.structure(extra)
-    jax.tree.map(np.testing.assert_array_equal, again, extra)
+    assert jax.tree.structure(again) == jax.tree.structure(head_params)
+    jax.tree.map(np.testing.assert_array_equal, again, head_params)
     assert is_conditioned(again) == conditioned
 
 
@@ -160,17 +160,17 @@ def test_a_damaged_description_is_refused(tmp_path, name):
 
 
 def test_what_was_read_does_not_change_with_its_file(tmp_path):
-    extra = own_heads(False, False, True, False)
-    write_heads(tmp_path / "heads", extra, VOCAB)
+    head_params = own_heads(False, False, True, False)
+    write_heads(tmp_path / "heads", head_params, VOCAB)
     again = read_heads(tmp_path / "heads", TINY_LLAMA, BACKEND)
     path = tmp_path / "heads" / "heads.safetensors"
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(size - 4 * WIDTH)
         file.write(bytes(4 * WIDTH))
-    jax.tree.map(np.testing.assert_array_equal, again, extra)
+    jax.tree.map(np.testing.assert_array_equal, again, head_params)
     changed = jax.tree.leaves(read_heads(tmp_path / "heads", TINY_LLAMA, BACKEND))
-    assert any((one != other).any() for one, other in zip(changed, jax.tree.leaves(extra)))
+    assert any((one != other).any() for one, other in zip(changed, jax.tree.leaves(head_params)))
 
 
 def test_heads_in_eight_bits_are_read_as_what_they_stand_for(tmp_path):

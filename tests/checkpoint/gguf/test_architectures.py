@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.gguf.architectures.phi3 import PHI3
 from jaxinfer.checkpoint.gguf.file import open_gguf
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint, JaxinferError, UnsupportedModel
+from tests.checkpoint.examples import examples
 from tests.checkpoint.gguf.architectures import CASES, build_model, gguf_tensors, hf_tensors, write_model
 
 pytest.importorskip("torch")
@@ -291,7 +292,8 @@ STRANGE = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gemma3", "phi2-fused", "phi3-longrope", "gpt2"])
-def test_strange_values_of_any_key_are_read_or_refused_in_one_line(tmp_path, models, name):
+@examples(15, 40)
+def test_strange_values_of_any_key_are_read_or_refused_in_one_line(tmp_path, models, name, max_examples):
     path = tmp_path / "m.gguf"
     sound = open_gguf(write_model(path, CASES[name], models[name]))
     prefix = f"{CASES[name].architecture}."
@@ -301,7 +303,7 @@ def test_strange_values_of_any_key_are_read_or_refused_in_one_line(tmp_path, mod
     made |= {tensor: np.ones(6, np.float32) for tensor in PHI3.rope_divisors if name == "phi3-longrope"}
     made |= {"blk.0.attn_qkv.weight": np.ones((192, 64), np.float32)} if name == "phi2-fused" else {}
 
-    @settings(derandomize=True, max_examples=40, deadline=None)
+    @settings(derandomize=True, max_examples=max_examples, deadline=None)
     @given(st.dictionaries(st.sampled_from(known), STRANGE, min_size=1, max_size=2))
     def read(keys):
         write_model(path, CASES[name], models[name], keys=keys, tensors=made)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxinfer.checkpoint.gguf.file import open_gguf
 from jaxinfer.checkpoint.gguf.header import SUPPORTED_TYPES, read_header
 from jaxinfer.errors import InvalidCheckpoint, JaxinferError
+from tests.checkpoint.examples import examples
 from tests.checkpoint.gguf import files
 
 SECONDS, PEAK_BYTES = 5.0, 8 * 2**20
@@ -68,33 +69,46 @@ def test_the_sound_file_is_read_within_the_bounds(sound, scratch):
     assert read_all(scratch, sound) is None
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
-@given(data=st.data())
-def test_a_file_cut_anywhere_is_refused(sound, header_bytes, scratch, data):
-    length = data.draw(st.integers(0, header_bytes) | st.integers(0, len(sound) - 64))
-    message = read_all(scratch, sound[:length])
-    assert message is not None
-    if length >= 4:
-        assert "truncated" in message
-        assert "download it again" in message
+@examples(60, 150)
+def test_a_file_cut_anywhere_is_refused(sound, header_bytes, scratch, max_examples):
+    @settings(derandomize=True, max_examples=max_examples, deadline=None)
+    @given(data=st.data())
+    def read(data):
+        length = data.draw(st.integers(0, header_bytes) | st.integers(0, len(sound) - 64))
+        message = read_all(scratch, sound[:length])
+        assert message is not None
+        if length >= 4:
+            assert "truncated" in message
+            assert "download it again" in message
+
+    read()
 
 
-@settings(derandomize=True, max_examples=400, deadline=None)
-@given(data=st.data())
-def test_flipped_header_bits_are_read_or_refused(sound, header_bytes, scratch, data):
-    damaged = bytearray(sound)
-    for _ in range(data.draw(st.integers(1, 3))):
-        damaged[data.draw(st.integers(0, header_bytes - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    read_all(scratch, bytes(damaged))
+@examples(100, 400)
+def test_flipped_header_bits_are_read_or_refused(sound, header_bytes, scratch, max_examples):
+    @settings(derandomize=True, max_examples=max_examples, deadline=None)
+    @given(data=st.data())
+    def read(data):
+        damaged = bytearray(sound)
+        for _ in range(data.draw(st.integers(1, 3))):
+            damaged[data.draw(st.integers(0, header_bytes - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        read_all(scratch, bytes(damaged))
+
+    read()
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
-@given(data=st.data())
-def test_overwritten_lengths_are_read_or_refused(sound, header_bytes, scratch, data):
-    damaged = bytearray(sound)
-    at = data.draw(st.integers(4, header_bytes - 8))
-    damaged[at : at + 8] = struct.pack("<Q", data.draw(st.sampled_from([0, 2**31, 2**32 + 1, 2**62, 2**63, 2**64 - 1])))
-    read_all(scratch, bytes(damaged))
+@examples(40, 100)
+def test_overwritten_lengths_are_read_or_refused(sound, header_bytes, scratch, max_examples):
+    @settings(derandomize=True, max_examples=max_examples, deadline=None)
+    @given(data=st.data())
+    def read(data):
+        damaged = bytearray(sound)
+        at = data.draw(st.integers(4, header_bytes - 8))
+        length = data.draw(st.sampled_from([0, 2**31, 2**32 + 1, 2**62, 2**63, 2**64 - 1]))
+        damaged[at : at + 8] = struct.pack("<Q", length)
+        read_all(scratch, bytes(damaged))
+
+    read()
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
@@ -124,18 +138,23 @@ def test_the_file_of_all_types_is_read_within_the_bounds(mixed, scratch):
     assert read_all(scratch, mixed) is None
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
-@given(data=st.data())
-def test_a_damaged_file_of_all_types_is_read_or_refused(mixed, scratch, data):
+@examples(50, 150)
+def test_a_damaged_file_of_all_types_is_read_or_refused(mixed, scratch, max_examples):
     """The table of tensors, with their types and shapes, lies before the weights and so is hit often."""
-    damaged = bytearray(mixed)
-    start = damaged.index(b"blk.0.attn_q.weight")
-    end = min(entry.offset for entry in read_header("m.gguf", mixed).tensors.values())
-    for _ in range(data.draw(st.integers(1, 3))):
-        damaged[data.draw(st.integers(start, end - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    for _ in range(data.draw(st.integers(0, 20))):
-        damaged[data.draw(st.integers(end, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    read_all(scratch, bytes(damaged))
+
+    @settings(derandomize=True, max_examples=max_examples, deadline=None)
+    @given(data=st.data())
+    def read(data):
+        damaged = bytearray(mixed)
+        start = damaged.index(b"blk.0.attn_q.weight")
+        end = min(entry.offset for entry in read_header("m.gguf", mixed).tensors.values())
+        for _ in range(data.draw(st.integers(1, 3))):
+            damaged[data.draw(st.integers(start, end - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        for _ in range(data.draw(st.integers(0, 20))):
+            damaged[data.draw(st.integers(end, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+        read_all(scratch, bytes(damaged))
+
+    read()
 
 
 @pytest.fixture(scope="module")
@@ -145,25 +164,29 @@ def parts(tmp_path_factory):
     return files.write_parts(folder, files.gguf_tensors(files.hf_tensors(bias=True)), 12)
 
 
-@settings(derandomize=True, max_examples=120, deadline=None)
-@given(data=st.data())
-def test_a_split_file_with_a_damaged_part_is_read_or_refused(parts, data):
-    index = data.draw(st.integers(0, 2))
-    sound = parts[index].read_bytes()
-    end = min(entry.offset for entry in read_header("m.gguf", sound).tensors.values())
-    damaged = bytearray(sound[: data.draw(st.just(len(sound)) | st.integers(0, len(sound)))])
-    for _ in range(data.draw(st.integers(0, 3))):
-        at = data.draw(st.integers(0, end - 1))
-        if at < len(damaged):
-            damaged[at] ^= 1 << data.draw(st.integers(0, 7))
-    named = data.draw(st.sampled_from(parts))
-    parts[index].write_bytes(damaged)
-    try:
-        message = open_and_read(named, named.parent)
-    finally:
-        parts[index].write_bytes(sound)
-    if len(damaged) < end:
-        assert message is not None
+@examples(40, 120)
+def test_a_split_file_with_a_damaged_part_is_read_or_refused(parts, max_examples):
+    @settings(derandomize=True, max_examples=max_examples, deadline=None)
+    @given(data=st.data())
+    def read(data):
+        index = data.draw(st.integers(0, 2))
+        sound = parts[index].read_bytes()
+        end = min(entry.offset for entry in read_header("m.gguf", sound).tensors.values())
+        damaged = bytearray(sound[: data.draw(st.just(len(sound)) | st.integers(0, len(sound)))])
+        for _ in range(data.draw(st.integers(0, 3))):
+            at = data.draw(st.integers(0, end - 1))
+            if at < len(damaged):
+                damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+        named = data.draw(st.sampled_from(parts))
+        parts[index].write_bytes(damaged)
+        try:
+            message = open_and_read(named, named.parent)
+        finally:
+            parts[index].write_bytes(sound)
+        if len(damaged) < end:
+            assert message is not None
+
+    read()
 
 
 def string(text: bytes) -> bytes:

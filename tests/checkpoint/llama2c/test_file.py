@@ -1,9 +1,11 @@
-"""llama2.c files give the tensors, the configuration and the logits of the same model as a Hugging Face folder."""
+"""llama2.c files give the tensors, the configuration and the parameters of the same model as a Hugging Face folder."""
 
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -50,14 +52,12 @@ def test_rounding_to_int8_is_seen_and_small():
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_logits_are_those_of_the_same_weights_in_a_folder(tmp_path, version, shared):
+def test_parameters_are_those_of_the_same_weights_in_a_folder(tmp_path, version, shared):
     tensors, expected = make(version, shared)
     lm = jaxinfer.load(files.write_llama2c(tmp_path / "m.bin", version, SIZES, tensors), dtype="float32")
     reference = jaxinfer.load(files.write_hf_folder(tmp_path / "hf", SIZES, expected), dtype="float32")
-    ids = [np.random.default_rng(1).integers(0, SIZES.vocab_size, 24).tolist()]
-    logits_BTV = np.asarray(lm.logits(ids))
-    assert logits_BTV.std() > 1
-    np.testing.assert_array_equal(logits_BTV, np.asarray(reference.logits(ids)))
+    assert replace(lm.config, eos_token_ids=reference.config.eos_token_ids) == reference.config
+    jax.tree.map(np.testing.assert_array_equal, lm.params, reference.params)
 
 
 def test_the_configuration_is_what_the_file_and_llama2c_fix(tmp_path):
@@ -149,6 +149,7 @@ def test_stories260k_tells_its_golden_story():
     assert from_ids.text.strip() == golden["text"].replace("<0x0A>", "\n").strip()
 
 
+@pytest.mark.slow
 def test_stories260k_tells_the_same_story_from_every_version(tmp_path):
     """Version 2 too: with greedy choice and these groups, int8 leaves the beginning of the story as it is."""
     sizes = files.Sizes(64, 172, 5, 8, 4, 512, 512)

@@ -77,7 +77,7 @@ def test_the_strategy_may_say_how_many_results_it_gives(lm, best):
     assert (stats[0].drafted, stats[0].accepted_by_depth) == (0, ())
 
 
-@pytest.mark.parametrize("batch_size", [2, 8])
+@pytest.mark.parametrize("batch_size", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_a_batch_holds_as_many_searches_as_fit_their_rows(lm, best, batch_size):
     """At least one; all results of a prompt come from one search, and all batches run the same programs."""
     compiled_before = lm.programs.compilations
@@ -144,6 +144,7 @@ def test_what_a_search_cannot_do_is_refused_in_one_line(lm, name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.optimised
 def test_a_step_never_sorts_the_vocabulary():
     """On a CPU that would take longer than the model; the best of all candidates are found by partial selection."""
     width, vocab_size = 4, 4096

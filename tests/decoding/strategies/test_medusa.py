@@ -18,7 +18,7 @@ from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Proposal, Target
 from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import PUBLISHED_TREES
@@ -86,11 +86,11 @@ def test_texts_of_this_file_are_screened(lm, requests, oracle):
 @pytest.mark.parametrize("kind", ["plain", "conditioned"])
 def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, requests, oracle, fitted, kind):
     """Step by step against NumPy: hidden state, path and rank of every draft are the right ones."""
-    strategy = resolve(lm, Medusa(extra=fitted[kind], paths=TREE))
+    strategy = resolve(lm, Medusa(params=fitted[kind], paths=TREE))
     rows = run(lm, requests, strategy)
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     expected = [
-        expected_acceptance(lm, strategy.extra, TREE, [*asked.prompt, *row.tokens], len(asked.prompt))
+        expected_acceptance(lm, strategy.params, TREE, [*asked.prompt, *row.tokens], len(asked.prompt))
         for asked, row in zip(requests, oracle)
     ]
     assert [(row.counts.steps, row.counts.accepted_by_depth) for row in rows] == [one[:2] for one in expected]
@@ -101,13 +101,13 @@ def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, reques
     assert sum(one.later_siblings for one in expected) > 0
 
 
-@pytest.mark.parametrize(("kind", "deepest"), [("plain", 2), ("conditioned", 3)])
+@pytest.mark.parametrize(("kind", "deepest"), [pytest.param("plain", 2, marks=pytest.mark.slow), ("conditioned", 3)])
 def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, requests, oracle, fitted, kind, deepest):
-    strategy = resolve(lm, Medusa(extra=sharpened(fitted[kind]), growth=GROWTH))
+    strategy = resolve(lm, Medusa(params=sharpened(fitted[kind]), growth=GROWTH))
     rows = run(lm, requests, strategy)
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     expected = [
-        expected_steps(lm, strategy.extra, GROWTH, [*asked.prompt, *row.tokens], len(asked.prompt))
+        expected_steps(lm, strategy.params, GROWTH, [*asked.prompt, *row.tokens], len(asked.prompt))
         for asked, row in zip(requests, oracle)
     ]
     assert [(row.counts.steps, row.counts.accepted_by_depth) for row in rows] == expected
@@ -115,28 +115,29 @@ def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, r
     assert min(sum(accepted[depth] for _, accepted in expected) for depth in range(deepest)) > 0
 
 
+@pytest.mark.slow
 def test_a_sum_keeps_the_nodes_that_their_drafter_holds_likeliest(lm, requests, oracle, fitted):
     """Beside a drafter that finds nothing, the best 8 of 16 nodes are the tree of 8: both grow from as many beams."""
-    extra = sharpened(fitted["plain"])
-    alone = run(lm, requests, resolve(lm, Medusa(extra=extra, growth=Growth(8, NUM_HEADS))))
+    params = sharpened(fitted["plain"])
+    alone = run(lm, requests, resolve(lm, Medusa(params=params, growth=Growth(8, NUM_HEADS))))
     silent = PromptLookup(min_ngram=12, max_ngram=12, num_draft_tokens=3)
-    parts = (Medusa(extra=extra, growth=Growth(16, NUM_HEADS)), silent)
-    rows = run(lm, requests, resolve(lm, Union(parts=parts, nodes=8)))
+    parts = (Medusa(params=params, growth=Growth(16, NUM_HEADS)), silent)
+    rows = run(lm, requests, resolve(lm, SumOfDrafters(parts=parts, nodes=8)))
     assert [row.tokens for row in rows] == [row.tokens for row in oracle]
     assert [row.counts.steps for row in rows] == [row.counts.steps for row in alone]
 
 
 @pytest.mark.parametrize("kind", ["plain", "conditioned"])
 def test_a_tree_of_ranks_knows_the_chances_that_a_dynamic_one_grows_by(lm, fitted, kind):
-    rng, extra = np.random.default_rng(3), sharpened(fitted[kind])
+    rng, params = np.random.default_rng(3), sharpened(fitted[kind])
     state = DecodeState(**dict.fromkeys(DecodeState._fields))._replace(
         tokens_BS=jnp.asarray(rng.integers(2, 258, (3, 16)), jnp.int32), lengths_B=jnp.asarray([5, 1, 16], jnp.int32)
     )
     hidden_BD = jnp.asarray(rng.standard_normal((3, lm.config.model_dim)), jnp.float32)
     model, chances = Model(lm.programs.decoder, lm.params), []
-    for given in (Medusa(extra=extra, paths=TREE), Medusa(extra=extra, growth=GROWTH)):
+    for given in (Medusa(params=params, paths=TREE), Medusa(params=params, growth=GROWTH)):
         strategy = resolve(lm, given)
-        drafted = strategy.propose(model, strategy.extra, state, hidden_BD)
+        drafted = strategy.propose(model, strategy.params, state, hidden_BD)
         chances.append([chances_of_paths(drafted, row) for row in range(3)])
     for of_ranks, dynamic in zip(*chances):
         assert len(of_ranks) == 1 + len(TREE)
@@ -169,7 +170,7 @@ def test_a_bounded_sum_asks_for_no_drafts_that_it_would_hardly_take(trained_fold
         )
     )
     assert bounded.paths == ((0,), (1,), (0, 0), (2,), (3,))
-    assert len(bounded.extra["heads"]) == 2
+    assert len(bounded.params["heads"]) == 2
     assert [len(one.paths) for one in whole] == [8, 8, 8]
 
 
@@ -185,22 +186,25 @@ def test_where_rows_cost_time_the_tree_that_comes_with_heads_is_cut_unless_it_is
         for one, platform in ((strategy, "cpu"), (strategy, "tpu"), (replace(strategy, tree="own"), "cpu"))
     )
     assert on_cpu.paths == tuple(map(tuple, paths[:7]))
-    assert len(on_cpu.extra["heads"]) == 2
+    assert len(on_cpu.params["heads"]) == 2
     assert on_tpu.paths == own.paths == tuple(map(tuple, paths))
-    without = replace(strategy, heads="", extra=fitted["plain"])
+    without = replace(strategy, heads="", params=fitted["plain"])
     assert lm.resolve(without).paths == PUBLISHED_TREES["mc_sim_7b_63"][:7]
 
 
 def test_outputs_are_rounded_for_one_processor_and_not_for_a_mesh(lm, fitted):
-    given = Medusa(extra=fitted["conditioned"], paths=TREE)
+    given = Medusa(params=fitted["conditioned"], paths=TREE)
     rounded = resolve(lm, given)
-    assert rounded.extra["heads"][0]["output"]["kernel"].dtype == jnp.int8
+    assert rounded.params["heads"][0]["output"]["kernel"].dtype == jnp.int8
     mesh = partitioner_of(Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), MESH_AXES))
     on_mesh = given.resolve(Target(lm.config, lm.backend, lm.params, partitioner=mesh))
-    assert on_mesh.extra["heads"][0]["output"]["kernel"].dtype == jnp.float32
+    assert on_mesh.params["heads"][0]["output"]["kernel"].dtype == jnp.float32
 
 
-@pytest.mark.parametrize(("conditioned", "share", "with_ids"), [(False, True, False), (True, True, True)])
+@pytest.mark.parametrize(
+    ("conditioned", "share", "with_ids"),
+    [pytest.param(False, True, False, marks=pytest.mark.slow), (True, True, True)],
+)
 def test_random_heads_on_disk_change_no_token(lm, requests, oracle, tmp_path, conditioned, share, with_ids):
     folder = tmp_path / "heads"
     write_heads(folder, random_heads(conditioned, share, with_ids), 258)
@@ -212,7 +216,7 @@ def test_random_heads_on_disk_change_no_token(lm, requests, oracle, tmp_path, co
 
 
 def test_typical_acceptance_says_that_it_is_lossy_and_leaves_greedy_rows_alone(lm, requests, oracle, fitted):
-    strategy = resolve(lm, Medusa(extra=fitted["plain"], paths=TREE, verify="typical"))
+    strategy = resolve(lm, Medusa(params=fitted["plain"], paths=TREE, verify="typical"))
     rows = run(lm, requests, strategy)
     assert (strategy.exactness, Medusa().exactness) == ("lossy", "identical")
     assert rows[0].tokens == oracle[0].tokens
@@ -263,18 +267,18 @@ def test_options_are_those_of_the_publication():
 
 
 def test_a_published_tree_drafts_63_tokens_a_step(lm, fitted):
-    extra = {"heads": (*fitted["plain"]["heads"], fitted["plain"]["heads"][0])}
-    strategy = resolve(lm, Medusa(extra=extra, tree="zephyr_stage2"))
-    assert (strategy.headroom, strategy.max_depth, len(strategy.extra["heads"])) == (64, 4, 4)
+    params = {"heads": (*fitted["plain"]["heads"], fitted["plain"]["heads"][0])}
+    strategy = resolve(lm, Medusa(params=params, tree="zephyr_stage2"))
+    assert (strategy.headroom, strategy.max_depth, len(strategy.params["heads"])) == (64, 4, 4)
     assert strategy.paths == PUBLISHED_TREES["zephyr_stage2"]
 
 
 def test_a_dynamic_tree_is_as_deep_as_there_are_heads(lm, fitted):
     """Or as its growth says, and then heads for more depths are left out."""
-    named = resolve(lm, Medusa(extra=fitted["plain"], tree="dynamic:8"))
+    named = resolve(lm, Medusa(params=fitted["plain"], tree="dynamic:8"))
     assert (named.growth, named.headroom, named.branches) == (Growth(8, NUM_HEADS), 8, True)
-    shallow = resolve(lm, Medusa(extra=fitted["plain"], growth=Growth(8, 2)))
-    assert (shallow.max_depth, len(shallow.extra["heads"])) == (2, 2)
+    shallow = resolve(lm, Medusa(params=fitted["plain"], growth=Growth(8, 2)))
+    assert (shallow.max_depth, len(shallow.params["heads"])) == (2, 2)
 
 
 def test_heads_that_come_with_the_package_are_found_by_the_weights_they_are_for(
@@ -342,9 +346,9 @@ HEADS_MISTAKES = {
 @pytest.mark.parametrize("name", HEADS_MISTAKES)
 def test_heads_that_do_not_fit_are_refused(lm, name):
     options, heads, pattern = HEADS_MISTAKES[name]
-    extra = random_heads(False, False, False, **heads)
+    params = random_heads(False, False, False, **heads)
     with pytest.raises(InvalidOption, match=pattern) as caught:
-        lm.generate("The", strategy=Medusa(extra=extra, **options))
+        lm.generate("The", strategy=Medusa(params=params, **options))
     assert "\n" not in str(caught.value)
 
 
@@ -355,4 +359,4 @@ def test_heads_that_do_not_fit_are_refused(lm, name):
 def test_a_dynamic_tree_needs_heads_of_enough_tokens(lm, vocab_size, pattern):
     few = {**random_heads(False, False, False, vocab_size=vocab_size), "ids": jnp.arange(5)}
     with pytest.raises(InvalidOption, match=pattern):
-        resolve(lm, Medusa(extra=few, tree="dynamic:8"))
+        resolve(lm, Medusa(params=few, tree="dynamic:8"))

@@ -12,6 +12,9 @@ QUESTIONS = (
 SAMPLINGS = (jaxinfer.SamplingParams(), jaxinfer.SamplingParams(temperature=0.7, top_p=0.9, seed=3))
 
 
+pytestmark = pytest.mark.optimised
+
+
 @pytest.fixture(scope="module")
 def lm():
     return jaxinfer.load(default_model_path(), max_len=256)
@@ -27,7 +30,14 @@ def plain(lm, prompts):
     return lm.generate(prompts, max_new_tokens=32, sampling=SAMPLINGS)
 
 
-@pytest.mark.parametrize(("strategy", "pace"), [("medusa", 1.4), ("streams", 1.3), ("streams+prompt_lookup", 1.3)])
+@pytest.mark.parametrize(
+    ("strategy", "pace"),
+    [
+        ("medusa", 1.4),
+        pytest.param("streams", 1.3, marks=pytest.mark.slow),
+        pytest.param("streams+prompt_lookup", 1.3, marks=pytest.mark.slow),
+    ],
+)
 def test_they_draft_well_and_change_no_token(lm, prompts, plain, strategy, pace):
     drafted = lm.generate(prompts, max_new_tokens=32, sampling=SAMPLINGS, strategy=strategy)
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]

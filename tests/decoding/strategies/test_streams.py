@@ -68,7 +68,7 @@ def test_texts_of_this_file_are_screened(lm, requests, oracle):
 
 def test_streams_that_predict_well_are_taken_as_their_definition_has_it(lm, requests, oracle, fitted):
     """Step by step against NumPy: the streams of the right token, in the right layers, at the right depth."""
-    rows = check_same(lm, requests, oracle, Streams(extra=fitted, num_layers=1, paths=TREE))
+    rows = check_same(lm, requests, oracle, Streams(params=fitted, num_layers=1, paths=TREE))
     expected = [
         expected_acceptance(lm, fitted, 1, TREE, [*asked.prompt, *row.tokens], len(asked.prompt))
         for asked, row in zip(requests, oracle)
@@ -82,7 +82,7 @@ def test_streams_that_predict_well_are_taken_as_their_definition_has_it(lm, requ
 
 
 def test_pruning_drops_drafts_and_changes_no_token(lm, requests, oracle, fitted):
-    strategy = Streams(extra=fitted, num_layers=1, paths=TREE, keep_nodes=8, prune_below=0.05)
+    strategy = Streams(params=fitted, num_layers=1, paths=TREE, keep_nodes=8, prune_below=0.05)
     assert strategy.num_kept == 9
     rows = check_same(lm, requests, oracle, strategy)
     drafted, steps = sum(row.counts.drafted for row in rows), sum(row.counts.steps for row in rows)
@@ -96,7 +96,9 @@ def test_pruning_drops_drafts_and_changes_no_token(lm, requests, oracle, fitted)
     assert sum(row.counts.accepted for row in rows) > 0.7 * sum(sum(one.accepted_by_depth) for one in expected)
 
 
-@pytest.mark.parametrize("options", ["tree=2.1", "tree=chain:3,prune_below=0.002"])
+@pytest.mark.parametrize(
+    "options", [pytest.param("tree=2.1", marks=pytest.mark.slow), "tree=chain:3,prune_below=0.002"]
+)
 def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, options):
     spec = f"streams:heads={folder},{options}"
     strategy = lm.resolve(spec)
@@ -107,14 +109,14 @@ def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, op
 
 
 def test_in_a_bounded_sum_streams_tell_how_likely_their_tokens_are(lm, fitted, folder):
-    rng, alone = np.random.default_rng(6), Streams(extra=fitted, num_layers=1, paths=TREE)
+    rng, alone = np.random.default_rng(6), Streams(params=fitted, num_layers=1, paths=TREE)
     model = Model(lm.programs.decoder, lm.params)
     streams_BJD = jnp.asarray(rng.standard_normal((2, 3, lm.config.model_dim)), jnp.float32)
     state = DecodeState(**dict.fromkeys(DecodeState._fields))._replace(
         tokens_BS=jnp.ones((2, 8), jnp.int32), lengths_B=jnp.asarray([3, 8], jnp.int32)
     )
     bounded, unbounded = lm.resolve(alone.bounded(8)), lm.resolve(alone)
-    drafted = bounded.propose(model, bounded.extra, state, bounded._best(model, streams_BJD))
+    drafted = bounded.propose(model, bounded.params, state, bounded._best(model, streams_BJD))
     log_p_BJV = jax.nn.log_softmax(model.logits(streams_BJD) / CAUTION, axis=-1)
     best_BJV = -jnp.sort(-log_p_BJV, axis=-1)
     layout = lay_out(TREE)
@@ -122,14 +124,14 @@ def test_in_a_bounded_sum_streams_tell_how_likely_their_tokens_are(lm, fitted, f
         assert len(path) == layout.depths_M[node]
         expected_B = jnp.exp(sum((best_BJV[:, stream, rank] for stream, rank in enumerate(path)), jnp.zeros(2)))
         np.testing.assert_allclose(drafted.chances_BM[:, node], expected_B, rtol=1e-5)
-    plain = unbounded.propose(model, unbounded.extra, state, unbounded._best(model, streams_BJD))
+    plain = unbounded.propose(model, unbounded.params, state, unbounded._best(model, streams_BJD))
     assert plain.chances_BM is None
     np.testing.assert_array_equal(plain.tree.tokens_BM, drafted.tree.tokens_BM)
     cut, named = (
         lm.resolve(f"streams:heads={folder}{tree}+prompt_lookup+nodes=3").parts[0] for tree in ("", ",tree=2.1")
     )
     assert cut.paths == ((0,), (1,), (0, 0))
-    assert len(cut.extra["identifiers"]) == 2
+    assert len(cut.params["identifiers"]) == 2
     assert len(named.paths) == 4
 
 
@@ -142,8 +144,8 @@ def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, f
     assert lm.resolve(f"streams:heads={folder},tree=own").paths == own, "it comes with the streams"
     assert lm.resolve(f"streams:heads={folder}").paths == own[:3], "a CPU serves few nodes"
     assert lm.resolve(f"streams:heads={folder},keep_nodes=2").paths == own, "to be pruned"
-    assert lm.resolve(Streams(extra=fitted, num_layers=1)).paths == TREE
-    strategy = lm.resolve(Streams(extra=fitted, num_layers=1, tree="4.2"))
+    assert lm.resolve(Streams(params=fitted, num_layers=1)).paths == TREE
+    strategy = lm.resolve(Streams(params=fitted, num_layers=1, tree="4.2"))
     assert (strategy.max_depth, strategy.num_kept, strategy.headroom) == (2, 13, 13 * 3)
     assert strategy.parameters["identifiers"].shape == (2, 48), "the third stream need not run"
     pruned = Streams(paths=TREE, keep_nodes=3)
@@ -185,10 +187,10 @@ def test_streams_that_do_not_fit_are_refused(lm, tiny_llama_folder, folder):
     own = jax.tree.map(jnp.asarray, random_streams(48))
     none = {**own, "identifiers": own["identifiers"][:0]}
     refused = {
-        "have 32 channels, but hidden states have 48": Streams(extra=random_streams(32), num_layers=1),
-        "num_layers=2 of the streams given is not inside the model's 2": Streams(extra=own, num_layers=2),
-        "num_layers=0 of the streams given is not inside": Streams(extra=own),
-        "the streams given are 0 streams": Streams(extra=none, num_layers=1),
+        "have 32 channels, but hidden states have 48": Streams(params=random_streams(32), num_layers=1),
+        "num_layers=2 of the streams given is not inside the model's 2": Streams(params=own, num_layers=2),
+        "num_layers=0 of the streams given is not inside": Streams(params=own),
+        "the streams given are 0 streams": Streams(params=none, num_layers=1),
     }
     for pattern, strategy in refused.items():
         with pytest.raises(InvalidOption, match=pattern) as caught:

@@ -66,6 +66,7 @@ def test_a_budget_that_holds_the_text_drafts_what_the_target_draws(lm, asked):
         assert row.counts.steps == -(-(NUM_NEW - 1) // (DEPTH + 1))
 
 
+@pytest.mark.slow
 def test_which_chunks_are_held_matters_and_follows_the_text(lm):
     """Chosen anew less often, they serve differently; or what was asked for would not be looked at."""
     often, seldom = (run(lm, GREEDY, replace(SMALL, renew_steps=steps)) for steps in (3, 10))
@@ -73,6 +74,7 @@ def test_which_chunks_are_held_matters_and_follows_the_text(lm):
     assert [row.counts.accepted_by_depth for row in often] != [row.counts.accepted_by_depth for row in seldom]
 
 
+@pytest.mark.slow
 def test_windows_learned_positions_and_a_stop_token_change_nothing():
     """Windowed layers draft over their own ring; a text may end inside a draft, at every level."""
     kinds = LayerKind(None), LayerKind(None, 12)

@@ -83,7 +83,7 @@ def test_what_is_drafted_for_few_nodes_is_a_tree():
     assert paths_for(paths, 2, True) == ((1, 0), (0,), (1,))
     assert paths_for(paths, 3, True) == ((1, 0), (0,), (0, 0), (1,))
     assert paths_for(paths, 5, True) == paths[:5]
-    assert all(paths_for(paths, nodes, is_summed) == paths for nodes in (0, 64) for is_summed in (False, True))
+    assert all(paths_for(paths, nodes, is_summed) == paths for nodes in (None, 64) for is_summed in (False, True))
 
 
 def test_a_chain_and_a_file_name_trees_too(tmp_path):

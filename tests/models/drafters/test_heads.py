@@ -49,9 +49,9 @@ def test_a_plain_head_adds_each_block_to_what_it_reads(model):
 
 def test_heads_without_an_output_share_the_models(model):
     w, b, h = arrays(1, (WIDTH, WIDTH), (WIDTH,), (3, WIDTH))
-    extra = {"heads": ({"blocks": ({"kernel": w, "bias": b},)},)}
+    head_params = {"heads": ({"blocks": ({"kernel": w, "bias": b},)},)}
     state = h + silu(h @ w.T + b)
-    np.testing.assert_allclose(plain_logits(model, extra, h)[:, 0], model.logits(jnp.asarray(state)), atol=1e-4)
+    np.testing.assert_allclose(plain_logits(model, head_params, h)[:, 0], model.logits(jnp.asarray(state)), atol=1e-4)
 
 
 def test_a_conditioned_head_reads_the_path_and_keeps_the_hidden_state(model):
@@ -91,8 +91,8 @@ def test_the_models_rows_rank_some_tokens_as_the_model_does(name):
     params = random_params(config)
     model = Model(Decoder(config, float32_backend()), params)
     ids, (h,) = jnp.asarray([200, 5, 77, 0, 131], jnp.int32), arrays(3, (4, WIDTH))
-    extra = {"heads": ({"blocks": ()},), "output": vocabulary_rows(config, params, ids)}
-    logits, whole = head_logits(model, extra, 0, 4 * h), model.logits(4 * h)[:, ids]
+    head_params = {"heads": ({"blocks": ()},), "output": vocabulary_rows(config, params, ids)}
+    logits, whole = head_logits(model, head_params, 0, 4 * h), model.logits(4 * h)[:, ids]
     if config.final_softcap is not None:
         logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
     np.testing.assert_allclose(logits, whole, atol=1e-4)

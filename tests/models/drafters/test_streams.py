@@ -57,7 +57,13 @@ def after_a_text(model, own, num_layers, tokens_BT, lengths_B, tree_BM):
 
 @pytest.mark.parametrize(
     ("num_layers", "scan_layers", "is_adapted"),
-    [(1, False, False), (2, False, False), (2, True, False), (2, False, True), (2, True, True)],
+    [
+        (1, False, False),
+        pytest.param(2, False, False, marks=pytest.mark.slow),
+        pytest.param(2, True, False, marks=pytest.mark.slow),
+        pytest.param(2, False, True, marks=pytest.mark.slow),
+        (2, True, True),
+    ],
 )
 def test_streams_of_a_tree_equal_their_definition_on_the_text_of_each_path(num_layers, scan_layers, is_adapted):
     rng = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jax import numpy as jnp
+import numpy as np
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params
@@ -30,7 +30,7 @@ def dtype_to_version_4(config: dict[str, Any]) -> dict[str, Any]:
 def rolled_positions(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
     """Shift the position table by the two rows that stand before the first token's."""
     table = params["positions"]["embedding"]
-    return config, {**params, "positions": {"embedding": jnp.roll(table, 2, axis=0)}}
+    return config, {**params, "positions": {"embedding": np.roll(table, 2, axis=0)}}
 
 
 def variant(config: Mapping[str, Any], without: Mapping[str, Any]) -> Variant:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxinfer.models.config import DecoderConfig, shortest_pattern
 from jaxinfer.notation import Params
@@ -112,7 +113,7 @@ def rolled_kv_heads(config: DecoderConfig, params: Params) -> tuple[DecoderConfi
 
     def roll(keys: Any, leaf: Any) -> Any:
         is_kv = {key.key for key in keys} & {"key", "value"}
-        return jax.numpy.roll(leaf, config.head_dim, axis=-2) if is_kv and leaf.ndim > 1 else leaf
+        return np.roll(leaf, config.head_dim, axis=-2) if is_kv and leaf.ndim > 1 else leaf
 
     return config, jax.tree_util.tree_map_with_path(roll, params)
 

@@ -121,6 +121,15 @@ def test_totals_count_each_instruction_as_often_as_it_runs_and_branches_only_on_
     assert total(walk(TEXT), branches=True).collectives["all-gather"] == (1, 8 * 16 * 4)
 
 
+def test_collectives_inside_a_loop_are_counted_and_sent_as_often_as_it_runs():
+    loop = """condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"7"}}"""
+    text = TEXT.replace("HloModule example", "HloModule example, num_partitions=4")
+    found = total(walk(text.replace("condition=%condition, body=%body", loop)))
+    size = 8 * 4096 * 2
+    assert found.collectives == {"all-reduce": (7, 7 * size)}
+    assert found.sent_bytes == 7 * 2 * size * 3 // 4
+
+
 def test_batched_products_written_as_dilated_convolutions_count_no_holes():
     text = """HloModule batched
 

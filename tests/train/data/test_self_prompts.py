@@ -91,12 +91,13 @@ def test_a_turn_that_nothing_ends_is_told(trained_folder, tmp_path, capsys):
     assert "ends a user's text with '<|begin|>', which stops no generation" in capsys.readouterr().err
 
 
-def test_a_model_that_writes_no_prompt_is_told(chat_folder, tmp_path, capsys):
-    arguments = ("--model", chat_folder, "--out", tmp_path / "a.jsonl", "--batch-size", 256)
+def test_a_model_that_writes_no_prompt_is_told(chat_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("train.data.self_prompts._MOST_IN_VAIN", 16)
+    arguments = ("--model", chat_folder, "--out", tmp_path / "a.jsonl", "--batch-size", 8)
     assert prompts(*arguments, "--max-new-tokens", 1) == 2
-    assert "no new prompt in 512 drawn texts, after 0: raise" in capsys.readouterr().err
+    assert "no new prompt in 16 drawn texts, after 0: raise" in capsys.readouterr().err
     assert prompts(*arguments, "--temperature", 0, "--count", 3) == 2
-    assert "no new prompt in 512 drawn texts, after 1: raise" in capsys.readouterr().err
+    assert "no new prompt in 16 drawn texts, after 1: raise" in capsys.readouterr().err
     assert len(read(tmp_path / "a.jsonl")) == 1
     other = with_template(chat_folder, "{{ messages[0].content }}", tmp_path / "other")
     assert prompts("--model", other, "--out", tmp_path / "b.jsonl") == 2

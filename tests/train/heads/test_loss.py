@@ -21,9 +21,10 @@ from tests.decoding.fitted_heads import head_scores
 from tests.models.restack import scanned
 from tests.toys import TINY_LLAMA, encode_bytes, fable, random_params
 from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.heads.card import describe_accuracies
 from train.heads.evaluation import HeadEvaluation
 from train.heads.loss import HeadLoss, WindowSource, frequent_tokens, look_ahead, target_rows
-from train.heads.shapes import HeadShape, frozen_extra, init_heads
+from train.heads.shapes import HeadShape, frozen_heads, init_heads
 from train.heads.trees import best_tree
 from train.texts.packing import Example
 
@@ -55,7 +56,7 @@ def random_heads(shape, lm, seed=0):
 
 
 def frozen_of(shape, lm):
-    return {"params": lm.params, "extra": frozen_extra(shape, lm.config, lm.params)}
+    return {"params": lm.params, "heads": frozen_heads(shape, lm.config, lm.params)}
 
 
 def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_another_text(lm):
@@ -66,12 +67,12 @@ def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_anot
     hidden, predicted = np.zeros((32, lm.config.model_dim), np.float16), np.ones(32, bool)
     states = HiddenStates(hidden, tokens, positions, texts, predicted)
     source = WindowSource(states, 8, 3, target_rows(lm.config.vocab_size, None))
-    extra = random_heads(HeadShape(3, conditioned=True), lm)
+    head_params = random_heads(HeadShape(3, conditioned=True), lm)
     table_VD = np.asarray(lm.params["embed"]["embedding"])
     seen = np.zeros(3, int)
     for window in range(source.count):
         batch = source.take(np.array([window]))
-        views = look_ahead(Model(lm.programs.decoder, lm.params), extra, batch, 8)
+        views = look_ahead(Model(lm.programs.decoder, lm.params), head_params, batch, 8)
         for head in range(3):
             path_TD = np.asarray(views.path(head, True))[0]
             for at in range(8):
@@ -86,16 +87,30 @@ def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_anot
     assert seen.tolist() == [28, 26, 24]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("soft", [0.0, 0.3])
-def test_loss_is_the_formula_written_out(lm, states, name, soft):
+@pytest.mark.parametrize(
+    ("name", "soft"),
+    [
+        ("medusa", 0.3),
+        ("own matrices", 0.0),
+        ("hydra", 0.3),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("medusa", 0), ("own matrices", 0.3), ("hydra", 0))),
+    ],
+)
+def test_loss_is_the_formula_written_out_and_heads_alone_learn(lm, states, name, soft):
     shape = SHAPES[name]
     heads, frozen = random_heads(shape, lm), frozen_of(shape, lm)
     rows_V = target_rows(lm.config.vocab_size, shape.draft_ids)
     windows = WindowSource(states, 64, shape.num_heads, rows_V)
     assert windows.count > 1
     batch = windows.take(np.arange(windows.count))
-    tally = jax.jit(HeadLoss(lm.programs.decoder, 0.8, soft))(heads, frozen, batch, jax.random.key(0))
+    loss = HeadLoss(lm.programs.decoder, 0.8, soft)
+
+    def differentiate(heads, frozen):
+        total = lambda *both: ((tally := loss(*both, batch, jax.random.key(0))).loss, tally)  # noqa: E731
+        return jax.value_and_grad(total, argnums=(0, 1), has_aux=True, allow_int=True)(heads, frozen)
+
+    (_, tally), gradients = jax.jit(differentiate)(heads, frozen)
+    assert_only_heads_learn(lm, *gradients)
 
     hidden_PD, tokens, texts = np.asarray(states.hidden_PD, np.float64), states.tokens_P, states.texts_P
     table_VD = np.asarray(lm.params["embed"]["embedding"], np.float64)
@@ -129,8 +144,16 @@ def log_softmax(logits):
     return shifted - np.log(np.sum(np.exp(shifted)))
 
 
+def assert_only_heads_learn(lm, of_heads, of_frozen):
+    floats = [leaf for leaf in jax.tree.leaves(of_frozen) if leaf.dtype == jnp.float32]
+    assert len(floats) >= len(jax.tree.leaves(lm.params))
+    assert all(not np.asarray(leaf).any() for leaf in floats)
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_heads))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
-def test_frozen_parameters_have_no_gradient_at_all(lm, states, name):
+def test_frozen_parameters_have_no_gradient_at_all_under_dropout(lm, states, name):
     shape = SHAPES[name]
     heads, frozen = random_heads(shape, lm), frozen_of(shape, lm)
     batch = WindowSource(states, 64, shape.num_heads, target_rows(lm.config.vocab_size, shape.draft_ids)).take(
@@ -141,11 +164,7 @@ def test_frozen_parameters_have_no_gradient_at_all(lm, states, name):
     def total(heads, frozen):
         return loss(heads, frozen, batch, jax.random.key(0)).loss
 
-    of_heads, of_frozen = jax.jit(jax.grad(total, argnums=(0, 1), allow_int=True))(heads, frozen)
-    floats = [leaf for leaf in jax.tree.leaves(of_frozen) if leaf.dtype == jnp.float32]
-    assert len(floats) >= len(jax.tree.leaves(lm.params))
-    assert all(not np.asarray(leaf).any() for leaf in floats)
-    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_heads))
+    assert_only_heads_learn(lm, *jax.jit(jax.grad(total, argnums=(0, 1), allow_int=True))(heads, frozen))
 
 
 def test_new_heads_repeat_the_models_own_prediction(lm, states):
@@ -155,8 +174,8 @@ def test_new_heads_repeat_the_models_own_prediction(lm, states):
     for shape in SHAPES.values():
         heads = init_heads(shape, lm.config, lm.params, jax.random.key(0))
         path_PD = jnp.ones((5, lm.config.model_dim)) if shape.conditioned else None
-        extra = {**heads, **frozen_extra(shape, lm.config, lm.params)}
-        found = head_logits(model, extra, 0, head_states(heads["heads"][0], hidden_PD, path_PD, lm.backend))
+        head_params = {**heads, **frozen_heads(shape, lm.config, lm.params)}
+        found = head_logits(model, head_params, 0, head_states(heads["heads"][0], hidden_PD, path_PD, lm.backend))
         ids = jnp.arange(lm.config.vocab_size) if shape.draft_ids is None else jnp.asarray(shape.draft_ids)
         np.testing.assert_allclose(found, model.logits(hidden_PD)[:, ids], rtol=1e-5, atol=1e-5)
 
@@ -234,6 +253,7 @@ hidden_states.cache_hidden_states(jaxinfer.load(sys.argv[1]), examples, __import
 """
 
 
+@pytest.mark.slow
 def test_states_of_a_killed_process_are_gone_on_with(lm, tiny_llama_folder, tmp_path, monkeypatch):
     command = [sys.executable, "-c", KILLED, str(tiny_llama_folder()), str(tmp_path / "part")]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -263,7 +283,7 @@ def test_a_full_disk_is_told_before_anything_is_computed(lm, tmp_path, monkeypat
     assert cache_hidden_states(lm, examples, tmp_path / "cache").num_texts == 1
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra"])
+@pytest.mark.parametrize("name", ["hydra", pytest.param("medusa", marks=pytest.mark.slow)])
 def test_accuracies_from_cached_states_are_those_of_whole_forward_passes(lm, tmp_path, name):
     shape = SHAPES[name]
     texts = [encode_bytes(fable(2, seed)) for seed in range(3)]
@@ -273,13 +293,18 @@ def test_accuracies_from_cached_states_are_those_of_whole_forward_passes(lm, tmp
     source = WindowSource(states, 32, 3, target_rows(lm.config.vocab_size, shape.draft_ids))
     evaluation = HeadEvaluation(lm.programs.decoder, frozen, source, num_ranks=4)
     found = evaluation.accuracies(heads)
-    expected = measure_accuracies(lm.programs.decoder, lm.params, {**heads, **frozen["extra"]}, texts, 4)
+    expected = measure_accuracies(lm.programs.decoder, lm.params, {**heads, **frozen["heads"]}, texts, 4)
     num_tokens = sum(map(len, texts))
     np.testing.assert_allclose(found, expected, atol=1.5 / num_tokens)  # a near-tie may fall otherwise in float16
     assert np.max(found) > 0
     figures = evaluation(heads)
     assert figures["score"] > 1
     assert len(best_tree(found, 16)) <= 15
+
+
+def test_a_card_adds_up_the_best_ranks():
+    (row,) = (line for line in describe_accuracies("head", [[0.5, 0.2, *[0.03] * 8]], {16: 1.5}) if "| 1 |" in line)
+    assert row == "| 1 | 50.0% | 70.0% | 79.0% | 94.0% |"
 
 
 def test_the_draft_vocabulary_is_what_is_frequent():
@@ -309,8 +334,8 @@ def test_of_a_conversation_only_answers_are_foreseen(lm, tmp_path):
     mask = tuple(4 <= at < 8 or 14 <= at < 18 for at in range(20))
     states = cache_hidden_states(lm, [Example(tokens, mask)], tmp_path / "cache")
     source = WindowSource(states, 24, 2, target_rows(lm.config.vocab_size, None))
-    extra = random_heads(HeadShape(2), lm)
-    views = look_ahead(Model(lm.programs.decoder, lm.params), extra, source.take(np.arange(1)), 24)
+    head_params = random_heads(HeadShape(2), lm)
+    views = look_ahead(Model(lm.programs.decoder, lm.params), head_params, source.take(np.arange(1)), 24)
     # States are kept from token 3 on, and a first head foresees the token after the next.
     found = np.flatnonzero(np.asarray(views.valid[0])[0]) + 3 + 2
     assert found.tolist() == [5, 6, 7, 14, 15, 16, 17]

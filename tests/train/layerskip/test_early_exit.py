@@ -163,7 +163,8 @@ def test_layers_are_dropped_as_often_as_they_should_be():
     assert abs(skipped_B.mean() - 0.3) < 0.04
 
 
-def test_remat_and_pieces_change_no_gradient(params, rows):
+@pytest.mark.slow
+def test_remat_changes_no_gradient(params, rows):
     batch = exit_batch(rows, [0, 0.5, 0.5], [0.2, 0.3, 0.5])
 
     def gradient(backend):
@@ -172,6 +173,9 @@ def test_remat_and_pieces_change_no_gradient(params, rows):
 
     backend = float32_backend(scan_layers=True)
     same_tree(gradient(backend), gradient(replace(backend, remat_layers=True)), rtol=1e-4, atol=1e-4)
+
+
+def test_pieces_change_no_gradient():
     values_BT, weights_BT = np.arange(14.0).reshape(2, 7), np.arange(1.0, 15).reshape(2, 7)
     for at_once in (4, 100):
         pieces = partial(sum_by_pieces, lambda values, weights: jnp.sum(values**2 * weights), at_once=at_once)
@@ -210,6 +214,7 @@ def trained_acceptance(schedule, num_steps, seed=0):
     return ExitEvaluation(decoder, lambda params: params, held_out, schedule.all_exits()).measure(state.params)
 
 
+@pytest.mark.slow
 def test_exits_of_a_model_trained_from_scratch_agree_with_it_far_more_often_than_without():
     """The same steps, texts and seed."""
     plain = ExitSchedule(4, 120, 0.0, 0.0, "none", from_scratch=True)

@@ -14,68 +14,11 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, WriteFailed
+from tests.train.loop.trial import NUM_STEPS, trial
 from train.loop.checkpoints import Checkpoints
 from train.loop.fit import METRICS, claim_folder, read_metrics
 
-# A run that depends on all there is: parameters, moments, the order of the data, noise, and the best evaluation.
-PROGRAM = """
-import sys, time
-from pathlib import Path
-import jax, jax.numpy as jnp, numpy as np, optax
-from jaxinfer.parallel.mesh import parse_mesh
-from train.loop.fit import FitSettings, fit
-from train.loop.step import Schedule, StepSettings, Tally, TrainState, compile_step
-from train.texts.packing import Order
-
-folder, pause, limit = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-if limit:
-    import resource, signal
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-data = np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
-order = Order(12, 2, seed=4)
-
-def loss(params, frozen, batch, key):
-    noise = jax.random.normal(key, batch.shape)
-    errors = jnp.square(batch @ params["w"] - noise @ frozen)
-    return Tally(jnp.sum(errors), jnp.float32(batch.shape[0]))
-
-def batch_at(step):
-    if limit and step == 8:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    time.sleep(pause)
-    return data[order.at(step)][None]
-
-optimizer = Schedule(num_steps=24, peak_rate=0.1).build_optimizer()
-params = {"w": jax.random.normal(jax.random.key(9), (8, 600)), "idle": jnp.arange(3.0)}
-state = TrainState(jnp.int32(0), params, optimizer.init(params))
-settings = FitSettings(folder, 24, save_every=2, keep=2, log_every=1, eval_every=3, identity={"run": 1})
-from train.command import run_command
-def run(options):
-    frozen = jnp.ones((8, 600)) * 0.3
-    evaluate = lambda params: {"score": float(jnp.sum(params["w"]))}
-    step = compile_step(loss, optimizer, StepSettings(seed=5))
-    result = fit(step, state, frozen, batch_at, settings, evaluate)
-    np.savez(folder / "result.npz", best_step=result.best_step, **result.params)
-    return 130 if result.interrupted else 0
-sys.exit(run_command("trial", "", lambda parser: None, run, []))
-"""
-
-
-def start(folder: Path, *, pause: float = 0.0, limit: int = 0) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla")}
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(pause), str(limit)]
-    root = Path(__file__).parents[3]
-    return subprocess.Popen(command, env=environment, cwd=root, stderr=subprocess.PIPE)
-
-
-def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=600)
-    return process.returncode, errors.decode()
-
-
-def wait_for_steps(folder: Path, process: subprocess.Popen[bytes], count: int) -> None:
-    while process.poll() is None and len(read_metrics(folder / METRICS)) < count:
-        time.sleep(0.01)
+ROOT = Path(__file__).parents[3]
 
 
 def figures(folder: Path) -> list[dict]:
@@ -88,8 +31,7 @@ def figures(folder: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    code, errors = finish(start(folder))
-    assert (code, errors) == (0, "")
+    assert trial(folder) == 0
     return folder
 
 
@@ -101,40 +43,111 @@ def assert_same_result(folder, expected):
     assert figures(folder) == figures(expected)
 
 
+def test_the_best_parameters_are_the_result(uninterrupted):
+    scores = {line["step"]: line["evaluation"]["score"] for line in figures(uninterrupted) if "evaluation" in line}
+    best = max(scores, key=lambda step: scores[step])
+    found = np.load(uninterrupted / "result.npz")
+    assert (found["best_step"], best < NUM_STEPS) == (best, True)
+    assert np.sum(found["w"]) == pytest.approx(scores[best])
+
+
+class Stopped(Exception):
+    """Ends a run at once, wherever it is."""
+
+
+def at(number, act):
+    return lambda step: act() if step == number else None
+
+
+def stop():
+    raise Stopped
+
+
+def test_a_run_that_is_stopped_twice_ends_as_an_uninterrupted_one(uninterrupted, tmp_path):
+    """Between two checkpoints and right after one; the record of metrics too is the same, line by line."""
+    folder = tmp_path / "run"
+    for number in (5, 14):
+        with pytest.raises(Stopped):
+            trial(folder, at(number, stop))
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["12", "14"]  # the last two are kept
+    assert trial(folder) == 0
+    assert_same_result(folder, uninterrupted)
+
+
+@pytest.mark.slow
 def test_a_killed_run_ends_as_an_uninterrupted_one(uninterrupted, tmp_path):
     """Killed twice, wherever it was; the record of metrics too is the same, line by line."""
     folder = tmp_path / "run"
     for count in (5, 14):
-        process = start(folder, pause=0.05)
-        wait_for_steps(folder, process, count)
+        command = [sys.executable, "-m", "tests.train.loop.trial", str(folder), "0.05"]
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+        while process.poll() is None and len(read_metrics(folder / METRICS)) < count:
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-        assert finish(process)[0] == -signal.SIGKILL
-    assert finish(start(folder)) == (0, "")
+        process.communicate(timeout=600)
+        assert process.returncode == -signal.SIGKILL
+    assert trial(folder) == 0
     assert_same_result(folder, uninterrupted)
 
 
-def test_an_interrupt_saves_and_stops_and_the_run_goes_on(uninterrupted, tmp_path):
+def test_an_interrupt_saves_and_stops_and_the_run_goes_on(uninterrupted, tmp_path, capsys):
     folder = tmp_path / "run"
-    process = start(folder, pause=0.1)
-    wait_for_steps(folder, process, 6)
-    process.send_signal(signal.SIGINT)
-    code, errors = finish(process)
-    assert (code, errors) == (130, "interrupted: saving a checkpoint\n")
+    assert trial(folder, at(6, lambda: os.kill(os.getpid(), signal.SIGINT))) == 130
+    assert capsys.readouterr().err == "interrupted: saving a checkpoint\n"
     last = max(line["step"] for line in figures(folder))
+    assert last == 7
     assert str(last) in os.listdir(folder / "checkpoints")
-    assert finish(start(folder)) == (0, "")
+    assert trial(folder) == 0
     assert_same_result(folder, uninterrupted)
 
 
-def test_a_write_that_fails_leaves_the_last_checkpoint_to_go_on_from(uninterrupted, tmp_path):
-    folder = tmp_path / "run"
-    code, errors = finish(start(folder, limit=5000))
-    assert (code, errors) == (
-        2,
-        f"error: {folder}/checkpoints: File too large; the last whole checkpoint is intact\n",
-    )
-    assert finish(start(folder)) == (0, "")
-    assert_same_result(folder, uninterrupted)
+# In a process of its own, as Orbax's threads write to its standard error. No file may grow past 5,000 bytes from step 8
+# on; then a run's last checkpoint is damaged, and one is of other shapes.
+FAILURES = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from tests.train.loop.trial import trial
+from train.command import run_command
+from train.loop.checkpoints import Checkpoints
+
+full, damaged, other = map(Path, sys.argv[1:])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+limit = lambda step: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1])) if step == 8 else None
+codes = [trial(full, limit)]
+resource.setrlimit(resource.RLIMIT_FSIZE, before)
+codes.append(trial(damaged))
+
+def restore_others(options):
+    checkpoints = Checkpoints(other, keep=2)
+    checkpoints.save(1, {name: np.zeros(4) for name in "abc"})
+    checkpoints.wait()
+    checkpoints.restore({name: np.zeros(5) for name in "abc"})
+
+codes.append(run_command("trial", "", lambda parser: None, restore_others, []))
+print(codes)
+"""
+
+
+def test_failures_of_the_disk_are_one_line_each_and_leave_a_checkpoint_to_go_on_from(uninterrupted, tmp_path):
+    full, damaged, other = (tmp_path / name for name in ("full", "damaged", "other"))
+    shutil.copytree(uninterrupted, damaged)
+    last = max((damaged / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    for path in last.rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    command = [sys.executable, "-c", FAILURES, *map(str, (full, damaged, other))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n"), done.stderr
+    told_full, told_damaged, told_other = done.stderr.splitlines()
+    assert told_full == f"error: {full}/checkpoints: File too large; the last whole checkpoint is intact"
+    assert told_damaged.startswith(f"error: {last}: the checkpoint cannot be read (")
+    assert told_damaged.endswith("; remove its folder to go on from the one before")
+    assert told_other.startswith(f"error: {other / '1'}: the checkpoint cannot be read (")
+    shutil.rmtree(last)
+    for folder in (full, damaged):
+        assert trial(folder) == 0
+        assert_same_result(folder, uninterrupted)
 
 
 def test_a_full_disk_is_told_before_it_is_written_to(tmp_path, monkeypatch):
@@ -147,42 +160,6 @@ def test_a_full_disk_is_told_before_it_is_written_to(tmp_path, monkeypatch):
     assert checkpoints.latest() == 1
     np.testing.assert_array_equal(checkpoints.restore({"w": np.zeros(4)})["w"], np.arange(4.0))
     checkpoints.close()
-
-
-def test_a_checkpoint_of_other_shapes_is_told_in_one_line(tmp_path):
-    program = (
-        "import sys; from pathlib import Path; import numpy as np; from train.loop.checkpoints import Checkpoints\n"
-        "from train.command import run_command\n"
-        "def run(options):\n"
-        "    checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)\n"
-        "    checkpoints.save(1, {name: np.zeros(4) for name in 'abc'})\n"
-        "    checkpoints.wait()\n"
-        "    checkpoints.restore({name: np.zeros(5) for name in 'abc'})\n"
-        "sys.exit(run_command('trial', '', lambda parser: None, run, []))\n"
-    )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", program, str(tmp_path / "checkpoints")]
-    process = subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[3], stderr=subprocess.PIPE)
-    code, errors = finish(process)
-    assert code == 2
-    assert errors.startswith(f"error: {tmp_path / 'checkpoints' / '1'}: the checkpoint cannot be read (")
-    assert errors.count("\n") == 1
-
-
-def test_a_damaged_checkpoint_is_told_in_one_line_and_can_be_removed(uninterrupted, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(uninterrupted, folder)
-    last = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    for path in last.rglob("d/*"):
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    code, errors = finish(start(folder))
-    assert code == 2
-    assert errors.startswith(f"error: {last}: the checkpoint cannot be read (")
-    assert errors.endswith("; remove its folder to go on from the one before\n")
-    assert errors.count("\n") == 1
-    shutil.rmtree(last)
-    assert finish(start(folder)) == (0, "")
-    assert_same_result(folder, uninterrupted)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

@@ -23,8 +23,19 @@ EVERYTHING = with_rope(
 )
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("config", [replace(TINY_LLAMA, tied_embeddings=True), EVERYTHING], ids=["tied", "everything"])
+TIED = replace(TINY_LLAMA, tied_embeddings=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "scan_layers"),
+    [
+        (EVERYTHING, True),
+        pytest.param(TIED, False, marks=pytest.mark.slow),
+        pytest.param(TIED, True, marks=pytest.mark.slow),
+        pytest.param(EVERYTHING, False, marks=pytest.mark.slow),
+    ],
+    ids=["everything-scanned", "tied", "tied-scanned", "everything"],
+)
 def test_loading_what_was_saved_gives_identical_logits(config, scan_layers, tmp_path):
     """Bit for bit, from stacked blocks as from separate ones, each loaded as the other too."""
     params = random_params(config, scan_layers=scan_layers)

@@ -33,7 +33,11 @@ def source(examples=EXAMPLES, num_picks=40, rows_V=None, length=64):
     return RowSource(examples, None, np.arange(len(examples)), length, num_picks, 0, rows_V)
 
 
-@pytest.mark.parametrize(("config", "scan_layers"), [(CONFIG, False), (WINDOWED, True)], ids=["dense", "windowed"])
+@pytest.mark.parametrize(
+    ("config", "scan_layers"),
+    [(WINDOWED, True), pytest.param(CONFIG, False, marks=pytest.mark.slow)],
+    ids=["windowed", "dense"],
+)
 def test_streams_in_training_are_those_of_inference(config, scan_layers):
     """Texts side by side, a few of their tokens picked; against each text alone in a cache, all its streams run."""
     params = random_params(config)
@@ -105,7 +109,7 @@ def test_every_token_is_judged_once_and_samples_are_a_function_of_the_step():
     assert rows.part([(-1, 0)]).picks_BP.tolist() == [[-1] * 7]
 
 
-@pytest.mark.parametrize("soft", [0.0, 0.3])
+@pytest.mark.parametrize("soft", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_loss_is_the_formula_written_out(soft):
     """Against NumPy, over a loss vocabulary that lacks some of the tokens."""
     params, ids = random_params(CONFIG), [token for token in range(CONFIG.vocab_size) if token % 7]
@@ -139,8 +143,8 @@ def log_softmax(logits):
     return shifted - np.log(np.sum(np.exp(shifted)))
 
 
-@pytest.fixture(scope="module")
-def gradients():
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["joint", "frozen"])
+def gradients(request):
     """Return what each part learns, from two batches of parameters that differ in the early exit alone."""
     params = random_params(CONFIG)
     lora = jax.tree.map(lambda leaf: leaf + 0.01, init_lora(params, 2, jax.random.key(0)))
@@ -153,10 +157,8 @@ def gradients():
             learned, params
         )
 
-    run = jax.jit(both)
-    return [run({"streams": one}, params) for one in (STREAMS, other)] + [
-        run({"streams": one, "lora": lora}, params) for one in (STREAMS, other)
-    ]
+    run, more = jax.jit(both), {"lora": lora} if request.param else {}
+    return [run({"streams": one, **more}, params) for one in (STREAMS, other)]
 
 
 def test_frozen_parameters_have_no_gradient_at_all_and_all_others_one(gradients):
@@ -166,11 +168,10 @@ def test_frozen_parameters_have_no_gradient_at_all_and_all_others_one(gradients)
 
 
 def test_nothing_but_the_early_exit_learns_from_the_early_exit(gradients):
-    for (one, _), (other, _) in (gradients[:2], gradients[2:]):
-        exits = [dict(found["streams"]).pop("exit") for found in (one, other)]
-        assert not np.array_equal(exits[0]["up"], exits[1]["up"])
-        rest = [{**found, "streams": {**found["streams"], "exit": {}}} for found in (one, other)]
-        jax.tree.map(np.testing.assert_array_equal, *rest)
+    exits = [found["streams"]["exit"] for found, _ in gradients]
+    assert not np.array_equal(exits[0]["up"], exits[1]["up"])
+    rest = [{**found, "streams": {**found["streams"], "exit": {}}} for found, _ in gradients]
+    jax.tree.map(np.testing.assert_array_equal, *rest)
 
 
 def test_a_base_that_learns_too_learns_to_end_its_texts():

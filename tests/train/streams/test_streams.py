@@ -15,7 +15,8 @@ from train.loop.fit import read_metrics
 from train.streams import __main__ as streams
 
 OPTIONS = ["--layers", "1", "--adapter-rank", "4", "--rank", "16", "--streams", "2", "--row-length", "128"]
-OPTIONS += ["--batch-size", "4", "--positions", "48", "--held-out", "0.1", "--eval-every", "60", "--seed", "3"]
+OPTIONS += ["--batch-size", "4", "--positions", "48", "--held-out", "0.1", "--eval-every", "10", "--seed", "3"]
+RUN = (*OPTIONS, "--epochs", 2, "--learning-rate", 1e-2, "--save-every", 10)
 PROMPTS = [line[:9] for line in fable(4, seed=77).splitlines()]
 
 
@@ -36,19 +37,34 @@ def answers(tmp_path_factory):
 def run(trained_folder, answers, tmp_path_factory):
     out = tmp_path_factory.mktemp("streams") / "run"
     same = ("--model", trained_folder, "--data", answers, "--out", out)
-    assert train_streams(*same, *OPTIONS, "--epochs", 40, "--learning-rate", 1e-2, "--save-every", 40) == 0
+    assert train_streams(*same, *RUN) == 0
     return out
 
 
-def test_exported_streams_draft_and_change_no_token(trained_folder, run):
-    """With the tree that they come with, on sentences of another seed than those in training."""
-    lm = jaxinfer.load(trained_folder)
-    strategy = lm.resolve(f"streams:heads={run / 'streams'},tree=own")
-    assert len(strategy.paths) == 15
+def tokens_per_step(lm, strategy):
+    """On sentences of another seed than those in training; no token may change."""
     plain, drafted = (lm.generate(PROMPTS, max_new_tokens=40, strategy=one) for one in ("autoregressive", strategy))
     assert [one.tokens for one in plain] == [one.tokens for one in drafted]
-    tokens = sum(one.stats.new_tokens - 1 for one in drafted)
-    assert tokens / sum(one.stats.steps for one in drafted) > 1.3
+    return sum(one.stats.new_tokens - 1 for one in drafted) / sum(one.stats.steps for one in drafted)
+
+
+@pytest.mark.slow
+def test_streams_that_were_trained_longer_draft_well(trained_folder, answers, tmp_path):
+    same = ("--model", trained_folder, "--data", answers, "--out", tmp_path / "run")
+    longer = (*OPTIONS, "--eval-every", 60, "--epochs", 40, "--learning-rate", 1e-2)
+    assert train_streams(*same, *longer) == 0
+    lm = jaxinfer.load(trained_folder)
+    assert tokens_per_step(lm, f"streams:heads={tmp_path / 'run' / 'streams'},tree=own") > 1.3
+    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    for name in ("exit_loss", "stream_1_loss", "stream_2_loss"):
+        assert lines[-1][name] < 0.7 * lines[0][name]
+
+
+def test_exported_streams_come_with_a_tree_and_a_card_and_are_for_their_base(trained_model, run):
+    """The card says what they were trained on and how well they foresee."""
+    lm = trained_model
+    strategy = lm.resolve(f"streams:heads={run / 'streams'},tree=own")
+    assert len(strategy.paths) == 15
     description = json.loads((run / "streams" / "streams.json").read_text())
     assert (description["base_fingerprint"], description["adapter_rank"]) == (lm.fingerprint, 4)
     card = (run / "streams" / "README.md").read_text()
@@ -61,10 +77,11 @@ def test_exported_streams_draft_and_change_no_token(trained_folder, run):
 def test_training_lowers_the_losses_and_records_them(run):
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
     for name in ("exit_loss", "stream_1_loss", "stream_2_loss"):
-        assert lines[-1][name] < 0.7 * lines[0][name]
+        assert lines[-1][name] < lines[0][name]
     assert {"exit_top1", "stream_2_top1", "gradient_norm", "tokens_per_second"} <= lines[0].keys()
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, answers, run, tmp_path):
     """From the checkpoint before the last: the picks and the order of the rows are those of the steps."""
     copied = shutil.copytree(run, tmp_path / "run")
@@ -72,7 +89,7 @@ def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, an
     shutil.rmtree(copied / "checkpoints" / str(steps[-1]))
     shutil.rmtree(copied / "streams")
     same = ("--model", trained_folder, "--data", answers, "--out", copied)
-    assert train_streams(*same, *OPTIONS, "--epochs", 40, "--learning-rate", 1e-2, "--save-every", 40) == 0
+    assert train_streams(*same, *RUN) == 0
     for name in ("streams.safetensors", "accuracies.json", "tree.json"):
         assert (copied / "streams" / name).read_bytes() == (run / "streams" / name).read_bytes()
     drop = ("tokens_per_second",)
@@ -83,6 +100,7 @@ def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, an
     assert after == before
 
 
+@pytest.mark.slow
 def test_joint_training_makes_another_model_and_streams_for_it_alone(trained_folder, answers, tmp_path):
     options = ("--joint", "--lora-rank", 2, "--epochs", 3, "--soft-targets", 0.5, "--loss-vocab", 60)
     out = tmp_path / "run"
@@ -110,6 +128,7 @@ def logs(lm, text):
     return logits_TV - np.log(np.sum(np.exp(logits_TV), axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, answers, tmp_path, capsys):
     out = tmp_path / "run"
     assert train_streams("--model", trained_folder, "--data", answers, "--out", out, *OPTIONS, "--dry-run") == 0
@@ -137,7 +156,7 @@ def test_mistakes_end_in_one_line(trained_folder, answers, run, tmp_path, capsys
             "--row-length",
             16,
         ),
-        "holds a run with epochs 40.0, not 3.0": (
+        "holds a run with epochs 2.0, not 3.0": (
             *(*same, "--out", run, *OPTIONS, "--learning-rate", 1e-2, "--epochs", 3),
         ),
         "holds hidden states with dtype 'float32', not 'bfloat16'": (

@@ -12,6 +12,7 @@ from tests.toys import BEGIN, END, encode_bytes, write_tiny_llama
 from train.texts.examples import chat_example, read_examples
 from train.texts.packing import Example, Order, pack
 from train.texts.records import RecordWriter, read_records, read_written
+from train.texts.rows import split_texts
 
 TALK = [
     {"role": "user", "content": "hi"},
@@ -116,6 +117,14 @@ def test_packing_keeps_every_text_whole_and_none_twice():
     assert float(np.mean(np.asarray(batch.segments_BT) > 0)) > 0.85  # a row a text would be half empty
     assert (np.asarray(pack(examples, 16, seed=3).tokens_BT) == batch.tokens_BT).all()
     assert (np.asarray(pack(examples, 16, seed=4).tokens_BT) != batch.tokens_BT).any()
+
+
+def test_texts_are_trained_on_or_held_out_and_never_both():
+    trained, apart = split_texts(20, 0.1, seed=3)
+    assert len(apart) == 2
+    assert sorted([*trained, *apart]) == list(range(20))
+    with pytest.raises(InvalidOption, match="1 texts leave none to train on"):
+        split_texts(1, 0.1, seed=3)
 
 
 def test_an_order_visits_everything_once_an_epoch_and_is_a_function_of_the_step():

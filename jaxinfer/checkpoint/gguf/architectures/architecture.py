@@ -1,4 +1,4 @@
-"""What one of llama.cpp's architectures is to a reader of Hugging Face models: data, and a reading of its keys."""
+"""Describes one of llama.cpp's architectures in Hugging Face terms: tensor names and a reader of its metadata."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture: its metadata as a ``config.json``, and where its tensors stand under Hugging Face's names.
+    """One architecture: its metadata as a ``config.json``, and the Hugging Face names of its tensors.
 
-    ``top`` maps whole names; ``block`` maps the part between ``blk.N.`` and ``.weight`` or ``.bias`` to what follows
-    ``layers`` and the layer's number. The other fields are what llama.cpp's converter did and reading must undo:
-    ``fused`` names parts that hold several of Hugging Face's tensors, one below the other, each with the configuration
-    key of its number of heads; ``interleaved`` the parts whose output rows go by neighbours within each head, with the
-    same key; ``transposed`` the parts whose matrices Hugging Face keeps as ``[in, out]``; ``norm_shift`` is what was
-    added to every norm's weights. ``rope_divisors`` are tensors that the configuration takes in.
+    ``top`` maps whole names. ``block`` maps the part between ``blk.N.`` and ``.weight`` or ``.bias`` to the part after
+    ``layers`` and the layer's number. The other fields describe what llama.cpp's converter did and reading must undo.
+    ``fused`` names parts that stack several Hugging Face tensors, each with the config key of its number of heads.
+    ``interleaved`` names, with the same key, the parts whose output rows pair neighbours within each head.
+    ``transposed`` names the parts whose matrices Hugging Face stores as ``[in, out]``. ``norm_shift`` was added to the
+    weights of every norm. ``rope_divisors`` are tensors that belong in the config.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Architecture gemma: the first Gemma, whose norms multiply by one more than Hugging Face stores."""
+"""Architecture gemma: the first Gemma. Its norms multiply by one plus the weight that Hugging Face stores."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,14 +10,14 @@ from jaxinfer.checkpoint.gguf.config import FileTensors, add_turn_ends, read_hea
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 
 TURN_ENDS = ("<end_of_turn>",)
-# The head is always the embedding.
+# The output matrix is always the embedding.
 TIED_TOP: Mapping[str, str] = MappingProxyType(
     {name: TOP[name] for name in ("token_embd.weight", "output_norm.weight")}
 )
 
 
 def read_gemma(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
-    """Read what all Gemmas have, but for their positions."""
+    """Read what all Gemma models share: everything except rotary positions."""
     config = {
         **read_sizes(reader, tensors),
         "head_dim": read_head_dim(reader),

@@ -1,4 +1,4 @@
-"""Architecture gemma2: soft-capped logits, norms on both sides, every other layer with a window."""
+"""Architecture gemma2: soft-capped logits, norms on both sides of a sublayer, a window in every other layer."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -22,12 +22,12 @@ _LAYERS_OF_27B = 46
 
 
 def list_layer_types(num_layers: int, period: int) -> list[str]:
-    """Name each layer's attention: the last of every ``period`` layers sees the whole text."""
+    """Return each layer's attention type: the last of every ``period`` layers attends to the whole sequence."""
     return ["full_attention" if layer % period == period - 1 else "sliding_attention" for layer in range(num_layers)]
 
 
 def read_query_scalar(config: Mapping[str, Any], layers_of_27b: int) -> int:
-    """Find what attention divides by the root of, which no key says: llama.cpp knows the 27B models by their depth."""
+    """Return the number whose root divides attention scores: no key holds it, llama.cpp infers it from the depth."""
     if config["num_hidden_layers"] == layers_of_27b:
         return config["hidden_size"] // config["num_attention_heads"]
     return config["head_dim"]

@@ -1,4 +1,4 @@
-"""Architecture gemma3: the text network of Gemma 3, whose windowed layers have rotary positions of their own."""
+"""Architecture gemma3: Gemma 3's text decoder, whose windowed layers have their own rotary positions."""
 
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ _LOCAL_THETA = 10000.0
 def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     config = read_gemma(reader, tensors)
     rotary = read_rotary(reader, tensors, config["head_dim"])
-    # llama.cpp stretches windowed layers too where it stretches by yarn, and Hugging Face does not.
+    # With yarn, llama.cpp also scales the windowed layers, and Hugging Face does not.
     if rotary["rope_scaling"] and rotary["rope_scaling"]["rope_type"] != "linear":
         raise reader.refuse("rope.scaling.type", "known values are none, linear")
     local_theta = reader.positive_float("rope.freq_base_swa", default=_LOCAL_THETA)

@@ -1,4 +1,4 @@
-"""Architecture gpt2: learned positions, biases everywhere, matrices that Hugging Face keeps as ``[in, out]``."""
+"""Architecture gpt2: learned positions, biases everywhere, matrices that Hugging Face stores as ``[in, out]``."""
 
 from types import MappingProxyType
 from typing import Any

@@ -49,7 +49,7 @@ PHI2 = Architecture(
             "ffn_down": "mlp.fc2",
         }
     ),
-    # Files of the first Phi-2 code keep together what Hugging Face keeps apart.
+    # Files of the first Phi-2 code fuse what Hugging Face stores separately.
     fused=MappingProxyType(
         {
             "attn_qkv": (

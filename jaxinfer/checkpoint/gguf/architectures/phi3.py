@@ -1,4 +1,4 @@
-"""Architecture phi3: Phi-3, Phi-3.5 and Phi-4, with fused projections and, for long texts, longrope."""
+"""Architecture phi3: Phi-3, Phi-3.5 and Phi-4, with fused projections and, for long contexts, longrope."""
 
 import math
 from types import MappingProxyType
@@ -44,7 +44,7 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
 def _read_longrope(
     reader: MetadataReader, tensors: FileTensors, rotary_dim: int, max_position: int, original: int
 ) -> dict[str, Any] | None:
-    """Read the divisors of the rotary frequencies for short and for long texts, and what attention is scaled by."""
+    """Read the divisors of the rotary frequencies for short and for long sequences, and the attention factor."""
     kind = reader.word("rope.scaling.type", default="longrope" if tensors.rope_divisors else "none")
     if kind != ("longrope" if tensors.rope_divisors else "none"):
         raise reader.refuse("rope.scaling.type", "phi3 knows none, and longrope with the tensors rope_factors_*.weight")
@@ -63,7 +63,7 @@ def _read_longrope(
     stated = reader.positive_float("rope.scaling.attn_factor", default=1.0)
     stretch = math.log(max(1.0, max_position / original))
     derived = math.sqrt(1 + stretch / math.log(original)) if stretch else 1.0
-    # Hugging Face derives the same number from the lengths; only another one needs to be said.
+    # Hugging Face derives the same factor from the lengths; only a different one must be given.
     return scaling if math.isclose(stated, derived, rel_tol=1e-6) else scaling | {"attention_factor": stated}
 
 

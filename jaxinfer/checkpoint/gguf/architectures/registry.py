@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that can be read, by llama.cpp's name of each."""
+"""The supported architectures of GGUF files, by llama.cpp's names."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

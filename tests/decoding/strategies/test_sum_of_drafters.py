@@ -14,7 +14,7 @@ from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
-from jaxinfer.decoding.strategies.union import Chances, Sum, Union
+from jaxinfer.decoding.strategies.sum_of_drafters import Chances, SumMemory, SumOfDrafters
 from jaxinfer.decoding.strategy import Proposal, Target, Verified
 from jaxinfer.decoding.trees.merge import merge, select
 from jaxinfer.decoding.trees.tree import DraftTree, ancestors, chain
@@ -106,7 +106,7 @@ def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, ga
 @pytest.mark.parametrize(
     "spec",
     [
-        "prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3",
+        pytest.param("prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3", marks=pytest.mark.slow),
         "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15",
     ],
 )
@@ -137,8 +137,8 @@ def test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_fro
     )
     chances_BM = jnp.asarray([[1.0, 0.5, 0.25]] * 2)
     guessed = Proposal(tree, (), chances_BM=chances_BM, kinds_B=jnp.asarray([1, 0]))
-    union, places_BM = Union(parts=(PromptLookup(num_draft_tokens=2),), nodes=2), jnp.asarray([[0, 1, 2]] * 2)
-    memory = Sum(((),), (Chances(*[jnp.zeros((2, 3, 3))] * 2),), (guessed,), (places_BM,))
+    union, places_BM = SumOfDrafters(parts=(PromptLookup(num_draft_tokens=2),), nodes=2), jnp.asarray([[0, 1, 2]] * 2)
+    memory = SumMemory(((),), (Chances(*[jnp.zeros((2, 3, 3))] * 2),), (guessed,), (places_BM,))
     walk = Walk(*[None] * len(Walk._fields))._replace(path_BM=jnp.asarray([[0, 1, 2]] * 2), taken_B=jnp.asarray([3, 2]))
     state = DecodeState(**dict.fromkeys(DecodeState._fields))
     verified = Verified(None, None, create_cache(TINY_LLAMA, 2, 16, UNUSED.decoder.backend))

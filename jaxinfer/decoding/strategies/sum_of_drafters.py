@@ -10,7 +10,7 @@ from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategy import Nodes, Prompt, Proposal, Strategy, Target, Verified, few_nodes
+from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Target, Verified, few_nodes
 from jaxinfer.decoding.trees.merge import merge, select
 from jaxinfer.decoding.trees.static import MAX_NODES
 from jaxinfer.decoding.trees.tree import ancestors, depths
@@ -33,7 +33,7 @@ class Chances(NamedTuple):
     hits_BKM: Float[Array, "B K M"]
 
 
-class Sum(NamedTuple):
+class SumMemory(NamedTuple):
     """The drafters' own memories, their chances, and where the nodes of this step's trees stand in the union."""
 
     memories: tuple[Any, ...]
@@ -43,7 +43,7 @@ class Sum(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Union(Strategy):
+class SumOfDrafters(Strategy):
     """Draft with several strategies at once.
 
     Nodes on which drafters agree are verified once. ``nodes`` bounds the union, root included: the likeliest nodes
@@ -61,8 +61,8 @@ class Union(Strategy):
                 raise InvalidOption(
                     f"{part.name} cannot be part of a sum: it does not verify any drafter's tree, and by match"
                 )
-        if len(own := [part.name for part in self.parts if _verifies(part)]) > 1:
-            raise InvalidOption(f"{' and '.join(own)} cannot be parts of one sum: each has its own way to verify")
+        if len(verifying := [part.name for part in self.parts if _verifies(part)]) > 1:
+            raise InvalidOption(f"{' and '.join(verifying)} cannot be parts of one sum: each has its own way to verify")
         if self.nodes:
             check_range(self, "nodes", max(2, self._least_nodes), MAX_NODES)
 
@@ -97,7 +97,7 @@ class Union(Strategy):
         """The parts before they are resolved, asked for no more than the sum has a use for."""
         return tuple(part.bounded(self.nodes) for part in self.parts) if self.nodes else self.parts
 
-    def resolve(self, target: Target) -> "Union":
+    def resolve(self, target: Target) -> "SumOfDrafters":
         """Load what the parts name; a draft model then has to catch up with tokens that others drafted."""
         asked = self._bounded_for(target)
         parts = [part.resolve(target) for part in asked.asked_parts]
@@ -105,17 +105,19 @@ class Union(Strategy):
         behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
         return replace(asked, parts=tuple(behind))
 
-    def start(self, model: Model, own: Any, state: DecodeState, prompt: Prompt) -> Sum:
-        memories = tuple(part.start(model, mine, state, prompt) for part, mine in zip(self.parts, own))
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> SumMemory:
+        memories = tuple(part.start(model, mine, state, prefilled) for part, mine in zip(self.parts, params))
         batch = state.lengths_B.shape[0]
-        sizes = [self._size(model, part, mine, state, memory) for part, mine, memory in zip(self.parts, own, memories)]
+        sizes = [
+            self._size(model, part, mine, state, memory) for part, mine, memory in zip(self.parts, params, memories)
+        ]
         zeros = [jnp.zeros((batch, part.num_kinds, size), jnp.float32) for part, size in zip(self.parts, sizes)]
-        return Sum(memories, tuple(Chances(zero, zero) for zero in zeros))
+        return SumMemory(memories, tuple(Chances(zero, zero) for zero in zeros))
 
-    def propose(self, model: Model, own: Any, state: DecodeState, memory: Sum) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: SumMemory) -> Proposal:
         drafts = tuple(
             part.propose(model, mine, state, remembered)
-            for part, mine, remembered in zip(self.parts, own, memory.memories)
+            for part, mine, remembered in zip(self.parts, params, memory.memories)
         )
         merged = merge([draft.tree for draft in drafts])
         tree, places = merged.tree, merged.places
@@ -125,30 +127,32 @@ class Union(Strategy):
             tree, moved_BM = select(tree, relation_BMM, gains_BM, self.nodes, model.decoder.backend)
             places = tuple(jnp.take_along_axis(moved_BM, places_BM, axis=1) for places_BM in places)
         passes = sum(draft.passes for draft in drafts)
-        return Proposal(tree, Sum(memory.memories, memory.chances, drafts, places), passes=passes)
+        return Proposal(tree, SumMemory(memory.memories, memory.chances, drafts, places), passes=passes)
 
-    def forward(self, model: Model, own: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
-        for part, mine in zip(self.parts, own):
+    def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
+        for part, mine in zip(self.parts, params):
             if _verifies(part):
                 return part.forward(model, mine, state, Proposal(proposal.tree, None), nodes)
-        return super().forward(model, own, state, proposal, nodes)
+        return super().forward(model, params, state, proposal, nodes)
 
     def observe(
         self,
         model: Model,
-        own: Any,
+        params: Any,
         state: DecodeState,
         proposal: Proposal,
         verified: Verified,
         draws_BM: Any,
         walk: Walk,
-    ) -> Sum:
-        memory: Sum = proposal.memory
+    ) -> SumMemory:
+        memory: SumMemory = proposal.memory
         nodes_M, steps_D = jnp.arange(draws_BM.shape[1]), jnp.arange(walk.path_BM.shape[1])
         is_taken_BD = steps_D[None, :] < walk.taken_B[:, None]
         on_path_BM = ((walk.path_BM[:, :, None] == nodes_M) & is_taken_BD[:, :, None]).any(axis=1)
         memories, chances = [], []
-        for part, mine, draft, places_BM, seen in zip(self.parts, own, memory.proposals, memory.places, memory.chances):
+        for part, mine, draft, places_BM, seen in zip(
+            self.parts, params, memory.proposals, memory.places, memory.chances
+        ):
             # A node that found no place was not verified: its answer is not known and not asked for.
             at_BM = jnp.maximum(places_BM, 0)
             own_draws_BM = jnp.take_along_axis(draws_BM, at_BM, axis=1)
@@ -159,18 +163,20 @@ class Union(Strategy):
             tries_BKM, hits_BKM = (_MEMORY * counts_BKM for counts_BKM in seen)
             tries_BKM += is_kind_BK1 & was_tried_BM[:, None]
             chances.append(Chances(tries_BKM, hits_BKM + (is_kind_BK1 & was_taken_BM[:, None])))
-        return Sum(tuple(memories), tuple(chances))
+        return SumMemory(tuple(memories), tuple(chances))
 
     @property
     def _least_nodes(self) -> int:
         """The root, and the nodes of parts that need all of theirs."""
         return 1 + sum(_nodes(part) - 1 for part in self.parts if part.needs_every_node)
 
-    def _bounded_for(self, target: Target) -> "Union":
+    def _bounded_for(self, target: Target) -> "SumOfDrafters":
         """Choose how many nodes to verify on the target's device, unless that is given."""
         few = few_nodes(target)
+        if self.nodes or few is None:
+            return self
         nodes = self._least_nodes - 1 + few
-        return self if self.nodes or not few or nodes > MAX_NODES else replace(self, nodes=nodes)
+        return self if nodes > MAX_NODES else replace(self, nodes=nodes)
 
     def _gains(
         self, shape: tuple[int, ...], drafts: Any, places: Any, chances: tuple[Chances, ...]
@@ -194,9 +200,9 @@ class Union(Strategy):
             log_missed_BM = add_in_rows(log_missed_BM, places_BM, jnp.log(missed_BM))
         return 1 - jnp.exp(log_missed_BM)
 
-    def _size(self, model: Model, part: Strategy, own: Any, state: DecodeState, memory: Any) -> int:
+    def _size(self, model: Model, part: Strategy, params: Any, state: DecodeState, memory: Any) -> int:
         shapes = jax.eval_shape(
-            lambda own, state, memory: part.propose(model, own, state, memory).tree, own, state, memory
+            lambda params, state, memory: part.propose(model, params, state, memory).tree, params, state, memory
         )
         return shapes.tokens_BM.shape[1]
 

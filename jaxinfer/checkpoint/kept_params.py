@@ -1,0 +1,139 @@
+"""Converted parameters that are kept from one process to the next, in a file that every process maps.
+
+Dequantizing a GGUF file takes many times as long as mapping what comes of it. A file's name says which checkpoint it is
+and how its parameters are laid out; its head, where each parameter stands, and from which bytes and by which code it
+was made. Where those differ now, the parameters are made anew and replaced.
+"""
+
+import hashlib
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.kept.conditions import conditions, difference
+from jaxinfer.kept.folder import KeptFolder, NotKept
+from jaxinfer.kept.spelling import digest, spell
+from jaxinfer.notation import Params
+
+_FORM = "jaxinfer parameters 1"
+# A page: JAX's CPU backend takes numbers over where they are if they begin at a multiple of 64 bytes.
+_ALIGNMENT = 4096
+_DIGEST_LETTERS, _LENGTH_LETTERS = 64, 16
+
+
+@dataclass
+class KeptParams:
+    """Parameters in a folder; ``notes`` say what was mapped, and why something was not read or not written."""
+
+    folder: KeptFolder
+    notes: list[str] = field(default_factory=list)
+    _writing: threading.Thread | None = None
+
+    def load(self, checkpoint: Checkpoint, layout: Any, convert: Callable[[], Params]) -> Params:
+        """Return what ``convert`` does, out of a file where it is kept; ``layout`` is all that decides its form.
+
+        Only of checkpoints whose files need converting: others are read as fast where they are.
+        """
+        if not checkpoint.converted_files or jax.devices()[0].platform != "cpu":
+            return convert()
+        try:
+            name = f"{digest(*(str(path.absolute()) for path in checkpoint.converted_files), spell(layout))}.parameters"
+            made_of = {"checkpoint": repr([_state(path) for path in checkpoint.converted_files]), **conditions()}
+        except (NotKept, OSError) as reason:
+            self.notes.append(f"not kept: {reason}")
+            return convert()
+        try:
+            data = self.folder.map(name)
+            if data is not None:
+                params = _read(data, made_of)
+                self.notes.append(f"{len(data) >> 20} MB mapped")
+                return params
+        except NotKept as reason:
+            self.notes.append(f"not read: {reason}")
+        params = convert()
+        # The first text need not wait for the disk, though the process's end does.
+        self._writing = threading.Thread(target=self._write, args=(name, params, made_of))
+        self._writing.start()
+        return params
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def _write(self, name: str, params: Params, made_of: Mapping[str, str]) -> None:
+        arrays = {path: np.asarray(leaf) for path, leaf in _walk(params)}
+        try:
+            head, ends = _lay_out(arrays, made_of)
+            self.folder.write(name, _pieces(head, list(arrays.values()), ends), ends[-1])
+        except NotKept as reason:
+            self.notes.append(f"not kept: {reason}")
+
+
+def _state(path: Path) -> tuple[int, int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev
+
+
+def _walk(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _walk(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _lay_out(arrays: Mapping[tuple[str, ...], np.ndarray], made_of: Mapping[str, str]) -> tuple[bytes, list[int]]:
+    """Return the head of a file, and where it and each array after it end, filled up to whole pages."""
+    places, at = [], 0
+    for path, array in arrays.items():
+        places.append({"path": path, "dtype": array.dtype.name, "shape": array.shape, "at": at})
+        at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    body = json.dumps({"form": _FORM, "made of": made_of, "num_bytes": at, "arrays": places}).encode()
+    head = f"{hashlib.sha256(body).hexdigest()}{len(body):>{_LENGTH_LETTERS}}".encode() + body
+    start = -(-len(head) // _ALIGNMENT) * _ALIGNMENT
+    return head, [start, *(start + place["at"] for place in places[1:]), start + at]
+
+
+def _pieces(head: bytes, arrays: list[np.ndarray], ends: list[int]) -> Iterator[Any]:
+    at = 0
+    for piece, end in zip((np.frombuffer(head, np.uint8), *arrays), ends, strict=True):
+        flat = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+        yield flat
+        yield bytes(end - at - flat.nbytes)
+        at = end
+
+
+def _read(data: Any, made_of: Mapping[str, str]) -> Params:
+    """Return the parameters as JAX arrays that lie in the file."""
+    first = _DIGEST_LETTERS + _LENGTH_LETTERS
+    try:
+        body = data[first : first + int(data[_DIGEST_LETTERS:first])]
+        intact = hashlib.sha256(body).hexdigest().encode() == data[:_DIGEST_LETTERS]
+        head = json.loads(body) if intact else None
+    except ValueError:
+        head = None
+    if not isinstance(head, dict) or head.get("form") != _FORM:
+        raise NotKept("the file is damaged or of another version")
+    if (changed := difference(head["made of"], made_of)) is not None:
+        raise NotKept(f"made under other conditions ({changed})")
+    start = -(-(first + len(body)) // _ALIGNMENT) * _ALIGNMENT
+    if start + head["num_bytes"] != len(data):
+        raise NotKept("the file is cut off")
+    params: Params = {}
+    for place in head["arrays"]:
+        shape, dtype = tuple(place["shape"]), np.dtype(place["dtype"])
+        array = np.frombuffer(data, dtype, math.prod(shape), start + place["at"]).reshape(shape)
+        *folders, last = place["path"]
+        node = reduce(lambda node, key: node.setdefault(key, {}), folders, params)
+        node[last] = jax.device_put(array)
+    return params

@@ -1,0 +1,115 @@
+"""Compiled programs that are kept from one process to the next, so that none is traced, lowered or compiled again.
+
+A file's name says what the program is: the function with all that it closes over, and the types of its arguments. Its
+first line says under what conditions it was compiled; where these differ now, it is compiled anew and replaced. The
+CPU's own kernels that a program calls come with it, compiled.
+"""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from jaxinfer.kept.conditions import compiler_conditions, difference, machine
+from jaxinfer.kept.folder import KeptFolder, NotKept
+from jaxinfer.kept.spelling import digest, spell
+from jaxinfer.ops.cpu_kernels import machine_code
+
+_FORM = "jaxinfer program 1"
+
+
+@dataclass
+class KeptPrograms:
+    """Programs in a folder; ``notes`` say why some were not read or not written."""
+
+    folder: KeptFolder
+    notes: list[str] = field(default_factory=list)
+
+    def name(self, function: Callable[..., Any], donated: tuple[int, ...], arguments: tuple[Any, ...]) -> str | None:
+        """Return the file name of a program for arguments on this process's first device, None where it has none."""
+        try:
+            return f"{digest(*_identity(function, donated, arguments))}.program"
+        except NotKept as reason:
+            self._note("not kept", reason)
+            return None
+
+    def read(self, name: str, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return the program of a name, ready to be called; None where there is none, or none that serves."""
+        try:
+            content = self.folder.read(name)
+            return None if content is None else _load(content, arguments)
+        except NotKept as reason:
+            self._note("not read", reason)
+            return None
+
+    def write(self, name: str, compiled: Any) -> None:
+        """Keep a program."""
+        try:
+            content = _dump(compiled)
+            self.folder.write(name, [content], len(content))
+        except NotKept as reason:
+            self._note("not kept", reason)
+
+    def _note(self, what: str, reason: NotKept) -> None:
+        note = f"{what}: {reason}"
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+def _identity(function: Callable[..., Any], donated: tuple[int, ...], arguments: tuple[Any, ...]) -> tuple[str, ...]:
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        raise NotKept("programs of accelerators are left to JAX's own compilation cache")
+    leaves, structure = jax.tree.flatten(arguments)
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and leaf.devices() != {device}:
+            raise NotKept("programs of several devices are left to JAX's own compilation cache")
+    types = [_type(leaf) for leaf in leaves]
+    inputs = frozenset(map(id, leaves))
+    return machine(), spell(function, inputs), repr(donated), str(structure), *types
+
+
+def _type(leaf: Any) -> str:
+    found = jax.typeof(leaf)
+    return f"{found.dtype}{list(found.shape)}{' weak' if found.weak_type else ''}"
+
+
+def _dump(compiled: Any) -> bytes:
+    try:
+        serialized, inputs, outputs = serialize_executable.serialize(compiled)
+        content = pickle.dumps((serialized, inputs, outputs, machine_code.compiled_objects()))
+    except Exception as error:  # whatever cannot be written down: another backend, a type of somebody's
+        raise NotKept(f"it cannot be written down ({type(error).__name__})") from error
+    head = {"form": _FORM, "sha256": hashlib.sha256(content).hexdigest(), "conditions": dict(compiler_conditions())}
+    return json.dumps(head).encode() + b"\n" + content
+
+
+def _load(content: bytes, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    line, _, content = content.partition(b"\n")
+    try:
+        head = json.loads(line)
+    except ValueError:
+        head = None
+    if not isinstance(head, dict) or head.get("form") != _FORM:
+        raise NotKept("a file is damaged or of another version")
+    if (changed := difference(head.get("conditions"), compiler_conditions())) is not None:
+        raise NotKept(f"compiled under other conditions ({changed})")
+    # Looked at before it is unpickled, for damage would be run.
+    if hashlib.sha256(content).hexdigest() != head.get("sha256"):
+        raise NotKept("a file is damaged")
+    try:
+        serialized, inputs, outputs, objects = pickle.loads(content)
+        if inputs != jax.tree.structure((arguments, {})):
+            raise NotKept("a program takes other arguments")
+        machine_code.load_objects(objects)
+        devices = jax.devices()[:1]
+        return serialize_executable.deserialize_and_load(serialized, inputs, outputs, execution_devices=devices)
+    except NotKept:
+        raise
+    except Exception as error:  # a library that reads its own form no longer
+        raise NotKept(f"a program cannot be loaded ({type(error).__name__})") from error

@@ -1,0 +1,130 @@
+"""Any decoder by its definition: one text, no cache, no batch, in NumPy's float64."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.models.config import DecoderConfig, Rope
+from jaxinfer.models.rope_frequencies import long_frequencies, static_frequencies
+from jaxinfer.notation import Params
+from tests.models.restack import at
+
+_erf = np.vectorize(math.erf)
+_ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def dense_logits(config: DecoderConfig, params: Params, tokens: Sequence[int]) -> np.ndarray:
+    """Return ``[T, V]`` of one text; the parameters are those of separate blocks."""
+    hidden_TD = _array(params, "embed.embedding")[list(tokens)]
+    if config.embedding_scale is not None:
+        hidden_TD = hidden_TD * np.float32(config.embedding_scale)
+    if config.embedding_dim is not None:
+        hidden_TD = hidden_TD @ _array(params, "project_in.kernel").T
+    if config.learned_positions is not None:
+        first = config.learned_positions
+        hidden_TD = hidden_TD + _array(params, "positions.embedding")[first : first + len(tokens)]
+    for layer in range(config.num_layers):
+        hidden_TD = _block(config, params["blocks"][f"layer_{layer}"], layer, hidden_TD)
+    if config.final_norm:
+        hidden_TD = _norm(config, params.get("final_norm", {}), hidden_TD)
+    if config.embedding_dim is not None:
+        hidden_TD = hidden_TD @ _array(params, "project_out.kernel").T
+    logits_TV = hidden_TD @ _array(params, "embed.embedding" if config.tied_embeddings else "head.kernel").T
+    if config.head_bias:
+        logits_TV = logits_TV + _array(params, "head_bias.bias")
+    return _capped(logits_TV, config.final_softcap)
+
+
+def _block(config: DecoderConfig, block: Params, layer: int, hidden_TD: np.ndarray) -> np.ndarray:
+    def norm(name: str, inputs_TD: np.ndarray) -> np.ndarray:
+        return _norm(config, block.get(name, {}), inputs_TD)
+
+    if config.block == "post_norm":
+        hidden_TD = norm("attention_norm", hidden_TD + _attention(config, block["attention"], layer, hidden_TD))
+        return norm("mlp_norm", hidden_TD + _mlp(config, block["mlp"], hidden_TD))
+    inputs_TD = norm("attention_norm", hidden_TD)
+    mixed_TD = _attention(config, block["attention"], layer, inputs_TD)
+    if config.block == "parallel":
+        return hidden_TD + mixed_TD + _mlp(config, block["mlp"], inputs_TD)
+    is_sandwich = config.block == "sandwich"
+    hidden_TD = hidden_TD + (norm("attention_post_norm", mixed_TD) if is_sandwich else mixed_TD)
+    fed_TD = _mlp(config, block["mlp"], norm("mlp_norm", hidden_TD))
+    return hidden_TD + (norm("mlp_post_norm", fed_TD) if is_sandwich else fed_TD)
+
+
+def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: np.ndarray) -> np.ndarray:
+    kind, count = config.layers[layer], len(inputs_TD)
+
+    def heads(name: str) -> np.ndarray:
+        heads_TNH = _linear(attention[name], inputs_TD).reshape(count, -1, config.head_dim)
+        if name == "value":
+            return heads_TNH
+        if config.qk_norm:
+            heads_TNH = _norm(config, attention[f"{name}_norm"], heads_TNH)
+        return heads_TNH if kind.rope is None else _rotated(kind.rope, heads_TNH)
+
+    query_TNH, keys_TKH, values_TKH = heads("query"), heads("key"), heads("value")
+    keys_TNH, values_TNH = (np.repeat(each, config.query_heads_per_kv_head, axis=1) for each in (keys_TKH, values_TKH))
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    scores_NTS = np.einsum("tnh,snh->nts", query_TNH, keys_TNH) * scale / (layer + 1 if config.scores_by_depth else 1)
+    distance_TS = np.arange(count)[:, None] - np.arange(count)
+    is_seen_TS = (distance_TS >= 0) & (distance_TS < (kind.window or count))
+    scores_NTS = np.where(is_seen_TS, _capped(scores_NTS, config.attention_softcap), -np.inf)
+    weights_NTS = np.exp(scores_NTS - scores_NTS.max(axis=-1, keepdims=True))
+    weights_NTS /= weights_NTS.sum(axis=-1, keepdims=True)
+    mixed_TNH = np.einsum("nts,snh->tnh", weights_NTS, values_TNH)
+    return _linear(attention["output"], mixed_TNH.reshape(count, -1))
+
+
+def _rotated(rope: Rope, heads_TNH: np.ndarray) -> np.ndarray:
+    """Rotate a whole text for its whole length."""
+    frequencies_R, factor = static_frequencies(rope)
+    scaling, count = rope.scaling, len(heads_TNH)
+    stretch = 1.0 if scaling is None else count / scaling.original_max_position
+    if scaling is not None and scaling.kind == "longrope" and stretch > 1:
+        frequencies_R = long_frequencies(rope)
+    if scaling is not None and scaling.kind == "dynamic" and stretch > 1:
+        base = rope.theta * (scaling.factor * stretch - scaling.factor + 1) ** (rope.dim / (rope.dim - 2))
+        frequencies_R = base ** -(np.arange(0, rope.dim, 2) / rope.dim)
+    angles_T1R = np.arange(count)[:, None, None] * frequencies_R
+    cosines_T1R, sines_T1R = factor * np.cos(angles_T1R), factor * np.sin(angles_T1R)
+    first, second, rest = np.split(heads_TNH, [rope.dim // 2, rope.dim], axis=-1)
+    turned = (first * cosines_T1R - second * sines_T1R, second * cosines_T1R + first * sines_T1R)
+    return np.concatenate([*turned, rest], axis=-1)
+
+
+def _mlp(config: DecoderConfig, mlp: Params, inputs_TD: np.ndarray) -> np.ndarray:
+    inner_TF = _ACTIVATIONS[config.activation](_linear(mlp["gate" if config.gated_mlp else "up"], inputs_TD))
+    if config.gated_mlp:
+        inner_TF = inner_TF * _linear(mlp["up"], inputs_TD)
+    return _linear(mlp["down"], inner_TF)
+
+
+def _norm(config: DecoderConfig, norm: Params, inputs: np.ndarray) -> np.ndarray:
+    if config.norm in ("layer", "plain_layer"):
+        inputs = inputs - inputs.mean(axis=-1, keepdims=True)
+    normed = inputs / np.sqrt((inputs**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    if config.norm == "plain_layer":
+        return normed
+    scale = _array(norm, "scale") + (config.norm == "rms_plus_one")
+    return normed * scale + (_array(norm, "bias") if config.norm == "layer" else 0)
+
+
+def _linear(linear: Params, inputs: np.ndarray) -> np.ndarray:
+    outputs = inputs @ _array(linear, "kernel").T
+    return outputs + _array(linear, "bias") if "bias" in linear else outputs
+
+
+def _capped(values: np.ndarray, cap: float | None) -> np.ndarray:
+    return values if cap is None else cap * np.tanh(values / cap)
+
+
+def _array(params: Any, name: str) -> np.ndarray:
+    return np.asarray(at(params, name), np.float64)

@@ -1,0 +1,85 @@
+"""Faults of the benchmarks: what is added up, the least time of a step, and the audit of texts."""
+
+from tests.mutants.fault import Fault
+
+_TALLY, _ROOFLINE, _AUDIT = (
+    f"jaxinfer/bench/{name}.py" for name in ("acceptance/tally", "latency/roofline", "identity/audit")
+)
+_SUMS = "tests/bench/test_acceptance.py::test_sums_are_those_made_by_hand"
+_BATCH = (
+    "tests/bench/test_acceptance.py::test_a_batch_takes_as_long_as_its_slowest_row_and_has_no_times_for_a_part_of_it"
+)
+_BY_HAND = "tests/bench/test_latency.py::test_costs_are_those_counted_by_hand"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "the token of the prefill counts as decoded",
+        _TALLY,
+        "sum(row.new_tokens - 1 for row in rows)",
+        "sum(row.new_tokens for row in rows)",
+        _SUMS,
+    ),
+    Fault(
+        "acceptance by depth is a share of the drafts",
+        _TALLY,
+        "tuple(count / steps if steps else 0.0 for count in by_depth)",
+        "tuple(count / drafted if steps else 0.0 for count in by_depth)",
+        _SUMS,
+    ),
+    Fault(
+        "a batch takes as long as its rows one after the other",
+        _TALLY,
+        "sum(max(row.steps for row in group.stats[name]) for group in groups)",
+        "sum(sum(row.steps for row in group.stats[name]) for group in groups)",
+        _BATCH,
+    ),
+    Fault(
+        "a part of a batch has the batch's time",
+        _TALLY,
+        "set(group.categories) == {category}",
+        "category in group.categories",
+        _BATCH,
+    ),
+    Fault(
+        "the cache is read for every query head",
+        _ROOFLINE,
+        "2 * config.num_layers * config.num_kv_heads",
+        "2 * config.num_layers * config.num_heads",
+        _BY_HAND,
+    ),
+    Fault(
+        "a step reads the whole embedding",
+        _ROOFLINE,
+        "    if config.tied_embeddings:\n        return total\n",
+        "    if total:\n        return total\n",
+        _BY_HAND,
+    ),
+    Fault(
+        "the faster limit decides",
+        _ROOFLINE,
+        "return max(self.num_bytes / bytes_per_second",
+        "return min(self.num_bytes / bytes_per_second",
+        "tests/bench/test_latency.py::test_the_slower_limit_decides",
+    ),
+    Fault(
+        "a tie explains what goes wrong after it",
+        _AUDIT,
+        "within_error=False, oracle_agrees=False)\n    draws",
+        "within_error=False, oracle_agrees=False)\n    tolerance *= 1e9\n    draws",
+        "tests/cli/test_verify.py::test_a_tie_explains_neither_a_later_mistake_nor_another_token",
+    ),
+    Fault(
+        "whatever a strategy does after its divergence is explained",
+        _AUDIT,
+        "margin, margin <= tolerance, bool(agrees.all()))",
+        "margin, margin <= tolerance, True)",
+        "tests/cli/test_verify.py::test_a_tie_explains_neither_a_later_mistake_nor_another_token",
+    ),
+    Fault(
+        "a text that ends early is as good as the whole",
+        _AUDIT,
+        "if len(plain) == len(found):",
+        "if len(plain) >= len(found):",
+        "tests/cli/test_verify.py::test_a_text_that_ends_early_is_not_explained",
+    ),
+)

@@ -1,0 +1,132 @@
+"""Faults of the cache: masks and rings, streaming sinks and their rotation, commit and rewind, retrieval."""
+
+from tests.mutants.fault import Fault
+
+_DENSE, _RING, _SLOTS = "jaxinfer/cache/dense.py", "jaxinfer/cache/ring.py", "jaxinfer/cache/slots.py"
+_STREAMING, _RETRIEVAL = "jaxinfer/cache/streaming.py", "jaxinfer/cache/retrieval.py"
+_MASKS, _RECORDING = "jaxinfer/ops/masks.py", "jaxinfer/cache/recording.py"
+_TREES = "tests/cache/test_laws.py::test_trees_see_what_was_kept_and_their_own_ancestors"
+_CHUNKS = "tests/cache/test_laws.py::test_prompts_in_chunks_see_what_is_before_them"
+_CHOSEN = "tests/cache/test_retrieval.py::"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a window is one token too wide",
+        _MASKS,
+        "key_BS[:, None, :] > query_BT[:, :, None] - window",
+        "key_BS[:, None, :] >= query_BT[:, :, None] - window",
+        f"{_TREES}[dense-window-3]",
+    ),
+    Fault(
+        "siblings see each other",
+        _MASKS,
+        "seen_BTS = jnp.take_along_axis(ancestors_BTT, index_B1S, axis=2)",
+        "seen_BTS = index_B1S <= jnp.arange(num_tokens)[None, :, None]",
+        f"{_TREES}[dense]",
+    ),
+    Fault(
+        "a dense cache commits one slot too far",
+        _DENSE,
+        "(start_B[:, None] + places_BM for places_BM in path_moves(path_BM, count_B))",
+        "(start_B[:, None] + 1 + places_BM for places_BM in path_moves(path_BM, count_B))",
+        f"{_TREES}[dense]",
+    ),
+    Fault(
+        "a commit leaves out the last taken node",
+        _SLOTS,
+        "jnp.where(step_M < count_B[:, None], path_BM, step_M)",
+        "jnp.where(step_M < count_B[:, None] - 1, path_BM, step_M)",
+        f"{_TREES}[dense]",
+    ),
+    Fault(
+        "a ring's commit does not go around",
+        _RING,
+        "((start_B[:, None] + places_BM) % self.capacity for places_BM in moves)",
+        "(start_B[:, None] + places_BM for places_BM in moves)",
+        f"{_TREES}[ring-window-3]",
+    ),
+    Fault(
+        "a ring shows what stood in it before the text began",
+        _RING,
+        "in_window(position_BT, old_position_BC, self.window) & (old_position_BC >= 0)[:, None, :]",
+        "in_window(position_BT, old_position_BC, self.window)",
+        f"{_TREES}[ring-window-3]",
+    ),
+    Fault(
+        "padding evicts tokens from a ring",
+        _RING,
+        "(index_T < last_B1) & (index_T >= last_B1 - capacity)",
+        "index_T >= num_tokens - capacity",
+        f"{_CHUNKS}[ring-window-3]",
+    ),
+    Fault(
+        "sinks leave with the window",
+        _STREAMING,
+        "is_held_BS[:, None, :] & (is_sink_S | in_window(position_BT, old_BS, self.window))",
+        "is_held_BS[:, None, :] & in_window(position_BT, old_BS, self.window)",
+        f"{_TREES}[streaming-2-3]",
+    ),
+    Fault(
+        "a streaming cache's commit forgets the ring behind the sinks",
+        _STREAMING,
+        "(self.slots(start_B[:, None] + places_BM) for places_BM in path_moves(path_BM, count_B))",
+        "(start_B[:, None] + places_BM for places_BM in path_moves(path_BM, count_B))",
+        f"{_TREES}[streaming-2-3]",
+    ),
+    Fault(
+        "sinks come nearer by one position too few",
+        _STREAMING,
+        "jnp.maximum(position_BT + 1 - self.sinks - self.window, 0)",
+        "jnp.maximum(position_BT - self.sinks - self.window, 0)",
+        "tests/cache/test_streaming.py::test_it_equals_the_dense_forward_that_rotates_by_cache_index[gemma]",
+    ),
+    Fault(
+        "sinks are turned away instead of nearer",
+        _STREAMING,
+        "rotate(query_BTNH, cosines_BTR, -sines_BTR)",
+        "rotate(query_BTNH, cosines_BTR, sines_BTR)",
+        "tests/cache/test_streaming.py::test_it_equals_the_dense_forward_that_rotates_by_cache_index[gemma]",
+    ),
+    Fault(
+        "the first chunk is not always retrieved",
+        _RETRIEVAL,
+        "jnp.where(index_C == 0, jnp.inf, scores_BKC)",
+        "scores_BKC",
+        f"{_CHOSEN}test_each_head_of_each_layer_holds_the_chunks_that_its_queries_score_best",
+    ),
+    Fault(
+        "all heads retrieve what the first one asks for",
+        _RETRIEVAL,
+        "_, chosen_BKC = top_k(scores_BKC,",
+        "_, chosen_BKC = top_k(jnp.broadcast_to(scores_BKC[:, :1], scores_BKC.shape),",
+        f"{_CHOSEN}test_each_head_of_each_layer_holds_the_chunks_that_its_queries_score_best",
+    ),
+    Fault(
+        "the recent tokens do not stay in the tail",
+        _RETRIEVAL,
+        "jnp.maximum(held_B - recent, 0) // chunk * chunk",
+        "held_B // chunk * chunk",
+        f"{_CHOSEN}test_the_tail_begins_where_chunks_could_be_chosen_and_holds_the_recent_tokens",
+    ),
+    Fault(
+        "more chunks count as retrieved than the budget holds",
+        _RETRIEVAL,
+        "jnp.minimum(num_chunks_B, self.budget // chunk) * chunk",
+        "num_chunks_B * chunk",
+        f"{_CHOSEN}test_each_head_of_each_layer_holds_the_chunks_that_its_queries_score_best",
+    ),
+    Fault(
+        "what drafts wrote over the tail stays there",
+        _RETRIEVAL,
+        "jnp.where(behind_BM >= 0, self.budget + behind_BM, self.keys.shape[2])",
+        "jnp.where(behind_BM >= 0, self.keys.shape[2], self.keys.shape[2])",
+        f"{_CHOSEN}test_tokens_are_copied_anew_where_they_stand_in_the_tail",
+    ),
+    Fault(
+        "queries of all layers are recorded as the first one's",
+        _RECORDING,
+        "self.queries_LBTNH.at[layer].set(recorded_BTNH)",
+        "self.queries_LBTNH.at[0].set(recorded_BTNH)",
+        f"{_CHOSEN}test_a_recording_cache_attends_as_the_cache_does_and_holds_the_queries",
+    ),
+)

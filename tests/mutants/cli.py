@@ -1,0 +1,136 @@
+"""Faults of the command line and of the language model under it: exit codes, what is printed where, what is read."""
+
+from tests.mutants.fault import Fault
+
+_MODEL, _TEXT = "jaxinfer/language_model.py", "jaxinfer/text_generation.py"
+_GENERATE, _CLI = "jaxinfer/cli/commands/generate.py", "tests/cli"
+_LANGUAGE = "tests/test_language_model.py"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "an audit that fails exits with 0",
+        "jaxinfer/cli/commands/verify.py",
+        "EXIT_UNEXPLAINED = 1",
+        "EXIT_UNEXPLAINED = 0",
+        f"{_CLI}/test_verify.py::test_a_strategy_that_changes_tokens_fails",
+    ),
+    Fault(
+        "an interrupt exits as a mistake",
+        "jaxinfer/cli/main.py",
+        "return leave(EXIT_INTERRUPTED)",
+        "return leave(EXIT_MISTAKE)",
+        f"{_CLI}/test_generate.py::test_an_interrupt_keeps_the_text_and_exits_130",
+    ),
+    Fault(
+        "a reader that left is told as a mistake",
+        "jaxinfer/cli/main.py",
+        "return end(EXIT_BROKEN_PIPE)",
+        "return end(EXIT_MISTAKE)",
+        f"{_CLI}/test_generate.py::test_output_that_cannot_be_written_ends_quietly[closed]",
+    ),
+    Fault(
+        "mistakes go to standard output",
+        "jaxinfer/cli/main.py",
+        "file=error_stream(), flush=True)",
+        "flush=True)",
+        f"{_CLI}/test_mistakes.py::test_a_mistake_in_the_options_is_one_line[no such path]",
+    ),
+    Fault(
+        "statistics go to standard output",
+        _GENERATE,
+        'for result in batch]), sep="\\n", file=sys.stderr)',
+        'for result in batch]), sep="\\n")',
+        f"{_CLI}/test_generate.py::test_stats_go_to_standard_error",
+    ),
+    Fault(
+        "stop strings of the command are not passed on",
+        "jaxinfer/cli/arguments.py",
+        "return {name: value for name, value in given.items() if value is not None}",
+        'return {name: value for name, value in given.items() if value is not None and name != "stop"}',
+        f"{_CLI}/test_generate.py::test_every_stop_string_of_the_command_ends_the_text",
+    ),
+    Fault(
+        "lines of JSON on standard input are prompts as they stand",
+        "jaxinfer/cli/prompts.py",
+        'is_plain = not line.lstrip().startswith("{")',
+        "is_plain = True",
+        f"{_CLI}/test_generate.py::test_standard_input_holds_a_prompt_a_line",
+    ),
+    Fault(
+        "of several turns the last is the prompt",
+        "jaxinfer/cli/prompts.py",
+        "return turns[0]",
+        "return turns[-1]",
+        f"{_CLI}/test_generate.py::test_prompts_of_a_file_come_back_in_order_whatever_the_batch",
+    ),
+    Fault(
+        "a bad line is numbered from nought",
+        "jaxinfer/cli/prompts.py",
+        "enumerate(file, 1)",
+        "enumerate(file)",
+        f"{_CLI}/test_mistakes.py::test_a_bad_line_of_prompts_is_named",
+    ),
+    Fault(
+        "a chat forgets its system message",
+        "jaxinfer/cli/commands/chat.py",
+        "del self.messages[self._num_fixed : self._num_fixed + 2]",
+        "del self.messages[0:1]",
+        f"{_CLI}/test_chat.py::test_a_full_context_forgets_the_oldest_turns_and_says_so",
+    ),
+    Fault(
+        "an interrupted conversion leaves what it wrote",
+        "jaxinfer/checkpoint/new_folder.py",
+        "    finally:\n        _clear(new, old)\n        with suppress(OSError):",
+        "    finally:\n        with suppress(OSError):",
+        f"{_CLI}/test_convert.py::test_an_interrupted_conversion_clears_up_and_ends_as_other_commands_do[before]",
+    ),
+    Fault(
+        "all samples of a prompt are the first",
+        _MODEL,
+        "Request(ids, max_length, params, sample)) for sample in samples]",
+        "Request(ids, max_length, params, sample * 0)) for sample in samples]",
+        f"{_LANGUAGE}::test_samples_of_a_prompt_differ_and_repeat",
+    ),
+    Fault(
+        "a prompt that fills the context is let through",
+        _MODEL,
+        "if len(ids) >= self.max_len:",
+        "if len(ids) > self.max_len:",
+        "tests/test_bad_input.py::test_generate_refuses[a prompt as long as the context]",
+    ),
+    Fault(
+        "max_len beyond the model's context is let through",
+        _MODEL,
+        "if max_len < 2 or (longest is not None and max_len > longest):",
+        "if max_len < 2:",
+        "tests/test_bad_input.py::test_load_refuses",
+    ),
+    Fault(
+        "a token past the vocabulary is let through",
+        _MODEL,
+        "if not 0 <= token < self.config.vocab_size), None)",
+        "if not 0 <= token <= self.config.vocab_size), None)",
+        "tests/test_bad_input.py::test_generate_refuses[an id outside the vocabulary]",
+    ),
+    Fault(
+        "the token that completes a stop string is dropped",
+        _TEXT,
+        "del self.tokens[(self.stream.stop_token_index or 0) + 1 :]",
+        "del self.tokens[(self.stream.stop_token_index or 0) :]",
+        f"{_LANGUAGE}::test_a_stop_string_cuts_the_text_and_the_tokens",
+    ),
+    Fault(
+        "a text that a stop string ended is told as too long",
+        _TEXT,
+        'finish_reason="stop" if row.is_cut or row.ends_by_token else "length"',
+        'finish_reason="stop" if row.ends_by_token else "length"',
+        f"{_LANGUAGE}::test_a_stop_string_cuts_the_text_and_the_tokens",
+    ),
+    Fault(
+        "the last batch leaves out a prompt",
+        _TEXT,
+        "starts[first + size] if first + size < len(starts) else len(requests)",
+        "starts[first + size] if first + size < len(starts) - 1 else len(requests) - 1",
+        f"{_LANGUAGE}::test_more_prompts_than_a_batch_holds",
+    ),
+)

@@ -1,0 +1,89 @@
+"""Faults of meshes: rules, padding, the order of a ring, joins of split slots, and the stages of a pipeline."""
+
+from tests.mutants.fault import Fault
+
+_RULES, _MESH = "jaxinfer/parallel/rules.py", "jaxinfer/parallel/mesh.py"
+_PARTITIONER, _PIPELINE = "jaxinfer/parallel/partitioner.py", "jaxinfer/models/pipeline.py"
+_OF_RULES, _ON_DEVICES = "tests/parallel/test_rules.py", "tests/parallel/on_devices"
+_LOGITS = f"{_ON_DEVICES}/test_logits.py::test_logits_are_those_of_one_device"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("key/value heads are not split", _RULES, '"kv_heads": TENSOR', '"kv_heads": None', _OF_RULES),
+    Fault(
+        "every stage holds all layers",
+        _RULES,
+        'None if axis == "layers" and backend.stages == 1 else axis',
+        'None if axis == "layers" else axis',
+        _OF_RULES,
+    ),
+    Fault(
+        "heads that do not divide are not refused",
+        _RULES,
+        '"key/value heads": config.num_kv_heads',
+        '"key/value heads": tensor',
+        _OF_RULES,
+    ),
+    Fault(
+        "an axis that is named twice is not refused",
+        _MESH,
+        "axis not in AXES or axis in sizes or",
+        "axis not in AXES or",
+        "tests/parallel/test_mesh.py",
+    ),
+    Fault(
+        "outputs of heads are on every device",
+        _PARTITIONER,
+        "is_split = is_output and leaf.shape[0] % self.tensor == 0",
+        "is_split = False",
+        f"{_ON_DEVICES}/test_placement.py::test_what_is_loaded_for_a_strategy_is_placed_beside_the_model",
+    ),
+    Fault(
+        "padding of heads repeats the last head",
+        "jaxinfer/models/padding.py",
+        'jnp.take(parameter, places, axis=axis, mode="fill", fill_value=0)',
+        'jnp.take(parameter, places, axis=axis, mode="clip")',
+        f"{_LOGITS}[llama-tensor=4-1]",
+    ),
+    Fault(
+        "tokens leave a ring in its own order",
+        "jaxinfer/decoding/step.py",
+        "return in_text_order(hidden_BTD, model.decoder.backend), cache",
+        "return hidden_BTD, cache",
+        f"{_LOGITS}[llama-sequence=2,tensor=2-1]",
+    ),
+    Fault(
+        "what a ring finds in the future is seen",
+        "jaxinfer/ops/ring_attention.py",
+        "(key_1T[:, None, :] <= query_1T[:, :, None]) & in_window",
+        "in_window",
+        f"{_ON_DEVICES}/test_sequence.py::test_a_ring_attends_to_what_one_device_attends_to",
+    ),
+    Fault(
+        "parts of split slots are joined without a common maximum",
+        "jaxinfer/ops/split_slots.py",
+        "largest_BTN = lax.pmax(partial.largest_BTN, axis)",
+        "largest_BTN = partial.largest_BTN",
+        f"{_ON_DEVICES}/test_tokens.py::test_tokens_are_those_of_one_device[jacobi]",
+    ),
+    Fault(
+        "slots of another device are written around the end of one's own",
+        "jaxinfer/ops/split_slots.py",
+        "jnp.where(here_BT < 0, num_slots, here_BT)",
+        "here_BT % num_slots",
+        f"{_ON_DEVICES}/test_tokens.py::test_tokens_are_those_of_one_device[jacobi]",
+    ),
+    Fault(
+        "microbatches are joined in the order of devices",
+        _PIPELINE,
+        "return jnp.moveaxis(apart, axis, axis + 1).reshape(*lead, count * rows, *rest)",
+        "return apart.reshape(*lead, count * rows, *rest)",
+        f"{_LOGITS}[llama-data=2,pipeline=2-3]",
+    ),
+    Fault(
+        "stages do not wait for their first microbatch",
+        _PIPELINE,
+        "turn = time - (stage - span.first)",
+        "turn = time - 0 * stage",
+        f"{_LOGITS}[llama-data=2,pipeline=2-3]",
+    ),
+)

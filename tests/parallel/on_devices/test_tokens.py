@@ -1,0 +1,91 @@
+"""A mesh decides only where things are computed: tokens are those of one device, whoever drafts them.
+
+A few strategies run on an axis of each kind in every run; in the wide run each on its own two meshes
+(`tests.decoding.strategy_cases`); the full product is marked exhaustive.
+"""
+
+from itertools import product
+
+import jax
+import pytest
+
+from jaxinfer import LanguageModel, SamplingParams
+from tests.decoding.identity import check_identical
+from tests.decoding.strategy_cases import CASES, Split
+from tests.parallel.on_devices.meshes import (
+    MODELS,
+    SPLIT_HEADS,
+    SPLIT_LAYERS,
+    SPLIT_TOKENS,
+    check_communication,
+    on_split,
+)
+
+EVERY_KIND = {
+    "draft_model+prompt_lookup": Split("tensor=4", "llama"),
+    "medusa": Split("data=2,tensor=2", "llama"),
+    "jacobi": Split("sequence=2,tensor=2", "llama"),
+    "streams": Split("data=2,pipeline=2", "llama", 3),
+}
+
+
+def check(single, strategy: str, split: Split) -> None:
+    one, lm = on_split(single, split)
+    fitted = CASES[strategy].strategy(split.model, one.lm, one.asked.texts)
+    seen = check_identical(lm, one.asked, lm.resolve(fitted))
+    assert not fitted.max_depth or seen["deep"] > 0
+    assert lm.programs.compilations == 2
+    check_communication(lm, split, strategy)
+
+
+@pytest.mark.parametrize("strategy", EVERY_KIND)
+def test_tokens_are_those_of_one_device(single, strategy):
+    check(single, strategy, EVERY_KIND[strategy])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "split"),
+    [pytest.param(name, split, id=f"{name}-{split.mesh}") for name, case in CASES.items() for split in case.splits],
+)
+def test_tokens_of_every_strategy_are_those_of_one_device(single, strategy, split):
+    check(single, strategy, split)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "model"), list(product(CASES, (*SPLIT_HEADS, *SPLIT_TOKENS, *SPLIT_LAYERS), MODELS))
+)
+def test_all_tokens_are_those_of_one_device(single, strategy, mesh, model):
+    check(single, strategy, Split(mesh, model, 5 if "pipeline" in mesh else None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "microbatches"), [("data=2,tensor=4", None), ("sequence=2,tensor=2", None), ("pipeline=2", 2)]
+)
+def test_beam_search_keeps_the_texts_of_one_device(single, mesh, microbatches):
+    one = single("llama")
+    prompts = [list(request.prompt) for request in one.asked.requests[:2]]
+    asked = {"max_new_tokens": 8, "strategy": "beam:width=3,n=2", "sampling": SamplingParams(logit_bias={5: -30.0})}
+    expected = one.lm.generate(prompts, **asked)
+    found = one.on(mesh, microbatches).generate(prompts, **asked)
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
+    bubble = 1 / 3 if microbatches else 0
+    assert [result.stats.decode_bubble for result in (found[0], expected[0])] == [bubble, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,tensor=4", "pipeline=2"])
+def test_a_streaming_cache_gives_the_text_of_one_device(single, mesh):
+    one = single("llama")
+    lm, layout = one.lm, {"cache": "streaming:sinks=2,window=20", "max_len": 200}
+    prompts, asked = (
+        [[5, 6, 7, 8], [9, 3, 2]],
+        {"max_new_tokens": 60, "sampling": SamplingParams(temperature=1, seed=2)},
+    )
+    expected = LanguageModel(lm.config, lm.params, lm.backend, **layout).generate(prompts, **asked)
+    split = LanguageModel(lm.config, lm.params, lm.backend, **layout, mesh=one.on(mesh).programs.partitioner.mesh)
+    found = split.generate(prompts, **asked)
+    assert len(jax.tree.leaves(split.params)[0].sharding.device_set) in (2, 8)
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
