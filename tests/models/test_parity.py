@@ -42,8 +42,8 @@ ORDINARY = (
     "qwen2-mixed-tied",
     "qwen3-head_dim-tied",
 )
-# Ropes that change with the text's length, rings of windows, and a table of positions.
-DECODED = ("gqa-dynamic", "gemma2", "opt-post_norm-projections", "phi3-gqa-tied-longrope-partial")
+# Rings of windows, and a rope whose factors change within the text.
+DECODED = ("gemma2", "phi3-gqa-tied-longrope-partial")
 all_variants = pytest.mark.parametrize("name", VARIANTS)
 some_variants = pytest.mark.parametrize(
     "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
