@@ -48,7 +48,8 @@ class JointBatch(NamedTuple):
 class JointLoss:
     """The loss as a function of ``{"lora" | "base", "heads"}``.
 
-    ``frozen`` has ``"params"`` and, as ``"heads"``, what heads read and do not learn. ``scale`` is that of the adapters.
+    ``frozen`` has ``"params"`` and, as ``"heads"``, what heads read and do not learn; ``scale`` is the
+    adapters'.
     """
 
     heads: HeadLoss
