@@ -13,7 +13,9 @@ from typing import Any
 import jax
 
 _PACKAGES = ("flax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "gguf")
-_SOURCES = (".py", ".json")
+_SUFFIXES = (".py", ".json")
+# The condition that a change of this package itself breaks.
+SOURCE = "source files"
 # Settings that change no program, and the platform, which the device tells.
 _IRRELEVANT = ("cache", "log", "dump", "coordinator", "platform")
 
@@ -41,7 +43,7 @@ def source_digest() -> str:
     found = hashlib.sha256()
     for folder in (package, package.parent / "pallas_kernels"):
         for path in sorted(folder.rglob("*")):
-            if path.suffix in _SOURCES:
+            if path.suffix in _SUFFIXES:
                 found.update(f"{path.relative_to(folder.parent)}\n".encode())
                 found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:40]
@@ -54,7 +56,7 @@ def conditions() -> Mapping[str, str]:
     return {
         "machine": machine(),
         "versions": ", ".join(versions),
-        "source files": source_digest(),
+        SOURCE: source_digest(),
         "number of processors": str(_num_processors()),
         "byte order": sys.byteorder,
     }

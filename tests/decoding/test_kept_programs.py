@@ -73,7 +73,7 @@ def test_another_process_says_the_same_without_compiling(said: tuple[Path, Path,
 
 def test_stale_programs_are_compiled_anew(said: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path, kept, plain = said
-    changed = {**compiler_conditions(), "source files": "others"}
+    changed = {**compiler_conditions(), "versions": "others"}
     before = sorted(file.name for file in (kept / "programs").iterdir())
     with monkeypatch.context() as patch:
         patch.setattr(kept_programs, "compiler_conditions", lambda: changed)
@@ -81,11 +81,27 @@ def test_stale_programs_are_compiled_anew(said: tuple[Path, Path, Any], monkeypa
         assert say(model).tokens == plain.tokens[:1]
         assert model.programs.times.compilations == 1
         assert model.programs.kept is not None
-        assert model.programs.kept.notes == ["not read: compiled under other conditions (source files)"]
+        assert model.programs.kept.notes == ["not read: compiled under other conditions (versions)"]
     assert sorted(file.name for file in (kept / "programs").iterdir()) == before
     again = load(path, kept=kept)
     assert say(again).logprobs == plain.logprobs[:1]
     assert again.programs.times.compilations == 1
+
+
+def test_source_that_lowers_to_the_same_program_needs_no_compiler(
+    said: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kept, plain = said
+    monkeypatch.setattr(kept_programs, "compiler_conditions", lambda: edited)
+    for number, (text, compilations) in enumerate(((None, 0), ("other", 1))):
+        edited = {**compiler_conditions(), "source files": f"edit {number}"}
+        if text is not None:
+            monkeypatch.setattr(kept_programs, "_text", lambda lowered: text)  # noqa: B023
+        model = load(path, kept=kept)
+        assert say(model).logprobs == plain.logprobs[:1]
+        assert model.programs.times.compilations == compilations
+        assert model.programs.kept is not None
+        assert model.programs.kept.notes == ["not read: compiled under other conditions (source files)"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
