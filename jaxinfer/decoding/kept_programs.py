@@ -21,7 +21,7 @@ from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest, spell
 from jaxinfer.ops.cpu_kernels import machine_code
 
-_FORM = "jaxinfer program 1"
+_FORM = "jaxinfer program 2"
 
 
 @dataclass
@@ -131,14 +131,15 @@ def _parse(data: bytes) -> _File:
     line, _, content = data.partition(b"\n")
     try:
         head = json.loads(line)
-    except ValueError:
-        head = None
-    if not isinstance(head, dict) or head.get("form") != _FORM:
-        raise NotKept("a file is damaged or of another version")
+        form, expected, text, conditions = (head[name] for name in ("form", "sha256", "text", "conditions"))
+    except (ValueError, KeyError, TypeError):
+        raise NotKept("a file is damaged or of another version") from None
+    if form != _FORM:
+        raise NotKept("a file is of another version")
     # Looked at before it is unpickled, for damage would be run.
-    if hashlib.sha256(content).hexdigest() != head.get("sha256"):
+    if hashlib.sha256(content).hexdigest() != expected:
         raise NotKept("a file is damaged")
-    return _File(content, head["text"], head["conditions"])
+    return _File(content, text, conditions)
 
 
 def _load(content: bytes, arguments: tuple[Any, ...]) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ def test_source_that_lowers_to_the_same_program_needs_no_compiler(
         assert model.programs.kept.notes == ["not read: compiled under other conditions (source files)"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "older"])
 def test_damaged_programs_are_compiled_anew(said: tuple[Path, Path, Any], damage: str) -> None:
     _, kept, _ = said
     names = sorted((kept / "programs").iterdir())
@@ -114,6 +114,7 @@ def test_damaged_programs_are_compiled_anew(said: tuple[Path, Path, Any], damage
         "flipped": content[:-2000] + bytes([content[-2000] ^ 1]) + content[-1999:],
         "empty": b"",
         "text": b"[]\nnothing",
+        "older": b'{"form": "jaxinfer program 1"}\nnothing',
     }[damage]
     names[0].write_bytes(damaged)
     programs = KeptPrograms(KeptFolder(kept / "programs", 1 << 28))
