@@ -169,6 +169,12 @@ class Programs:
         began = time.perf_counter()
         lowered = jax.jit(self.partitioner.kept_in_place(function), donate_argnums=donated).lower(*arguments)
         traced = time.perf_counter()
+        if kept is not None and name is not None:
+            found = kept.read_lowered(name, lowered, arguments)
+            if found is not None:
+                times.trace_seconds += time.perf_counter() - began
+                times.reads += 1
+                return found
         # JAX compiles in a thread of its own and crashes if an interrupt frees what that thread works on. Waiting
         # through a worker lets the compilation end first.
         with ThreadPoolExecutor(1) as worker:
@@ -178,7 +184,7 @@ class Programs:
                 # What comes out of JAX's own cache cannot be written down again: parts of it are missing then.
                 with without_persistent_cache():
                     compiled = worker.submit(lowered.compile).result()
-                kept.write(name, compiled)
+                kept.write(name, lowered, compiled)
         times.trace_seconds += traced - began
         times.compile_seconds += time.perf_counter() - traced
         times.compilations += 1

@@ -8,13 +8,16 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
 _PACKAGES = ("flax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "gguf")
-_SOURCES = (".py", ".json")
-# Where things are kept changes none of them.
-_IRRELEVANT = ("cache", "log", "dump", "coordinator")
+_SUFFIXES = (".py", ".json")
+# The condition that a change of this package itself breaks.
+SOURCE = "source files"
+# Settings that change no program, and the platform, which the device tells.
+_IRRELEVANT = ("cache", "log", "dump", "coordinator", "platform")
 
 
 @functools.cache
@@ -40,7 +43,7 @@ def source_digest() -> str:
     found = hashlib.sha256()
     for folder in (package, package.parent / "pallas_kernels"):
         for path in sorted(folder.rglob("*")):
-            if path.suffix in _SOURCES:
+            if path.suffix in _SUFFIXES:
                 found.update(f"{path.relative_to(folder.parent)}\n".encode())
                 found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:40]
@@ -53,31 +56,44 @@ def conditions() -> Mapping[str, str]:
     return {
         "machine": machine(),
         "versions": ", ".join(versions),
-        "source files": source_digest(),
+        SOURCE: source_digest(),
         "number of processors": str(_num_processors()),
         "byte order": sys.byteorder,
     }
 
 
-def compiler_conditions() -> Mapping[str, str]:
+def compiler_conditions() -> Mapping[str, Any]:
     """Return `conditions`, and what else decides a program."""
     device = jax.devices()[0]
-    flags = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "TF_XLA_"))}
-    settings = {name: _setting(name) for name in jax.config.values if not any(word in name for word in _IRRELEVANT)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_", "TF_XLA_"))}
     return {
         **conditions(),
-        "XLA flags": repr(sorted(flags.items())),
-        "settings of JAX": hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest(),
+        "environment": {name: value for name, value in variables.items() if _matters(name)},
+        "settings of JAX": {name: _setting(name) for name in jax.config.values if _matters(name)},
         "device": f"{device.platform} {device.device_kind} {device.client.platform_version} {jax.device_count()}",
     }
 
 
-def difference(found: object, expected: Mapping[str, str]) -> str | None:
-    """Say what differs, None where nothing does."""
+def difference(found: object, expected: Mapping[str, Any]) -> str | None:
+    """Say what differs, None where nothing does.
+
+    JAX has more settings once more of its modules are imported: those that only one side knows are as the environment
+    gave them, which is compared too.
+    """
     if not isinstance(found, Mapping):
         return "its conditions"
-    names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    names = [name for name in {**expected, **found} if _differs(name, found.get(name), expected.get(name))]
     return " and ".join(names) or None
+
+
+def _differs(name: str, found: Any, expected: Any) -> bool:
+    if name != "settings of JAX" or not isinstance(found, Mapping):
+        return found != expected
+    return any(found[setting] != value for setting, value in expected.items() if setting in found)
+
+
+def _matters(name: str) -> bool:
+    return not any(word in name.lower() for word in _IRRELEVANT)
 
 
 def _setting(name: str) -> str:

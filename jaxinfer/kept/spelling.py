@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -61,10 +62,12 @@ def spell(value: Any, arguments: frozenset[int] = frozenset()) -> str:
 
 
 def _function(function: Any) -> str:
-    if not isinstance(function, types.FunctionType) or function.__closure__ or "<locals>" in function.__qualname__:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    # One that was made inside another may hold anything, and one that was put in another's place is not in the source.
+    if not module or getattr(sys.modules.get(module), name, None) is not function:
         raise NotKept("a function that is not a module's own has no spelling")
-    _require_known(function.__module__, function.__qualname__)
-    return f"{function.__module__}.{function.__qualname__}"
+    _require_known(module, name)
+    return f"{module}.{name}"
 
 
 def _require_known(module: str, name: str) -> None:

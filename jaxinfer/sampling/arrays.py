@@ -1,7 +1,7 @@
 """Sampling parameters as arrays, one entry per row, so that other values need no new compilation."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -67,32 +67,32 @@ def sampling_arrays(
             raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
     stops = [() if row.ignore_eos else tuple(eos_token_ids) for row in params]
 
-    def numbers(name: str) -> np.ndarray:
+    def numbers(name: str) -> Any:
         return np.asarray([getattr(row, name) for row in params], np.float32)
 
-    def counts(name: str) -> np.ndarray:
+    def counts(name: str) -> Any:
         return np.asarray([min(getattr(row, name), np.iinfo(np.int32).max) for row in params], np.int32)
 
-    arrays = SamplingArrays(
-        temperature_B=numbers("temperature"),
-        top_k_B=counts("top_k"),
-        top_p_B=numbers("top_p"),
-        min_p_B=numbers("min_p"),
-        repetition_penalty_B=numbers("repetition_penalty"),
-        presence_penalty_B=numbers("presence_penalty"),
-        frequency_penalty_B=numbers("frequency_penalty"),
-        bias_ids_BX=_padded([tuple(bias) for bias in biases], NO_TOKEN, np.int32),
-        bias_values_BX=_padded([tuple(bias.values()) for bias in biases], 0.0, np.float32),
-        key_data_B2=np.stack([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
-        min_new_tokens_B=counts("min_new_tokens"),
-        stop_ids_BE=_padded(stops, NO_TOKEN, np.int32),
-        reports_B=np.asarray([row.logprobs for row in params], bool),
-    )
+    arrays: dict[str, Any] = {
+        "temperature_B": numbers("temperature"),
+        "top_k_B": counts("top_k"),
+        "top_p_B": numbers("top_p"),
+        "min_p_B": numbers("min_p"),
+        "repetition_penalty_B": numbers("repetition_penalty"),
+        "presence_penalty_B": numbers("presence_penalty"),
+        "frequency_penalty_B": numbers("frequency_penalty"),
+        "bias_ids_BX": _padded([tuple(bias) for bias in biases], NO_TOKEN, np.int32),
+        "bias_values_BX": _padded([tuple(bias.values()) for bias in biases], 0.0, np.float32),
+        "key_data_B2": np.stack([request_key(row.seed, sample) for row, sample in zip(params, samples, strict=True)]),
+        "min_new_tokens_B": counts("min_new_tokens"),
+        "stop_ids_BE": _padded(stops, NO_TOKEN, np.int32),
+        "reports_B": np.asarray([row.logprobs for row in params], bool),
+    }
     # All at once, and made by NumPy: JAX would compile a program for each kind of them.
-    return jax.device_put(arrays)
+    return SamplingArrays(**jax.device_put(arrays))
 
 
-def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> np.ndarray:
+def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> Any:
     width = MIN_WIDTH
     while width < max(len(row) for row in rows):
         width *= 2
