@@ -175,8 +175,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "jacobi's guesses stand a place too early",
         f"{_STRATEGIES}/jacobi.py",
-        "places_BG = walk.taken_B[:, None] + jnp.arange",
-        "places_BG = walk.taken_B[:, None] - 1 + jnp.arange",
+        "verified.last.depth_B[:, None] + 1 + jnp.arange",
+        "verified.last.depth_B[:, None] + jnp.arange",
         f"{_OF_STRATEGIES}/test_jacobi.py",
     ),
     Fault(
@@ -210,8 +210,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "medusa drafts from the root's hidden state, whatever was taken",
         f"{_STRATEGIES}/medusa.py",
-        "last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)",
-        "last_B1 = walk.path_BM[:, :1]",
+        "return verified.last.hidden_BD",
+        "return verified.hidden_BMD[:, 0]",
         f"{_OF_STRATEGIES}/test_medusa.py::test_heads_that_predict_well_are_taken_as_their_definition_has_it[plain]",
     ),
     Fault(
