@@ -38,9 +38,10 @@ def test_prefill_and_decode_lower_for_a_gpu_without_our_kernels(name: str) -> No
 
     state = jax.eval_shape(build)
     hidden_BD = jax.ShapeDtypeStruct((BATCH, TINY_LLAMA.model_dim), jnp.bfloat16)
-    start = lambda params, state, hidden_BD: strategy.start(
-        Model(decoder, params), (), state, Prefilled(hidden_BD, TOKENS)
-    )  # noqa: E731
+
+    def start(params, state, hidden_BD):
+        return strategy.start(Model(decoder, params), (), state, Prefilled(hidden_BD, TOKENS))
+
     memory = jax.eval_shape(start, params, state, hidden_BD)
     max_steps = jax.ShapeDtypeStruct((), jnp.int32)
     for function, arguments in (
