@@ -100,7 +100,7 @@ def test_sums_are_those_made_by_hand() -> None:
     assert tally(groups, "a").tokens_per_step == pytest.approx(2.0)
 
 
-def test_a_batch_takes_as_long_as_its_slowest_row_and_has_no_times_for_a_part_of_it() -> None:
+def test_a_batch_takes_as_long_as_its_slowest_row_and_has_no_times_for_a_part() -> None:
     """The third row only fills the batch up: it is not a prompt, but the batch waits for it."""
     rows = (stats(13, 6, 6.0, 18, (6,)), stats(5, 2, 2.0, 6, (2,)), stats(17, 8, 8.0, 24, (8,)))
     groups = [group(("a", "b"), *rows, seconds=4.0, plain=8.0)]

@@ -1,13 +1,12 @@
 """How the tests make each registered strategy draft well, though not perfectly, for a tiny model."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-import pytest
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.registry import parse_strategy
@@ -97,7 +96,7 @@ class Case:
     """How one strategy is tested. What it meets is named here, so that another entry changes nothing for this one.
 
     ``spec`` is its specification, in place of which models (and rows ``alone``) named in ``others`` get another.
-    ``model`` is the family that it meets in every run; the wide run has it meet all, and run on each of ``splits``.
+    ``model`` is the family that it meets in every run; the wide run has it meet all, one of them on ``split``.
 
     ``follows_sampling`` tells that its drafter knows the sampling parameters, so that a text that these force is
     drafted as deep as can be, after at most ``warm_up`` steps: until then a drafter that learns from the text has seen
@@ -106,9 +105,9 @@ class Case:
 
     spec: str
     model: str
+    split: Split
     fit: Fit = _as_it_is
     others: Mapping[str, str] = field(default_factory=dict)
-    splits: tuple[Split, ...] = ()
     follows_sampling: bool = True
     warm_up: int = 0
 
@@ -126,11 +125,6 @@ class Case:
         return lm.resolve(self.fit(parse_strategy(spec), lm, texts))
 
 
-def in_wide_run(names: Iterable[str], ordinary: Collection[str]) -> list[Any]:
-    """Return the parameters of a test, of which these alone are in the ordinary run."""
-    return [name if name in ordinary else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 def forced_depth(strategy: Strategy) -> int:
     """Return how many drafts of a text that sampling forces one step takes: those of the deepest part that knows it."""
     parts = strategy.parts if isinstance(strategy, SumOfDrafters) else (strategy,)
@@ -140,14 +134,11 @@ def forced_depth(strategy: Strategy) -> int:
 # Every strategy that promises the tokens of plain decoding, and sums of such.
 CASES: Mapping[str, Case] = MappingProxyType(
     {
-        "autoregressive": Case(
-            "autoregressive",
-            "opt",
-            splits=(Split("data=4,tensor=2", "gemma2"), Split("sequence=4", "gpt2")),
-        ),
+        "autoregressive": Case("autoregressive", "opt", Split("data=4,tensor=2", "gemma2")),
         "draft_model": Case(
             "draft_model:num_draft_tokens=3",
             "gemma2",
+            Split("tensor=8", "opt"),
             _fit_draft_model,
             {
                 "opt": "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
@@ -155,80 +146,68 @@ CASES: Mapping[str, Case] = MappingProxyType(
                 "float64": "draft_model:schedule=confidence,num_draft_tokens=5",
                 "alone": "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
             },
-            (Split("tensor=8", "opt"), Split("pipeline=2", "gemma2", 5)),
         ),
         "prompt_lookup": Case(
             "prompt_lookup:num_draft_tokens=4",
             "opt",
+            Split("data=2,tensor=4", "gpt2"),
             others={"gemma2": "prompt_lookup:num_draft_tokens=4,match=first,max_ngram=2"},
-            splits=(Split("data=2,tensor=4", "gpt2"), Split("sequence=2", "llama")),
             warm_up=2,
         ),
-        "jacobi": Case(
-            "jacobi:num_draft_tokens=4",
-            "gemma2",
-            splits=(Split("tensor=2", "gpt2"), Split("pipeline=2", "gpt2", 5)),
-            warm_up=1,
-        ),
+        "jacobi": Case("jacobi:num_draft_tokens=4", "gemma2", Split("pipeline=2", "gpt2", 5), warm_up=1),
         "lookahead": Case(
             "lookahead:window=4,ngram=4,guesses=4,pool=64",
             "opt",
+            Split("sequence=4", "gpt2"),
             others={"gemma2": "lookahead:window=3,ngram=3,guesses=6,pool_from_prompt=true"},
-            splits=(Split("data=2", "llama"), Split("sequence=2,tensor=2", "opt")),
             warm_up=6,
         ),
         "medusa": Case(
             "medusa",
             "opt",
+            Split("data=2,sequence=2,tensor=2", "gpt2"),
             _fit_medusa,
             {"gemma2": "medusa:tree=dynamic:10", "gpt2": "medusa:tree=dynamic:10"},
-            (Split("data=2,tensor=4", "gemma2"), Split("data=2,sequence=2,tensor=2", "gpt2")),
             follows_sampling=False,
         ),
         "streams": Case(
             "streams",
             "gemma2",
+            Split("pipeline=4", "opt", 5),
             _fit_streams,
             {"gemma2": "streams:prune_below=0.02,keep_nodes=6", "gpt2": "streams:prune_below=0.02,keep_nodes=6"},
-            (Split("tensor=8", "gemma2"), Split("pipeline=4", "opt", 5)),
             follows_sampling=False,
         ),
         "layerskip": Case(
-            "layerskip:num_draft_tokens=3",
-            "gemma2",
-            _fit_layerskip,
-            splits=(Split("data=4,tensor=2", "opt"), Split("tensor=2,pipeline=2", "gemma2", 5)),
+            "layerskip:num_draft_tokens=3", "gemma2", Split("tensor=2,pipeline=2", "gemma2", 5), _fit_layerskip
         ),
         "triforce": Case(
             "triforce:num_draft_tokens=4,budget=4,chunk=4,sinks=1,window=2,renew_steps=3",
             "gemma2",
+            Split("data=2,tensor=2,pipeline=2", "llama", 3),
             others={"opt": "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=2"},
-            splits=(Split("tensor=4", "gemma2"), Split("data=2,tensor=2,pipeline=2", "llama", 3)),
         ),
         "draft_model+prompt_lookup": Case(
             "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1",
             "opt",
+            Split("sequence=2", "gemma2"),
             _fit_parts,
             {
                 "gemma2": "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1+nodes=6",
                 "llama": "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1+nodes=6",
             },
-            (Split("data=2", "opt"), Split("sequence=2", "gemma2")),
+            warm_up=1,
         ),
         "streams+prompt_lookup": Case(
             "streams+prompt_lookup:num_draft_tokens=3+nodes=64",
             "gemma2",
+            Split("tensor=4", "llama"),
             _fit_parts,
             {"opt": "streams+prompt_lookup:num_draft_tokens=3+nodes=8"},
-            (Split("tensor=4", "llama"), Split("sequence=4", "llama")),
             warm_up=2,
         ),
         "medusa+jacobi": Case(
-            "medusa+jacobi:num_draft_tokens=3",
-            "opt",
-            _fit_parts,
-            splits=(Split("tensor=2", "opt"), Split("sequence=2,tensor=2", "gemma2")),
-            warm_up=1,
+            "medusa+jacobi:num_draft_tokens=3", "opt", Split("data=2", "gemma2"), _fit_parts, warm_up=1
         ),
     }
 )

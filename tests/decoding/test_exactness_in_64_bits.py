@@ -8,7 +8,11 @@ from jaxinfer import LanguageModel
 from jaxinfer.ops.backend import choose_backend
 from tests.decoding.covered_models import LIMITS, SAMPLINGS, ask, random_model, random_prompts
 from tests.decoding.identity import check_identical, check_not_vacuous, forget_programs
-from tests.decoding.strategy_cases import CASES, in_wide_run
+from tests.decoding.strategy_cases import CASES
+
+IN_EVERY_RUN = ("jacobi", "draft_model+prompt_lookup")
+WIDE = ("lookahead", "medusa", "streams", "triforce")
+REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES if name not in (*IN_EVERY_RUN, *WIDE)]
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +25,7 @@ def wide():
         return lm, ask(lm, random_prompts(), LIMITS, SAMPLINGS)
 
 
-@pytest.mark.parametrize("name", in_wide_run(CASES, ("jacobi", "draft_model+prompt_lookup")))
+@pytest.mark.parametrize("name", [*IN_EVERY_RUN, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE), *REST])
 def test_texts_in_64_bits_are_those_of_plain_decoding(wide, name):
     lm, asked = wide
     forget_programs(lm)

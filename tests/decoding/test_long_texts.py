@@ -3,6 +3,9 @@
 Programs are compiled with few optimisations. One strategy of each kind writes long texts in every run, all in the wide.
 """
 
+from collections.abc import Collection
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -25,7 +28,7 @@ from tests.decoding.identity import (
     forget_programs,
     run_forced,
 )
-from tests.decoding.strategy_cases import CASES, in_wide_run, with_model
+from tests.decoding.strategy_cases import CASES, with_model
 from tests.decoding.watched import run_watched
 from tests.shared_data import shared_data
 from tests.toys import encode_bytes
@@ -33,13 +36,15 @@ from tests.toys import encode_bytes
 TELLERS = ("prompt_lookup",)
 WIDE_TELLERS = ("streams", "triforce", "draft_model+prompt_lookup", "medusa+jacobi")
 WRITERS = ("medusa",)
+WIDE_WRITERS = ("draft_model", "prompt_lookup", "lookahead", "streams", "triforce", "streams+prompt_lookup")
 
 
-def marked(name: str):
-    """Choose the run in which a strategy tells stories."""
-    if name in TELLERS:
-        return name
-    return pytest.param(name, marks=pytest.mark.slow if name in WIDE_TELLERS else pytest.mark.exhaustive)
+def in_runs(ordinary: Collection[str], wide: Collection[str]) -> list[Any]:
+    """Return all strategies, each marked for its run."""
+    slow, exhaustive = pytest.mark.slow, pytest.mark.exhaustive
+    return [
+        name if name in ordinary else pytest.param(name, marks=slow if name in wide else exhaustive) for name in CASES
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def stories():
     return lm, asked
 
 
-@pytest.mark.parametrize("name", [marked(name) for name in CASES])
+@pytest.mark.parametrize("name", in_runs(TELLERS, WIDE_TELLERS))
 def test_stories_are_those_of_plain_decoding(stories, name):
     lm, asked = stories
     forget_programs(lm)
@@ -76,7 +81,7 @@ def test_texts_of_the_trained_model_are_screened(covered, kind):
 
 @pytest.fixture(
     scope="module",
-    params=in_wide_run(CASES, WRITERS),
+    params=in_runs(WRITERS, WIDE_WRITERS),
 )
 def trained(request, covered):
     """Return a trained model with each strategy in turn, and the strategy's name."""

@@ -42,8 +42,15 @@ def test_logits_see_no_later_token_and_no_other_row():
     assert (np.abs(after[0, 20:] - before[0, 20:]).max(axis=-1) > 1e-3).all()
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("config", [EVERYTHING, TIED], ids=["biases", "tied"])
+@pytest.mark.parametrize(
+    ("config", "scan_layers"),
+    [
+        pytest.param(EVERYTHING, True, id="biases-scanned"),
+        pytest.param(TIED, False, id="tied-single"),
+        pytest.param(EVERYTHING, False, id="biases-single", marks=pytest.mark.slow),
+        pytest.param(TIED, True, id="tied-scanned", marks=pytest.mark.slow),
+    ],
+)
 def test_abstract_parameters_and_axes_describe_the_real_ones(config, scan_layers):
     backend = replace(choose_backend("bfloat16", "tpu", scan_layers), kernels="xla")
     params = init_params(config, backend, jax.random.key(0))

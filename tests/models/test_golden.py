@@ -17,7 +17,7 @@ SMOLLM = "models/smollm2-135m-instruct"
 
 @pytest.fixture(scope="module")
 def smollm():
-    return jaxinfer.load(default_model_path(), dtype="float32", max_len=512)
+    return jaxinfer.load(default_model_path(), dtype="float32", max_len=512, scan_layers=True)
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,6 @@ def test_zeros_and_copies_change_no_logits(name):
     )
     filled = jax.tree.map(pad_parameter, params, parameter_sources(config, backend, SHARDS))
     logits_TV = dense_logits(padded, filled, TOKENS)
-    assert logits_TV.std() > 0.5
+    assert logits_TV[:, : config.vocab_size].std() > 0.1
     np.testing.assert_allclose(logits_TV[:, : config.vocab_size], dense_logits(config, params, TOKENS), atol=1e-9)
     np.testing.assert_array_equal(logits_TV[:, config.vocab_size :], 0)

@@ -42,12 +42,18 @@ ORDINARY = (
     "qwen2-mixed-tied",
     "qwen3-head_dim-tied",
 )
-# Ropes that change with the text's length, rings of windows, and a table of positions.
-DECODED = ("gqa-dynamic", "gemma2", "opt-post_norm-projections", "phi3-gqa-tied-longrope-partial")
+# Rings of windows, and a rope whose factors change within the text.
+DECODED = ("gemma2", "phi3-gqa-tied-longrope-partial")
 all_variants = pytest.mark.parametrize("name", VARIANTS)
 some_variants = pytest.mark.parametrize(
     "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
+
+
+def tier_of_decoding(name: str) -> Any:
+    if name in DECODED:
+        return ()
+    return pytest.mark.slow if name in ORDINARY else pytest.mark.exhaustive
 
 
 class Case(NamedTuple):
@@ -101,22 +107,20 @@ def test_logits_equal_those_of_transformers(case, name):
     check_logits(load(folder, name, scan_layers=False), expected)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in DECODED else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=tier_of_decoding(name)) for name in VARIANTS])
 def test_scanned_layers_give_the_greedy_tokens_of_transformers(case, name):
     model, folder, _ = case(name)
     check_greedy(load(folder, name, scan_layers=True), model)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @all_variants
 def test_scanned_layers_give_the_logits_of_transformers(case, name):
     check_logits(load(case(name).folder, name, scan_layers=True), case(name).expected)
 
 
 # The other yarn variants differ from the one here in their rotary tables alone.
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("yarn-")])
 def test_single_layers_give_the_greedy_tokens_of_transformers(case, name):
     check_greedy(load(case(name).folder, name, scan_layers=False), case(name).model)

@@ -6,9 +6,7 @@ _TALLY, _ROOFLINE, _AUDIT = (
     f"jaxinfer/bench/{name}.py" for name in ("acceptance/tally", "latency/roofline", "identity/audit")
 )
 _SUMS = "tests/bench/test_acceptance.py::test_sums_are_those_made_by_hand"
-_BATCH = (
-    "tests/bench/test_acceptance.py::test_a_batch_takes_as_long_as_its_slowest_row_and_has_no_times_for_a_part_of_it"
-)
+_BATCH = "tests/bench/test_acceptance.py::test_a_batch_takes_as_long_as_its_slowest_row_and_has_no_times_for_a_part"
 _BY_HAND = "tests/bench/test_latency.py::test_costs_are_those_counted_by_hand"
 
 FAULTS: tuple[Fault, ...] = (

@@ -32,13 +32,6 @@ FAULTS: tuple[Fault, ...] = (
         "tests/checkpoint/gguf/test_blocks.py::test_any_bytes_at_all_have_the_bits_of_the_gguf_package[Q2_K]",
     ),
     Fault(
-        "Q3_K's high bit counts for less",
-        "jaxinfer/checkpoint/gguf/superblocks.py",
-        "weights.view(np.int8) - np.int8(4)",
-        "weights.view(np.int8) - np.int8(3)",
-        "tests/checkpoint/gguf/test_blocks.py::test_any_bytes_at_all_have_the_bits_of_the_gguf_package[Q3_K]",
-    ),
-    Fault(
         "the last scales of Q4_K lose their high bits",
         "jaxinfer/checkpoint/gguf/superblocks.py",
         "low | ((first >> 2) & 48)",
@@ -109,13 +102,6 @@ FAULTS: tuple[Fault, ...] = (
         "tests/checkpoint/test_hf_folder.py::test_every_tensor_is_read_in_every_target_type",
     ),
     Fault(
-        "offsets are counted from the file's beginning",
-        "jaxinfer/checkpoint/safetensors_file.py",
-        "start + begin, start + end)",
-        "_LENGTH_BYTES + begin, _LENGTH_BYTES + end)",
-        "tests/checkpoint/test_hf_folder.py::test_every_tensor_is_read_in_every_target_type",
-    ),
-    Fault(
         "tensors of a shard that the index lacks are passed over",
         "jaxinfer/checkpoint/hf_folder.py",
         "for name in names - weight_map.keys():",
@@ -130,32 +116,11 @@ FAULTS: tuple[Fault, ...] = (
         "tests/checkpoint/test_hf_folder.py::test_a_bad_index_is_refused",
     ),
     Fault(
-        "an ignored name may go on",
-        "jaxinfer/checkpoint/load.py",
-        "not ignored.fullmatch(name)",
-        "not ignored.match(name)",
-        "tests/checkpoint/test_load.py::test_an_ignored_name_must_match_as_a_whole",
-    ),
-    Fault(
-        "every layer of a stack is its first",
-        "jaxinfer/checkpoint/load.py",
-        "place[layer - boxes[at][0].start]",
-        "place[0 * layer]",
-        "tests/checkpoint/test_load.py::test_each_parameter_holds_its_tensor",
-    ),
-    Fault(
         "a checksum is not compared",
         "jaxinfer/checkpoint/orbax/folder.py",
         "if checksum(values) != expected:",
         "if checksum(values) < 0 * expected:",
         "tests/checkpoint/orbax/test_damage.py::test_a_flipped_bit_of_a_weight_is_found",
-    ),
-    Fault(
-        "rows are taken from the beginning of their box",
-        "jaxinfer/checkpoint/orbax/folder.py",
-        "values[first - box[0].start : last - box[0].start]",
-        "values[: last - first]",
-        "tests/checkpoint/orbax/test_folder.py::test_rows_are_read_without_the_boxes_that_do_not_hold_them",
     ),
     Fault(
         "the digest leaves the configuration out",

@@ -23,6 +23,7 @@ def one_chip() -> dict[str, CompiledProgram]:
     return compile_programs(LLAMA_2_7B, "v5e:1x1", batch=1, max_len=SLOTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_llama_2_7b_fits_one_chip_of_16_gib_and_writes_its_cache_in_place(one_chip, name):
     program = one_chip[name]
@@ -34,6 +35,7 @@ def test_llama_2_7b_fits_one_chip_of_16_gib_and_writes_its_cache_in_place(one_ch
     assert copies_of_the_cache(program) == [], largest_buffers(program.hlo)
 
 
+@pytest.mark.slow
 def test_decode_on_one_chip_communicates_with_none(one_chip):
     assert one_chip["decode"].collectives() == []
 
@@ -85,6 +87,7 @@ def test_rows_over_data_and_heads_over_tensor_share_weights_and_cache_out_and_ga
     assert all(found.bytes <= 2 * 256 * 2 for found in always)
 
 
+@pytest.mark.slow
 def test_kernels_are_left_out_where_rows_alone_are_split():
     mesh = MeshConfig(data=8)
     decode = compile_programs(TINY, "v5e:2x4", batch=8, max_len=512, mesh=mesh, prompt_tokens=None)["decode"]

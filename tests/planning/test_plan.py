@@ -47,8 +47,13 @@ def test_each_of_many_devices_holds_a_copy_of_a_key_head(topology, tensor):
 
 
 @CHECKED_BY_COMPILING
-@pytest.mark.slow
-@pytest.mark.parametrize(("topology", "tensor"), [("v5e:4x8", 32), ("v6e:2x4", 8)])
+@pytest.mark.parametrize(
+    ("topology", "tensor"),
+    [
+        pytest.param("v5e:4x8", 32, marks=pytest.mark.slow),
+        pytest.param("v6e:2x4", 8, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_mesh_for_llama_3_70b_is_found(topology, tensor):
     asked = llama_3_70b(topology, tensor)
     (found,) = suggest_meshes(asked, most=1)

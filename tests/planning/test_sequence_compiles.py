@@ -10,7 +10,7 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import CompiledProgram, compile_programs
 from tests.planning.models import LLAMA_3_8B
 
-pytestmark = pytest.mark.tpu_compile
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.slow]
 
 LONG = 1 << 17
 SLOTS = LONG + 256

@@ -65,8 +65,8 @@ CASES = {
 }
 
 
-# A cache of its own, a tree of nodes of which a path is kept, a smaller cache gathered from the large one.
-ORDINARY = ("draft_model", "medusa", "triforce")
+# Of several guesses one is kept; drafts by the first layers alone. Plain decoding is compiled in test_eight_chips.
+ORDINARY = ("lookahead", "layerskip")
 
 
 @pytest.mark.parametrize(

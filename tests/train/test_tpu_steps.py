@@ -1,4 +1,4 @@
-"""Train steps of Llama-2-7B, compiled by the TPU compiler for sixteen v5e chips: they fit."""
+"""Train steps, compiled by the TPU compiler: those of Llama-2-7B fit into sixteen v5e chips."""
 
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.tpu_compile
 
 TOPOLOGY, MESH = "v5e:4x4", MeshConfig(data=4, tensor=4)
 CONFIG = planned_config("llama-2-7b")
+SMALL = replace(CONFIG, vocab_size=1024, num_layers=2, model_dim=512, ffn_dim=1024, num_heads=4, num_kv_heads=4)
 NUM_HEADS = 4
 KEY = jax.random.key(0)
 
@@ -46,9 +47,12 @@ def compile_it(loss, learned, frozen, batch, mesh, optimizer, microbatches):
 
 @pytest.fixture(scope="module")
 def base():
-    mesh = topology_mesh(TOPOLOGY, MESH)
-    backend = choose_backend("bfloat16", platform="tpu")
-    shapes, shardings = abstract_params(CONFIG, backend), parameter_shardings(CONFIG, backend, mesh)
+    return describe_base(CONFIG, TOPOLOGY, MESH)
+
+
+def describe_base(config, topology, mesh):
+    mesh, backend = topology_mesh(topology, mesh), choose_backend("bfloat16", platform="tpu")
+    shapes, shardings = abstract_params(config, backend), parameter_shardings(config, backend, mesh)
     params = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
     )
@@ -62,14 +66,29 @@ def abstract_heads(params):
     return heads
 
 
-def test_a_step_of_medusa_1_fits(base):
+def compile_medusa_1(config, base, heads, num_heads, rows):
     mesh, backend, params = base
-    rows, length = 64, 128 + NUM_HEADS + 1
-    states = describe((1, rows, length, CONFIG.model_dim), jnp.float16, mesh, None, DATA)
+    length = 128 + num_heads + 1
+    states = describe((1, rows, length, config.model_dim), jnp.float16, mesh, None, DATA)
     ids = describe((1, rows, length), jnp.int32, mesh, None, DATA)
-    optimizer, loss = Schedule(1000).build_optimizer(), HeadLoss(Decoder(CONFIG, backend))
-    batch = Windows(states, ids, ids, ids, ids)
-    check(compile_it(loss, abstract_heads(params), {"params": params}, batch, mesh, optimizer, 1))
+    optimizer, loss = Schedule(1000).build_optimizer(), HeadLoss(Decoder(config, backend))
+    return compile_it(loss, heads, {"params": params}, Windows(states, ids, ids, ids, ids), mesh, optimizer, 1)
+
+
+def test_a_small_step_of_medusa_1_is_compiled_for_a_tpu_and_updates_its_state_in_place():
+    """Over the two tensor-parallel chips, the output matrix of the head and its moments are split."""
+    base = describe_base(SMALL, "v5e:2x2", MeshConfig(data=2, tensor=2))
+    shape = HeadShape(1, shared=False)
+    heads = jax.eval_shape(lambda one: init_heads(shape, SMALL, one, KEY), base[2])
+    analysis = compile_medusa_1(SMALL, base, heads, 1, rows=8)
+    check(analysis)
+    whole = 3 * 4 * sum(leaf.size for leaf in jax.tree.leaves(heads))
+    assert 0 < analysis.alias_size_in_bytes < 0.9 * whole
+
+
+@pytest.mark.slow
+def test_a_step_of_medusa_1_fits(base):
+    check(compile_medusa_1(CONFIG, base, abstract_heads(base[2]), NUM_HEADS, rows=64))
 
 
 @pytest.mark.slow

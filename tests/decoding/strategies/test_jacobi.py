@@ -5,8 +5,9 @@ import jax.numpy as jnp
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.jacobi import Jacobi
-from jaxinfer.decoding.strategy import Prefilled
-from jaxinfer.models.decoder import Decoder
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Verified
+from jaxinfer.decoding.trees.tree import chain
+from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from tests.toys import TINY_LLAMA, float32_backend
 
@@ -19,7 +20,9 @@ def test_the_next_guesses_are_the_draws_behind_the_path():
     """What lies past the last draw repeats it, until an iteration has come so far."""
     draws_BM = jnp.asarray([[10, 11, 12, 13]] * 3)
     walk = Walk(None, jnp.asarray([1, 2, 4]), None)
-    found = STRATEGY.observe(UNUSED, (), STATE, None, None, draws_BM, walk)
+    tree = chain(draws_BM, jnp.ones_like(draws_BM, bool))
+    cache = create_cache(TINY_LLAMA, 3, 16, UNUSED.decoder.backend)
+    found = STRATEGY.observe(UNUSED, (), STATE, Proposal(tree, ()), Verified(None, None, cache), draws_BM, walk)
     assert found.tolist() == [[11, 12, 13], [12, 13, 13], [13, 13, 13]]
 
 

@@ -59,7 +59,7 @@ def params():
 
 
 OPTIMIZER = Schedule(num_steps=4, warmup=0.25).build_optimizer()
-start = jax.jit(partial(initial_state, DECODER, OPTIMIZER))
+start = jax.jit(partial(initial_state, DECODER, OPTIMIZER), static_argnames="seed")
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_mixed_precision_rounds_the_pass_and_keeps_parameters_whole(params):
     optimizer = Schedule(num_steps=100, peak_rate=1e-6, decay="constant", warmup=0.0).build_optimizer()
     bfloat = Decoder(CONFIG, replace(float32_backend(), param_dtype="bfloat16"))
     step = compile_step(partial(next_token_loss, bfloat), optimizer, StepSettings(compute_dtype="bfloat16"))
-    state = jax.jit(partial(initial_state, DECODER, optimizer))(seed=0)
+    state = jax.jit(partial(initial_state, DECODER, optimizer, 0))()
     before = jax.tree.map(np.array, state.params)
     rounded = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), before)
     (batch,) = batches(1)

@@ -41,7 +41,7 @@ def test_new_adapters_change_nothing_and_merged_ones_what_they_did(model):
     trained = drawn(lora)
     adapted = run(with_lora(params, trained, 0.5), tokens)
     assert not np.allclose(adapted, plain, atol=1e-2)
-    merged = jax.jit(merge_lora)(params, trained, 0.5)
+    merged = jax.jit(partial(merge_lora, scale=0.5))(params, trained)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
     np.testing.assert_allclose(run(merged, tokens), adapted, atol=2e-5)
 
