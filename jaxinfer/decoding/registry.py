@@ -3,41 +3,37 @@
 import dataclasses
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from jaxinfer.decoding.options import spelling
-from jaxinfer.decoding.strategies.autoregressive import Autoregressive
-from jaxinfer.decoding.strategies.beam import BeamSearch
-from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategies.jacobi import Jacobi
-from jaxinfer.decoding.strategies.layerskip import LayerSkip
-from jaxinfer.decoding.strategies.lookahead import Lookahead
-from jaxinfer.decoding.strategies.medusa import Medusa
-from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
-from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
-from jaxinfer.decoding.strategies.triforce import TriForce
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
-STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            Autoregressive,
-            DraftModel,
-            PromptLookup,
-            Jacobi,
-            Lookahead,
-            Medusa,
-            Streams,
-            LayerSkip,
-            TriForce,
-            BeamSearch,
-        )
-    }
+# Each is a module of `jaxinfer.decoding.strategies`, with the strategy of that name.
+_NAMES = (
+    "autoregressive",
+    "draft_model",
+    "prompt_lookup",
+    "jacobi",
+    "lookahead",
+    "medusa",
+    "streams",
+    "layerskip",
+    "triforce",
+    "beam",
 )
+
+
+def _find(name: str) -> type[Strategy]:
+    module = import_module(f"jaxinfer.decoding.strategies.{name}")
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Strategy)]
+    return next(kind for kind in kinds if kind.name == name)
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType({name: _find(name) for name in _NAMES})
 
 
 def parse_strategy(spec: str | Strategy) -> Strategy:

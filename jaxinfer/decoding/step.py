@@ -12,14 +12,14 @@ from jaxinfer.decoding.acceptance.rejection import reject
 from jaxinfer.decoding.acceptance.typical import accept_typical
 from jaxinfer.decoding.acceptance.walk import Walk, emitted_tokens, is_draft, match
 from jaxinfer.decoding.state import DecodeState, is_stop
-from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Verified
+from jaxinfer.decoding.strategy import LastNode, Nodes, Prefilled, Proposal, Strategy, Verified
 from jaxinfer.decoding.trees.tree import DraftTree, ancestors, depths
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.ops.ring_attention import goes_around, in_text_order, ring_order
-from jaxinfer.ops.rows import set_in_rows
+from jaxinfer.ops.rows import set_in_rows, take_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
 
 
@@ -128,7 +128,15 @@ def decode_step(
         return jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
 
     state = _append(state, tokens_BM, _reported(state, path_logits, tokens_BM), from_draft_BM, emitted_B)
+    verified = verified._replace(cache=cache, last=last_node(verified, walk))
     return state, strategy.observe(model, drafter_params, state, proposal, verified, draws_BM, walk)
+
+
+def last_node(verified: Verified, walk: Walk) -> LastNode:
+    """Return the deepest node that was taken; what a strategy does not read of it is never computed."""
+    last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
+    answers = (verified.logits_BMV, verified.hidden_BMD, verified.aux)
+    return LastNode(walk.taken_B - 1, *jax.tree.map(lambda answer: take_rows(answer, last_B1)[:, 0], answers))
 
 
 def _forward(
@@ -147,12 +155,12 @@ def _forward(
         roots = DraftTree(*(field[:, :1] for field in tree))
         alone = Nodes(nodes.start_B, nodes.ancestors_BMM[:, :1, :1], nodes.positions_BM[:, :1])
         verified = strategy.forward(model, drafter_params, state, proposal._replace(tree=roots), alone)
-        # What stands at the other nodes is never looked at.
-        logits_BMV, hidden_BMD = (
-            jnp.broadcast_to(root_B1X, (root_B1X.shape[0], num_nodes, root_B1X.shape[2]))
-            for root_B1X in (verified.logits_BMV, verified.hidden_BMD)
+        # No other node of a row that runs is valid: what stands there is never looked at.
+        answers = (verified.logits_BMV, verified.hidden_BMD, verified.aux)
+        logits_BMV, hidden_BMD, aux = jax.tree.map(
+            lambda root: jnp.broadcast_to(root, (root.shape[0], num_nodes, *root.shape[2:])), answers
         )
-        return verified._replace(logits_BMV=logits_BMV, hidden_BMD=hidden_BMD)
+        return verified._replace(logits_BMV=logits_BMV, hidden_BMD=hidden_BMD, aux=aux)
 
     has_draft = (tree.valid_BM[:, 1:] & ~state.finished_B[:, None]).any()
     return jax.lax.cond(has_draft, run_tree, run_roots)

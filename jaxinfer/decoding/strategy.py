@@ -78,11 +78,24 @@ class Nodes(NamedTuple):
     positions_BM: Int[Array, "B M"]
 
 
-class Verified(NamedTuple):
-    """The target's answer at every node; ``cache`` is written but not committed.
+class LastNode(NamedTuple):
+    """The deepest node that a step took, whoever drafted it: its depth, and the target's answer there.
 
-    ``passes`` is how much of the target's blocks was read, as layers read / layers; ``aux`` is what the strategy's
-    `forward` hands to its `observe`.
+    The text has grown by ``depth_B`` + 1 tokens, unless that ended it.
+    """
+
+    depth_B: Int[Array, " B"]
+    logits_BV: Float[Array, "B V"]
+    hidden_BD: Float[Array, "B D"]
+    aux: Any
+
+
+class Verified(NamedTuple):
+    """The target's answer at every node.
+
+    ``passes`` is how much of the target's blocks was read, as layers read / layers. ``aux`` is what the strategy's own
+    `forward` hands to its `observe`: arrays whose first two axes are rows and nodes. `forward` returns ``cache``
+    written but not committed, and no ``last``; `observe` gets the committed one, and the last node that was taken.
     """
 
     logits_BMV: Any
@@ -90,6 +103,7 @@ class Verified(NamedTuple):
     cache: LayeredCache
     passes: Any = 1.0
     aux: Any = None
+    last: Any = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,8 @@ class Strategy(ABC):
 
     Its methods from `start` on are traced. Each receives the target and the strategy's own `parameters`, which are
     arrays and therefore never part of what a program is compiled for: their field has ``compare=False`` and
-    ``repr=False``. Fields without a ``repr`` are no options of the command line.
+    ``repr=False``. Fields without a ``repr`` are no options of the command line. How to write a strategy is told in
+    ``jaxinfer/decoding/README.md``.
     """
 
     name: ClassVar[str] = ""
@@ -188,6 +203,13 @@ class Strategy(ABC):
         """
         return self
 
+    def in_sum(self, max_depth: int) -> "Strategy":
+        """Return the resolved strategy for a sum whose steps accept up to so many drafted tokens, whoever drafts them.
+
+        One with a cache of its own has to catch up with as many that it has not seen.
+        """
+        return self
+
     def resolve(self, target: Target) -> "Strategy":
         """Return the strategy with what its options name loaded for this target; itself where nothing is missing.
 
@@ -227,7 +249,12 @@ class Strategy(ABC):
     ) -> Any:
         """Return the memory after a step, whose tokens ``state`` holds already.
 
-        ``draws_BM`` is the target's token at every node, taken or not.
+        Nodes are numbered as this strategy proposed them, in a sum too: ``proposal.tree``, the arrays of ``verified``,
+        ``draws_BM``, which is the target's token at every node, taken or not, and ``walk``, which is the path as far as
+        it leads along this strategy's nodes. What is true of the step as a whole is in ``verified.last``.
+
+        Only nodes that ``proposal.tree.valid_BM`` marks have an answer. A sum of bounded size may leave others out:
+        those are no longer valid, and token, draw, logits and hidden state there are the root's once more.
         """
         return proposal.memory
 

@@ -26,6 +26,12 @@ def add_in_rows(rows_BS: Any, places_BT: Int[Array, "B T"], values_BT: Any) -> A
     )
 
 
+def take_rows(rows_BMX: Any, places_BT: Int[Array, "B T"]) -> Array:
+    """Return what stands at places of the second axis, whatever axes follow."""
+    batch, count = places_BT.shape
+    return jnp.take_along_axis(rows_BMX, places_BT.reshape(batch, count, *[1] * (rows_BMX.ndim - 2)), axis=1)
+
+
 def take_pairs(rows_BMV: Any, first_BT: Int[Array, "B T"], second_BT: Int[Array, "B T"]) -> Array:
     """Return single numbers by their indices on the second and third axis."""
     return jax.vmap(lambda row_MV, first_T, second_T: row_MV[first_T, second_T])(rows_BMV, first_BT, second_BT)

@@ -41,8 +41,7 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     if isinstance(strategy, SumOfDrafters):
         parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]
         depth = max(part.max_depth for part in parts)
-        behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
-        return replace(strategy, parts=tuple(behind))
+        return replace(strategy, parts=tuple(part.in_sum(depth) for part in parts))
     if isinstance(strategy, BeamSearch):
         raise InvalidOption("beam search, which has a loop of its own, is not planned: choose another strategy")
     target = split_decoder(config, mesh, dtype)

@@ -13,10 +13,10 @@ from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
 from jaxinfer.decoding.strategies.medusa import Medusa
-from jaxinfer.decoding.strategies.streams import Streams, read_product
+from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.trees.dynamic import read_growth
-from jaxinfer.decoding.trees.static import Paths
+from jaxinfer.decoding.trees.static import Paths, read_tree
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from tests.decoding.covered_models import VOCAB_SIZE
@@ -70,7 +70,7 @@ def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strateg
         params["blocks"] = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), random_adapters(lm.config, 1))
     else:
         params = fit_streams(lm, streams, [token for text in texts for token in text])
-    return replace(strategy, params=params, num_layers=1, paths=read_product("3.2.1"))
+    return replace(strategy, params=params, num_layers=1, paths=read_tree("3.2.1"))
 
 
 def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:

@@ -15,7 +15,7 @@ from jaxinfer.decoding.beam.step import run_beams
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.medusa import Medusa
-from jaxinfer.decoding.strategies.streams import Streams, read_product
+from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
@@ -61,7 +61,7 @@ CASES = {
     "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
     "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads()),
     "triforce": parse_strategy("triforce:budget=512"),
-    "streams": Streams(paths=read_product("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
+    "streams": Streams(paths=read_tree("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
 }
 
 

@@ -12,8 +12,9 @@ from jaxinfer.bench.identity.audit import NUMERIC_ERROR, audit_texts
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.medusa import Medusa
-from jaxinfer.decoding.strategies.streams import Streams, read_product
+from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.errors import JaxinferError
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
@@ -162,13 +163,13 @@ def _untrained_heads(model: LanguageModel) -> Strategy:
     width, dtype = model.config.model_dim, jnp.dtype(model.backend.param_dtype)
     block = {"kernel": jnp.zeros((width, width), dtype), "bias": jnp.zeros((width,), dtype)}
     heads = tuple({"blocks": (block,)} for _ in range(_MEDUSA_HEADS))
-    return Medusa(paths=read_product("3.2.1"), params={"heads": heads})
+    return Medusa(paths=read_tree("3.2.1"), params={"heads": heads})
 
 
 def _untrained_streams(model: LanguageModel) -> Strategy:
     described = StreamsConfig(num_streams=3, num_layers=max(1, model.config.num_layers // 4))
     params = init_streams(described, model.config, model.backend, jax.random.key(0))
-    return Streams(paths=read_product("3.2.1"), num_layers=described.num_layers, params=params)
+    return Streams(paths=read_tree("3.2.1"), num_layers=described.num_layers, params=params)
 
 
 def _small_budget(model: LanguageModel) -> Strategy:

@@ -26,17 +26,17 @@ def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str)
     )
 
 
-def own_tree(folder: Path | None) -> Path | None:
+def tree_beside(folder: Path | None) -> Path | None:
     """Return the draft tree's file in a folder of drafters, if there is one."""
     path = None if folder is None else folder / TREE
     return path if path is not None and path.is_file() else None
 
 
-def check_fingerprint(folder: Path, of: str | None, own: Callable[[], str | None]) -> None:
+def check_fingerprint(folder: Path, of: str | None, found: Callable[[], str | None]) -> None:
     """Raise InvalidCheckpoint if drafters were trained on weights other than the model's."""
     if of is None:
         return
-    weights = own()
+    weights = found()
     if weights is not None and weights != of:
         raise InvalidCheckpoint(
             f"{folder}: is for the weights {of}, but this model's are {weights}: load the model that it was trained on"

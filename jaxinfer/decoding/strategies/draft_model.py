@@ -101,6 +101,9 @@ class DraftModel(Strategy):
     def headroom(self) -> int:
         return self.max_depth + self.catch_up
 
+    def in_sum(self, max_depth: int) -> "DraftModel":
+        return replace(self, catch_up=max_depth + 2)
+
     def resolve(self, target: Target) -> "DraftModel":
         """Load the draft model in the target's dtype; raises InvalidOption where its tokens are others."""
         if self.config is not None and self.backend is not None:

@@ -65,6 +65,7 @@ class Jacobi(Strategy):
         draws_BM: Any,
         walk: Walk,
     ) -> Int[Array, "B G"]:
-        # The draw at node i is a guess for i places after the old current token; the new one is taken_B places on.
-        places_BG = walk.taken_B[:, None] + jnp.arange(self.num_draft_tokens)[None, :]
+        # The draw at node i is a guess for i + 1 places after the old current token; the new one is depth + 1 places
+        # on, and others' drafts may have brought it there.
+        places_BG = verified.last.depth_B[:, None] + 1 + jnp.arange(self.num_draft_tokens)[None, :]
         return jnp.take_along_axis(draws_BM, jnp.minimum(places_BG, draws_BM.shape[1] - 1), axis=1)

@@ -1,32 +1,19 @@
 """Medusa: heads on the target's last hidden state draft a tree (Cai et al., 2401.10774; Hydra: 2402.05109)."""
 
 from dataclasses import dataclass, field, replace
-from os.path import expanduser
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.drafters.heads import read_heads
-from jaxinfer.checkpoint.drafters.shipped import own_tree, shipped_folder
 from jaxinfer.decoding.acceptance.walk import Walk
+from jaxinfer.decoding.drafting.tree_drafter import TreeDrafter
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, current_tokens, few_nodes
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Target, Verified, current_tokens, few_nodes
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, grow, read_growth
-from jaxinfer.decoding.trees.static import (
-    CAUTION,
-    OWN_TREE,
-    Paths,
-    check_tree,
-    fill_tree,
-    lay_out,
-    paths_for,
-    read_tree,
-    tree_depth,
-)
-from jaxinfer.decoding.trees.tree import DraftTree
+from jaxinfer.decoding.trees.static import CAUTION, Paths, all_valid, fill_tree, lay_out, tree_depth
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.drafters.heads import (
     head_logits,
@@ -43,32 +30,27 @@ from jaxinfer.notation import Array, Float, Int, Params
 
 
 @dataclass(frozen=True)
-class Medusa(Strategy):
+class Medusa(TreeDrafter):
     """Draft what heads rank best at each depth, along a tree of ranks.
 
-    ``heads`` is a folder of heads (`jaxinfer.checkpoint.drafters.heads`), by default those that come with the package
-    for the target's weights, and ``tree`` a published tree, ``chain:K`` or a JSON file of paths
-    (`jaxinfer.decoding.trees.static`), ``dynamic:N`` for the N nodes that the heads find likeliest at each step
-    (`jaxinfer.decoding.trees.dynamic`), or ``own``: the one that comes with the heads or, where none does,
-    mc_sim_7b_63. By default it is that one too, but its first nodes alone on a CPU, where more cost more than they
-    gain, and in a sum of bounded size, whose nodes are ``sum_nodes``. ``epsilon`` and ``delta`` are those of typical
-    acceptance. ``paths`` or ``growth`` and ``params`` are tree and heads themselves, for those who have them at hand.
-    On a CPU own output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with ``params``,
-    resolve it once.
+    ``heads`` is a folder of heads (`jaxinfer.checkpoint.drafters.heads`); it, ``tree``, ``paths`` and ``params`` are as
+    in `TreeDrafter`, but a tree can also be ``dynamic:N``, for the N nodes that the heads find likeliest at each step
+    (`jaxinfer.decoding.trees.dynamic`), which ``growth`` is itself. ``epsilon`` and ``delta`` are those of typical
+    acceptance. On a CPU own output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with
+    ``params``, resolve it once.
     """
 
     name: ClassVar[str] = "medusa"
     description: ClassVar[str] = "draft a tree with heads on the target's last hidden state"
 
-    heads: str = ""
-    tree: str = ""
+    folder_kind: ClassVar[str] = "heads"
+    trainer: ClassVar[str] = "train.medusa"
+    default_tree: ClassVar[str] = "mc_sim_7b_63"
+
     verify: Literal["match", "typical"] = "match"
     epsilon: float = 0.09
     delta: float = 0.3
-    paths: Paths = field(default=(), repr=False)
     growth: Growth | None = field(default=None, repr=False)
-    sum_nodes: int = field(default=0, repr=False)
-    params: Params | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_choice(self, "verify", ("match", "typical"))
@@ -84,10 +66,6 @@ class Medusa(Strategy):
         return self.epsilon, self.delta
 
     @property
-    def parameters(self) -> Any:
-        return () if self.params is None else self.params
-
-    @property
     def branches(self) -> bool:
         return self.growth is not None or len(self.paths) > tree_depth(self.paths)
 
@@ -99,14 +77,10 @@ class Medusa(Strategy):
     def max_depth(self) -> int:
         return tree_depth(self.paths) if self.growth is None else self.growth.max_depth
 
-    def bounded(self, nodes: int) -> "Medusa":
-        return replace(self, sum_nodes=nodes)
-
     def resolve(self, target: Target) -> "Medusa":
         folder, params = None, self.params
         if params is None:
-            given = Path(expanduser(self.heads)) if self.heads else None
-            folder = given or shipped_folder("heads", target.fingerprint, "python -m train.medusa")
+            folder = self.folder_for(target)
         if self.growth is not None:
             num_nodes = self.growth.num_nodes
         else:
@@ -136,9 +110,7 @@ class Medusa(Strategy):
             return Proposal(tree, memory, chances_BM=jnp.exp(log_p_BM))
         draft = draft_conditioned if is_conditioned(params) else draft_plain
         tokens_BM, log_p_BM = draft(model, params, self.paths, state, memory)
-        parents_BM = jnp.broadcast_to(jnp.asarray(lay_out(self.paths).parents_M), tokens_BM.shape)
-        all_BM = jnp.ones(tokens_BM.shape, bool)
-        return Proposal(DraftTree(tokens_BM, parents_BM, all_BM, all_BM), memory, chances_BM=jnp.exp(log_p_BM))
+        return Proposal(all_valid(lay_out(self.paths), tokens_BM), memory, chances_BM=jnp.exp(log_p_BM))
 
     def observe(
         self,
@@ -150,27 +122,15 @@ class Medusa(Strategy):
         draws_BM: Any,
         walk: Walk,
     ) -> Float[Array, "B D"]:
-        last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
-        return jnp.take_along_axis(verified.hidden_BMD, last_B1[..., None], axis=1)[:, 0]
-
-    def read_paths(self, folder: Path | None = None, most: int | None = None) -> Paths:
-        """Return the tree of ranks that the options name for heads of a folder, or ``most`` nodes if they name none."""
-        if self.paths:
-            return check_tree(self.paths, "of paths")
-        if self.tree not in ("", OWN_TREE):
-            return read_tree(self.tree)
-        path = own_tree(folder)
-        paths = read_tree("mc_sim_7b_63" if path is None else str(path))
-        return paths if self.tree else paths_for(paths, self.sum_nodes or most, self.sum_nodes > 0)
+        return verified.last.hidden_BD
 
     def _check_fit(self, params: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"
         num_heads, depth, config = len(params["heads"]), shaped.max_depth, target.config
         if depth > num_heads:
-            tree = "of paths" if self.paths else self.tree
             raise InvalidOption(
-                f"medusa: tree {tree} is {depth} deep, but {where} has {num_heads} heads: choose a tree of at most "
-                f"that depth, such as tree=chain:{num_heads}"
+                f"medusa: tree {self.tree_name} is {depth} deep, but {where} has {num_heads} heads: choose a tree of "
+                f"at most that depth, such as tree=chain:{num_heads}"
             )
         width, rows = heads_width(params), len(params["ids"]) if "ids" in params else config.vocab_size
         if width != config.model_dim:

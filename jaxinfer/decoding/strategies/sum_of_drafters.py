@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.decoding.acceptance.walk import Walk
+from jaxinfer.decoding.drafting.part_view import part_view
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Target, Verified, few_nodes
 from jaxinfer.decoding.trees.merge import merge, select
 from jaxinfer.decoding.trees.static import MAX_NODES
@@ -98,12 +98,11 @@ class SumOfDrafters(Strategy):
         return tuple(part.bounded(self.nodes) for part in self.parts) if self.nodes else self.parts
 
     def resolve(self, target: Target) -> "SumOfDrafters":
-        """Load what the parts name; a draft model then has to catch up with tokens that others drafted."""
+        """Load what the parts name, and tell them how deep the sum drafts."""
         asked = self._bounded_for(target)
         parts = [part.resolve(target) for part in asked.asked_parts]
         depth = max(part.max_depth for part in parts)
-        behind = [replace(part, catch_up=depth + 2) if isinstance(part, DraftModel) else part for part in parts]
-        return replace(asked, parts=tuple(behind))
+        return replace(asked, parts=tuple(part.in_sum(depth) for part in parts))
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> SumMemory:
         memories = tuple(part.start(model, mine, state, prefilled) for part, mine in zip(self.parts, params))
@@ -146,19 +145,13 @@ class SumOfDrafters(Strategy):
         walk: Walk,
     ) -> SumMemory:
         memory: SumMemory = proposal.memory
-        nodes_M, steps_D = jnp.arange(draws_BM.shape[1]), jnp.arange(walk.path_BM.shape[1])
-        is_taken_BD = steps_D[None, :] < walk.taken_B[:, None]
-        on_path_BM = ((walk.path_BM[:, :, None] == nodes_M) & is_taken_BD[:, :, None]).any(axis=1)
         memories, chances = [], []
         for part, mine, draft, places_BM, seen in zip(
             self.parts, params, memory.proposals, memory.places, memory.chances
         ):
-            # A node that found no place was not verified: its answer is not known and not asked for.
-            at_BM = jnp.maximum(places_BM, 0)
-            own_draws_BM = jnp.take_along_axis(draws_BM, at_BM, axis=1)
-            memories.append(part.observe(model, mine, state, draft, verified, own_draws_BM, walk))
-            was_tried_BM = draft.tree.valid_BM & (places_BM >= 0)
-            was_taken_BM = was_tried_BM & jnp.take_along_axis(on_path_BM, at_BM, axis=1)
+            view = part_view(part, draft, places_BM, proposal.tree, verified, draws_BM, walk, _verifies(part))
+            memories.append(part.observe(model, mine, state, view.proposal, view.verified, view.draws_BM, view.walk))
+            was_tried_BM, was_taken_BM = view.proposal.tree.valid_BM, view.is_taken_BM
             is_kind_BK1 = (jnp.arange(part.num_kinds) == _kinds(draft)[:, None])[..., None]
             tries_BKM, hits_BKM = (_MEMORY * counts_BKM for counts_BKM in seen)
             tries_BKM += is_kind_BK1 & was_tried_BM[:, None]

@@ -192,7 +192,7 @@ class TriForce(Strategy):
         verified = super().forward(model, params, state._replace(cache=cache), proposal, nodes)
         recorded = [part for part in verified.cache.parts if isinstance(part, RecordingCache)]
         cache = self._with_full_parts(model, verified.cache, [part.cache for part in recorded])
-        return verified._replace(cache=cache, aux=[part.queries_LBTNH for part in recorded])
+        return verified._replace(cache=cache, aux=[jnp.moveaxis(part.queries_LBTNH, 0, 2) for part in recorded])
 
     def observe(
         self,
@@ -211,14 +211,12 @@ class TriForce(Strategy):
         first_B1 = jnp.maximum(state.lengths_B - self.num_draft_tokens - 3, 0)[:, None]
         positions_BM = first_B1 + jnp.arange(self.num_draft_tokens + 2)
         streaming = tuple(part.refreshed(source, positions_BM) for part, source in zip(memory.streaming, full))
-        last_B1 = jnp.take_along_axis(walk.path_BM, walk.taken_B[:, None] - 1, axis=1)
         held_B, age = jnp.maximum(state.lengths_B - 1, 0), memory.age + 1
         is_due, window = age >= self.renew_steps, self.sizes(full[0].keys.shape[2]).window
         retrieval = []
-        for part, source, queries_LBMNH in zip(memory.retrieval, full, verified.aux, strict=True):
-            asked_LBNH = jnp.take_along_axis(queries_LBMNH, last_B1[None, :, :, None, None], axis=2)[:, :, 0]
+        for part, source, asked_BLNH in zip(memory.retrieval, full, verified.last.aux, strict=True):
             part = part.refreshed(source, positions_BM)
-            asked = (asked_LBNH, held_B, self.chunk, window, backend, is_due)
+            asked = (asked_BLNH.swapaxes(0, 1), held_B, self.chunk, window, backend, is_due)
             retrieval.append(part.rechosen(source, *asked, num_kv_heads=model.config.num_kv_heads))
         return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age))
 

@@ -6,8 +6,10 @@ first ranks first. The root itself is not listed, and every path's parent is.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import product
 from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Float, Int
 
@@ -25,6 +28,8 @@ Paths = tuple[TreePath, ...]
 MAX_NODES = 1024
 # The name of the tree that comes with drafters.
 OWN_TREE = "own"
+# How many tokens of each depth are combined.
+_PRODUCT = re.compile(r"[1-9]\d*(\.[1-9]\d*)*")
 # How many nodes are drafted for each one that a bounded sum verifies: it chooses, by chances, among these.
 _CHOICE = 1.25
 
@@ -92,10 +97,22 @@ def fill_tree(
     return jnp.concatenate([roots_B[:, None], tokens_BKR[:, depths, ranks]], axis=1), scores_BM
 
 
+def all_valid(layout: TreeLayout, tokens_BM: Int[Array, "B M"]) -> DraftTree:
+    """Return the tree of this layout whose nodes are all drafts."""
+    all_BM = jnp.ones(tokens_BM.shape, bool)
+    return DraftTree(tokens_BM, jnp.broadcast_to(jnp.asarray(layout.parents_M), tokens_BM.shape), all_BM, all_BM)
+
+
 def read_tree(name: str) -> Paths:
-    """Return the tree that a user names: a published one, ``chain:K``, or a JSON file with a list of paths."""
+    """Return the tree that a user names.
+
+    That is a published one, a product of as many tokens of each depth as ``4.2.1`` says, ``chain:K``, or a JSON file
+    with a list of paths.
+    """
     if name in PUBLISHED_TREES:
         return PUBLISHED_TREES[name]
+    if is_product(name):
+        return _read_product(name)
     kind, colon, depth = name.partition(":")
     if kind == "chain" and colon:
         if not depth.isdecimal() or not 1 <= int(depth) <= 64:
@@ -103,13 +120,31 @@ def read_tree(name: str) -> Paths:
         return tuple((0,) * length for length in range(1, int(depth) + 1))
     path = Path(expanduser(name))
     if not path.is_file():
-        known = ", ".join((OWN_TREE, *PUBLISHED_TREES))
-        raise InvalidOption(f"tree {name!r} is none of {known}, chain:K or a JSON file of paths")
+        known = ", ".join((OWN_TREE, *PUBLISHED_TREES, "chain:K"))
+        raise InvalidOption(f"tree {name!r} is none of {known}, a product such as 4.2.1 or a JSON file of paths")
     try:
         listed = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise InvalidOption(f"tree {name}: no JSON list of paths ({error})") from None
     return check_tree(listed, name)
+
+
+def is_product(name: str) -> bool:
+    """Tell whether a tree is named by how many tokens of each depth it combines: it lists its nodes by depth."""
+    return _PRODUCT.fullmatch(name) is not None
+
+
+def _read_product(name: str) -> Paths:
+    widths = [int(width) for width in name.split(".")]
+    level, nodes = 1, 1
+    for width in widths:
+        level *= width
+        nodes += level
+    if nodes > MAX_NODES:
+        raise InvalidOption(f"tree {name}: has {nodes} nodes, more than {MAX_NODES}: combine fewer tokens")
+    return tuple(
+        path for depth in range(1, len(widths) + 1) for path in product(*(range(width) for width in widths[:depth]))
+    )
 
 
 def paths_for(paths: Paths, nodes: int | None, is_summed: bool) -> Paths:

@@ -9,8 +9,8 @@ import jaxinfer
 from jaxinfer.checkpoint.drafters.streams import write_streams
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategies.streams import Streams, read_product
-from jaxinfer.decoding.trees.static import CAUTION, lay_out
+from jaxinfer.decoding.strategies.streams import Streams
+from jaxinfer.decoding.trees.static import CAUTION, lay_out, read_tree
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from jaxinfer.models.drafters.streams import StreamsConfig
 from jaxinfer.models.model import Model
@@ -22,7 +22,7 @@ from tests.toys import encode_bytes, fable_tokens
 PROMPTS = ("The quick", "O", "A small otter watched the", "One grey heron f", "The old badger")
 LIMITS = (40, 37, 33, 39, 36)
 STREAMS = StreamsConfig(num_streams=3, num_layers=1, rank=16, exit_rank=8, adapter_rank=4)
-TREE = read_product("4.2.1")
+TREE = read_tree("4.2.1")
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +136,10 @@ def test_in_a_bounded_sum_streams_tell_how_likely_their_tokens_are(lm, fitted, f
 
 
 def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, fitted, folder):
-    assert read_product("2.1.2") == (
+    assert read_tree("2.1.2") == (
         (0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)
     )  # fmt: skip
-    assert read_product("chain:2") == ((0,), (0, 0))
+    assert read_tree("chain:2") == ((0,), (0, 0))
     own = ((0,), (1,), (0, 0), (0, 0, 0))
     assert lm.resolve(f"streams:heads={folder},tree=own").paths == own, "it comes with the streams"
     assert lm.resolve(f"streams:heads={folder}").paths == own[:3], "a CPU serves few nodes"
@@ -160,7 +160,7 @@ MISTAKES = {
     "no folder": ("streams:heads=/nowhere/heads", CheckpointNotFound, "/nowhere/heads: no such folder of streams"),
     "no such tree": ("streams:heads=FOLDER,tree=oak", InvalidOption, "tree 'oak' is none of"),
     "a width of nothing": ("streams:heads=FOLDER,tree=2.0", InvalidOption, "tree '2.0' is none of"),
-    "a huge tree": ("streams:heads=FOLDER,tree=99.99", InvalidOption, "tree=99.99 has 9901 nodes, more than 1024"),
+    "a huge tree": ("streams:heads=FOLDER,tree=99.99", InvalidOption, "tree 99.99: has 9901 nodes, more than 1024"),
     "a deep tree": ("streams:heads=FOLDER,tree=1.1.1.1", InvalidOption, "1.1.1.1 is 4 deep, but .* are 3: .*chain:3"),
     "a rank past the vocabulary": ("streams:heads=FOLDER,tree=300", InvalidOption, "asks for rank 299 of 258 tokens"),
     "a probability": ("streams:prune_below=2", InvalidOption, "prune_below=2.0 is not a number from 0 to 1"),

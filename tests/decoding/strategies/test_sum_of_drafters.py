@@ -13,6 +13,7 @@ import jaxinfer
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.step import last_node
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategies.sum_of_drafters import Chances, SumMemory, SumOfDrafters
 from jaxinfer.decoding.strategy import Proposal, Target, Verified
@@ -141,7 +142,9 @@ def test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_fro
     memory = SumMemory(((),), (Chances(*[jnp.zeros((2, 3, 3))] * 2),), (guessed,), (places_BM,))
     walk = Walk(*[None] * len(Walk._fields))._replace(path_BM=jnp.asarray([[0, 1, 2]] * 2), taken_B=jnp.asarray([3, 2]))
     state = DecodeState(**dict.fromkeys(DecodeState._fields))
-    verified = Verified(None, None, create_cache(TINY_LLAMA, 2, 16, UNUSED.decoder.backend))
+    answers_BM1, cache = jnp.zeros((2, 3, 1)), create_cache(TINY_LLAMA, 2, 16, UNUSED.decoder.backend)
+    verified = Verified(answers_BM1, answers_BM1, cache)
+    verified = verified._replace(last=last_node(verified, walk))
     for _ in range(30):
         proposal = Proposal(tree, memory)
         memory = union.observe(UNUSED, ((),), state, proposal, verified, jnp.zeros((2, 3), jnp.int32), walk)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.decoding.registry import parse_strategy
-from jaxinfer.decoding.strategies.streams import Streams, read_product
+from jaxinfer.decoding.strategies.streams import Streams
+from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.planning.hlo.walk import Instruction, walk
@@ -48,7 +49,7 @@ def test_adapters_of_streams_act_in_stages_and_on_padded_heads_as_on_one_device(
     stream_params = init_streams(streams, one.lm.config, one.lm.backend, jax.random.key(0))
     blocks = jax.tree.map(jnp.asarray, random_adapters(one.lm.config, 2))
     adapted, idle = (
-        Streams(params={**stream_params, "blocks": each}, num_layers=2, paths=read_product("3.2.1"))
+        Streams(params={**stream_params, "blocks": each}, num_layers=2, paths=read_tree("3.2.1"))
         for each in (blocks, jax.tree.map(jnp.zeros_like, blocks))
     )
     lm = one.on("data=2,tensor=2,pipeline=2")
