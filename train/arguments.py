@@ -126,13 +126,17 @@ def add_step_arguments(
         "--schedule",
         choices=("cosine", "linear", "constant"),
         default="cosine",
-        help="of the learning rate (default: %(default)s)",
+        help="schedule of the learning rate (default: %(default)s)",
     )
     steps.add_argument(
         "--warmup", metavar="P", type=share, default=0.1, help="share of the steps that warm up (default: %(default)s)"
     )
     steps.add_argument(
-        "--weight-decay", metavar="X", type=number(float, 0), default=0.0, help="of AdamW (default: %(default)s)"
+        "--weight-decay",
+        metavar="X",
+        type=number(float, 0),
+        default=0.0,
+        help="weight decay of AdamW (default: %(default)s)",
     )
     steps.add_argument(
         "--clip", metavar="X", type=rate, default=1.0, help="clip gradients to this norm (default: %(default)s)"

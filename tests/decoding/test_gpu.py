@@ -9,7 +9,7 @@ import pytest
 from jaxinfer.decoding.programs import decode, prefill
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.state import initial_state
-from jaxinfer.decoding.strategy import Prompt
+from jaxinfer.decoding.strategy import Prefilled
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.ops.backend import choose_backend
@@ -37,9 +37,12 @@ def test_prefill_and_decode_lower_for_a_gpu_without_our_kernels(name: str) -> No
         return initial_state([[0]] * BATCH, [1] * BATCH, SLOTS, strategy.max_depth, cache, sampling)
 
     state = jax.eval_shape(build)
-    prompt = jax.ShapeDtypeStruct((BATCH, TINY_LLAMA.model_dim), jnp.bfloat16)
-    start = lambda params, state, prompt: strategy.start(Model(decoder, params), (), state, Prompt(prompt, TOKENS))  # noqa: E731
-    memory = jax.eval_shape(start, params, state, prompt)
+    hidden_BD = jax.ShapeDtypeStruct((BATCH, TINY_LLAMA.model_dim), jnp.bfloat16)
+
+    def start(params, state, hidden_BD):
+        return strategy.start(Model(decoder, params), (), state, Prefilled(hidden_BD, TOKENS))
+
+    memory = jax.eval_shape(start, params, state, hidden_BD)
     max_steps = jax.ShapeDtypeStruct((), jnp.int32)
     for function, arguments in (
         (partial(prefill, decoder, strategy, TOKENS), (params, (), state)),

@@ -46,7 +46,7 @@ FAULTS: tuple[Fault, ...] = (
         _BY_HAND,
     ),
     Fault(
-        "a step reads the whole embedding",
+        "the roofline counts the whole embedding in a step",
         _ROOFLINE,
         "    if config.tied_embeddings:\n        return total\n",
         "    if total:\n        return total\n",
