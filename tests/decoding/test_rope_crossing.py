@@ -141,6 +141,7 @@ def test_streaming_goes_on_across_the_switch(lm, requests, batch):
 
 
 @pytest.mark.parity
+@pytest.mark.slow
 def test_greedy_tokens_equal_those_of_transformers_phi3(tmp_path):
     """One ragged batch against single texts, for which transformers throws its cache away at the switch."""
     pytest.importorskip("torch")

@@ -14,8 +14,7 @@ from jaxinfer import SamplingParams, distributed
 from jaxinfer.errors import InvalidOption
 
 PROMPTS = ["One two three one two", "a", "The end of the text, the end of"]
-ENVIRONMENT = {
-    **os.environ,
+CHANGES = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -38,7 +37,7 @@ def start(command: list[str], port: int, process_id: int) -> subprocess.Popen:
     others = ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id"]
     return subprocess.Popen(
         [sys.executable, "-m", "jaxinfer", *command, *others, str(process_id), "--heartbeat", str(HEARTBEAT_SECONDS)],
-        env=ENVIRONMENT,
+        env={**os.environ, **CHANGES},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -142,7 +141,7 @@ def test_what_jax_refuses_is_said_in_one_line():
     code = "import jax, jaxinfer.distributed as d, jaxinfer.errors as e\n"
     for call in refused:
         code += f"try: {call}\nexcept e.JaxinferError as error: print(str(error))\n"
-    child = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    child = subprocess.run([sys.executable, "-c", code], env={**os.environ, **CHANGES}, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     for line, complaint in zip(child.stdout.splitlines(), refused.values(), strict=True):
         assert complaint in line

@@ -157,6 +157,7 @@ def test_learned_positions_and_a_penalty_that_counts_each_text_alone(tmp_path):
     assert len({token for found in texts for text in found for token in text}) > 20
 
 
+@pytest.mark.slow
 def test_texts_that_grow_past_the_original_length_of_longrope_go_on_from_a_new_cache(tmp_path):
     """Two of the prompts cross it, at different steps, which transformers handles by a new cache as well."""
     case = make_case("phi3-gqa-tied-longrope-partial", tmp_path)

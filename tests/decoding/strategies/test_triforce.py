@@ -38,6 +38,7 @@ def check_same(lm, requests, strategy):
     return plain, rows
 
 
+@pytest.mark.slow
 def test_no_token_changes_and_drafts_are_taken_and_refused(lm, asked):
     plain, rows = check_same(lm, asked, SMALL)
     assert min(least_margin(lm, *one) for one in zip(asked, [row.tokens for row in plain])) > LEAST_MARGIN
