@@ -12,7 +12,7 @@ from jaxinfer.planning.footprint import count_footprint
 from jaxinfer.planning.known_models import planned_config
 from jaxinfer.planning.report import PlanReport, make_plan
 from jaxinfer.planning.strategies import planned_strategy
-from jaxinfer.planning.suggest import _counted, find_alternatives, suggest_meshes
+from jaxinfer.planning.suggest import _on_meshes, find_alternatives, suggest_meshes
 from tests.planning.models import EIGHT, LLAMA_2_7B
 
 # Of these texts, which take 8 GiB each, one fits into a v5e chip.
@@ -72,7 +72,9 @@ def test_what_does_not_fit_is_estimated(refused):
 
 
 @CHECKED_BY_COMPILING
-@pytest.mark.parametrize("temporaries", [0.0, 0.02, 0.4])
+@pytest.mark.parametrize(
+    "temporaries", [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(0.02, marks=pytest.mark.slow), 0.4]
+)
 def test_what_fits_instead_is_the_most_that_does(refused, monkeypatch, temporaries):
     """The compiler's part is played by a sum in which temporaries are a share of the cache, rounded as it rounds."""
 
@@ -174,6 +176,6 @@ def test_longer_texts_than_a_model_was_made_for_can_be_planned():
 
 def test_meshes_that_split_slots_are_tried_where_the_deployment_does():
     split = dataclasses.replace(EIGHT, mesh=MeshConfig(sequence=2, tensor=4))
-    meshes = {one.mesh for one, _ in _counted(split, split.topology)}
+    meshes = {one.mesh for one in _on_meshes(split, split.topology)}
     assert {MeshConfig(sequence=2, tensor=4), MeshConfig(tensor=8), MeshConfig(data=2, sequence=2, tensor=2)} <= meshes
-    assert not any(one.mesh.sequence > 1 for one, _ in _counted(EIGHT, EIGHT.topology))
+    assert not any(one.mesh.sequence > 1 for one in _on_meshes(EIGHT, EIGHT.topology))

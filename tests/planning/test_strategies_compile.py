@@ -65,8 +65,8 @@ CASES = {
 }
 
 
-# Of several guesses one is kept; drafts by the first layers alone. Plain decoding is compiled in test_eight_chips.
-ORDINARY = ("lookahead", "layerskip")
+# It keeps one of several guesses. Plain decoding and a given tree are compiled in test_eight_chips.
+ORDINARY = ("lookahead",)
 
 
 @pytest.mark.parametrize(
