@@ -71,7 +71,7 @@ FAULTS: tuple[Fault, ...] = (
         f"{_CLI}/test_mistakes.py::test_a_bad_line_of_prompts_is_named",
     ),
     Fault(
-        "a chat forgets its system message",
+        "a full chat forgets one message at a time",
         "jaxinfer/cli/commands/chat.py",
         "del self.messages[self._num_fixed : self._num_fixed + 2]",
         "del self.messages[0:1]",

@@ -85,6 +85,7 @@ def test_the_marks_are_those_of_the_references(trained_folder, tmp_path, capsys)
     assert (found["overall"]["answers"], found["overall"]["tokens_per_step"]) == (3, 1.0)
 
 
+@pytest.mark.slow
 def test_a_strategy_changes_the_steps_and_no_mark(trained_folder, tmp_path, capsys):
     lines = [{"prompt": line[:12], "response": line[12:]} for line in fable(4, seed=5).splitlines()]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))

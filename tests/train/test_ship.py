@@ -15,7 +15,7 @@ from train.arguments import identity
 from train.data import __main__ as data
 from train.streams import __main__ as streams
 
-COMMANDS = {module.__name__: module for module in (data, medusa, prompts, streams)}
+COMMANDS = {module.__name__.removesuffix(".__main__"): module for module in (data, medusa, prompts, streams)}
 SHIPPED = {"heads": (ship.HEADS, "Hydra heads"), "streams": (ship.STREAMS, "streams")}
 
 

@@ -51,6 +51,7 @@ def test_prompts_are_what_the_model_goes_on_with_and_none_comes_twice(chat_folde
         assert one["category"] == "self-written"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_prompts(chat_folder, written, tmp_path, capsys):
     """Whatever its batches, since a draw is a function of its own seed."""
     lines = written.read_text().splitlines(keepends=True)
@@ -73,6 +74,11 @@ def with_template(folder, template, to):
 def test_a_stop_token_needs_no_stop_string(trained_folder, tmp_path):
     lm = jaxinfer.load(with_template(trained_folder, TURNS, tmp_path / "model"))
     assert around_user_text(lm) == ("<|begin|>The ", "")
+
+
+@pytest.mark.slow
+def test_a_stop_token_ends_a_prompt(trained_folder, tmp_path):
+    lm = jaxinfer.load(with_template(trained_folder, TURNS, tmp_path / "model"))
     out, opening = tmp_path / "prompts.jsonl", lm.tokenizer.encode("<|begin|>The ", add_special_tokens=False)
     same = ("--model", tmp_path / "model", "--out", out, "--max-new-tokens", 160)
     assert prompts(*same, "--count", 4, "--batch-size", 8) == 0
