@@ -81,7 +81,7 @@ def test_strategies_write_the_plain_tokens_on_kernels_and_padded_lanes(strategy,
     assert written(TWO_LAYERS, backend, strategy, cache) == plainly_written(cache)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("strategy", "cache", "backends"),
     [

@@ -29,8 +29,9 @@ CASE = Case(
 
 
 @pytest.fixture
-def one_kernel(tmp_path, monkeypatch):
-    """Let there be one kernel, of one case."""
+def one_kernel(tmp_path, monkeypatch, v5e):
+    """Let there be one kernel, of one case, and one process that compiles."""
+    monkeypatch.setattr(bench, "Compiler", lambda chip: v5e)
     monkeypatch.setattr(tuning, "table_path", lambda kernel: tmp_path / f"{kernel}.json")
     tuning.write_blocks("doubling", "v5e", CASE.shape, {"steps": 64})
     monkeypatch.setattr(measure, "kernel_names", lambda: ["doubling"])

@@ -26,7 +26,10 @@ def test_the_clock_brings_the_matrix_units_to_the_published_peak(chip):
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
+@pytest.mark.parametrize(
+    "chip",
+    [pytest.param(chip, id=name, marks=() if name == "v5e" else pytest.mark.slow) for name, chip in CHIPS.items()],
+)
 def test_devices_and_memory_are_what_the_compiler_says(chip):
     mesh = tensor_mesh(f"{chip.name}:{chip.single}", chip.devices)
     too_large = jax.ShapeDtypeStruct((1 << 40,), jnp.int8, sharding=NamedSharding(mesh, PartitionSpec()))

@@ -14,6 +14,7 @@ from tests.pallas_kernels import small_kernels
 # Larger than vector memory's part that the compiler would fetch whole operands into.
 LARGE = jax.ShapeDtypeStruct((1 << 16, 512), jnp.float32)
 LARGE_BYTES = 4 * 512 << 16
+OTHERS = ("v4", "v6e", "v5p", "tpu7x")
 
 TEXT = """= control target key start
 LB: loop body
@@ -46,12 +47,6 @@ base_bounds: (8, 1) */ }
 """
 
 
-@pytest.fixture(scope="module")
-def v5e():
-    with Compiler("v5e") as compiler:
-        yield compiler
-
-
 def the_kernel(schedule: Schedule) -> Operation:
     """Return the one operation that is longer than a conversion."""
     return max(schedule.operations, key=lambda operation: operation.cycles)
@@ -77,7 +72,7 @@ def test_a_branch_on_what_is_not_given_is_refused_by_what_to_do():
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("steps", [32, 64])
+@pytest.mark.parametrize("steps", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_grid_runs_its_steps_and_moves_its_blocks_once(v5e, steps):
     """Two steps more than the grid has: one before its first output is written back, one to fetch ahead."""
     schedule = v5e.schedule(small_kernels.double, [LARGE], steps=steps)
@@ -107,12 +102,16 @@ def test_skipped_blocks_are_counted_as_skipped(v5e):
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("chip", ["v4", "v5e", "v6e", "v5p", "tpu7x"])
-def test_work_follows_the_lengths_that_are_given(chip):
+@pytest.mark.parametrize("chip", ["v5e", *(pytest.param(chip, marks=pytest.mark.slow) for chip in OTHERS)])
+def test_work_follows_the_lengths_that_are_given(chip, request):
     lengths = np.array([300, 0, 128, 1000, 2048], np.int32)
     parts = 3 + 0 + 1 + 8 + 16
     rows = jax.ShapeDtypeStruct((16, 5, 2048, 512), jnp.float32)
-    schedule = compile_schedule(small_kernels.sum_to_lengths, [lengths, np.array([7], np.int32), rows], chip)
+    described = small_kernels.sum_to_lengths, [lengths, np.array([7], np.int32), rows]
+    if chip == "v5e":
+        schedule = request.getfixturevalue("v5e").schedule(*described)
+    else:
+        schedule = compile_schedule(*described, chip)
     kernel = the_kernel(schedule)
     (inner,) = [loop for loop in kernel.loops if loop.depth == 2]
     assert inner.runs == parts
@@ -123,7 +122,7 @@ def test_work_follows_the_lengths_that_are_given(chip):
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("shifted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_table_of_two_dimensions_is_found_as_it_lies_in_memory(v5e, shifted):
     """Page 0 is skipped, and a page that follows itself is not fetched again."""
     table = np.zeros((10, 200), np.int32)

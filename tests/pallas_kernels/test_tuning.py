@@ -9,7 +9,7 @@ import pytest
 from pallas_kernels import autotune, tuning
 from pallas_kernels.case import Case
 from pallas_kernels.scalar_unit import ScheduleError
-from pallas_kernels.schedule import Compiler
+from pallas_kernels.schedule import Compiler, Operation, Schedule
 from tests.pallas_kernels import small_kernels
 
 TABLE = {
@@ -80,30 +80,49 @@ def doubling(name: str, rows: int) -> Case:
     )
 
 
-@pytest.mark.tpu_compile
+def estimated(function, arguments, *, donated=(), steps):
+    """Answer for the compiler, of `doubling`: a step costs something, and all at once does not fit."""
+    if steps == 1:
+        raise ScheduleError("it does not fit")
+    cycles = arguments[0].shape[0] + 100 * steps
+    operation = Operation("double", cycles, cycles, hbm_bytes=1, slots={}, loops=(), blocks=())
+    return Schedule("v5e", (operation,), hbm_bytes=1, temporary_bytes=0, peak_bytes=0, argument_bytes=0)
+
+
 def test_a_search_that_was_stopped_goes_on_where_it_was(table, monkeypatch, capsys):
     """The best of a shape is written as soon as it is known; what was measured is not compiled again."""
-    log = table / "log.jsonl"
     with Compiler("v5e") as compiler:
-        compiled = []
-        schedule = compiler.schedule
+        monkeypatch.setattr(compiler, "schedule", estimated)
+        check_search(compiler, table, monkeypatch, capsys)
 
-        def stop_at_the_fifth(function, arguments, **blocks):
-            compiled.append(blocks["steps"])
-            if len(compiled) == 5:
-                raise KeyboardInterrupt
-            return schedule(function, arguments, **blocks)
 
-        monkeypatch.setattr(compiler, "schedule", stop_at_the_fifth)
-        cases = [doubling("small", 1 << 14), doubling("large", 1 << 15)]
-        with pytest.raises(KeyboardInterrupt):
-            autotune.tune(cases, compiler, autotune.Log(log))
-        assert tuning.read_table("doubling") == {"v5e": {"rows=16384": {"steps": 32}}}
-        log.write_text(log.read_text() + '{"key": "cut off')
-        assert autotune.tune(cases, compiler, autotune.Log(log)) == {
-            "rows=16384": {"steps": 32},
-            "rows=32768": {"steps": 32},
-        }
+@pytest.mark.slow
+@pytest.mark.tpu_compile
+def test_a_search_by_the_compiler_goes_on_where_it_was_stopped(table, monkeypatch, capsys, v5e):
+    check_search(v5e, table, monkeypatch, capsys)
+
+
+def check_search(compiler, table, monkeypatch, capsys):
+    log = table / "log.jsonl"
+    compiled = []
+    schedule = compiler.schedule
+
+    def stop_at_the_fifth(function, arguments, **blocks):
+        compiled.append(blocks["steps"])
+        if len(compiled) == 5:
+            raise KeyboardInterrupt
+        return schedule(function, arguments, **blocks)
+
+    monkeypatch.setattr(compiler, "schedule", stop_at_the_fifth)
+    cases = [doubling("small", 1 << 14), doubling("large", 1 << 15)]
+    with pytest.raises(KeyboardInterrupt):
+        autotune.tune(cases, compiler, autotune.Log(log))
+    assert tuning.read_table("doubling") == {"v5e": {"rows=16384": {"steps": 32}}}
+    log.write_text(log.read_text() + '{"key": "cut off')
+    assert autotune.tune(cases, compiler, autotune.Log(log)) == {
+        "rows=16384": {"steps": 32},
+        "rows=32768": {"steps": 32},
+    }
     # All of the small one, one of the large, the one that stopped; then what was left of the large.
     assert compiled == [1, 2048, 32, 1, 4096, 4096, 32]
     assert tuning.tuned_blocks("doubling", {"rows": 1 << 15}, "v5e") == {"steps": 32}
@@ -113,9 +132,9 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(table, monkeypatch, caps
 
 
 @pytest.mark.tpu_compile
-def test_a_shape_that_no_blocks_compile_for_is_an_error(table):
+def test_a_shape_that_no_blocks_compile_for_is_an_error(table, v5e):
     case = Case(
         "large", "all", small_kernels.too_large, (jax.ShapeDtypeStruct((8, 128), jnp.float32),), ({},), {}, 0, 1
     )
-    with Compiler("v5e") as compiler, pytest.raises(ScheduleError, match="large compiles for v5e with none of its"):
-        autotune.tune([case], compiler, autotune.Log(table / "log.jsonl"))
+    with pytest.raises(ScheduleError, match="large compiles for v5e with none of its"):
+        autotune.tune([case], v5e, autotune.Log(table / "log.jsonl"))

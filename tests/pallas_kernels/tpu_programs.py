@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import SingleDeviceSharding
 
 from jaxinfer.planning.topology import tensor_mesh, without_persistent_cache
@@ -17,6 +18,11 @@ def _placed(chip: str) -> SingleDeviceSharding:
     facts = CHIPS[chip]
     mesh = tensor_mesh(f"{chip}:{facts.single}", facts.devices)
     return SingleDeviceSharding(mesh.devices.flat[0])
+
+
+def first_is_ordinary(cases: Sequence[Any]) -> list[Any]:
+    """Return a test's cases, of which all but the first are left to the wide run."""
+    return [cases[0], *(pytest.param(case, marks=pytest.mark.slow) for case in cases[1:])]
 
 
 def compile_for(

@@ -1,0 +1,100 @@
+"""Faults of the CPU's own kernels: tails of tiles, chunks that are joined, hidden slots, ties."""
+
+from tests.mutants.fault import Fault
+
+_FOLDER = "jaxinfer/ops/cpu_kernels"
+_PRODUCTS, _ATTENTION = "tests/ops/test_cpu_products.py", "tests/ops/test_cpu_attention.py"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "outputs that a wide tile just fits are left to narrow ones of the next",
+        f"{_FOLDER}/product_code.py",
+        'code.value("icmp sle i64 %wider, %outputs")',
+        'code.value("icmp sle i64 %narrower, %outputs")',
+        f"{_PRODUCTS}::test_rows_times_weights_of_any_shape",
+    ),
+    Fault(
+        "pieces are shared out as if all matrices had the first one's outputs",
+        f"{_FOLDER}/product_code.py",
+        "values = outputs[index], stride, lines, code.total(pieces[:index])",
+        "values = outputs[0], stride, lines, code.total(pieces[:index])",
+        f"{_PRODUCTS}::test_whatever_the_pool_does_products_are_whole_and_records_freed",
+    ),
+    Fault(
+        "a part of a row is looked for where the outputs' are",
+        f"{_FOLDER}/product_code.py",
+        'code.arithmetic("mul", group, length if rows_are_outputs else outputs)',
+        'code.arithmetic("mul", group, length)',
+        f"{_PRODUCTS}::test_columns_added_up_of_any_shape",
+    ),
+    Fault(
+        "a negative layer is the first",
+        f"{_FOLDER}/handlers.py",
+        'layer = code.value(f"select i1 {is_negative}, i64 {from_end}, i64 {layer}")',
+        'layer = code.value(f"select i1 {is_negative}, i64 0, i64 {layer}")',
+        f"{_PRODUCTS}::test_a_layer_is_counted_as_jax_counts_it",
+    ),
+    Fault(
+        "an error of the pool is not counted as a thread that does not come",
+        f"{_FOLDER}/handlers.py",
+        'code.value(f"atomicrmw sub ptr {users_left}, i64 {refused} monotonic")',
+        'code.value(f"atomicrmw sub ptr {users_left}, i64 0 monotonic")',
+        f"{_PRODUCTS}::test_whatever_the_pool_does_products_are_whole_and_records_freed",
+    ),
+    Fault(
+        "all rows of seven-bit products lose the offset of the first",
+        f"{_FOLDER}/tiles.py",
+        "%sum_offset{index // outputs}",
+        "%sum_offset0",
+        f"{_PRODUCTS}::test_rows_times_weights_of_any_shape",
+    ),
+    Fault(
+        "hidden scores are added to, not replaced",
+        f"{_FOLDER}/attention_code.py",
+        'shown = code.value(f"select {seen}")',
+        'shown = code.value(f"fadd {wide} {code.load(wide, place, 4)}, {hidden}")',
+        f"{_ATTENTION}::test_hidden_keys_count_for_nothing_whatever_they_are",
+    ),
+    Fault(
+        "what stands past the last slot counts",
+        f"{_FOLDER}/attention_code.py",
+        'is_slot = code.value(f"icmp slt <{lanes} x i64> {order}, {lefts}")',
+        'is_slot = code.value(f"icmp sle <{lanes} x i64> {order}, {lefts}")',
+        f"{_ATTENTION}::test_attention_of_any_shape",
+    ),
+    Fault(
+        "chunks are joined as if they had one greatest score",
+        f"{_FOLDER}/attention_code.py",
+        "sums.left = vectors.multiply_add(code, factors, part, sums.held)",
+        'sums.left = code.value(f"fadd {wide} {part}, {sums.held}")',
+        f"{_ATTENTION}::test_attention_of_any_shape",
+    ),
+    Fault(
+        "the chunk in which a row ends is left out",
+        f"{_FOLDER}/attention_code.py",
+        'past = code.arithmetic("add", of_item, code.ceiling(last, CHUNK))',
+        'past = code.arithmetic("add", of_item, code.larger(code.arithmetic("sdiv", last, CHUNK), 1))',
+        f"{_ATTENTION}::test_attention_of_any_shape",
+    ),
+    Fault(
+        "the last of equals is the best",
+        f"{_FOLDER}/best.py",
+        'code.value(f"fcmp ogt float {one}, {other}")',
+        'code.value(f"fcmp oge float {one}, {other}")',
+        "tests/sampling/test_draw.py::test_the_best_token_is_the_first_of_the_highest_in_any_vocabulary",
+    ),
+    Fault(
+        "a row that is no whole number of vectors loses its last numbers",
+        f"{_FOLDER}/best.py",
+        'last = code.arithmetic("sub", length, lanes)',
+        'last = code.arithmetic("and", code.arithmetic("sub", length, lanes), -lanes)',
+        "tests/ops/test_cpu_kernels.py::test_whatever_the_pool_does_the_best_are_found_and_records_freed",
+    ),
+    Fault(
+        "an id outside a table reads past its end",
+        f"{_FOLDER}/rows.py",
+        'line = code.larger(code.smaller(line, code.arithmetic("sub", lines, 1)), 0)',
+        'line = code.larger(code.smaller(line, code.arithmetic("sub", lines, 2)), 0)',
+        "tests/ops/test_cpu_kernels.py::test_rows_of_a_table_are_taken_where_they_lie",
+    ),
+)

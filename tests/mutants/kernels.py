@@ -1,0 +1,163 @@
+"""Faults of the Pallas kernels: masks, edges, orders and scales."""
+
+from tests.mutants.fault import Fault
+
+_PREFILL = "pallas_kernels/flash_prefill/kernel.py"
+_BLOCK, _ORDER, _ANCESTORS = (f"pallas_kernels/{name}.py" for name in ("block_attention", "slot_order", "ancestors"))
+_TESTS = "tests/pallas_kernels"
+_DECODES = f"{_TESTS}/test_flash_decode.py::test_agrees_with_the_reference"
+_PREFILLS = f"{_TESTS}/test_flash_prefill.py::test_agrees_with_the_reference"
+_VERIFIES = f"{_TESTS}/test_tree_verify.py::test_agrees_with_the_reference"
+_GOES_AROUND = f"{_TESTS}/test_ring_decode.py::test_agrees_with_the_reference"
+_READS_PAGES = f"{_TESTS}/test_paged_decode.py::test_agrees_with_the_reference"
+_MULTIPLIES = f"{_TESTS}/test_quant_matmul.py::test_products_are_those_of_the_dequantised_weights"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "flash_prefill hides a token from itself",
+        _PREFILL,
+        "seen_RL = behind_RL >= offset",
+        "seen_RL = behind_RL > offset",
+        _PREFILLS,
+    ),
+    Fault(
+        "flash_prefill's window is one too long",
+        _PREFILL,
+        "seen_RL &= behind_RL < offset + self.prefill.window",
+        "seen_RL &= behind_RL <= offset + self.prefill.window",
+        _PREFILLS,
+    ),
+    Fault(
+        "flash_prefill forgets what came before when the largest score grows",
+        _PREFILL,
+        "sum_RI * _over_lanes(kept_RL, sum_RI.shape[1]) + added_RI",
+        "sum_RI + added_RI",
+        _PREFILLS,
+    ),
+    Fault(
+        "flash_prefill multiplies by values past the end",
+        _PREFILL,
+        "index_SI < self.end - self.base - here",
+        "index_SI <= self.end - self.base - here",
+        _PREFILLS,
+    ),
+    Fault(
+        "flash_prefill starts blocks that all queries see one too late for a window",
+        _PREFILL,
+        "cut = fold.first_slot + tiling.block_q - prefill.window",
+        "cut = fold.first_slot - prefill.window",
+        _PREFILLS,
+    ),
+    Fault(
+        "the running total is not rescaled",
+        _BLOCK,
+        "total_RL = kept_RL * running.total_CRL[group, rows]",
+        "total_RL = 1.0 * running.total_CRL[group, rows]",
+        _DECODES,
+    ),
+    Fault(
+        "a soft-cap is not scaled back",
+        _BLOCK,
+        "* (self.softcap * math.log2(math.e))",
+        "* math.log2(math.e)",
+        _DECODES,
+    ),
+    Fault(
+        "flash_decode sees a block that ends one slot after the start as a whole",
+        _ORDER,
+        "is_old = first_slot + slots <= start",
+        "is_old = first_slot + slots <= start + 1",
+        _DECODES,
+    ),
+    Fault(
+        "flash_decode's window counts from the first new token for all",
+        _ORDER,
+        "old_RS &= offset_1S > depth_of_rows(encoded_RA) - self.window",
+        "old_RS &= offset_1S > -self.window",
+        _DECODES,
+    ),
+    Fault(
+        "flash_decode begins a block after its window does",
+        _ORDER,
+        "jnp.maximum(start_B - self.window + 1, 0) // block, last_B",
+        "jnp.minimum(jnp.maximum(start_B - self.window + 1, 0) // block + 1, last_B), last_B",
+        _DECODES,
+    ),
+    Fault(
+        "a tree's nodes see all nodes before them",
+        _ANCESTORS,
+        "seen_BTT = ancestors_BTT\n",
+        "seen_BTT = jnp.broadcast_to(np.tri(num_tokens, dtype=bool)[None], ancestors_BTT.shape)\n",
+        _VERIFIES,
+    ),
+    Fault(
+        "a tree's window counts nodes, not depth",
+        _ANCESTORS,
+        "is_near_BTT = depth_BT[:, None, :] > depth_BT[:, :, None] - window",
+        "is_near_BTT = (jnp.arange(num_tokens)[None, :] > jnp.arange(num_tokens)[:, None] - window)[None]",
+        _VERIFIES,
+    ),
+    Fault(
+        "a ring's slot that is written next still counts as old",
+        _ORDER,
+        "& (held_1S > position_R1 - self.window)",
+        "& (held_1S >= position_R1 - self.window)",
+        _GOES_AROUND,
+    ),
+    Fault(
+        "a ring goes around all slots, sinks included",
+        _ORDER,
+        "return jnp.where(distance < 0, distance + self.capacity, distance)",
+        "return jnp.where(distance < 0, distance + self.num_slots, distance)",
+        _GOES_AROUND,
+    ),
+    Fault(
+        "sinks meet the query of the window",
+        "pallas_kernels/flash_decode/kernel.py",
+        "jnp.where(slot_1L < order.num_sinks, near_RL, products_RS[:, :LANES])",
+        "products_RS[:, :LANES]",
+        _GOES_AROUND,
+    ),
+    Fault(
+        "pages are looked up in the table of the first row",
+        "pallas_kernels/paged_decode/kernel.py",
+        "row_I[step] * pages_per_row + block_I[step] * layout.per_block",
+        "block_I[step] * layout.per_block",
+        _READS_PAGES,
+    ),
+    Fault(
+        "all heads of a page have the scale of the first",
+        "pallas_kernels/paged_decode/kernel.py",
+        "is_own_RS = row_RS >= head * self.layout.rows_per_head",
+        "is_own_RS = row_RS < 0",
+        _READS_PAGES,
+    ),
+    Fault(
+        "cache_write keeps the last new token out",
+        "pallas_kernels/cache_write/kernel.py",
+        "(token_SF < count_B[row])",
+        "(token_SF < count_B[row] - 1)",
+        f"{_TESTS}/test_cache_write.py::test_tokens_go_around_a_ring_and_padding_does_not",
+    ),
+    Fault(
+        "cache_write overwrites sinks when it comes around",
+        "pallas_kernels/cache_write/kernel.py",
+        " & (slot_SF >= lowest_X[at])",
+        "",
+        f"{_TESTS}/test_cache_write.py::test_tokens_go_around_a_ring_and_padding_does_not",
+    ),
+    Fault(
+        "the first group's scale serves a whole tile of four-bit weights",
+        "pallas_kernels/quant_matmul/kernel.py",
+        "scale = scales_ref[tile * parts + index : tile * parts + index + 1]",
+        "scale = scales_ref[tile * parts : tile * parts + 1]",
+        _MULTIPLIES,
+    ),
+    Fault(
+        "the scales of int8 activations are left out",
+        "pallas_kernels/quant_matmul/kernel.py",
+        "out_ref[...] = (scaled * rows_ref[...]).astype(out_ref.dtype)",
+        "out_ref[...] = scaled.astype(out_ref.dtype)",
+        _MULTIPLIES,
+    ),
+)
