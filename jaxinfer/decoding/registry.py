@@ -1,43 +1,48 @@
 """Every way to decode, by name; and how a user writes one down: ``name`` or ``name:key=value,key=value``."""
 
 import dataclasses
+import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from jaxinfer.decoding.options import spelling
-from jaxinfer.decoding.strategies.autoregressive import Autoregressive
-from jaxinfer.decoding.strategies.beam import BeamSearch
-from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategies.jacobi import Jacobi
-from jaxinfer.decoding.strategies.layerskip import LayerSkip
-from jaxinfer.decoding.strategies.lookahead import Lookahead
-from jaxinfer.decoding.strategies.medusa import Medusa
-from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
-from jaxinfer.decoding.strategies.streams import Streams
-from jaxinfer.decoding.strategies.triforce import TriForce
-from jaxinfer.decoding.strategies.union import Union
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
-STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
+_FOLDER = "jaxinfer.decoding.strategies"
+_HOMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        kind.name: kind
-        for kind in (
-            Autoregressive,
-            DraftModel,
-            PromptLookup,
-            Jacobi,
-            Lookahead,
-            Medusa,
-            Streams,
-            LayerSkip,
-            TriForce,
-            BeamSearch,
-        )
+        "autoregressive": ("autoregressive", "Autoregressive"),
+        "draft_model": ("draft_model", "DraftModel"),
+        "prompt_lookup": ("prompt_lookup", "PromptLookup"),
+        "jacobi": ("jacobi", "Jacobi"),
+        "lookahead": ("lookahead", "Lookahead"),
+        "medusa": ("medusa", "Medusa"),
+        "streams": ("streams", "Streams"),
+        "layerskip": ("layerskip", "LayerSkip"),
+        "triforce": ("triforce", "TriForce"),
+        "beam": ("beam", "BeamSearch"),
     }
 )
+
+
+class _Strategies(Mapping[str, type[Strategy]]):
+    """The kinds of strategies by name, each imported when it is asked for: a command waits for its own only."""
+
+    def __getitem__(self, name: str) -> type[Strategy]:
+        module, kind = _HOMES[name]
+        return getattr(importlib.import_module(f"{_FOLDER}.{module}"), kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = _Strategies()
 
 
 def parse_strategy(spec: str | Strategy) -> Strategy:
@@ -73,6 +78,9 @@ def _parse_sum(terms: list[str]) -> Strategy:
     nodes = 0
     if terms[-1].startswith("nodes="):
         nodes = _parse_value("sum", "nodes", terms.pop().removeprefix("nodes="), int)
+    # Imported here, as each strategy is.
+    from jaxinfer.decoding.strategies.union import Union
+
     return Union(tuple(parse_strategy(term) for term in terms), nodes)
 
 
