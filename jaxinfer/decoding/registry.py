@@ -2,13 +2,11 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from jaxinfer.decoding.options import spelling
-from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 
@@ -27,13 +25,24 @@ _NAMES = (
 )
 
 
-def _find(name: str) -> type[Strategy]:
-    module = import_module(f"jaxinfer.decoding.strategies.{name}")
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Strategy)]
-    return next(kind for kind in kinds if kind.name == name)
+class _Strategies(Mapping[str, type[Strategy]]):
+    """The kinds of strategies by name. Each is imported on first use, so a command loads only its own."""
+
+    def __getitem__(self, name: str) -> type[Strategy]:
+        if name not in _NAMES:
+            raise KeyError(name)
+        module = import_module(f"jaxinfer.decoding.strategies.{name}")
+        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Strategy)]
+        return next(kind for kind in kinds if kind.name == name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
 
 
-STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType({name: _find(name) for name in _NAMES})
+STRATEGIES: Mapping[str, type[Strategy]] = _Strategies()
 
 
 def parse_strategy(spec: str | Strategy) -> Strategy:
@@ -69,6 +78,9 @@ def _parse_sum(terms: list[str]) -> Strategy:
     nodes = 0
     if terms[-1].startswith("nodes="):
         nodes = _parse_value("sum", "nodes", terms.pop().removeprefix("nodes="), int)
+    # Imported here, as each strategy is.
+    from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
+
     return SumOfDrafters(tuple(parse_strategy(term) for term in terms), nodes)
 
 

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxinfer.decoding.batch import Request, RowCounts, RunningBatch
-from jaxinfer.decoding.beam.batch import BeamBatch
 from jaxinfer.decoding.programs import Programs
-from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.notation import Params
 
@@ -72,6 +70,11 @@ def start_batch(
 
     Where results of a prompt come from rows of their own, each counts as a prompt.
     """
-    if isinstance(strategy, BeamSearch):
-        return BeamBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts)
+    if strategy.exactness == "beam":
+        # Imported here: other strategies need nothing of it.
+        from jaxinfer.decoding.beam.batch import BeamBatch
+        from jaxinfer.decoding.strategies.beam import BeamSearch
+
+        if isinstance(strategy, BeamSearch):
+            return BeamBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts)
     return RunningBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts)

@@ -11,6 +11,7 @@ from jaxinfer.cli.arguments import (
     add_sampling_arguments,
     sampling_options,
 )
+from jaxinfer.cli.collection import without_collection
 from jaxinfer.cli.output.pace_notice import pace_lines
 from jaxinfer.cli.output.stats_table import stats_lines
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
@@ -33,14 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer line by line until /exit, the end of input, or Ctrl-C at the prompt; Ctrl-C in a reply stops the reply."""
-    # Imported here: a mistake in the options is told before JAX is waited for.
-    from jaxinfer.cli.loading import load_model
-    from jaxinfer.decoding.registry import parse_strategy
-    from jaxinfer.sampling.params import SamplingParams
+    with without_collection():
+        # Imported here: a mistake in the options is told before JAX is waited for.
+        from jaxinfer.cli.loading import load_model
+        from jaxinfer.decoding.registry import parse_strategy
+        from jaxinfer.sampling.params import SamplingParams
 
-    sampling = SamplingParams(**sampling_options(options))
-    parse_strategy(options.strategy).num_results(sampling)
-    model = load_model(options)
+        sampling = SamplingParams(**sampling_options(options))
+        parse_strategy(options.strategy).num_results(sampling)
+        model = load_model(options)
     if model.tokenizer.chat_template is None:
         raise InvalidTokenizer("this model has no chat template: use jaxinfer generate")
     conversation = Conversation(model, sampling, options)

@@ -14,6 +14,7 @@ from jaxinfer.cli.arguments import (
     sampling_options,
     whole_number,
 )
+from jaxinfer.cli.collection import without_collection
 from jaxinfer.cli.output.draft_marks import DraftMarks, colours_drafts
 from jaxinfer.cli.output.pace_notice import pace_lines
 from jaxinfer.cli.output.start_table import start_lines
@@ -62,19 +63,20 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption("--logprobs needs --json: add it")
     check_processes(options, options.prompt, options.prompts)
     prompts = read_prompts(options)
-    # Imported here: what stands above is checked before JAX is waited for.
-    from jaxinfer.cli.loading import load_model
-    from jaxinfer.decoding.registry import parse_strategy
-    from jaxinfer.sampling.params import SamplingParams
+    with without_collection():
+        # Imported here: what stands above is checked before JAX is waited for.
+        from jaxinfer.cli.loading import load_model
+        from jaxinfer.decoding.registry import parse_strategy
+        from jaxinfer.sampling.params import SamplingParams
 
-    sampling = SamplingParams(**sampling_options(options), n=options.num_samples, logprobs=options.logprobs)
-    num_results = parse_strategy(options.strategy).num_results(sampling)
-    is_streamed = len(prompts) == 1 and num_results == 1 and not options.json
-    if options.show_drafts and not (is_streamed or options.json):
-        raise InvalidOption("--show-drafts marks a single output: give one prompt and one sample, or add --json")
-    import_seconds = seconds_since_start()
-    model = load_model(options)
-    inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
+        sampling = SamplingParams(**sampling_options(options), n=options.num_samples, logprobs=options.logprobs)
+        num_results = parse_strategy(options.strategy).num_results(sampling)
+        is_streamed = len(prompts) == 1 and num_results == 1 and not options.json
+        if options.show_drafts and not (is_streamed or options.json):
+            raise InvalidOption("--show-drafts marks a single output: give one prompt and one sample, or add --json")
+        import_seconds = seconds_since_start()
+        model = load_model(options)
+        inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
     if is_streamed:
         result, first_token_seconds = _stream(model, inputs[0], sampling, options)
         batches = [[result]]
