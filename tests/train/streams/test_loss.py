@@ -80,12 +80,12 @@ def test_stream_j_foresees_the_token_j_plus_one_places_on_and_never_one_of_anoth
     ]
     rows = source(examples)
     batch = rows.part(rows.parts()[:1])
-    targets, picks = look_ahead(batch, 4), batch.picks_BP[0]
-    seen = np.zeros(4, int)
+    targets, picks = look_ahead(batch, 8), batch.picks_BP[0]  # past the next text's prompt, too
+    seen = np.zeros(8, int)
     for index, pick in enumerate(picks):
         token = batch.tokens_BT[0, pick]
         of = next(example for example in examples if pick >= 0 and token in example.tokens) if pick >= 0 else None
-        for ahead in range(4):
+        for ahead in range(8):
             is_there = of is not None and token + ahead + 1 <= of.tokens[-1]
             assert bool(targets.is_valid_BPA[0, index, ahead]) == is_there
             if is_there:
@@ -93,7 +93,7 @@ def test_stream_j_foresees_the_token_j_plus_one_places_on_and_never_one_of_anoth
                 assert int(targets.rows_BPA[0, index, ahead]) == token + ahead + 1
     # From the token before the answer's first on, as decoding drafts from there, to the last with two after it.
     assert sorted(batch.tokens_BT[0, picks[picks >= 0]]) == [*range(53, 68), *range(103, 110), *range(153, 157)]
-    assert seen.tolist() == [26, 26, 23, 20]
+    assert seen.tolist() == [26, 26, 23, 20, 17, 14, 12, 10]
 
 
 def test_every_token_is_judged_once_and_samples_are_a_function_of_the_step():
