@@ -57,7 +57,7 @@ def head_states(
 
 def head_logits(
     model: Model, head_params: Params, index: int, states: Float[Array, "*rows D"]
-) -> Float[Array, "*rows W"]:
+) -> Float[Array, "*rows U"]:
     """Return a head's logits, over the draft vocabulary where there is one.
 
     A cap that the model puts on its logits is left out where a head's own rows are read: it changes no ranks.
@@ -72,7 +72,7 @@ def head_logits(
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
 
 
-def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads W"]:
+def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads U"]:
     """Return the logits of all heads that read nothing but the hidden state."""
     backend, heads = model.decoder.backend, head_params["heads"]
     states = [head_states(head, hidden_BD, None, backend) for head in heads]
@@ -83,7 +83,7 @@ def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D
 
 
 def top_tokens(
-    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend
+    head_params: Params, logits: Float[Array, "B heads U"], count: int, backend: Backend
 ) -> Int[Array, "B heads count"]:
     """Return the ids of a head's best tokens, the best first."""
     _, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
@@ -91,7 +91,7 @@ def top_tokens(
 
 
 def top_chances(
-    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
+    head_params: Params, logits: Float[Array, "B heads U"], count: int, backend: Backend, temperature: float
 ) -> tuple[Float[Array, "B heads count"], Int[Array, "B heads count"]]:
     """Return the log-probabilities that a head gives its best tokens, and these tokens' ids, the best first."""
     best, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
