@@ -17,11 +17,30 @@ H       head width
 P       pages
 Z       tokens of a page
 M       nodes of a draft tree
-W       window
 ======  ==========================================
 
-Arrays end in their letters (``query_BTNH``, ``logits_BTV``). Two letters may stand for one flattened axis, in that
-order (``KH`` in ``keys_LBSKH`` is one axis of ``K * H`` lanes). Python integers use words (``num_layers``).
+Where a text is drafted or searched (`jaxinfer.decoding`, `jaxinfer.models.drafters`) there are also:
+
+======  ==========================================================================================
+letter  meaning
+======  ==========================================================================================
+J       steps along a path, a depth of the tree each: what drafts there, a head or a stream
+R       ranks: the likeliest tokens at one place
+C       nodes or texts picked out of more, or these more: candidates
+I       nodes that have children
+W       texts or columns side by side: a search's beams, lookahead's window, a grown tree's level
+Q       rows of the cache of a beam search, B * W
+U       tokens that a head knows
+A       kinds of drafts, counted apart
+E       entries of a list: stop tokens, the tokens of an n-gram
+======  ==========================================================================================
+
+"Streams" are the rows beside a token that draft (`jaxinfer.models.drafters.streams`); a *streaming* cache forgets what
+is far back (`jaxinfer.cache.streaming`); `LanguageModel.stream` yields a text as it grows.
+
+Arrays end in their letters (``query_BTNH``, ``logits_BTV``); a product of two axes is written with both letters and
+means one flattened axis in that order (``KH`` in ``keys_LBSKH`` is one axis of ``K * H`` lanes). Python integers use
+words (``num_layers``).
 
 Devices form a mesh with the axes ``data`` (rows), ``pipeline`` (layers), ``sequence`` (tokens and slots) and ``tensor``
 (heads, features and the vocabulary).

@@ -78,8 +78,8 @@ def test_it_is_named_as_others_are_and_a_small_sum_changes_no_token(lm, requests
     batch, tokens = run_to_its_end(lm, requests, strategy)
     assert tokens == [row.tokens for row in plain]
     # Drafts of its own are taken, and each part has to do without some of its nodes.
-    assert np.asarray(batch._memory.chances[0].hits_BKM)[..., 1:].sum() > 0
+    assert np.asarray(batch._memory.chances[0].hits_BAM)[..., 1:].sum() > 0
     for chances, size in zip(batch._memory.chances, (16, 6)):
-        tries_M = np.asarray(chances.tries_BKM).sum(axis=(0, 1))
+        tries_M = np.asarray(chances.tries_BAM).sum(axis=(0, 1))
         assert tries_M.shape == (size,)
         assert tries_M[1:].min() < tries_M[0]

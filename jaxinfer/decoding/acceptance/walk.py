@@ -59,9 +59,9 @@ def path_to(node_B: Int[Array, " B"], ancestors_BMM: Bool[Array, "B M M"], max_d
     """Return the path from the root to a node, and how many nodes it has; the last is repeated to ``max_depth`` + 1."""
     on_path_BM = jnp.take_along_axis(ancestors_BMM, node_B[:, None, None], axis=1)[:, 0]
     depth_BM = jnp.cumsum(on_path_BM, axis=1, dtype=jnp.int32) - 1
-    step_1D1 = jnp.minimum(jnp.arange(max_depth + 1)[None, :, None], jnp.max(depth_BM, axis=1)[:, None, None])
-    path_BD = jnp.argmax(on_path_BM[:, None, :] & (depth_BM[:, None, :] == step_1D1), axis=-1).astype(jnp.int32)
-    return path_BD, depth_BM[:, -1] + 1
+    step_1J1 = jnp.minimum(jnp.arange(max_depth + 1)[None, :, None], jnp.max(depth_BM, axis=1)[:, None, None])
+    path_BJ = jnp.argmax(on_path_BM[:, None, :] & (depth_BM[:, None, :] == step_1J1), axis=-1).astype(jnp.int32)
+    return path_BJ, depth_BM[:, -1] + 1
 
 
 def emitted_tokens(tree: DraftTree, walk: Walk) -> Int[Array, "B M"]:

@@ -1,6 +1,6 @@
 """What changes while a batch of beam searches runs: one frozen pytree.
 
-Letters: B searches, one a prompt; W running texts each (the width); R = B * W rows of the cache, a search's rows side
+Letters: B searches, one a prompt; W running texts each (the width); Q = B * W rows of the cache, a search's rows side
 by side; C candidates a step.
 """
 
@@ -76,8 +76,8 @@ class BeamState(NamedTuple):
     @property
     def history(self) -> History:
         """The running texts, as the sampling transforms read them."""
-        tokens_RS = self.tokens_BWS.reshape(-1, self.tokens_BWS.shape[-1])
-        return History(tokens_RS, self.each_row(self.prompt_lengths_B), self.each_row(self.lengths_B))
+        tokens_QS = self.tokens_BWS.reshape(-1, self.tokens_BWS.shape[-1])
+        return History(tokens_QS, self.each_row(self.prompt_lengths_B), self.each_row(self.lengths_B))
 
     def each_row(self, values_B: Array) -> Array:
         """Repeat what each search has for its rows."""

@@ -39,18 +39,18 @@ def prefill_beams(
     prompt_BT, lengths_B = state.tokens_BWS[:, 0, :num_tokens], state.lengths_B
     hidden_BTD, cache = forward_prompt(model, prompt_BT, lengths_B, cache, chunk)
     hidden_BD = jnp.take_along_axis(hidden_BTD, lengths_B[:, None, None] - 1, axis=1)[:, 0]
-    logits_RV = state.each_row(model.logits(hidden_BD))
-    return extend(decoder, rule, state._replace(cache=spread_rows(cache, state.width)), logits_RV, num_candidates)
+    logits_QV = state.each_row(model.logits(hidden_BD))
+    return extend(decoder, rule, state._replace(cache=spread_rows(cache, state.width)), logits_QV, num_candidates)
 
 
 def renew_beams(decoder: Decoder, num_tokens: int, chunk: int, params: Params, state: BeamState) -> BeamState:
     """Compute the cache of waiting searches anew, for texts as long as they are now; ``num_tokens`` spans them."""
-    tokens_RT = state.tokens_BWS.reshape(-1, state.tokens_BWS.shape[-1])[:, :num_tokens]
-    held_R = state.each_row(jnp.where(state.waits_B, state.lengths_B - 1, 0))
+    tokens_QT = state.tokens_BWS.reshape(-1, state.tokens_BWS.shape[-1])[:, :num_tokens]
+    held_Q = state.each_row(jnp.where(state.waits_B, state.lengths_B - 1, 0))
     lengths_B = jnp.where(state.waits_B, state.lengths_B, state.context_lengths_B)
-    cache = create_cache(decoder.config, len(held_R), state.tokens_BWS.shape[-1], decoder.backend, headroom=1)
+    cache = create_cache(decoder.config, len(held_Q), state.tokens_BWS.shape[-1], decoder.backend, headroom=1)
     model = Model(decoder, params)
-    _, cache = forward_prompt(model, tokens_RT, held_R, cache, chunk, state.each_row(lengths_B))
+    _, cache = forward_prompt(model, tokens_QT, held_Q, cache, chunk, state.each_row(lengths_B))
     return state._replace(cache=cache, context_lengths_B=lengths_B, reach_B=state.limits_B)
 
 
@@ -73,33 +73,33 @@ def run_beams(
 
 def beam_step(model: Model, rule: SearchRule, state: BeamState, num_candidates: int) -> BeamState:
     """Run the last tokens of all running texts through the model, and extend the texts."""
-    tokens_RS, start_R1 = state.history.tokens_BS, state.each_row(state.lengths_B)[:, None] - 1
-    current_R1 = jnp.take_along_axis(tokens_RS, start_R1, axis=1)
-    placements = state.cache.place(start_R1[:, 0], jnp.ones((1, 1, 1), bool))
-    contexts_R = state.each_row(state.context_lengths_B)
-    hidden_R1D, cache = model.forward(current_R1, start_R1, state.cache, placements, contexts_R)
+    tokens_QS, start_Q1 = state.history.tokens_BS, state.each_row(state.lengths_B)[:, None] - 1
+    current_Q1 = jnp.take_along_axis(tokens_QS, start_Q1, axis=1)
+    placements = state.cache.place(start_Q1[:, 0], jnp.ones((1, 1, 1), bool))
+    contexts_Q = state.each_row(state.context_lengths_B)
+    hidden_Q1D, cache = model.forward(current_Q1, start_Q1, state.cache, placements, contexts_Q)
     steps_B = state.steps_B + (~state.done_B & ~state.waits_B)
     state = state._replace(cache=cache, steps_B=steps_B)
-    return extend(model.decoder, rule, state, model.logits(hidden_R1D[:, 0]), num_candidates)
+    return extend(model.decoder, rule, state, model.logits(hidden_Q1D[:, 0]), num_candidates)
 
 
 def extend(
-    decoder: Decoder, rule: SearchRule, state: BeamState, logits_RV: Float[Array, "R V"], num_candidates: int
+    decoder: Decoder, rule: SearchRule, state: BeamState, logits_QV: Float[Array, "Q V"], num_candidates: int
 ) -> BeamState:
     """Extend the running texts by their best tokens: those that end compete for a place, the best others run on."""
     width, backend = state.width, decoder.backend
     is_still_B = state.done_B | state.waits_B
-    if logits_RV.dtype != jnp.float64:
-        logits_RV = logits_RV.astype(jnp.float32)
-    log_p_RV = jax.nn.log_softmax(logits_RV, axis=-1)
+    if logits_QV.dtype != jnp.float64:
+        logits_QV = logits_QV.astype(jnp.float32)
+    log_p_QV = jax.nn.log_softmax(logits_QV, axis=-1)
     # Penalties change log-probabilities in a search, but logits in the greedy search that one beam is.
-    edited_R1V = edit_logits(
-        (logits_RV if width == 1 else log_p_RV)[:, None],
+    edited_Q1V = edit_logits(
+        (logits_QV if width == 1 else log_p_QV)[:, None],
         state.sampling,
         state.history,
         state.each_row(state.lengths_B)[:, None],
     )
-    log_p_BWV, edited_BWV = (of_rows.reshape(-1, width, logits_RV.shape[-1]) for of_rows in (log_p_RV, edited_R1V))
+    log_p_BWV, edited_BWV = (of_rows.reshape(-1, width, logits_QV.shape[-1]) for of_rows in (log_p_QV, edited_Q1V))
     totals_BWV = edited_BWV + state.scores_BW[..., None].astype(edited_BWV.dtype)
     # Of each text first: its best tokens, among which no padding of the vocabulary comes before a token. The barrier
     # keeps slices of the candidates apart, with which XLA's CPU backend would sort all of the vocabulary.

@@ -46,12 +46,12 @@ class Jacobi(Strategy):
     def max_depth(self) -> int:
         return self.num_draft_tokens
 
-    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Int[Array, "B G"]:
-        back_G = jnp.arange(self.num_draft_tokens, 0, -1)
-        places_BG = jnp.maximum(state.prompt_lengths_B[:, None] - back_G[None, :], 0)
-        return jnp.take_along_axis(state.tokens_BS, places_BG, axis=1)
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Int[Array, "B J"]:
+        back_J = jnp.arange(self.num_draft_tokens, 0, -1)
+        places_BJ = jnp.maximum(state.prompt_lengths_B[:, None] - back_J[None, :], 0)
+        return jnp.take_along_axis(state.tokens_BS, places_BJ, axis=1)
 
-    def propose(self, model: Model, params: Any, state: DecodeState, memory: Int[Array, "B G"]) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Int[Array, "B J"]) -> Proposal:
         tokens_BM = jnp.concatenate([current_tokens(state)[:, None], memory], axis=1)
         return Proposal(chain(tokens_BM, jnp.ones_like(tokens_BM, bool)), memory)
 
@@ -64,8 +64,8 @@ class Jacobi(Strategy):
         verified: Verified,
         draws_BM: Any,
         walk: Walk,
-    ) -> Int[Array, "B G"]:
+    ) -> Int[Array, "B J"]:
         # The draw at node i is a guess for i + 1 places after the old current token; the new one is depth + 1 places
         # on, and others' drafts may have brought it there.
-        places_BG = verified.last.depth_B[:, None] + 1 + jnp.arange(self.num_draft_tokens)[None, :]
-        return jnp.take_along_axis(draws_BM, jnp.minimum(places_BG, draws_BM.shape[1] - 1), axis=1)
+        places_BJ = verified.last.depth_B[:, None] + 1 + jnp.arange(self.num_draft_tokens)[None, :]
+        return jnp.take_along_axis(draws_BM, jnp.minimum(places_BJ, draws_BM.shape[1] - 1), axis=1)

@@ -149,9 +149,9 @@ def draft_plain(
 ) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
     """Return the tokens of a tree's nodes, and the log-probability of the path to each, by heads that see no drafts."""
     layout = lay_out(paths)
-    logits_BHW, most = plain_logits(model, params, hidden_BD), int(layout.ranks_M.max()) + 1
-    log_p_BHR, best_BHR = top_chances(params, logits_BHW, most, model.decoder.backend, CAUTION)
-    return fill_tree(layout, current_tokens(state), log_p_BHR, best_BHR)
+    logits_BJU, most = plain_logits(model, params, hidden_BD), int(layout.ranks_M.max()) + 1
+    log_p_BJR, best_BJR = top_chances(params, logits_BJU, most, model.decoder.backend, CAUTION)
+    return fill_tree(layout, current_tokens(state), log_p_BJR, best_BJR)
 
 
 def draft_conditioned(
@@ -169,16 +169,16 @@ def draft_conditioned(
         level = np.flatnonzero(layout.depths_M == depth)
         parents, parent_of = np.unique(layout.parents_M[level], return_inverse=True)
         ranks = layout.ranks_M[level]
-        path_BPD = path_BMD[:, parents - first]
-        hidden_BPD = jnp.broadcast_to(hidden_BD[:, None], (batch, len(parents), width))
-        states_BPD = head_states(params["heads"][depth - 1], hidden_BPD, path_BPD, backend)
-        logits_BPW = head_logits(model, params, depth - 1, states_BPD)
-        log_p_BPR, best_BPR = top_chances(params, logits_BPW, int(ranks.max()) + 1, backend, CAUTION)
-        drafted_BM = best_BPR[:, parent_of, ranks]
+        path_BCD = path_BMD[:, parents - first]
+        hidden_BCD = jnp.broadcast_to(hidden_BD[:, None], (batch, len(parents), width))
+        states_BCD = head_states(params["heads"][depth - 1], hidden_BCD, path_BCD, backend)
+        logits_BCU = head_logits(model, params, depth - 1, states_BCD)
+        log_p_BCR, best_BCR = top_chances(params, logits_BCU, int(ranks.max()) + 1, backend, CAUTION)
+        drafted_BM = best_BCR[:, parent_of, ranks]
         embedded_BMD = model.embedded(drafted_BM, jnp.broadcast_to(position_B1 + depth, drafted_BM.shape))
-        path_BMD = jnp.concatenate([path_BPD[:, parent_of], embedded_BMD], axis=-1)
+        path_BMD = jnp.concatenate([path_BCD[:, parent_of], embedded_BMD], axis=-1)
         above_BM = scores_BM[:, layout.parents_M[level]]
-        scores_BM = jnp.concatenate([scores_BM, above_BM + log_p_BPR[:, parent_of, ranks]], axis=1)
+        scores_BM = jnp.concatenate([scores_BM, above_BM + log_p_BCR[:, parent_of, ranks]], axis=1)
         tokens_BM, first = jnp.concatenate([tokens_BM, drafted_BM], axis=1), int(level[0])
     return tokens_BM, scores_BM
 
@@ -187,12 +187,12 @@ def guess_plain(
     model: Model, params: Params, growth: Growth, state: DecodeState, hidden_BD: Float[Array, "B D"]
 ) -> Guess:
     """Return what heads that see the hidden state alone guess: at each depth the same after every beam."""
-    logits_BHW = plain_logits(model, params, hidden_BD)
-    log_p_BHR, tokens_BHR = top_chances(params, logits_BHW, growth.num_ranks, model.decoder.backend, CAUTION)
+    logits_BJU = plain_logits(model, params, hidden_BD)
+    log_p_BJR, tokens_BJR = top_chances(params, logits_BJU, growth.num_ranks, model.decoder.backend, CAUTION)
 
     def guess(depth: int, beams: Beams, _: Any) -> tuple[Any, Any, Any]:
         shape = (*beams.tokens_BW.shape, growth.num_ranks)
-        log_p_BWR, tokens_BWR = (jnp.broadcast_to(each[:, depth - 1, None], shape) for each in (log_p_BHR, tokens_BHR))
+        log_p_BWR, tokens_BWR = (jnp.broadcast_to(each[:, depth - 1, None], shape) for each in (log_p_BJR, tokens_BJR))
         return log_p_BWR, tokens_BWR, None
 
     return guess
@@ -212,7 +212,7 @@ def guess_conditioned(
             embedded_BWD = jnp.concatenate([before_BWD, embedded_BWD], axis=-1)
         hidden_BWD = jnp.broadcast_to(hidden_BD[:, None], (*tokens_BW.shape, hidden_BD.shape[-1]))
         states_BWD = head_states(params["heads"][depth - 1], hidden_BWD, embedded_BWD, backend)
-        logits_BWV = head_logits(model, params, depth - 1, states_BWD)
-        return *top_chances(params, logits_BWV, growth.num_ranks, backend, CAUTION), embedded_BWD
+        logits_BWU = head_logits(model, params, depth - 1, states_BWD)
+        return *top_chances(params, logits_BWU, growth.num_ranks, backend, CAUTION), embedded_BWD
 
     return guess

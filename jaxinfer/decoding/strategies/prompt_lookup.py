@@ -85,9 +85,9 @@ class PromptLookup(Strategy):
         best_B = jnp.argmax(matched_BS * num_slots + preference_S[None, :], axis=1)
         is_found_B = jnp.take_along_axis(matched_BS, best_B[:, None], axis=1)[:, 0] >= max(self.min_ngram, 1)
         period_B1 = jnp.maximum(state.lengths_B - 1 - best_B, 1)[:, None]
-        source_BG = best_B[:, None] + 1 + jnp.arange(self.num_draft_tokens)[None, :] % period_B1
-        drafts_BG = jnp.take_along_axis(state.tokens_BS, source_BG, axis=1, mode="clip")
-        tokens_BM = jnp.concatenate([current_tokens(state)[:, None], drafts_BG], axis=1)
+        source_BJ = best_B[:, None] + 1 + jnp.arange(self.num_draft_tokens)[None, :] % period_B1
+        drafts_BJ = jnp.take_along_axis(state.tokens_BS, source_BJ, axis=1, mode="clip")
+        tokens_BM = jnp.concatenate([current_tokens(state)[:, None], drafts_BJ], axis=1)
         is_root_1M = jnp.arange(tokens_BM.shape[1])[None, :] == 0
         length_B = _length_at(best_B, state.tokens_BS, state.lengths_B, len(_GOES_ON))
         tree, kinds_B = chain(tokens_BM, is_root_1M | is_found_B[:, None]), jnp.clip(length_B, 1, _KINDS) - 1
@@ -97,22 +97,22 @@ class PromptLookup(Strategy):
 
 def _chances(length_B: Int[Array, " B"], num_drafts: int) -> Float[Array, "B M"]:
     """Return how likely the root and each further token after matches of these lengths are right."""
-    longer_BG = jnp.clip(length_B[:, None] + jnp.arange(num_drafts), 1, len(_GOES_ON))
-    goes_on_BG = jnp.asarray(_GOES_ON, jnp.float32)[longer_BG - 1]
-    return jnp.pad(jnp.cumprod(goes_on_BG, axis=1), ((0, 0), (1, 0)), constant_values=1.0)
+    longer_BJ = jnp.clip(length_B[:, None] + jnp.arange(num_drafts), 1, len(_GOES_ON))
+    goes_on_BJ = jnp.asarray(_GOES_ON, jnp.float32)[longer_BJ - 1]
+    return jnp.pad(jnp.cumprod(goes_on_BJ, axis=1), ((0, 0), (1, 0)), constant_values=1.0)
 
 
 def _length_at(
     place_B: Int[Array, " B"], tokens_BS: Int[Array, "B S"], lengths_B: Int[Array, " B"], most: int
 ) -> Int[Array, " B"]:
     """Return how many tokens up to and with one place equal those at the text's end, counted up to ``most``."""
-    back_1N = jnp.arange(most)[None, :]
-    ends_BN, places_BN = (each_B[:, None] - back_1N for each_B in (lengths_B - 1, place_B))
-    last_BN, there_BN = (
-        jnp.take_along_axis(tokens_BS, jnp.maximum(at_BN, 0), axis=1) for at_BN in (ends_BN, places_BN)
+    back_1J = jnp.arange(most)[None, :]
+    ends_BJ, places_BJ = (each_B[:, None] - back_1J for each_B in (lengths_B - 1, place_B))
+    last_BJ, there_BJ = (
+        jnp.take_along_axis(tokens_BS, jnp.maximum(at_BJ, 0), axis=1) for at_BJ in (ends_BJ, places_BJ)
     )
-    is_equal_BN = (last_BN == there_BN) & (places_BN >= 0)
-    return jnp.sum(jnp.cumprod(is_equal_BN, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    is_equal_BJ = (last_BJ == there_BJ) & (places_BJ >= 0)
+    return jnp.sum(jnp.cumprod(is_equal_BJ, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
 
 
 def match_lengths(tokens_BS: Int[Array, "B S"], lengths_B: Int[Array, " B"], most: int) -> Int[Array, "B S"]:

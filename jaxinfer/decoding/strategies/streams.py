@@ -34,7 +34,7 @@ from jaxinfer.models.padding import pad_adapters
 from jaxinfer.notation import Array, Float, Int, Params
 
 # What each stream of a token finds likeliest to stand at its place: log-probabilities and tokens.
-_Best = tuple[Float[Array, "B J K"], Int[Array, "B J K"]]
+_Best = tuple[Float[Array, "B J R"], Int[Array, "B J R"]]
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class Streams(TreeDrafter):
 
     def _best(self, model: Model, streams_BJD: Float[Array, "B J D"]) -> _Best:
         count, logits_BJV = 1 + max(max(path) for path in self.paths), model.logits(streams_BJD)
-        log_p_BJK, tokens_BJK = top_chances({}, logits_BJV, count, model.decoder.backend, CAUTION)
+        log_p_BJR, tokens_BJR = top_chances({}, logits_BJV, count, model.decoder.backend, CAUTION)
         # Remembered from step to step, they would be computed even where no bounded sum reads them.
-        return log_p_BJK if self.sum_nodes else jnp.zeros_like(log_p_BJK), tokens_BJK
+        return log_p_BJR if self.sum_nodes else jnp.zeros_like(log_p_BJR), tokens_BJR
 
     def _pruned(
         self, model: Model, params: Params, state: DecodeState, tree: DraftTree, layout: TreeLayout
@@ -169,12 +169,12 @@ class Streams(TreeDrafter):
         inner = np.unique(layout.parents_M)
         logits_BIV = exit_logits(model, params, hidden_BMD[:, inner])
         scores_BM = path_scores(layout, tree.tokens_BM, logits_BIV, self.prune_below)
-        kept_BP = best_nodes(scores_BM, self.num_kept, model.decoder.backend)
+        kept_BC = best_nodes(scores_BM, self.num_kept, model.decoder.backend)
         # The kept nodes stand together from here on, as if there had never been others.
-        cache = cache.keep(start_B, kept_BP, jnp.full_like(start_B, self.num_kept))
-        hidden_BPD = jnp.take_along_axis(hidden_BMD, kept_BP[..., None], axis=1)
+        cache = cache.keep(start_B, kept_BC, jnp.full_like(start_B, self.num_kept))
+        hidden_BCD = jnp.take_along_axis(hidden_BMD, kept_BC[..., None], axis=1)
         passes = 1.0 - self.num_layers / model.config.num_layers
-        return Proposal(kept_tree(tree, kept_BP, scores_BM > -jnp.inf), hidden_BPD, cache, passes=passes)
+        return Proposal(kept_tree(tree, kept_BC, scores_BM > -jnp.inf), hidden_BCD, cache, passes=passes)
 
     def _check_fit(self, params: Params, num_layers: int, paths: Paths, config: DecoderConfig) -> None:
         where = self.heads or "the streams given"

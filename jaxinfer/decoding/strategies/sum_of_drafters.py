@@ -29,8 +29,8 @@ _MEMORY = 0.95
 class Chances(NamedTuple):
     """How often each node of one drafter's trees was there, by kind of tree, and how often taken, the last the most."""
 
-    tries_BKM: Float[Array, "B K M"]
-    hits_BKM: Float[Array, "B K M"]
+    tries_BAM: Float[Array, "B A M"]
+    hits_BAM: Float[Array, "B A M"]
 
 
 class SumMemory(NamedTuple):
@@ -152,10 +152,10 @@ class SumOfDrafters(Strategy):
             view = part_view(part, draft, places_BM, proposal.tree, verified, draws_BM, walk, _verifies(part))
             memories.append(part.observe(model, mine, state, view.proposal, view.verified, view.draws_BM, view.walk))
             was_tried_BM, was_taken_BM = view.proposal.tree.valid_BM, view.is_taken_BM
-            is_kind_BK1 = (jnp.arange(part.num_kinds) == _kinds(draft)[:, None])[..., None]
-            tries_BKM, hits_BKM = (_MEMORY * counts_BKM for counts_BKM in seen)
-            tries_BKM += is_kind_BK1 & was_tried_BM[:, None]
-            chances.append(Chances(tries_BKM, hits_BKM + (is_kind_BK1 & was_taken_BM[:, None])))
+            is_kind_BA1 = (jnp.arange(part.num_kinds) == _kinds(draft)[:, None])[..., None]
+            tries_BAM, hits_BAM = (_MEMORY * counts_BAM for counts_BAM in seen)
+            tries_BAM += is_kind_BA1 & was_tried_BM[:, None]
+            chances.append(Chances(tries_BAM, hits_BAM + (is_kind_BA1 & was_taken_BM[:, None])))
         return SumMemory(tuple(memories), tuple(chances))
 
     @property

@@ -32,23 +32,23 @@ def path_scores(
     return scores_BM
 
 
-def best_nodes(scores_BM: Float[Array, "B M"], count: int, backend: Backend) -> Int[Array, "B P"]:
+def best_nodes(scores_BM: Float[Array, "B M"], count: int, backend: Backend) -> Int[Array, "B C"]:
     """Return the root and the nodes of the best other scores, ``count`` together, in ascending order.
 
     A node's parent is among them, as it scores no less and, at the same score, comes first.
     """
-    _, best_BP = top_k(scores_BM[:, 1:], count - 1, backend)
-    root_B1 = jnp.zeros((scores_BM.shape[0], 1), best_BP.dtype)
-    return jnp.concatenate([root_B1, jnp.sort(best_BP, axis=1) + 1], axis=1)
+    _, best_BC = top_k(scores_BM[:, 1:], count - 1, backend)
+    root_B1 = jnp.zeros((scores_BM.shape[0], 1), best_BC.dtype)
+    return jnp.concatenate([root_B1, jnp.sort(best_BC, axis=1) + 1], axis=1)
 
 
-def kept_tree(tree: DraftTree, kept_BP: Int[Array, "B P"], valid_BM: Bool[Array, "B M"]) -> DraftTree:
+def kept_tree(tree: DraftTree, kept_BC: Int[Array, "B C"], valid_BM: Bool[Array, "B M"]) -> DraftTree:
     """Return a tree of the kept nodes alone, of which only those that ``valid_BM`` marks are drafts."""
 
     def kept(values_BM: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(values_BM, kept_BP, axis=1)
+        return jnp.take_along_axis(values_BM, kept_BC, axis=1)
 
-    is_parent_BPP = kept_BP[:, None, :] == kept(tree.parents_BM)[:, :, None]
-    parents_BP = jnp.argmax(is_parent_BPP, axis=-1).astype(jnp.int32)
-    valid_BP = kept(tree.valid_BM & valid_BM)
-    return DraftTree(kept(tree.tokens_BM), parents_BP, valid_BP, valid_BP)
+    is_parent_BCC = kept_BC[:, None, :] == kept(tree.parents_BM)[:, :, None]
+    parents_BC = jnp.argmax(is_parent_BCC, axis=-1).astype(jnp.int32)
+    valid_BC = kept(tree.valid_BM & valid_BM)
+    return DraftTree(kept(tree.tokens_BM), parents_BC, valid_BC, valid_BC)

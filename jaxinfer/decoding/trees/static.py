@@ -81,20 +81,20 @@ def lay_out(paths: Paths) -> TreeLayout:
 def fill_tree(
     layout: TreeLayout,
     roots_B: Int[Array, " B"],
-    log_p_BKR: Float[Array, "B K R"],
-    tokens_BKR: Int[Array, "B K R"],
+    log_p_BJR: Float[Array, "B J R"],
+    tokens_BJR: Int[Array, "B J R"],
 ) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
     """Return the tokens of a tree's nodes, and the log-probability of the path to each.
 
-    ``tokens_BKR`` are those that are likeliest at each depth, the first the likeliest, whatever stands above them.
+    ``tokens_BJR`` are those that are likeliest at each depth, the first the likeliest, whatever stands above them.
     """
     nodes = slice(1, None)
     depths, ranks = layout.depths_M[nodes] - 1, layout.ranks_M[nodes]
-    steps_BM = jnp.pad(log_p_BKR[:, depths, ranks], ((0, 0), (1, 0)))
+    steps_BM = jnp.pad(log_p_BJR[:, depths, ranks], ((0, 0), (1, 0)))
     scores_BM = steps_BM
     for _ in range(int(layout.depths_M.max()) - 1):
         scores_BM = steps_BM + scores_BM[:, layout.parents_M]
-    return jnp.concatenate([roots_B[:, None], tokens_BKR[:, depths, ranks]], axis=1), scores_BM
+    return jnp.concatenate([roots_B[:, None], tokens_BJR[:, depths, ranks]], axis=1), scores_BM
 
 
 def all_valid(layout: TreeLayout, tokens_BM: Int[Array, "B M"]) -> DraftTree:

@@ -30,16 +30,16 @@ def measure_accuracies(
     num_heads = len(head_params["heads"])
     if not texts or max(len(text) for text in texts) < num_heads + 2:
         raise InvalidOption(f"accuracies of {num_heads} heads are measured on texts of {num_heads + 2} tokens or more")
-    hits_HR, tries_H = np.zeros((num_heads, num_ranks)), np.zeros((num_heads, 1))
+    hits_JR, tries_J = np.zeros((num_heads, num_ranks)), np.zeros((num_heads, 1))
     for text in texts:
         tokens_1T = np.zeros((1, prompt_bucket(len(text))), np.int32)
         tokens_1T[0, : len(text)] = text
-        found_HR = _count_hits(
+        found_JR = _count_hits(
             decoder, num_ranks, params, head_params, jnp.asarray(tokens_1T), jnp.asarray([len(text)])
         )
-        hits_HR += np.asarray(found_HR)
-        tries_H += np.maximum(len(text) - 2 - np.arange(num_heads), 0)[:, None]
-    return (hits_HR / np.maximum(tries_H, 1)).tolist()
+        hits_JR += np.asarray(found_JR)
+        tries_J += np.maximum(len(text) - 2 - np.arange(num_heads), 0)[:, None]
+    return (hits_JR / np.maximum(tries_J, 1)).tolist()
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -57,7 +57,7 @@ def head_states(
 
 def head_logits(
     model: Model, head_params: Params, index: int, states: Float[Array, "*rows D"]
-) -> Float[Array, "*rows W"]:
+) -> Float[Array, "*rows U"]:
     """Return a head's logits, over the draft vocabulary if there is one.
 
     With an output matrix of the heads, the model's soft-cap on logits is left out: it does not change their order.
@@ -72,7 +72,7 @@ def head_logits(
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
 
 
-def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads W"]:
+def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D"]) -> Float[Array, "B heads U"]:
     """Return the logits of all heads that read only the hidden state."""
     backend, heads = model.decoder.backend, head_params["heads"]
     states = [head_states(head, hidden_BD, None, backend) for head in heads]
@@ -83,7 +83,7 @@ def plain_logits(model: Model, head_params: Params, hidden_BD: Float[Array, "B D
 
 
 def top_tokens(
-    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend
+    head_params: Params, logits: Float[Array, "B heads U"], count: int, backend: Backend
 ) -> Int[Array, "B heads count"]:
     """Return the ids of each head's most probable tokens, the best first."""
     _, rows = top_k(logits, count, backend, (DATA, None, TENSOR))
@@ -91,7 +91,7 @@ def top_tokens(
 
 
 def top_chances(
-    head_params: Params, logits: Float[Array, "B heads W"], count: int, backend: Backend, temperature: float
+    head_params: Params, logits: Float[Array, "B heads U"], count: int, backend: Backend, temperature: float
 ) -> tuple[Float[Array, "B heads count"], Int[Array, "B heads count"]]:
     """Return the log-probabilities and the ids of each head's most probable tokens, the best first."""
     best, rows = top_k(logits, count, backend, (DATA, None, TENSOR))

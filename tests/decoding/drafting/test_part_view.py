@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.cache.interface import LayeredCache
@@ -85,7 +85,7 @@ def check_walk(part: DraftTree, view: PartView, taken: tuple[int, ...]) -> None:
     assert (int(last.depth_B[0]), int(last.logits_BV[0, 0])) == (len(taken), number(taken))
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=30, deadline=None, phases=[Phase.generate])
 @given(trees, st.lists(st.floats(0, 1, width=32), min_size=10, max_size=10))
 def test_parts_see_their_own_nodes(drawn, gains):
     parts = [build(nodes) for nodes in drawn]
