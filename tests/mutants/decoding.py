@@ -139,8 +139,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a sum counts hits of all kinds of drafts as one",
         f"{_STRATEGIES}/sum_of_drafters.py",
-        "hits_BKM + (is_kind_BK1 & was_taken_BM[:, None])",
-        "hits_BKM + was_taken_BM[:, None]",
+        "hits_BAM + (is_kind_BA1 & was_taken_BM[:, None])",
+        "hits_BAM + was_taken_BM[:, None]",
         f"{_OF_STRATEGIES}/test_sum_of_drafters.py::"
         "test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_from_none",
     ),
@@ -182,15 +182,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "lookahead's pool forgets the newest n-grams",
         f"{_STRATEGIES}/lookahead.py",
-        "top_k(-ages_BP, width, backend)",
-        "top_k(ages_BP, width, backend)",
+        "top_k(-ages_BC, width, backend)",
+        "top_k(ages_BC, width, backend)",
         f"{_OF_STRATEGIES}/test_lookahead.py",
     ),
     Fault(
         "lookahead's guesses see each other",
         f"{_STRATEGIES}/lookahead.py",
-        "np.zeros((guesses, 1), np.int32), chains_GK[:, :-1]",
-        "chains_GK[:, :1] - 1, chains_GK[:, :-1]",
+        "np.zeros((guesses, 1), np.int32), chains_RJ[:, :-1]",
+        "chains_RJ[:, :1] - 1, chains_RJ[:, :-1]",
         f"{_OF_STRATEGIES}/test_lookahead.py",
     ),
     Fault(
