@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.cache.interface import LayeredCache
@@ -47,9 +47,9 @@ def answer(tree: DraftTree) -> tuple[Verified, jax.Array, Walk]:
 
 @jax.jit
 def sum_of(parts: list[DraftTree], gains_BM: Any) -> tuple[DraftTree, tuple[Any, ...]]:
-    """Join trees and keep half of the nodes."""
+    """Join trees and keep a third of the nodes."""
     whole, places = merge(parts)
-    tree, moved_BM = select(whole, ancestors(whole.parents_BM), gains_BM, sum(SIZES) // 2, float32_backend())
+    tree, moved_BM = select(whole, ancestors(whole.parents_BM), gains_BM, sum(SIZES) // 3, float32_backend())
     return tree, tuple(jnp.take_along_axis(moved_BM, places_BM, axis=1) for places_BM in places)
 
 
@@ -85,8 +85,9 @@ def check_walk(part: DraftTree, view: PartView, taken: tuple[int, ...]) -> None:
     assert (int(last.depth_B[0]), int(last.logits_BV[0, 0])) == (len(taken), number(taken))
 
 
-@settings(derandomize=True, max_examples=30, deadline=None, phases=[Phase.generate])
+@settings(derandomize=True, max_examples=30, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(trees, st.lists(st.floats(0, 1, width=32), min_size=10, max_size=10))
+@example((((0, 1, True),) * 4, ((0, 2, True),) * 5, ((0, 3, True),) * 3), [0.1 * node for node in range(10)])
 def test_parts_see_their_own_nodes(drawn, gains):
     parts = [build(nodes) for nodes in drawn]
     tree, places = sum_of(parts, jnp.asarray([gains]))
