@@ -82,6 +82,8 @@ def test_a_step_is_bound_by_what_takes_longest():
     for bound, work in second.items():
         found = roofline(work, chip, "bfloat16")
         assert (found.bound, found.seconds) == (bound, pytest.approx(1))
+    together = Work(second["HBM"].hbm_bytes, second["MXU"].flops // 2, second["ICI"].sent_bytes // 2, {})
+    assert roofline(together, chip, "bfloat16").seconds == pytest.approx(1)
     assert peak_flops(chip, "float32") == peak_flops(chip, "bfloat16") / 6
     both = roofline(second["HBM"], chip, "bfloat16"), roofline(second["MXU"], chip, "float32")
     assert [each.seconds for each in both] == [pytest.approx(1), pytest.approx(6)]
