@@ -127,7 +127,7 @@ def test_a_scale_that_is_none_is_refused(tmp_path):
         written[at : at + 4] = np.float32(value).tobytes()
         path = tmp_path / "m.bin"
         path.write_bytes(written)
-        with pytest.raises(InvalidCheckpoint, match=r"m\.bin: tensor model\.embed_tokens\.weight has scales"):
+        with pytest.raises(InvalidCheckpoint, match=r"m\.bin: tensor model\.embed_tokens\.weight has invalid scales"):
             open_llama2c(path).tensors.read("model.embed_tokens.weight", FLOAT32)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.jacobi import Jacobi
-from jaxinfer.decoding.strategy import Prefilled, Proposal, Verified
+from jaxinfer.decoding.strategy import LastNode, Prefilled, Proposal, Verified
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
@@ -22,7 +22,9 @@ def test_the_next_guesses_are_the_draws_behind_the_path():
     walk = Walk(None, jnp.asarray([1, 2, 4]), None)
     tree = chain(draws_BM, jnp.ones_like(draws_BM, bool))
     cache = create_cache(TINY_LLAMA, 3, 16, UNUSED.decoder.backend)
-    found = STRATEGY.observe(UNUSED, (), STATE, Proposal(tree, ()), Verified(None, None, cache), draws_BM, walk)
+    last = LastNode(walk.taken_B - 1, jnp.zeros((3, 1)), jnp.zeros((3, 1)), None)
+    verified = Verified(None, None, cache, last=last)
+    found = STRATEGY.observe(UNUSED, (), STATE, Proposal(tree, ()), verified, draws_BM, walk)
     assert found.tolist() == [[11, 12, 13], [12, 13, 13], [13, 13, 13]]
 
 
