@@ -43,11 +43,11 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the ordinary run of an older JAX do without XLA's fusion emitters, which double the time of compiling.
+    """Let runs of an older JAX do without XLA's fusion emitters, which double the time of compiling.
 
-    The wide run (``-m slow``), and both runs of a newer JAX, compile as users do.
+    Full products (``-m exhaustive``), and all runs of a newer JAX, compile as users do.
     """
-    if config.getoption("markexpr").startswith("not slow") and jax.__version_info__ < (0, 11):
+    if config.getoption("markexpr") != "exhaustive" and jax.__version_info__ < (0, 11):
         flags = os.environ.get("XLA_FLAGS", "")
         if "fusion_emitters" not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false".strip()

@@ -27,7 +27,9 @@ def test_kernels_are_held_to_their_reference_and_a_strategy_that_fails_is_named(
     assert not report["passes"]
     assert [outcome["passes"] for outcome in report["strategies"]] == [True, False]
     assert lines[0].startswith("ok      plain decoding, interpret kernels beside their reference: 1 of 1")
-    assert lines[1].startswith("FAILED  layerskip: InvalidOption: layerskip: a model of one layer cannot draft for itself")
+    assert lines[1].startswith(
+        "FAILED  layerskip: InvalidOption: layerskip: a model of one layer cannot draft for itself"
+    )
 
 
 def test_other_logits_than_the_references_fail(monkeypatch):

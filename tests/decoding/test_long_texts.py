@@ -63,6 +63,7 @@ def stories():
     return lm, asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", in_runs(TELLERS, WIDE_TELLERS))
 def test_stories_are_those_of_plain_decoding(stories, name):
     lm, asked = stories
@@ -71,6 +72,7 @@ def test_stories_are_those_of_plain_decoding(stories, name):
     check_not_vacuous(strategy, check_identical(lm, asked, strategy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "stopped"])
 def test_texts_of_the_trained_model_are_screened(covered, kind):
     asked = getattr(covered, kind)

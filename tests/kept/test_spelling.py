@@ -12,7 +12,7 @@ from jaxinfer.decoding.programs import decode, full_logits, prefill
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
-from jaxinfer.decoding.strategies.union import Union
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.kept.folder import NotKept
 from jaxinfer.kept.spelling import digest, spell
 from jaxinfer.models.decoder import Decoder
@@ -39,11 +39,11 @@ def different_programs() -> list[Any]:
         dataclasses.replace(lookup, num_draft_tokens=lookup.num_draft_tokens + 1),
         Medusa(paths=((0,),)),
         Medusa(paths=((0,), (1,))),
-        Medusa(paths=((0,),), extra={"ids": jnp.arange(3)}),
-        Medusa(paths=((0,),), extra={"ids": jnp.arange(3) + 1}),
-        Union((lookup,)),
-        Union((lookup, lookup)),
-        Union((lookup,), 3),
+        Medusa(paths=((0,),), params={"ids": jnp.arange(3)}),
+        Medusa(paths=((0,),), params={"ids": jnp.arange(3) + 1}),
+        SumOfDrafters((lookup,)),
+        SumOfDrafters((lookup, lookup)),
+        SumOfDrafters((lookup,), 3),
     ]
     return [
         *(partial(full_logits, decoder) for decoder in decoders),
@@ -89,7 +89,7 @@ class Foreign:
         lambda: None,
         partial(lambda: None),
         partial(different_programs),
-        Union((Autoregressive(),)).__class__,
+        SumOfDrafters((Autoregressive(),)).__class__,
         (1, [Foreign()]),
     ],
 )

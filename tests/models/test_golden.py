@@ -35,6 +35,7 @@ def test_stories260k_tells_its_golden_story(scan_layers):
     assert list(result.tokens) == golden["greedy_ids"]
 
 
+@pytest.mark.slow
 def test_smollm2_writes_its_golden_tokens(smollm, smollm_cases):
     """All prompts in one batch, as text, so that the tokenizer inside the GGUF is held to its golden ids too."""
     assert [smollm.tokenizer.encode(case["prompt"]) for case in smollm_cases] == [

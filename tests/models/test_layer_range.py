@@ -23,7 +23,7 @@ PATTERNS = {
 }
 
 
-ORDINARY = (("uniform", False), ("period-3", True))
+ORDINARY = (("period-3", True),)
 CASES = [
     pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.slow)
     for case in itertools.product(PATTERNS, (False, True))

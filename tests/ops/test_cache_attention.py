@@ -72,8 +72,8 @@ WITH_PADDING = replace(float32_backend(), lane_tile=128)
     ("strategy", "cache", "backend"),
     [
         ("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED),
-        ("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED),
-        ("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING),
+        pytest.param("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED, marks=pytest.mark.slow),
+        pytest.param("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING, marks=pytest.mark.slow),
     ],
     ids=["dense", "streaming", "retrieval"],
 )

@@ -136,7 +136,7 @@ def test_what_jax_refuses_is_said_in_one_line():
     refused = {
         "d.initialize()": "nothing in the environment",
         "d.initialize('127.0.0.1:1')": "give the number of processes and this one's id",
-        "jax.devices(); d.initialize()": "before that",
+        "jax.devices(); d.initialize()": "call initialize() earlier",
     }
     code = "import jax, jaxinfer.distributed as d, jaxinfer.errors as e\n"
     for call in refused:

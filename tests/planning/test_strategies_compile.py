@@ -66,13 +66,9 @@ CASES = {name: _SHAPED.get(name) or parse_strategy(name) for name in STRATEGIES 
 }
 
 
-# It keeps one of several guesses. Plain decoding and a given tree are compiled in test_eight_chips.
-ORDINARY = ("lookahead",)
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+# In the ordinary run test_eight_chips compiles plain decoding and a given tree.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_copies_no_cache(name):
     """Temporaries stay under a twentieth of the cache, of which a copy would take half."""
     strategy = CASES[name]
