@@ -1,7 +1,8 @@
 """``python -m tests.mutants``: applies deliberate faults one at a time, and checks that the ordinary tests fail.
 
-Each fault runs in a copy of the checkout, against the test that must catch it; that this test passes without the fault
-is checked first. The table is written to ``tests/MUTANTS.md``; exit code 1 where a fault survives.
+Each fault runs in a copy of the checkout, against the test that must catch it; that these tests pass without faults is
+checked first. Each area's section of ``tests/MUTANTS.md`` is written once all of its faults ran, so that an interrupted
+run goes on with ``--area``. Exit code 1 if a fault survives.
 """
 
 import argparse
@@ -10,12 +11,13 @@ import os
 import pkgutil
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +26,10 @@ from tests.mutants.fault import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "MUTANTS.md"
-PASSED, FAILED = 0, 1  # pytest's exit codes
-_MOST_SECONDS = 900
+FAILED = 1  # pytest's exit code
+_MOST_SECONDS = 600
+# What every test imports, and no fault changes: imported once, before a process is forked for each fault.
+_PRELOADED = ("jax", "flax.linen", "safetensors.numpy")
 
 
 class Outcome(NamedTuple):
@@ -35,6 +39,16 @@ class Outcome(NamedTuple):
     caught: bool
     by: str
     seconds: float
+
+
+class Run(NamedTuple):
+    """A fault whose tests are running: its copy of the checkout, and the file that its process writes to."""
+
+    area: str
+    fault: Fault
+    copy: Path
+    said: Path
+    began: float
 
 
 def all_faults() -> dict[str, tuple[Fault, ...]]:
@@ -59,93 +73,135 @@ def misplaced(faults: Iterable[Fault]) -> list[str]:
     return lines
 
 
-class Copies:
-    """Copies of the checkout, one for each run at the same time, over one cache of compiled programs."""
+def copy_checkout(copy: Path) -> Path:
+    """Copy what git knows of the checkout, and link the data that some tests read beside it."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    for beside in (ROOT / "shared", ROOT.parent / "shared"):
+        if beside.is_dir() and not (copy / "shared").exists():
+            (copy / "shared").symlink_to(beside)
+    return copy
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self.cache = folder / "programs"
-        self.free = [self._make(folder / f"copy_{number}") for number in range(count)]
 
-    def _make(self, copy: Path) -> Path:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file():
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, copy / name)
-        # Data that some tests read stand beside a checkout.
-        for beside in (ROOT / "shared", ROOT.parent / "shared"):
-            if beside.is_dir() and not (copy / "shared").exists():
-                (copy / "shared").symlink_to(beside)
-        return copy
+def failing_without_faults(tests: Sequence[str], copy: Path, jobs: int) -> list[str]:
+    """Run tests as they are; return the names of those that fail, or pytest's last line."""
+    command = [sys.executable, "-m", "pytest", *tests, f"-n{jobs}", "-q", "-rfE", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True
+    )
+    failing = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return failing or ([] if done.returncode == 0 else (done.stdout + done.stderr).splitlines()[-1:])
 
-    def run(self, test: str, fault: Fault | None = None) -> Outcome | bool:
-        """Run a test, with a fault where one is given: return its outcome, or whether the test passes."""
-        copy = self.free.pop()
-        began = time.perf_counter()
+
+def start(area: str, fault: Fault, copy: Path, said: Path) -> tuple[int, Run]:
+    """Apply a fault to a copy, and fork a process that runs its test there; return the process."""
+    place = copy / fault.file
+    place.write_text(place.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
+    run = Run(area, fault, copy, said, time.perf_counter())
+    process = os.fork()
+    if process == 0:
+        code = 70
         try:
-            if fault is not None:
-                place = copy / fault.file
-                intact = place.read_text(encoding="utf-8")
-                place.write_text(intact.replace(fault.old, fault.new), encoding="utf-8")
-            ended, said = self._pytest(copy, test)
-            if fault is None:
-                return ended == PASSED
-            place.write_text(intact, encoding="utf-8")
-        finally:
-            self.free.append(copy)
-        failed = re.search(r"^FAILED (.+?)(?: - .*)?$", said, re.MULTILINE)
-        return Outcome(
-            fault, ended == FAILED and bool(failed), failed[1] if failed else "", time.perf_counter() - began
-        )
-
-    def _pytest(self, copy: Path, test: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "pytest", test, "-n0", "-x", "-q", "-rf", "-p", "no:cacheprovider"]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(copy),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
-        }
-        try:
-            child = subprocess.run(
-                command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_MOST_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return FAILED, f"FAILED {test} - no end after {_MOST_SECONDS} s"
-        return child.returncode, child.stdout
+            code = _run_test(run)
+        except BaseException:
+            traceback.print_exc()
+        finally:  # whatever happens, this process cleans nothing up that belongs to its parent
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return process, run
 
 
-def write_table(outcomes: Mapping[str, list[Outcome]]) -> str:
-    """Return the table as Markdown."""
-    caught = sum(outcome.caught for found in outcomes.values() for outcome in found)
-    lines = [
+def _run_test(run: Run) -> int:
+    """Run a fault's test in this process; return pytest's exit code."""
+    signal.alarm(_MOST_SECONDS)
+    with run.said.open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    os.chdir(run.copy)
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": str(run.copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    # The copy's own modules, not those that this program is made of.
+    sys.path[:] = [str(run.copy), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    import pytest
+
+    return int(pytest.main([run.fault.caught_by, "-n0", "-x", "-q", "-rf", "-p", "no:cacheprovider"]))
+
+
+def end(run: Run, status: int) -> Outcome:
+    """Take a fault back, and say what became of it; a process that crashed was noticed too."""
+    place, intact = run.copy / run.fault.file, ROOT / run.fault.file
+    place.write_text(intact.read_text(encoding="utf-8"), encoding="utf-8")
+    code = os.waitstatus_to_exitcode(status)
+    failed = re.search(r"^FAILED (.+?)(?: - .*)?$", run.said.read_text(errors="replace"), re.MULTILINE)
+    by = failed[1] if failed else f"{run.fault.caught_by} (crash)"
+    return Outcome(run.fault, code < 0 or (code == FAILED and failed is not None), by, time.perf_counter() - run.began)
+
+
+def section(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of an area as Markdown."""
+    lines = ["| fault | in | caught by | seconds |", "|---|---|---|---|"]
+    for outcome in outcomes:
+        by = f"`{outcome.by.removeprefix('tests/')}`" if outcome.caught else "**survives**"
+        cells = outcome.fault.name, f"`{outcome.fault.file}`", by, f"{outcome.seconds:.0f}"
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def write_sections(new: Mapping[str, str]) -> None:
+    """Write the sections of some areas; those of others stay, unless the area is gone."""
+    text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
+    found = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    sections = {area: (found | new)[area] for area in all_faults() if area in found | new}
+    rows = [row for table in sections.values() for row in table.splitlines()[2:]]
+    survive = sum("**survives**" in row for row in rows)
+    head = [
         "# Deliberate faults, and the ordinary tests that catch them",
         "",
-        f"Written by `python -m tests.mutants`: {caught} of {sum(map(len, outcomes.values()))} faults are caught.",
-        "Seconds are of one test run with the fault, on two cores, the start of Python included.",
+        f"Written by `python -m tests.mutants`: {len(rows) - survive} of {len(rows)} faults are caught.",
+        "Seconds are of one test run with the fault, two at a time on two cores.",
     ]
-    for area, found in outcomes.items():
-        lines += ["", f"## {area}", "", "| fault | in | caught by | seconds |", "|---|---|---|---|"]
-        for outcome in found:
-            by = f"`{outcome.by.removeprefix('tests/')}`" if outcome.caught else "**survives**"
-            name = outcome.fault.name.replace("|", "\\|")
-            lines.append(
-                f"| {name} | `{outcome.fault.file}` | {by.replace('|', chr(92) + '|')} | {outcome.seconds:.0f} |"
-            )
-    return "\n".join(lines) + "\n"
+    body = [f"\n## {area}\n\n{table}" for area, table in sections.items()]
+    TABLE.write_text("\n".join([*head, *body]) + "\n", encoding="utf-8")
+
+
+def apply_all(chosen: Mapping[str, Sequence[Fault]], folder: Path, copies: list[Path], is_recorded: bool) -> bool:
+    """Run all faults, as many at a time as there are copies; tell whether each was caught."""
+    waiting = [(area, fault) for area, faults in chosen.items() for fault in faults]
+    outcomes: dict[str, list[Outcome]] = {area: [] for area in chosen}
+    running: dict[int, Run] = {}
+    while waiting or running:
+        while waiting and copies:
+            area, fault = waiting.pop(0)
+            process, run = start(area, fault, copies.pop(), folder / f"said_{len(waiting)}")
+            running[process] = run
+        process, status = os.wait()
+        run = running.pop(process)
+        copies.append(run.copy)
+        outcome = end(run, status)
+        done = outcomes[run.area]
+        done.append(outcome)
+        mark = "caught  " if outcome.caught else "SURVIVES"
+        print(f"{mark} {outcome.seconds:4.0f} s  {run.area}: {outcome.fault.name}", flush=True)
+        if not outcome.caught:
+            print(run.said.read_text(errors="replace")[-1500:], file=sys.stderr)
+        if is_recorded and len(done) == len(chosen[run.area]):
+            order = list(chosen[run.area])
+            write_sections({run.area: section(sorted(done, key=lambda outcome: order.index(outcome.fault)))})
+    return all(outcome.caught for done in outcomes.values() for outcome in done)
 
 
 def main() -> int:
-    """Run the faults that are asked for; the table is written when all of them ran."""
+    """Run the faults that are asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--area", action="append", help="faults of this area alone; may be repeated")
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has this text")
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has this text; writes no table")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     options = parser.parse_args()
     chosen = {
@@ -158,28 +214,17 @@ def main() -> int:
     if wrong or not faults:
         print("\n".join(wrong) or "error: no fault has this name", file=sys.stderr)
         return 2
-    outcomes: dict[str, list[Outcome]] = {area: [] for area in chosen}
-    with tempfile.TemporaryDirectory(prefix="jaxinfer-mutants-") as folder:
-        copies = Copies(Path(folder), options.jobs)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            tests = sorted({fault.caught_by for fault in faults})
-            intact = list(pool.map(copies.run, tests))
-            failing = [test for test, passes in zip(tests, intact) if not passes]
-            if failing:
-                print("error: fails without any fault: " + ", ".join(failing), file=sys.stderr)
-                return 2
-            runs = [
-                (area, pool.submit(copies.run, fault.caught_by, fault)) for area in chosen for fault in chosen[area]
-            ]
-            for area, run in runs:
-                outcome = run.result()
-                assert isinstance(outcome, Outcome)
-                outcomes[area].append(outcome)
-                mark = "caught  " if outcome.caught else "SURVIVES"
-                print(f"{mark} {outcome.seconds:4.0f} s  {area}: {outcome.fault.name}", flush=True)
-    if not options.area and not options.only:
-        TABLE.write_text(write_table(outcomes), encoding="utf-8")
-    return int(any(not outcome.caught for found in outcomes.values() for outcome in found))
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    with tempfile.TemporaryDirectory(prefix="jaxinfer-mutants-") as name:
+        folder = Path(name)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
+        copies = [copy_checkout(folder / f"copy_{number}") for number in range(options.jobs)]
+        failing = failing_without_faults(sorted({fault.caught_by for fault in faults}), copies[0], options.jobs)
+        if failing:
+            print("error: fails without any fault: " + ", ".join(failing), file=sys.stderr)
+            return 2
+        return int(not apply_all(chosen, folder, copies, not options.only))
 
 
 if __name__ == "__main__":
