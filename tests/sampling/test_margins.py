@@ -50,6 +50,15 @@ def test_a_token_that_would_win_from_outside_is_as_near_as_its_boundary(name):
     assert margin_of(logits, params) == pytest.approx(distance, rel=1e-3)
 
 
+def test_a_drawn_token_leaves_the_top_k_once_the_first_dropped_token_overtakes_it():
+    logits = np.full(V, -30.0)
+    logits[:2] = 3.0, 2.875
+    keys = np.stack([request_key(seed) for seed in range(100)])
+    noise_SV = np.asarray(noise(keys, 1, 0, np.arange(V)))
+    seed = int(np.flatnonzero(noise_SV[:, 0] > noise_SV[:, 1] + 2)[0])  # so that it would not lead
+    assert margin_of(logits, SamplingParams(temperature=1.0, seed=seed, top_k=1)) == pytest.approx(0.125, rel=1e-3)
+
+
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(st.integers(0, 2**20), st.integers(0, V), st.floats(0.05, 1), st.floats(0, 0.5))
 def test_a_change_well_under_the_margin_never_changes_the_draw(seed, top_k, top_p, min_p):
