@@ -26,12 +26,12 @@ HITS = "/jax/compilation_cache/cache_hits"
 COLUMNS = ("wall", "cpu", "trace", "lower", "compile", "programs", "hits", "children")
 PROPERTY = "timing"
 
-_counts: Counter[str] = Counter()
+_counts: defaultdict[str, float] = defaultdict(float)
 
 
 def _count_seconds(event: str, seconds: float, **_: object) -> None:
     if event in SECONDS:
-        _counts[SECONDS[event]] += seconds  # type: ignore[assignment]
+        _counts[SECONDS[event]] += seconds
     if event.endswith("backend_compile_duration"):
         _counts["programs"] += 1
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import qwix
 
+from jaxinfer.errors import InvalidOption
 from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Params
 
@@ -25,7 +25,7 @@ _BLOCK = 64
 class QuantizedKernel:
     """A kernel, or a stack of kernels, in few bits; JAX converts it to an array when needed."""
 
-    stored: qwix.QArray
+    stored: Any  # a qwix.QArray
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,11 +39,21 @@ class QuantizedKernel:
 
     def __jax_array__(self) -> jax.Array:
         """Return the kernel as used in computations."""
-        return qwix.dequantize(self.stored)
+        return _qwix().dequantize(self.stored)
+
+
+def _qwix() -> Any:
+    # Imported here: trainers run without it unless the base is to be quantized.
+    try:
+        import qwix
+    except ImportError:
+        raise InvalidOption('--quantize needs qwix: pip install -e ".[train]"') from None
+    return qwix
 
 
 def quantize_base(params: Params, bits: Bits) -> Params:
     """Return parameters whose blocks' kernels are stored in few bits; the others are unchanged."""
+    qwix = _qwix()
 
     def quantize(path: Any, leaf: Any) -> Any:
         name = path[-1].key
