@@ -196,7 +196,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a quantized kernel forgets its scales",
         "train/model/quantized.py",
-        "return qwix.dequantize(self.stored)",
+        "return _qwix().dequantize(self.stored)",
         "return self.stored.qvalue.astype(self.dtype)",
         f"{_TESTS}/heads/test_joint.py::test_quantized_kernels_are_near_and_small[int8-0.006]",
     ),
