@@ -68,7 +68,9 @@ def misplaced(faults: Iterable[Fault]) -> list[str]:
             lines.append(f"{fault.name}: {fault.file} has its place {count} times")
         if fault.old == fault.new:
             lines.append(f"{fault.name}: changes nothing")
-        if not (ROOT / fault.caught_by.partition("::")[0]).is_file():
+        file, _, test = fault.caught_by.partition("::")
+        function = f"def {test.partition('[')[0]}(" if test else ""
+        if not (ROOT / file).is_file() or function not in (ROOT / file).read_text(encoding="utf-8"):
             lines.append(f"{fault.name}: there is no {fault.caught_by}")
     return lines
 

@@ -12,9 +12,7 @@ _OF_JOINT = f"{_TESTS}/heads/test_joint.py::test_the_loss_is_the_bases_and_the_w
 _OF_STREAMS = f"{_TESTS}/streams/test_loss.py::test_loss_is_the_formula_written_out"
 _OF_EXITS = f"{_TESTS}/layerskip/test_early_exit.py"
 _OF_DIVERGENCES = f"{_TESTS}/distill/test_divergences.py"
-_OF_STUDENTS = (
-    f"{_TESTS}/distill/test_distill.py::test_the_loss_is_the_formula_written_out_and_the_student_alone_learns"
-)
+_OF_STUDENTS = f"{_TESTS}/distill/test_distill.py::test_the_loss_is_the_formula_and_the_student_alone_learns"
 _STOPPED = f"{_TESTS}/loop/test_fit.py::test_a_run_that_is_stopped_twice_ends_as_an_uninterrupted_one"
 
 FAULTS: tuple[Fault, ...] = (
