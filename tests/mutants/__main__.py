@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "MUTANTS.md"
 FAILED = 1  # pytest's exit code
 _MOST_SECONDS = 180
+# Tests that get several devices in a process of their own.
+_ON_DEVICES = "tests/parallel/on_devices/"
 # What every test imports, and no fault changes: imported once, before a process is forked for each fault.
 _PRELOADED = ("jax", "flax.linen", "safetensors.numpy")
 
@@ -91,6 +93,14 @@ def copy_checkout(copy: Path) -> Path:
 
 def failing_without_faults(tests: Sequence[str], copy: Path, jobs: int) -> list[str]:
     """Run tests as they are; return the names of those that fail, or pytest's last line."""
+    on_devices = [test for test in tests if test.startswith(_ON_DEVICES)]
+    others = [test for test in tests if test not in on_devices]
+    return _failing(others, copy, jobs) + _failing(on_devices, copy, 0)
+
+
+def _failing(tests: Sequence[str], copy: Path, jobs: int) -> list[str]:
+    if not tests:
+        return []
     command = [sys.executable, "-m", "pytest", *tests, f"-n{jobs}", "-q", "-rfE", "-p", "no:cacheprovider"]
     done = subprocess.run(
         command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True
@@ -205,6 +215,7 @@ def main() -> int:
     parser.add_argument("--area", action="append", help="faults of this area alone; may be repeated")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has this text; writes no table")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--known-to-pass", action="store_true", help="do not first run the tests without faults")
     options = parser.parse_args()
     chosen = {
         area: [fault for fault in faults if options.only in fault.name]
@@ -222,7 +233,8 @@ def main() -> int:
         folder = Path(name)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
         copies = [copy_checkout(folder / f"copy_{number}") for number in range(options.jobs)]
-        failing = failing_without_faults(sorted({fault.caught_by for fault in faults}), copies[0], options.jobs)
+        tests = [] if options.known_to_pass else sorted({fault.caught_by for fault in faults})
+        failing = failing_without_faults(tests, copies[0], options.jobs)
         if failing:
             print("error: fails without any fault: " + ", ".join(failing), file=sys.stderr)
             return 2
