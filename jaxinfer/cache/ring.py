@@ -17,7 +17,7 @@ from jaxinfer.cache.slots import move_slots, path_moves, slots_for
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cache_attention import Seen, attend_to_ring
+from jaxinfer.ops.cache_attention import Seen, attend_to_ring, ring_order
 from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
 from jaxinfer.ops.split_tokens import gather_tokens
@@ -85,12 +85,13 @@ class RingCache:
         values_BTKH = gather_tokens(values_BTKH, placement.seen, backend)
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
-        rule = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}
+        rule: dict[str, Any] = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}
         if placement.mask_BTS.shape[-1] == self.capacity:
             rule["window"] = self.window
             mixed = attend_to_ring(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **rule)
         else:
             held = _beside(self.keys[layer], keys_BTKH), _beside(self.values[layer], values_BTKH)
+            rule["order"] = ring_order(placement.seen.start_B, 0, self.capacity)
             mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, **rule)
         return mixed, replace(self, keys=keys, values=values)
 

@@ -21,7 +21,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cache_attention import Seen, attend_to_ring
+from jaxinfer.ops.cache_attention import Seen, attend_to_ring, ring_order
 from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
 from jaxinfer.ops.masks import in_window, node_depths
 from jaxinfer.ops.rotation import rotate
@@ -136,6 +136,7 @@ class StreamingCache:
                 softcap=scores.softcap,
                 sinks=None if sink_query_BTNH is None else Sinks(sink_query_BTNH, self.sinks),
                 num_kv_heads=keys_BTKH.shape[2],
+                order=ring_order(placement.seen.start_B, self.sinks, self.keys.shape[2]),
             )
         return mixed, replace(self, keys=keys, values=values)
 

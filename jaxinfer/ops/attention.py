@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Bool, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
-from jaxinfer.ops.cpu_kernels.attention import attend_to_seen, attends
+from jaxinfer.ops.cpu_kernels.attention import Order, attend_to_seen, attends
 
 # A TPU's matrix unit takes as long to load a tile of keys as to multiply it by this many rows.
 _FREE_ROWS = 256
@@ -53,12 +53,14 @@ def attend(
     softcap: float | None = None,
     sinks: Sinks | None = None,
     num_kv_heads: int | None = None,
+    order: Order | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
     Keys and values hold the heads of a slot side by side: ``K * H`` lanes, and possibly more if ``num_kv_heads`` gives
     the number of heads. ``N`` is a multiple of ``K``. A ``softcap`` c bounds each scaled score x by ``c * tanh(x / c)``
-    (Gemma 2, 2408.00118).
+    (Gemma 2, 2408.00118). ``order`` says in which order slots hold the sequence (None: as they stand); sums are in that
+    order where the CPU kernels attend, whose first ``near_slots`` are the sinks.
 
     For few rows on a TPU, each query head is padded with zeros to the lanes of all key/value heads. Then one product
     over all lanes reads the cache in its layout. One product per head would make the compiler rearrange a layer's keys
@@ -66,10 +68,15 @@ def attend(
     """
     keys, values = _layer(keys_BSKH), _layer(values_BSKH)
     head_dim = query_BTNH.shape[3]
-    is_plain = softcap is None and sinks is None and values.dtype == keys.dtype
-    if _is_short(query_BTNH, backend) and is_plain and attends(keys.dtype, head_dim):
-        query_BCRTH = _by_kv_head(query_BTNH.astype(jnp.float32) * scale, num_kv_heads or keys.num_lanes // head_dim)
-        mixed_BCRTH = attend_to_seen(query_BCRTH, keys.stack_LBSF, values.stack_LBSF, keys.layer, mask_BTS)
+    if _is_short(query_BTNH, backend) and values.dtype == keys.dtype and attends(keys.dtype, head_dim):
+        heads = num_kv_heads or keys.num_lanes // head_dim
+
+        def scaled(query_BTNH: Any) -> Any:
+            return _by_kv_head(query_BTNH.astype(jnp.float32) * scale, heads)
+
+        near = {} if sinks is None else {"near_query_BCRTH": scaled(sinks.query_BTNH)}
+        held = keys.stack_LBSF, values.stack_LBSF, keys.layer
+        mixed_BCRTH = attend_to_seen(scaled(query_BTNH), *held, mask_BTS, softcap or 0.0, order=order, **near)
         return _by_head(mixed_BCRTH, query_BTNH, joined=1).astype(backend.compute_dtype)
     weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
         query_BTNH, keys, values, mask_BTS, scale, backend, softcap, sinks, num_kv_heads

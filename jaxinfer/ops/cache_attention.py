@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.attention import Layer, Sinks, attend
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels.attention import Order
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
 
 
@@ -108,7 +109,8 @@ def attend_to_ring(
     def by_xla() -> Any:
         sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)
         held = Layer(keys_LBSF, layer, keys_LBSF.shape[2]), Layer(values_LBSF, layer, values_LBSF.shape[2])
-        rule = {"softcap": softcap, "sinks": sinks, "num_kv_heads": num_kv_heads}
+        order = ring_order(seen.start_B + query_BTNH.shape[1], num_sinks, keys_LBSF.shape[2])
+        rule = {"softcap": softcap, "sinks": sinks, "num_kv_heads": num_kv_heads, "order": order}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
 
     if means == "xla":
@@ -132,6 +134,12 @@ def attend_to_ring(
         return ring_decode(query, keys, values, *further, num_kv_heads=heads, interpret=interpret, **options)
 
     return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend, sink_query_BTNH)
+
+
+def ring_order(next_B: Int[Array, " B"], num_sinks: int, ring_end: int) -> Order:
+    """Return the order of slots whose sinks and ring have had all positions before ``next_B`` written."""
+    behind_B = jnp.maximum(next_B - num_sinks, 0)
+    return Order(num_sinks, num_sinks + behind_B % (ring_end - num_sinks), ring_end)
 
 
 def _run(

@@ -1,17 +1,29 @@
-"""Attention of few tokens to a cache on the CPU, in one pass over the visible slots.
+"""Attention of any number of tokens to a cache on the CPU, the same in every bit in any company.
 
-Dao et al., "FlashAttention" (https://arxiv.org/abs/2205.14135). It uses the functions of `products`.
+It uses the functions of `products`. Slots that no token of a row sees are not read.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module, scratch_numbers
-from jaxinfer.ops.cpu_kernels.machine_code import call
+from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.products import multiplies
+
+
+class Order(NamedTuple):
+    """In which order the slots of a row hold its sequence.
+
+    First come slots 0 to ``near_slots - 1``, which are compared with queries of their own, then from ``turn_B`` to
+    ``ring_end - 1``, then from ``near_slots`` to ``turn_B - 1``, and last all from ``ring_end`` on.
+    """
+
+    near_slots: int
+    turn_B: Any
+    ring_end: int
 
 
 def attends(dtype: Any, head_dim: int) -> bool:
@@ -19,59 +31,88 @@ def attends(dtype: Any, head_dim: int) -> bool:
     return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, head_dim)
 
 
-@jax.custom_jvp
 def attend_to_seen(
     query_BCRTH: Float[Array, "B C R T H"],
     keys_LBSF: Float[Array, "L B S F"],
     values_LBSF: Float[Array, "L B S F"],
     layer: Int[Array, ""] | int,
     mask_BTE: Bool[Array, "B T E"],
+    softcap: float = 0.0,
+    near_query_BCRTH: Float[Array, "B C R T H"] | None = None,
+    order: Order | None = None,
 ) -> Float[Array, "B C R T H"]:
     """Attend from scaled queries to the first E slots of ``keys[layer]``; return the weighted means, in float32.
 
-    All inputs are float32. A slot has C heads of H numbers, and may have more. It does not read slots after the last
-    visible one of a batch row, and reads fewer than one vector's lanes before the first. A query without visible slots
-    gets the mean of all E. Check `attends` first.
+    All inputs are float32. A slot has C heads of H numbers, and may have more. Slots that no query of a batch row sees
+    are not read. A query without visible slots gets the mean of all E. A ``softcap`` c bounds each score x by ``c *
+    tanh(x / c)``; 0 is none. ``order`` is that of the sequence (None: as the slots stand); ``near_query_BCRTH`` are the
+    queries of its first slots. Check `attends` first.
     """
+    batch, _, _, tokens, _ = query_BCRTH.shape
+    extent, shape = mask_BTE.shape[2], keys_LBSF.shape
+    near_query_BCRTH = query_BCRTH if near_query_BCRTH is None else near_query_BCRTH
+    order = order or Order(0, jnp.zeros((batch,), jnp.int32), extent)
+    fits = shape[1] == batch and extent <= shape[2] and query_BCRTH.shape[1] * query_BCRTH.shape[4] <= shape[3]
+    are_alike = values_LBSF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
+    are_alike &= near_query_BCRTH.shape == query_BCRTH.shape and 0 <= order.near_slots <= order.ring_end <= extent
+    arrays = query_BCRTH, near_query_BCRTH, keys_LBSF, values_LBSF
+    # The kernel itself checks nothing.
+    if not fits or not are_alike or any(each.dtype != jnp.float32 for each in arrays) or 0 in (
+        *query_BCRTH.shape, *shape, extent
+    ):  # fmt: skip
+        given = (*arrays, mask_BTE)
+        raise ValueError(f"{', '.join(f'{array.dtype}{array.shape}' for array in given)} do not fit")
+    turn_B = jnp.clip(jnp.asarray(order.turn_B, jnp.int32), order.near_slots, order.ring_end)
+    ends = (jnp.full_like(turn_B, each) for each in (order.near_slots, order.ring_end))
+    near_B, end_B = ends
+    walk_B3 = jnp.stack([near_B, turn_B, end_B], axis=1)
+    mask_BTE = mask_BTE | ~jnp.any(mask_BTE, axis=2, keepdims=True)
+    return _attend(query_BCRTH, near_query_BCRTH, keys_LBSF, values_LBSF, layer, mask_BTE, walk_B3, softcap)
+
+
+@jax.custom_jvp
+def _attend(query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: Any, mask_BTE: Any, walk: Any, cap: Any):
     batch, heads, group, tokens, numbers = query_BCRTH.shape
     extent = mask_BTE.shape[2]
-    shape, dtype = keys_LBSF.shape, keys_LBSF.dtype
-    fits = shape[1] == batch and extent <= shape[2] and heads * numbers <= shape[3]
-    are_alike = values_LBSF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
-    is_single = query_BCRTH.dtype == values_LBSF.dtype == dtype == jnp.float32
-    # The kernel itself checks nothing.
-    if not fits or not are_alike or not is_single or 0 in (*query_BCRTH.shape, *shape, extent):
-        arrays = query_BCRTH, keys_LBSF, values_LBSF, mask_BTE
-        raise ValueError(f"{', '.join(f'{array.dtype}{array.shape}' for array in arrays)} do not fit")
-    hidden_BTP = jnp.where(mask_BTE, jnp.float32(0), jnp.finfo(jnp.float32).min)
-    hidden_BTP = jnp.pad(hidden_BTP, ((0, 0), (0, 0), (0, -extent % CHUNK)))
-    sees_none_BT = ~jnp.any(mask_BTE, axis=2)
-    is_seen_BE = jnp.any(mask_BTE | sees_none_BT[..., None], axis=1)
-    first_B, after_B = jnp.argmax(is_seen_BE, axis=1), extent - jnp.argmax(is_seen_BE[:, ::-1], axis=1)
-    ranges_B2 = jnp.stack([first_B, after_B], axis=1).astype(jnp.int32)
-    items, rows, chunks = batch * heads, group * tokens, hidden_BTP.shape[2] // CHUNK
+    vectors = host_vectors()
+    assert vectors is not None
+    first_BT, after_BT = jnp.argmax(mask_BTE, axis=2), extent - jnp.argmax(mask_BTE[..., ::-1], axis=2)
+    ranges_BT2 = jnp.stack([first_BT, after_BT], axis=2).astype(jnp.int32)
+    mask_BTP = jnp.pad(mask_BTE, ((0, 0), (0, 0), (0, -extent % CHUNK)))
+    items, rows = batch * heads, group * tokens
+    query_IXH, near_IXH = (each.reshape(items, rows, numbers) for each in (query_BCRTH, near_BCRTH))
+    count = scratch_numbers(items, rows, numbers, mask_BTP.shape[2], vectors)
     results = (
         jax.ShapeDtypeStruct((items, rows, numbers), jnp.float32),
-        jax.ShapeDtypeStruct((items * chunks, scratch_numbers(rows, numbers)), jnp.float32),
+        jax.ShapeDtypeStruct((count,), jnp.float32),
     )
-    query_IXH = query_BCRTH.reshape(items, rows, numbers)
-    operands = query_IXH, jnp.asarray(layer, jnp.int32), keys_LBSF, values_LBSF, hidden_BTP, ranges_B2
-    means_IXH, _ = call("attend", attention_module, dtype.name, numbers, results, *operands)
+    operands = (
+        query_IXH, near_IXH, jnp.asarray(layer, jnp.int32), keys, values, mask_BTP.astype(jnp.int8),
+        ranges_BT2, walk, jnp.asarray(cap, jnp.float32).reshape(1),
+    )  # fmt: skip
+    means_IXH, _ = call("attend", attention_module, "float32", numbers, results, *operands)
     return means_IXH.reshape(query_BCRTH.shape)
 
 
-@attend_to_seen.defjvp
+@_attend.defjvp
 def _attend_jvp(primals: Any, tangents: Any) -> Any:
-    def reference(query_BCRTH: Any, keys_LBSF: Any, values_LBSF: Any, layer: Any, mask_BTE: Any) -> Any:
+    *_, walk_B3, cap = primals
+
+    def reference(query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: Any, mask_BTE: Any) -> Any:
         batch, heads, *_, numbers = query_BCRTH.shape
         extent = mask_BTE.shape[2]
         keys_BSCH, values_BSCH = (
             stack[layer, :, :extent, : heads * numbers].reshape(batch, extent, heads, numbers)
-            for stack in (keys_LBSF, values_LBSF)
+            for stack in (keys, values)
         )
         precision = jax.lax.Precision.HIGHEST
-        scores = jnp.einsum("bcrth,bsch->bcrts", query_BCRTH, keys_BSCH, precision=precision)
+        own, near = (
+            jnp.einsum("bcrth,bsch->bcrts", each, keys_BSCH, precision=precision) for each in (query_BCRTH, near_BCRTH)
+        )
+        is_near_BS = jnp.arange(extent) < walk_B3[:, :1]
+        scores = jnp.where(is_near_BS[:, None, None, None], near, own)
+        scores = jnp.where(cap == 0, scores, cap * jnp.tanh(scores / jnp.where(cap == 0, 1, cap)))
         scores = jnp.where(mask_BTE[:, None, None], scores, jnp.finfo(jnp.float32).min)
         return jnp.einsum("bcrts,bsch->bcrth", jax.nn.softmax(scores), values_BSCH, precision=precision)
 
-    return attend_to_seen(*primals), jax.jvp(reference, primals, tangents)[1]
+    return _attend(*primals), jax.jvp(reference, primals[:6], tangents[:6])[1]

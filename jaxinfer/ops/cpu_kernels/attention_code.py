@@ -1,270 +1,356 @@
-"""The assembly of attention: chunks of slots, each with its own softmax, joined at the end.
+"""The assembly of attention: scores, their softmax, and sums of values, each in the order of the sequence.
 
-As in FlashDecoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html), threads share the chunks. Chunks always
-begin at the same slots, and hidden slots have exactly zero weight, so a row's results depend neither on other rows nor
-on the number of threads.
+A slot's score depends on its key and the query alone. Weights and weighted values are added up slot by slot, from the
+first position to the last, in one accumulator per output, and a hidden slot adds exactly zero. So a query's results are
+the same in every bit whatever lies between the slots that it sees, wherever a ring begins, and whatever other queries,
+rows and threads there are.
 """
 
-from collections.abc import Callable
-
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.product_code import column_functions, dot_functions
+from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module, wait_for
+from jaxinfer.ops.cpu_kernels.product_code import dot_functions
+from jaxinfer.ops.cpu_kernels.softmax_code import soften_functions
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
+from jaxinfer.ops.cpu_kernels.weighted_sums import WIDEST, masked_lanes, weighted_sum_functions
 
-# A multiple of the lanes of all processors. Each row keeps one score per slot of a chunk.
+# The slots of a piece of scores, and how far ahead values are prefetched: a multiple of the lanes of all processors.
 CHUNK = 128
+# With more query rows per head than this, a thread takes as many rows from scores to results; with fewer, threads share
+# the slots. `jaxinfer bench latency` measures another value.
+BLOCK = 32
 # How many float32 a processor fetches at once.
 _LINE = 16
 
 _RECORD = Record(
-    "q", "k", "v", "hidden", "ranges", "y", "scratch", "items", "rows", "numbers", "tokens", "slots", "stride",
-    "lines", "groups", "first_batch", "chunks",
+    "q", "near", "k", "v", "mask", "ranges", "walk", "softcap", "y", "scratch", "rows", "numbers", "tokens", "slots",
+    "stride", "lines", "groups", "first_batch", "chunks", "blocks", "bands", "parts", "width", "scored", "softened",
 )  # fmt: skip
 
 
 def attention_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(q, l, k, v, hidden, ranges) -> y, scratch``.
+    """Return the assembly of ``handler(q, near, l, k, v, mask, ranges, walk, softcap) -> y, scratch``.
 
-    q [I, X, H], k and v [L, B, S, F], hidden [B, T, P], y [I, X, H] and scratch [I * P / CHUNK, `scratch_numbers`] are
-    float32; l and ranges [B, 2] are int32. I = B * C, F >= C * H, P is a multiple of CHUNK and H of the lanes. Row x of
-    q[b * C + c] belongs to token x % T. It attends to part c of the slots ranges[b, 0] <= s < ranges[b, 1] of k[l, b]
-    and v[l, b], and to fewer than a vector's lanes before them. If hidden[b, x % T, s] is not 0, it replaces the slot's
-    score.
+    q and near [I, X, H], k and v [L, B, S, F], y [I, X, H], softcap [1] and scratch [`scratch_numbers`] are float32;
+    mask [B, T, P] are bytes; l, ranges [B, T, 2] and walk [B, 3] are int32. I = B * C, F >= C * H, P is a multiple of
+    CHUNK. Row x of q[b * C + c] belongs to token t = x % T. It attends to part c of those slots ranges[b, t, 0] <= s <
+    ranges[b, t, 1] of k[l, b] and v[l, b] whose mask[b, t, s] is not 0, and reads no others but those that another
+    token of its row, or of its block of rows, may see. Slots before ``near_slots`` are multiplied with rows of near.
+
+    ``walk[b]`` is (near_slots, turn, ring_end): in the order of the sequence, slots are those before near_slots, then
+    from turn to before ring_end, from near_slots to before turn, and from ring_end on. A softcap c that is not 0 bounds
+    a score x to c * tanh(x / c).
     """
-    functions = [*dot_functions(vectors, "float32"), *column_functions(vectors)]
-    own = [_exponential(vectors), _soften(vectors), _piece(vectors), _end(vectors)]
-    return make_module(vectors, [*functions, *own], _RECORD, (6, 2), _plan, has_end=True)
+    functions = [*dot_functions(vectors, "float32"), *soften_functions(vectors), *weighted_sum_functions(vectors)]
+    own = [_scores(), _values(vectors), _seen(), _piece(), _short_piece(vectors), _long_piece(vectors)]
+    plan = _Planner(vectors).plan
+    return masked_lanes(vectors) + make_module(vectors, [*functions, *own], _RECORD, (9, 2), plan)
 
 
-def scratch_numbers(rows: int, numbers: int) -> int:
-    """Return the float32 numbers of a chunk's scratch: scores, weighted values, largest scores and sums of weights."""
-    return rows * (CHUNK + numbers + 2)
+def scratch_numbers(items: int, rows: int, numbers: int, slots: int, vectors: Vectors) -> int:
+    """Return how many float32 of scratch a call needs: scores and sums of weights where threads share the slots."""
+    parts = -(-numbers // _widths(vectors)[0])
+    return items * rows * (slots + parts * vectors.lanes) if rows <= BLOCK else 1
 
 
-def _plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
-    q, layer, k, v, hidden, ranges = arguments
-    items, rows, numbers = q.shape(code, 3)
-    layers, batches, lines, stride = k.shape(code, 4)
-    _, tokens, slots = hidden.shape(code, 3)
-    groups = code.arithmetic("sdiv", items, batches)
-    chunks = code.arithmetic("sdiv", slots, CHUNK)
-    first_batch = code.arithmetic("mul", layer.layer(code, layers), batches)
-    with code.repeated("each_range", 0, batches) as seen:
-        first, last = _range(code, ranges.numbers, seen.index)
-        seen.left = code.arithmetic("add", seen.held, code.arithmetic("sub", last, first))
-    lanes = code.arithmetic("mul", code.arithmetic("mul", groups, numbers), 2)
-    weights = code.arithmetic("mul", seen.held, lanes)
-    pointers = {"q": q, "k": k, "v": v, "hidden": hidden, "ranges": ranges, "y": results[0], "scratch": results[1]}
-    integers = {
-        "items": items, "rows": rows, "numbers": numbers, "tokens": tokens, "slots": slots, "stride": stride,
-        "lines": lines, "groups": groups, "first_batch": first_batch, "chunks": chunks,
-    }  # fmt: skip
-    places = {name: buffer.numbers for name, buffer in pointers.items()}
-    return Plan(places, integers, code.arithmetic("mul", items, chunks), weights)
+def _widths(vectors: Vectors) -> tuple[int, int]:
+    """Return how many columns of results a piece has: the fewer are for few rows, whose columns threads share."""
+    return WIDEST // 2 * vectors.lanes, WIDEST * vectors.lanes
 
 
-def _range(code: Code, ranges: str, batch: str) -> tuple[str, str]:
-    """Return the first slot to read and the one after the last."""
-    word = code.arithmetic("mul", batch, 2)
-    first, last = (
-        code.value(f"sext i32 {code.load_at('i32', ranges, place)} to i64")
-        for place in (word, code.arithmetic("add", word, 1))
-    )
-    return first, last
+class _Planner:
+    def __init__(self, vectors: Vectors) -> None:
+        self.vectors = vectors
+
+    def plan(self, code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
+        q, near, layer, k, v, mask, ranges, walk, softcap = arguments
+        items, rows, numbers = q.shape(code, 3)
+        layers, batches, lines, stride = k.shape(code, 4)
+        _, tokens, slots = mask.shape(code, 3)
+        groups = code.arithmetic("sdiv", items, batches)
+        chunks, blocks = code.arithmetic("sdiv", slots, CHUNK), code.ceiling(rows, BLOCK)
+        bands = code.ceiling(rows, self.vectors.rows)
+        narrow, wide = _widths(self.vectors)
+        width = code.value(f"select i1 {code.value(f'icmp eq i64 {bands}, 1')}, i64 {narrow}, i64 {wide}")
+        parts = code.ceiling(numbers, width)
+        # Where threads share the slots: pieces of scores, then rows of them, then parts of the results.
+        scored = code.arithmetic("mul", items, chunks)
+        softened = code.arithmetic("add", scored, code.arithmetic("mul", items, rows))
+        of_item = code.arithmetic("mul", bands, parts)
+        shared = code.arithmetic("add", softened, code.arithmetic("mul", items, of_item))
+        is_short = code.value(f"icmp eq i64 {blocks}, 1")
+        pieces = code.value(f"select i1 {is_short}, i64 {shared}, i64 {code.arithmetic('mul', items, blocks)}")
+        with code.repeated("each_row", 0, code.arithmetic("mul", batches, tokens)) as seen:
+            first, last = _range(code, ranges.numbers, seen.index)
+            seen.left = code.arithmetic("add", seen.held, code.arithmetic("sub", last, first))
+        of_slots = code.arithmetic("mul", code.arithmetic("mul", groups, numbers), 2)
+        pointers = {
+            "q": q, "near": near, "k": k, "v": v, "mask": mask, "ranges": ranges, "walk": walk, "softcap": softcap,
+            "y": results[0], "scratch": results[1],
+        }  # fmt: skip
+        integers = {
+            "rows": rows, "numbers": numbers, "tokens": tokens, "slots": slots, "stride": stride, "lines": lines,
+            "groups": groups, "first_batch": code.arithmetic("mul", layer.layer(code, layers), batches),
+            "chunks": chunks, "blocks": blocks, "bands": bands, "parts": parts, "width": width, "scored": scored,
+            "softened": softened,
+        }  # fmt: skip
+        places = {name: buffer.numbers for name, buffer in pointers.items()}
+        return Plan(places, integers, pieces, code.arithmetic("mul", seen.held, of_slots))
 
 
-def _places(code: Code, scratch: str, index: str, rows: str, numbers: str) -> tuple[str, str, str, str]:
-    """Return the addresses of a chunk's scores, weighted values, largest scores and sums of weights."""
-    each = code.arithmetic("add", numbers, CHUNK + 2)
-    scores = code.at("float", scratch, code.arithmetic("mul", index, code.arithmetic("mul", rows, each)))
-    weighted = code.at("float", scores, code.arithmetic("mul", rows, CHUNK))
-    largest = code.at("float", weighted, code.arithmetic("mul", rows, numbers))
-    return scores, weighted, largest, code.at("float", largest, rows)
+def _range(code: Code, ranges: str, token: str) -> tuple[str, str]:
+    """Return the first slot that a token sees and the one after the last; tokens are counted over all rows."""
+    word = code.arithmetic("mul", token, 2)
+    return _integer(code, ranges, word), _integer(code, ranges, code.arithmetic("add", word, 1))
 
 
-def _piece(vectors: Vectors) -> str:
-    """Return ``piece(record, index)``, which attends from all rows of an item to the slots of a chunk."""
-    code = Code("internal void @piece(ptr %record, i64 %index) #0")
-    chunks, groups, rows, numbers, tokens, slots, stride, lines, first_batch = (
-        _RECORD.number(code, name)
-        for name in (
-            "chunks", "groups", "rows", "numbers", "tokens", "slots", "stride", "lines", "first_batch"
-        )
-    )  # fmt: skip
-    item = code.arithmetic("sdiv", "%index", chunks)
-    begin = code.arithmetic("mul", code.arithmetic("srem", "%index", chunks), CHUNK)
+def _integer(code: Code, integers: str, index: str) -> str:
+    return code.value(f"sext i32 {code.load_at('i32', integers, index)} to i64")
+
+
+def _numbers(code: Code, *names: str) -> tuple[str, ...]:
+    return tuple(_RECORD.number(code, name) for name in names)
+
+
+def _seen() -> str:
+    """Return ``seen(record, batch, row, count, end)``: the first slot that rows of a batch row see, or after the last.
+
+    The rows are ``count`` from ``row`` on.
+    """
+    code = Code("internal i64 @seen(ptr %record, i64 %batch, i64 %row, i64 %count, i1 %end) #0")
+    (tokens, slots), ranges = _numbers(code, "tokens", "slots"), _RECORD.pointer(code, "ranges")
+    initial = code.value(f"select i1 %end, i64 0, i64 {slots}")
+    of_batch = code.arithmetic("mul", "%batch", tokens)
+    begin = code.arithmetic("srem", "%row", tokens)
+    with code.repeated("each_token", 0, code.smaller("%count", tokens), 1, ("i64", initial)) as found:
+        token = code.arithmetic("add", begin, found.index)
+        is_around = code.value(f"icmp sge i64 {token}, {tokens}")
+        token = code.value(f"select i1 {is_around}, i64 {code.arithmetic('sub', token, tokens)}, i64 {token}")
+        first, last = _range(code, ranges, code.arithmetic("add", of_batch, token))
+        smaller, larger = code.smaller(found.held, first), code.larger(found.held, last)
+        found.left = code.value(f"select i1 %end, i64 {larger}, i64 {smaller}")
+    code.effect(f"ret i64 {found.held}")
+    return code.text()
+
+
+def _of_layer(code: Code, name: str, item: str) -> str:
+    """Return the address of slot 0 of an item's keys or values."""
+    groups, first_batch, lines, stride, numbers = _numbers(code, "groups", "first_batch", "lines", "stride", "numbers")
     batch, group = code.arithmetic("sdiv", item, groups), code.arithmetic("srem", item, groups)
-    first, last = _range(code, _RECORD.pointer(code, "ranges"), batch)
-    # Each vector of scores holds the same slots wherever the range begins.
-    first = code.larger(begin, code.arithmetic("and", first, -vectors.lanes))
-    last = code.smaller(code.arithmetic("add", begin, CHUNK), last)
-    count = code.arithmetic("sub", last, first)
-    code.branch(code.value(f"icmp sgt i64 {count}, 0"), "some", "none")
-    code.start("some")
-    scores, weighted, largest, totals = _places(code, _RECORD.pointer(code, "scratch"), "%index", rows, numbers)
-    of_query = code.arithmetic("mul", item, code.arithmetic("mul", rows, numbers))
-    query = code.at("float", _RECORD.pointer(code, "q"), of_query)
     line = code.arithmetic("mul", code.arithmetic("add", first_batch, batch), lines)
-    of_slot = code.arithmetic("mul", code.arithmetic("add", line, first), stride)
-    of_slot = code.arithmetic("add", of_slot, code.arithmetic("mul", group, numbers))
-    keys, values = (code.at("float", _RECORD.pointer(code, name), of_slot) for name in ("k", "v"))
-    # Prefetch everything at once; otherwise the processor would wait for each line's few numbers.
-    for name, places in (("key", keys), ("value", values)):
-        with code.repeated(f"each_{name}", 0, count) as slot:
-            line = code.at("float", places, code.arithmetic("mul", slot.index, stride))
-            with code.repeated(f"each_line_of_{name}", 0, numbers, _LINE) as part:
-                place = code.at("float", line, part.index)
-                code.effect(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
-    integers = ", ".join(f"i64 {number}" for number in (rows, count, numbers, numbers, stride, CHUNK))
-    code.effect(f"call void @dots(ptr {query}, ptr {keys}, ptr {scores}, {integers})")
-    of_hidden = code.arithmetic("add", code.arithmetic("mul", batch, code.arithmetic("mul", tokens, slots)), first)
-    hidden = code.at("float", _RECORD.pointer(code, "hidden"), of_hidden)
-    integers = ", ".join(f"i64 {number}" for number in (rows, tokens, count, slots))
-    code.effect(f"call void @soften(ptr {scores}, ptr {hidden}, ptr {largest}, ptr {totals}, {integers})")
-    integers = ", ".join(f"i64 {number}" for number in (rows, numbers, count, CHUNK, stride, numbers))
-    code.effect(f"call void @columns(ptr {scores}, ptr {values}, ptr {weighted}, {integers})")
-    code.effect("br label %none")
-    code.start("none")
-    code.effect("ret void")
-    return code.text()
+    place = code.arithmetic("add", code.arithmetic("mul", line, stride), code.arithmetic("mul", group, numbers))
+    return code.at("float", _RECORD.pointer(code, name), place)
 
 
-def _soften(vectors: Vectors) -> str:
-    """Return ``soften(scores, hidden, largest, totals, rows, tokens, count, slots)``.
+def _walk(code: Code, batch: str) -> list[str]:
+    """Return how many slots are near, where the ring turns, and where it ends."""
+    walk, word = _RECORD.pointer(code, "walk"), code.arithmetic("mul", batch, 3)
+    return [_integer(code, walk, code.arithmetic("add", word, index)) for index in range(3)]
 
-    It reads each row's first ``count`` scores (rows are ``CHUNK`` apart) and replaces the hidden ones. Then it replaces
-    each by ``exp(score - largest)``, and stores the largest score and the sum.
+
+def _prefetch(code: Code, block: str, places: str, count: str, stride: str, width: str) -> None:
+    """Fetch slots at once; otherwise the processor would wait for each slot's few numbers."""
+    with code.repeated(f"{block}_slot", 0, count) as slot:
+        line = code.at("float", places, code.arithmetic("mul", slot.index, stride))
+        with code.repeated(f"{block}_line", 0, width, _LINE) as part:
+            place = code.at("float", line, part.index)
+            code.effect(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
+
+
+def _scores() -> str:
+    """Return ``score(record, item, row, count, first, last, scores)``: the scores of rows and slots.
+
+    Those of slot s stand at s; rows are ``slots`` apart.
     """
-    lanes, wide = vectors.lanes, vectors.wide
-    parameters = "ptr %scores, ptr %hidden, ptr %largest, ptr %totals, i64 %rows, i64 %tokens, i64 %count, i64 %slots"
-    code = Code(f"internal void @soften({parameters}) #0")
-    order = f"<{', '.join(f'i64 {lane}' for lane in range(lanes))}>"
-    lowest = vectors.constant(float("-inf"))
-    with code.repeated("each_row", 0, "%rows") as each_row:
-        row = each_row.index
-        own = code.at("float", "%scores", code.arithmetic("mul", row, CHUNK))
-        hidden = code.at("float", "%hidden", code.arithmetic("mul", code.arithmetic("srem", row, "%tokens"), "%slots"))
-        with code.repeated("each_score", 0, "%count", lanes, (wide, lowest)) as scores:
-            place = code.at("float", own, scores.index)
-            hidden = code.load(wide, code.at("float", hidden, scores.index), 4)
-            # Selected, not added: a hidden slot's score may be any value and must not count.
-            is_seen = code.value(f"fcmp oeq {wide} {hidden}, zeroinitializer")
-            seen = f"<{lanes} x i1> {is_seen}, {wide} {code.load(wide, place, 4)}, {wide} {hidden}"
-            shown = code.value(f"select {seen}")
-            # Past the last slot, memory holds old values.
-            left = code.arithmetic("sub", "%count", scores.index)
-            single = code.value(f"insertelement <{lanes} x i64> poison, i64 {left}, i32 0")
-            every = f"<{lanes} x i32> zeroinitializer"
-            lefts = code.value(f"shufflevector <{lanes} x i64> {single}, <{lanes} x i64> poison, {every}")
-            is_slot = code.value(f"icmp slt <{lanes} x i64> {order}, {lefts}")
-            score = code.value(f"select <{lanes} x i1> {is_slot}, {wide} {shown}, {wide} {lowest}")
-            code.effect(f"store {wide} {score}, ptr {place}, align 4")
-            scores.left = _greater(code, vectors, scores.held, score)
-        highest = _everywhere(code, vectors, scores.held, _greater)
-        with code.repeated("each_weight", 0, "%count", lanes, (wide, "zeroinitializer")) as weights:
-            place = code.at("float", own, weights.index)
-            below = code.value(f"fsub {wide} {code.load(wide, place, 4)}, {highest}")
-            weight = code.value(f"call {wide} @exponential({wide} {below})")
-            code.effect(f"store {wide} {weight}, ptr {place}, align 4")
-            weights.left = _sum(code, vectors, weights.held, weight)
-        total = _everywhere(code, vectors, weights.held, _sum)
-        for vector, place in ((highest, "%largest"), (total, "%totals")):
-            code.store_at("float", code.value(f"extractelement {wide} {vector}, i32 0"), place, row)
+    parameters = "ptr %record, i64 %item, i64 %row, i64 %count, i64 %first, i64 %last, ptr %scores"
+    code = Code(f"internal void @score({parameters}) #0")
+    rows, numbers, slots, stride, groups = _numbers(code, "rows", "numbers", "slots", "stride", "groups")
+    keys = _of_layer(code, "k", "%item")
+    near_slots, *_ = _walk(code, code.arithmetic("sdiv", "%item", groups))
+    row = code.arithmetic("add", code.arithmetic("mul", "%item", rows), "%row")
+    for name, first, last in (
+        ("near", "%first", code.smaller("%last", near_slots)),
+        ("q", code.larger("%first", near_slots), "%last"),
+    ):
+        count = code.arithmetic("sub", last, first)
+        code.branch(code.value(f"icmp sgt i64 {count}, 0"), f"some_{name}", f"after_{name}")
+        code.start(f"some_{name}")
+        query = code.at("float", _RECORD.pointer(code, name), code.arithmetic("mul", row, numbers))
+        places = code.at("float", keys, code.arithmetic("mul", first, stride))
+        _prefetch(code, f"ahead_{name}", places, code.smaller(count, CHUNK), stride, numbers)
+        integers = ", ".join(f"i64 {each}" for each in ("%count", count, numbers, numbers, stride, slots))
+        code.effect(f"call void @dots(ptr {query}, ptr {places}, ptr {code.at('float', '%scores', first)}, {integers})")
+        code.effect(f"br label %after_{name}")
+        code.start(f"after_{name}")
     code.effect("ret void")
     return code.text()
 
 
-def _end(vectors: Vectors) -> str:
-    """Return ``end(record)``, which joins the chunks of every row in their order."""
-    lanes, wide = vectors.lanes, vectors.wide
-    code = Code("internal void @end(ptr %record) #0")
-    items, rows, numbers, groups, chunks = (
-        _RECORD.number(code, name) for name in ("items", "rows", "numbers", "groups", "chunks")
+def _values(vectors: Vectors) -> str:
+    """Return ``add_values(record, item, row, count, first, last, weights, totals, column)``: results of rows.
+
+    They are a piece's columns from ``column`` on. ``totals`` is scratch of a vector a row.
+    """
+    parameters = "ptr %record, i64 %item, i64 %row, i64 %count, i64 %first, i64 %last, ptr %weights, ptr %totals"
+    code = Code(f"internal void @add_values({parameters}, i64 %column) #0")
+    rows, numbers, slots, stride, groups, width = _numbers(
+        code, "rows", "numbers", "slots", "stride", "groups", "width"
     )
-    ranges, scratch, y = (_RECORD.pointer(code, name) for name in ("ranges", "scratch", "y"))
-    lowest = vectors.constant(float("-inf"))
-    with code.repeated("each_item", 0, items) as each_item:
-        item = each_item.index
-        begin, last = _range(code, ranges, code.arithmetic("sdiv", item, groups))
-        of_item = code.arithmetic("mul", item, chunks)
-        first = code.arithmetic("add", of_item, code.arithmetic("sdiv", begin, CHUNK))
-        past = code.arithmetic("add", of_item, code.ceiling(last, CHUNK))
-        with code.repeated("each_row", 0, rows) as each_row:
-            row = each_row.index
-            with code.repeated("each_largest", first, past, 1, (wide, lowest)) as highest:
-                *_, largest, _ = _places(code, scratch, highest.index, rows, numbers)
-                one = vectors.spread(code, code.load_at("float", largest, row))
-                highest.left = _greater(code, vectors, highest.held, one)
-            with code.repeated("each_total", first, past, 1, (wide, "zeroinitializer")) as total:
-                *_, largest, totals = _places(code, scratch, total.index, rows, numbers)
-                place = code.at("float", largest, row)
-                below = code.value(f"fsub {wide} {vectors.spread(code, code.load('float', place))}, {highest.held}")
-                factors = code.value(f"call {wide} @exponential({wide} {below})")
-                code.effect(f"store float {code.value(f'extractelement {wide} {factors}, i32 0')}, ptr {place}")
-                one = vectors.spread(code, code.load_at("float", totals, row))
-                total.left = vectors.multiply_add(code, factors, one, total.held)
-            of_row = code.arithmetic("mul", row, numbers)
-            of_rows = code.arithmetic("mul", code.arithmetic("mul", item, rows), numbers)
-            result = code.at("float", y, code.arithmetic("add", of_rows, of_row))
-            with code.repeated("each_lane", 0, numbers, lanes) as lane:
-                with code.repeated("each_chunk", first, past, 1, (wide, "zeroinitializer")) as sums:
-                    _, weighted, largest, _ = _places(code, scratch, sums.index, rows, numbers)
-                    factors = vectors.spread(code, code.load_at("float", largest, row))
-                    of_part = code.arithmetic("add", of_row, lane.index)
-                    part = code.load(wide, code.at("float", weighted, of_part), 4)
-                    sums.left = vectors.multiply_add(code, factors, part, sums.held)
-                mean = code.value(f"fdiv {wide} {sums.held}, {total.held}")
-                code.effect(f"store {wide} {mean}, ptr {code.at('float', result, lane.index)}, align 4")
+    values = code.at("float", _of_layer(code, "v", "%item"), "%column")
+    columns = code.smaller(code.arithmetic("sub", numbers, "%column"), width)
+    row = code.arithmetic("add", code.arithmetic("mul", "%item", rows), "%row")
+    place = code.arithmetic("add", code.arithmetic("mul", row, numbers), "%column")
+    y = code.at("float", _RECORD.pointer(code, "y"), place)
+    code.effect(f"call void @clear(ptr {y}, ptr %totals, i64 %count, i64 {numbers}, i64 {columns})")
+    near_slots, turn, ring_end = _walk(code, code.arithmetic("sdiv", "%item", groups))
+    stretches = ("0", near_slots), (turn, ring_end), (near_slots, turn), (ring_end, slots)
+    for index, (begin, end) in enumerate(stretches):
+        begin, end = code.larger(begin, "%first"), code.smaller(end, "%last")
+        with code.repeated(f"chunk_{index}", begin, end, CHUNK) as chunk:
+            count = code.smaller(code.arithmetic("sub", end, chunk.index), CHUNK)
+            places = code.at("float", values, code.arithmetic("mul", chunk.index, stride))
+            _prefetch(code, f"ahead_{index}", places, count, stride, columns)
+            integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, numbers, columns))
+            weights = code.at("float", "%weights", chunk.index)
+            code.effect(f"call void @add_weighted(ptr {weights}, ptr {places}, ptr {y}, ptr %totals, {integers})")
+    code.effect(f"call void @divide(ptr {y}, ptr %totals, i64 %count, i64 {numbers}, i64 {columns})")
+    code.effect("ret void")
+    return code.text() + _clear(vectors) + _divide(vectors)
+
+
+def _clear(vectors: Vectors) -> str:
+    """Return ``clear(y, totals, rows, width, columns)``."""
+    code = Code("internal void @clear(ptr %y, ptr %totals, i64 %rows, i64 %width, i64 %columns) #0")
+    with code.repeated("each_row", 0, "%rows") as row:
+        line = code.at("float", "%y", code.arithmetic("mul", row.index, "%width"))
+        with code.repeated("each_column", 0, "%columns") as column:
+            code.store_at("float", "0.0", line, column.index)
+        place = code.at("float", "%totals", code.arithmetic("mul", row.index, vectors.lanes))
+        code.effect(f"store {vectors.wide} zeroinitializer, ptr {place}, align 4")
     code.effect("ret void")
     return code.text()
 
 
-def _exponential(vectors: Vectors) -> str:
-    """Return ``exponential(x)`` for x up to 0, exact to two units in the last place; 0 below -87.
-
-    Cephes' expf (https://www.netlib.org/cephes): e**x is 2**n * e**r, r within half of log 2, and e**r a polynomial.
-    """
-    lanes, wide = vectors.lanes, vectors.wide
-    code = Code(f"internal {wide} @exponential({wide} %x) #0")
-    is_low = code.value(f"fcmp olt {wide} %x, {vectors.constant(-87.0)}")
-    x = code.value(f"select <{lanes} x i1> {is_low}, {wide} {vectors.constant(-87.0)}, {wide} %x")
-    # Adding 1.5 * 2**23 rounds away the fraction.
-    shift = vectors.constant(12582912.0)
-    shifted = vectors.multiply_add(code, x, vectors.constant(1.44269504088896341), shift)
-    whole = code.value(f"fsub {wide} {shifted}, {shift}")
-    rest = vectors.multiply_add(code, whole, vectors.constant(-0.693359375), x)
-    rest = vectors.multiply_add(code, whole, vectors.constant(2.12194440e-4), rest)
-    polynomial = vectors.constant(1.9875691500e-4)
-    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1, 1.0, 1.0):
-        polynomial = vectors.multiply_add(code, polynomial, rest, vectors.constant(factor))
-    integers = f"<{lanes} x i32>"
-    exponent = code.value(f"fptosi {wide} {whole} to {integers}")
-    hiddened = code.value(f"add {integers} {exponent}, <{', '.join(['i32 127'] * lanes)}>")
-    bits = code.value(f"shl {integers} {hiddened}, <{', '.join(['i32 23'] * lanes)}>")
-    power = code.value(f"bitcast {integers} {bits} to {wide}")
-    result = code.value(f"fmul {wide} {polynomial}, {power}")
-    code.effect(f"ret {wide} {code.value(f'select <{lanes} x i1> {is_low}, {wide} zeroinitializer, {wide} {result}')}")
+def _divide(vectors: Vectors) -> str:
+    """Return ``divide(y, totals, rows, width, columns)``: sums to means."""
+    code = Code("internal void @divide(ptr %y, ptr %totals, i64 %rows, i64 %width, i64 %columns) #0")
+    with code.repeated("each_row", 0, "%rows") as row:
+        line = code.at("float", "%y", code.arithmetic("mul", row.index, "%width"))
+        total = code.load_at("float", "%totals", code.arithmetic("mul", row.index, vectors.lanes))
+        with code.repeated("each_column", 0, "%columns") as column:
+            mean = code.value(f"fdiv float {code.load_at('float', line, column.index)}, {total}")
+            code.store_at("float", mean, line, column.index)
+    code.effect("ret void")
     return code.text()
 
 
-def _greater(code: Code, vectors: Vectors, one: str, other: str) -> str:
-    is_greater = code.value(f"fcmp ogt {vectors.wide} {one}, {other}")
-    return code.value(f"select <{vectors.lanes} x i1> {is_greater}, {vectors.wide} {one}, {vectors.wide} {other}")
+def _soften_row(code: Code, item: str, row: str, first: str, last: str, scores: str) -> None:
+    """Append the softmax of a row's scores, which stand at ``scores``."""
+    groups, tokens, slots = _numbers(code, "groups", "tokens", "slots")
+    token = code.arithmetic("mul", code.arithmetic("sdiv", item, groups), tokens)
+    token = code.arithmetic("add", token, code.arithmetic("srem", row, tokens))
+    mask = code.at("i8", _RECORD.pointer(code, "mask"), code.arithmetic("mul", token, slots))
+    softcap = code.load("float", _RECORD.pointer(code, "softcap"))
+    operands = f"ptr {scores}, ptr {mask}, i64 {first}, i64 {last}, float {softcap}"
+    code.effect(f"call void @soften({operands})")
 
 
-def _sum(code: Code, vectors: Vectors, one: str, other: str) -> str:
-    return code.value(f"fadd {vectors.wide} {one}, {other}")
+def _piece() -> str:
+    """Return ``piece(record, index)``: of all slots that threads share, or of a block of rows."""
+    code = Code("internal void @piece(ptr %record, i64 %index) #0")
+    (blocks,) = _numbers(code, "blocks")
+    code.branch(code.value(f"icmp eq i64 {blocks}, 1"), "short", "long")
+    for name in ("short", "long"):
+        code.start(name)
+        code.effect(f"call void @{name}_piece(ptr %record, i64 %index)")
+        code.effect("ret void")
+    return code.text()
 
 
-def _everywhere(code: Code, vectors: Vectors, vector: str, join: Callable[[Code, Vectors, str, str], str]) -> str:
-    """Return the combination of all lanes, in each lane."""
-    distance = 1
-    while distance < vectors.lanes:
-        mask = ", ".join(f"i32 {lane ^ distance}" for lane in range(vectors.lanes))
-        turned = code.value(
-            f"shufflevector {vectors.wide} {vector}, {vectors.wide} poison, <{vectors.lanes} x i32> <{mask}>"
-        )
-        vector = join(code, vectors, vector, turned)
-        distance *= 2
-    return vector
+def _short_piece(vectors: Vectors) -> str:
+    """Return ``short_piece(record, index)``: scores of a chunk, or a row's softmax, or some columns of results."""
+    lanes = vectors.lanes
+    code = Code("internal void @short_piece(ptr %record, i64 %index) #0")
+    rows, slots, groups, chunks, bands, parts, width, scored, softened = _numbers(
+        code, "rows", "slots", "groups", "chunks", "bands", "parts", "width", "scored", "softened"
+    )
+    scratch = _RECORD.pointer(code, "scratch")
+    all_scores = code.arithmetic("mul", code.arithmetic("sdiv", scored, chunks), code.arithmetic("mul", rows, slots))
+
+    def seen(item: str, row: str, count: str) -> tuple[str, str]:
+        batch = code.arithmetic("sdiv", item, groups)
+        operands = f"ptr %record, i64 {batch}, i64 {row}, i64 {count}"
+        first, last = (code.value(f"call i64 @seen({operands}, i1 {end})") for end in ("false", "true"))
+        return code.arithmetic("and", first, -lanes), last
+
+    def scores_of(item: str) -> str:
+        return code.at("float", scratch, code.arithmetic("mul", item, code.arithmetic("mul", rows, slots)))
+
+    code.branch(code.value(f"icmp slt i64 %index, {scored}"), "score", "not_score")
+    code.start("score")
+    item, chunk = code.arithmetic("sdiv", "%index", chunks), code.arithmetic("srem", "%index", chunks)
+    begin = code.arithmetic("mul", chunk, CHUNK)
+    first, last = seen(item, "0", rows)
+    first, last = code.larger(first, begin), code.smaller(last, code.arithmetic("add", begin, CHUNK))
+    operands = f"ptr %record, i64 {item}, i64 0, i64 {rows}, i64 {first}, i64 {last}, ptr {scores_of(item)}"
+    code.effect(f"call void @score({operands})")
+    code.effect("ret void")
+
+    code.start("not_score")
+    wait_for(code, "%record", scored, vectors.pause, "for_scores")
+    code.branch(code.value(f"icmp slt i64 %index, {softened}"), "soften", "add")
+    code.start("soften")
+    place = code.arithmetic("sub", "%index", scored)
+    item, row = code.arithmetic("sdiv", place, rows), code.arithmetic("srem", place, rows)
+    # All rows' slots, for sums of all rows read the weights of all of these.
+    first, last = seen(item, "0", rows)
+    _soften_row(code, item, row, first, last, code.at("float", scratch, code.arithmetic("mul", place, slots)))
+    code.effect("ret void")
+
+    code.start("add")
+    wait_for(code, "%record", softened, vectors.pause, "for_weights")
+    place = code.arithmetic("sub", "%index", softened)
+    band, part = code.arithmetic("sdiv", place, parts), code.arithmetic("srem", place, parts)
+    item, band = code.arithmetic("sdiv", band, bands), code.arithmetic("srem", band, bands)
+    row = code.arithmetic("mul", band, vectors.rows)
+    count = code.smaller(code.arithmetic("sub", rows, row), vectors.rows)
+    first, last = seen(item, row, count)
+    of_row = code.arithmetic("add", code.arithmetic("mul", item, rows), row)
+    weights = code.at("float", scratch, code.arithmetic("mul", of_row, slots))
+    # Each part of a row has sums of its own.
+    of_totals = code.arithmetic("mul", code.arithmetic("sdiv", all_scores, slots), part)
+    of_totals = code.arithmetic("mul", code.arithmetic("add", of_totals, of_row), lanes)
+    totals = code.at("float", scratch, code.arithmetic("add", all_scores, of_totals))
+    operands = f"ptr %record, i64 {item}, i64 {row}, i64 {count}, i64 {first}, i64 {last}, ptr {weights}"
+    column = code.arithmetic("mul", part, width)
+    code.effect(f"call void @add_values({operands}, ptr {totals}, i64 {column})")
+    code.effect("ret void")
+    return code.text()
+
+
+def _long_piece(vectors: Vectors) -> str:
+    """Return ``long_piece(record, index)``: the results of a block of rows, in memory that stays in the cache."""
+    lanes = vectors.lanes
+    code = Code("internal void @long_piece(ptr %record, i64 %index) #0")
+    rows, numbers, slots, groups, blocks, width = _numbers(
+        code, "rows", "numbers", "slots", "groups", "blocks", "width"
+    )
+    item, row = code.arithmetic("sdiv", "%index", blocks), code.arithmetic("srem", "%index", blocks)
+    row = code.arithmetic("mul", row, BLOCK)
+    count = code.smaller(code.arithmetic("sub", rows, row), BLOCK)
+    operands = f"ptr %record, i64 {code.arithmetic('sdiv', item, groups)}, i64 {row}, i64 {count}"
+    first, last = (code.value(f"call i64 @seen({operands}, i1 {end})") for end in ("false", "true"))
+    first = code.arithmetic("and", first, -lanes)
+    size = code.arithmetic("mul", code.arithmetic("add", slots, lanes), 4 * BLOCK)
+    scores = code.value(f"call ptr @malloc(i64 {size})")
+    totals = code.at("float", scores, code.arithmetic("mul", slots, BLOCK))
+    operands = f"ptr %record, i64 {item}, i64 {row}, i64 {count}, i64 {first}, i64 {last}, ptr {scores}"
+    code.effect(f"call void @score({operands})")
+    with code.repeated("each_row", 0, count) as each_row:
+        of_row = code.at("float", scores, code.arithmetic("mul", each_row.index, slots))
+        _soften_row(code, item, code.arithmetic("add", row, each_row.index), first, last, of_row)
+    with code.repeated("each_part", 0, code.ceiling(numbers, width)) as part:
+        column = code.arithmetic("mul", part.index, width)
+        code.effect(f"call void @add_values({operands}, ptr {totals}, i64 {column})")
+    code.effect(f"call void @free(ptr {scores})")
+    code.effect("ret void")
+    return code.text()

@@ -1,0 +1,117 @@
+"""The assembly of sums of rows by weights, which go on from one stretch of rows to the next."""
+
+from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.tiles import Vectors
+
+# The most vectors of columns that a tile adds up.
+WIDEST = 4
+
+_PARAMETERS = "ptr %x, ptr %w, ptr %y, ptr %totals, i64 %length, i64 %pitch, i64 %stride, i64 %width, i64 %last"
+
+
+def weighted_sum_functions(vectors: Vectors) -> list[str]:
+    """Return ``add_weighted(x, w, y, totals, rows, length, pitch, stride, width, columns)`` and its tiles.
+
+    To each of the ``columns`` of row r of y it adds, one after the other, that column of the ``length`` rows of w times
+    the numbers of row r of x; and to each lane of row r of ``totals`` these numbers. Rows of x are ``pitch`` apart,
+    those of w ``stride``, those of y ``width``, those of ``totals`` a vector. All are float32. Columns are at most as
+    many as `WIDEST` vectors have.
+    """
+    sizes = [(size, rows) for size in range(1, WIDEST + 1) for rows in range(1, vectors.rows + 1)]
+    return [*(_tile(vectors, *size) for size in sizes), _cover(vectors, sizes)]
+
+
+def masked_lanes(vectors: Vectors) -> str:
+    """Return declarations of what reads and writes some of a vector's lanes."""
+    lanes, wide = vectors.lanes, vectors.wide
+    return (
+        f"declare {wide} @llvm.masked.load.v{lanes}f32.p0(ptr, i32 immarg, <{lanes} x i1>, {wide})\n"
+        f"declare void @llvm.masked.store.v{lanes}f32.p0({wide}, ptr, i32 immarg, <{lanes} x i1>)\n"
+    )
+
+
+def first_lanes(code: Code, vectors: Vectors, count: str) -> str:
+    """Append a mask of the first lanes of a vector."""
+    lanes = vectors.lanes
+    order = f"<{', '.join(f'i64 {lane}' for lane in range(lanes))}>"
+    single = code.value(f"insertelement <{lanes} x i64> poison, i64 {count}, i32 0")
+    every = f"<{lanes} x i32> zeroinitializer"
+    counts = code.value(f"shufflevector <{lanes} x i64> {single}, <{lanes} x i64> poison, {every}")
+    return code.value(f"icmp slt <{lanes} x i64> {order}, {counts}")
+
+
+def _tile(vectors: Vectors, size: int, rows: int) -> str:
+    """Return ``add_SIZExROWS(x, w, y, totals, length, pitch, stride, width, last)``.
+
+    ``last`` is how many columns the last of ``size`` vectors has.
+    """
+    lanes, wide = vectors.lanes, vectors.wide
+    code = Code(f"internal void @add_{size}x{rows}({_PARAMETERS}) #0")
+    mask = first_lanes(code, vectors, "%last")
+    starts_x = [code.at("float", "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
+    starts_y = [code.at("float", "%y", code.arithmetic("mul", "%width", row)) for row in range(rows)]
+
+    def read(line: str, each: int) -> str:
+        place = code.at("float", line, lanes * each)
+        if each < size - 1:
+            return code.load(wide, place, 4)
+        operands = f"ptr {place}, i32 4, <{lanes} x i1> {mask}, {wide} zeroinitializer"
+        return code.value(f"call {wide} @llvm.masked.load.v{lanes}f32.p0({operands})")
+
+    sums = [read(start, each) for start in starts_y for each in range(size)]
+    totals = [code.load(wide, code.at("float", "%totals", lanes * row), 4) for row in range(rows)]
+    code.effect("br label %loop")
+    code.start("loop")
+    code.value("phi i64 [ 0, %entry ], [ %further, %loop ]", "%i")
+    for index, first in enumerate(sums):
+        code.value(f"phi {wide} [ {first}, %entry ], [ %sum{index}, %loop ]", f"%old{index}")
+    for row, first in enumerate(totals):
+        code.value(f"phi {wide} [ {first}, %entry ], [ %total{row}, %loop ]", f"%old_total{row}")
+    line = code.at("float", "%w", code.arithmetic("mul", "%i", "%stride"))
+    parts = [read(line, each) for each in range(size)]
+    for row, start in enumerate(starts_x):
+        factors = vectors.spread(code, code.load_at("float", start, "%i"))
+        code.value(f"fadd {wide} %old_total{row}, {factors}", f"%total{row}")
+        for each, part in enumerate(parts):
+            index = row * size + each
+            vectors.multiply_add(code, part, factors, f"%old{index}", f"%sum{index}")
+    code.value("add i64 %i, 1", "%further")
+    code.branch(code.value("icmp slt i64 %further, %length"), "loop", "done")
+    code.start("done")
+    for row, start in enumerate(starts_y):
+        for each in range(size):
+            value, place = f"%sum{row * size + each}", code.at("float", start, lanes * each)
+            if each < size - 1:
+                code.effect(f"store {wide} {value}, ptr {place}, align 4")
+            else:
+                operands = f"{wide} {value}, ptr {place}, i32 4, <{lanes} x i1> {mask}"
+                code.effect(f"call void @llvm.masked.store.v{lanes}f32.p0({operands})")
+        code.effect(f"store {wide} %total{row}, ptr {code.at('float', '%totals', lanes * row)}, align 4")
+    code.effect("ret void")
+    return code.text()
+
+
+def _cover(vectors: Vectors, sizes: list[tuple[int, int]]) -> str:
+    """Return ``add_weighted``: tiles over all rows, of as many vectors as the columns need."""
+    lanes, most = vectors.lanes, vectors.rows + 1
+    parameters = "ptr %x, ptr %w, ptr %y, ptr %totals, i64 %rows, i64 %length, i64 %pitch, i64 %stride, i64 %width"
+    code = Code(f"internal void @add_weighted({parameters}, i64 %columns) #0")
+    size = code.ceiling("%columns", lanes)
+    last = code.arithmetic("sub", "%columns", code.arithmetic("mul", code.arithmetic("sub", size, 1), lanes))
+    with code.repeated("each_row", 0, "%rows", vectors.rows) as each_row:
+        row = each_row.index
+        count = code.smaller(code.arithmetic("sub", "%rows", row), vectors.rows)
+        x = code.at("float", "%x", code.arithmetic("mul", row, "%pitch"))
+        y = code.at("float", "%y", code.arithmetic("mul", row, "%width"))
+        totals = code.at("float", "%totals", code.arithmetic("mul", row, lanes))
+        operands = f"ptr {x}, ptr %w, ptr {y}, ptr {totals}, i64 %length, i64 %pitch, i64 %stride, i64 %width"
+        which = code.arithmetic("add", code.arithmetic("mul", size, most), count)
+        cases = " ".join(f"i64 {size * most + rows}, label %tile_{size}x{rows}" for size, rows in sizes)
+        code.effect(f"switch i64 {which}, label %tile_done [ {cases} ]")
+        for size_, rows in sizes:
+            code.start(f"tile_{size_}x{rows}")
+            code.effect(f"call void @add_{size_}x{rows}({operands}, i64 {last})")
+            code.effect("br label %tile_done")
+        code.start("tile_done")
+    code.effect("ret void")
+    return code.text()
