@@ -21,7 +21,7 @@ from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
 # XLA computes passes over more tokens: with many rows its products are as fast on processors with matrix units.
 # `jaxinfer bench latency --batch 64` and `--batch 65` measure both sides of the limit.
-MAX_ROWS = 64
+MAX_ROWS = 1 << 30
 
 
 def multiplies(dtype: Any, numbers: int) -> bool:
