@@ -120,6 +120,27 @@ FAULTS: tuple[Fault, ...] = (
         f"{_NORMS}::test_a_models_norm_keeps_a_rows_bits_whatever_is_computed_around_it",
     ),
     Fault(
+        "masses below a threshold count",
+        f"{_FOLDER}/masses.py",
+        "masses = masked(code, masked(code, masses, counts), mask)",
+        "masses = masked(code, masses, mask)",
+        "tests/sampling/test_mass.py::test_whatever_the_pool_does_masses_are_added_up_and_records_freed",
+    ),
+    Fault(
+        "a logit of minus infinity has a mass",
+        f"{_FOLDER}/masses.py",
+        '("olt", _LOWEST)',
+        '("olt", -1e30)',
+        "tests/sampling/test_mass.py::test_exponentials_of_all_powers",
+    ),
+    Fault(
+        "sums over a vocabulary are left to XLA",
+        "jaxinfer/sampling/mass.py",
+        "return backend is not None and backend.kernel_rows > 0 and",
+        "return backend is not None and backend.kernel_rows > 64 and",
+        "tests/sampling/test_mass.py::test_what_is_said_of_a_row_does_not_depend_on_its_batch_or_tree",
+    ),
+    Fault(
         "an id outside a table reads past its end",
         f"{_FOLDER}/rows.py",
         'line = code.larger(code.smaller(line, code.arithmetic("sub", lines, 1)), 0)',

@@ -5,7 +5,10 @@ rounded. Then the upper half of the lanes is added to the lower half, until one 
 its numbers and on their count alone, and is the same on all processors.
 """
 
+import struct
 from collections.abc import Callable
+
+import numpy as np
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 
@@ -64,6 +67,12 @@ def masked(code: Code, numbers: str, mask: str | None) -> str:
 def spread_lanes(code: Code, number: str) -> str:
     """Return a vector with one float32 in every lane."""
     return _spread(code, WIDE, "float", number)
+
+
+def constant_lanes(number: float) -> str:
+    """Return a vector with a constant in every lane, in LLVM's notation: the bits of a float64."""
+    (bits,) = struct.unpack("<Q", struct.pack("<d", np.float32(number)))
+    return f"<{', '.join([f'float 0x{bits:016X}'] * LANES)}>"
 
 
 def add_up_lanes(code: Code, sums: str) -> str:
