@@ -100,7 +100,7 @@ def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) 
     backend = model.decoder.backend
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history, backend=backend)
     emitted_B = jnp.where(state.finished_B, 0, 1)
-    logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1)
+    logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1, backend)
     state = _append(state._replace(cache=cache), draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), emitted_B)
     return state, Prefilled(hidden_B1D[:, 0], num_tokens)
 
@@ -127,7 +127,9 @@ def decode_step(
     def path_logits() -> Float[Array, "B M V"]:
         return jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
 
-    state = _append(state, tokens_BM, _reported(state, path_logits, tokens_BM), from_draft_BM, emitted_B)
+    state = _append(
+        state, tokens_BM, _reported(state, path_logits, tokens_BM, model.decoder.backend), from_draft_BM, emitted_B
+    )
     verified = verified._replace(cache=cache, last=last_node(verified, walk))
     return state, strategy.observe(model, drafter_params, state, proposal, verified, draws_BM, walk)
 
@@ -180,7 +182,7 @@ def accept(
     draws_BM = draw(logits_BMV, nodes.positions_BM + 1, arrays, history, backend=backend)
     if strategy.acceptance == "match":
         return draws_BM, match(tree, draws_BM, strategy.max_depth)
-    log_p_BMV = drawing_distribution(logits_BMV, nodes.positions_BM + 1, arrays, history)
+    log_p_BMV = drawing_distribution(logits_BMV, nodes.positions_BM + 1, arrays, history, backend)
     if strategy.acceptance == "typical":
         thresholds = strategy.typical_thresholds
         walk = accept_typical(tree, nodes.ancestors_BMM, log_p_BMV, draws_BM, strategy.max_depth, *thresholds)
@@ -191,13 +193,13 @@ def accept(
 
 
 def _reported(
-    state: DecodeState, logits: Callable[[], Float[Array, "B M V"]], tokens_BM: Int[Array, "B M"]
+    state: DecodeState, logits: Callable[[], Float[Array, "B M V"]], tokens_BM: Int[Array, "B M"], backend: Backend
 ) -> Float[Array, "B M"]:
     """Return the tokens' log-probabilities in rows that ask for them, for they read every logit again, or zeros."""
     reports_B = state.sampling.reports_B
 
     def computed() -> Float[Array, "B M"]:
-        return jnp.where(reports_B[:, None], log_probabilities(logits(), tokens_BM).astype(jnp.float32), 0)
+        return jnp.where(reports_B[:, None], log_probabilities(logits(), tokens_BM, backend).astype(jnp.float32), 0)
 
     return jax.lax.cond(reports_B.any(), computed, lambda: jnp.zeros(tokens_BM.shape, jnp.float32))
 

@@ -8,13 +8,14 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import parameter
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels.norms import norm_rows
 
 
 class Norm(nn.Module):
     """The config's norm, over the last axis.
 
     RMS normalisation is Zhang and Sennrich, 1910.07467; LayerNorm is Ba et al., 1607.06450. ``axis`` is the axis's
-    logical name.
+    logical name. On a CPU with kernels of our own, a row's result does not depend on the other rows or on their number.
     """
 
     config: DecoderConfig
@@ -25,21 +26,40 @@ class Norm(nn.Module):
     def __call__(self, inputs: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
         kind, dtype = self.config.norm, jnp.dtype(self.backend.param_dtype)
         width = inputs.shape[-1:]
-        neutral = nn.initializers.zeros if kind == "rms_plus_one" else nn.initializers.ones
-        wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-        if kind in ("layer", "plain_layer"):
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.config.norm_eps)
-        if kind == "plain_layer":
-            return normed.astype(inputs.dtype)
-        scale = parameter(self, "scale", neutral, (self.axis,), width, dtype)
-        if kind == "rms":
-            normed = normed.astype(inputs.dtype)
-            return normed * _over(scale, normed)
-        if kind == "rms_plus_one":
-            return (normed * (1.0 + _over(scale, normed))).astype(inputs.dtype)
-        bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
-        return (normed * _over(scale, normed) + _over(bias, normed)).astype(inputs.dtype)
+        scale = bias = None
+        if kind != "plain_layer":
+            neutral = nn.initializers.zeros if kind == "rms_plus_one" else nn.initializers.ones
+            scale = parameter(self, "scale", neutral, (self.axis,), width, dtype)
+        if kind == "layer":
+            bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
+        has_kernel = self.backend.kernel_rows > 0 and self.backend.mesh is None and inputs.dtype == jnp.float32
+        return (_by_kernel if has_kernel else _by_xla)(self.config, inputs, scale, bias)
+
+
+def _by_kernel(config: DecoderConfig, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    scale = jnp.ones(rows.shape[1:], rows.dtype) if scale is None else scale.astype(rows.dtype)
+    if config.norm in ("layer", "plain_layer"):
+        bias = jnp.zeros_like(scale) if bias is None else bias.astype(rows.dtype)
+    elif config.norm == "rms_plus_one":
+        scale = 1.0 + scale
+    return norm_rows(rows, scale, bias, config.norm_eps).reshape(inputs.shape)
+
+
+def _by_xla(config: DecoderConfig, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+    wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+    if config.norm in ("layer", "plain_layer"):
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + config.norm_eps)
+    if scale is None:
+        return normed.astype(inputs.dtype)
+    if config.norm == "rms":
+        normed = normed.astype(inputs.dtype)
+        return normed * _over(scale, normed)
+    if config.norm == "rms_plus_one":
+        return (normed * (1.0 + _over(scale, normed))).astype(inputs.dtype)
+    assert bias is not None
+    return (normed * _over(scale, normed) + _over(bias, normed)).astype(inputs.dtype)
 
 
 def _over(weights: jax.Array, like: jax.Array) -> jax.Array:

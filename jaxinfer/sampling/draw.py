@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -11,6 +10,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.best import best_places, finds_best
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History
+from jaxinfer.sampling.mass import log_softmax, log_sum_exp
 from jaxinfer.sampling.noise import ROLE_TARGET, gumbel, vocabulary_ids
 from jaxinfer.sampling.transforms import edits_any, transform_logits
 
@@ -26,11 +26,11 @@ def draw(
     """Draw each node's token from its raw logits; ties go to the lowest id, temperature 0 uses no noise.
 
     Positions are the drawn tokens' positions in prompt + output; with the row's key they determine the noise. The
-    logits' ``backend`` may allow a faster maximum (`best_token`).
+    logits' ``backend`` may have kernels for it.
     """
 
     def drawn() -> Array:
-        transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM)
+        transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM, backend)
         return lax.cond(
             arrays.samples_B().any(),
             lambda: best_token(add_noise(transformed_BMV, positions_BM, arrays, role), backend),
@@ -42,13 +42,17 @@ def draw(
 
 
 def drawing_distribution(
-    logits_BMV: Float[Array, "B M V"], positions_BM: Int[Array, "B M"], arrays: SamplingArrays, history: History
+    logits_BMV: Float[Array, "B M V"],
+    positions_BM: Int[Array, "B M"],
+    arrays: SamplingArrays,
+    history: History,
+    backend: Backend | None = None,
 ) -> Float[Array, "B M V"]:
     """Return the log-probabilities that `draw` draws from; at temperature 0 one token has all the probability."""
-    transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM)
+    transformed_BMV = transform_logits(logits_BMV, arrays, history, positions_BM, backend)
     is_best_BMV = best_token(transformed_BMV)[..., None] == vocabulary_ids(logits_BMV.shape[-1])
     greedy_BMV = jnp.where(is_best_BMV, 0.0, -jnp.inf).astype(transformed_BMV.dtype)
-    return jnp.where(arrays.samples_B()[:, None, None], jax.nn.log_softmax(transformed_BMV, axis=-1), greedy_BMV)
+    return jnp.where(arrays.samples_B()[:, None, None], log_softmax(transformed_BMV, backend), greedy_BMV)
 
 
 def add_noise(
@@ -80,9 +84,11 @@ def best_token(scores: Float[Array, "*rows V"], backend: Backend | None = None) 
     return jnp.minimum(ids, vocab_size - 1)
 
 
-def log_probabilities(logits_BMV: Float[Array, "B M V"], tokens_BM: Int[Array, "B M"]) -> Float[Array, "B M"]:
+def log_probabilities(
+    logits_BMV: Float[Array, "B M V"], tokens_BM: Int[Array, "B M"], backend: Backend | None = None
+) -> Float[Array, "B M"]:
     """Return the tokens' log-softmax of the raw, untempered logits."""
     if logits_BMV.dtype != jnp.float64:
         logits_BMV = logits_BMV.astype(jnp.float32)
     chosen_BM = jnp.take_along_axis(logits_BMV, tokens_BM[..., None], axis=-1, mode="clip")[..., 0]
-    return chosen_BM - jax.nn.logsumexp(logits_BMV, axis=-1)
+    return chosen_BM - log_sum_exp(logits_BMV, backend)

@@ -7,8 +7,8 @@ import numpy as np
 from jax import lax
 
 from jaxinfer.notation import Array, Bool, Float, Int
-
-_LANES = 128
+from jaxinfer.ops.backend import Backend
+from jaxinfer.sampling.mass import best_logit, masses_from
 
 
 def top_k_threshold(logits: Float[Array, "*rows V"], top_k: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
@@ -21,35 +21,27 @@ def top_k_threshold(logits: Float[Array, "*rows V"], top_k: Int[Array, "*rows"])
 
 
 def top_p_threshold(
-    logits: Float[Array, "*rows V"], kept_from: Float[Array, "*rows"], top_p: Float[Array, "*rows"]
+    logits: Float[Array, "*rows V"],
+    kept_from: Float[Array, "*rows"],
+    top_p: Float[Array, "*rows"],
+    backend: Backend | None = None,
 ) -> Float[Array, "*rows"]:
     """Return the largest threshold whose tokens hold top_p of the probability of those at or above ``kept_from``.
 
     This gives the smallest nucleus, with all tied tokens; -inf if top_p is 1.
     """
-    images = _ordered_image(logits)
-    best = _best(logits)
-    mass = jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0)
-    # Never zero, even if a tiny top_p underflows: a threshold above the best logit would then pass.
-    wanted = jnp.maximum(top_p.astype(logits.dtype) * _fixed_order_sum(mass), jnp.finfo(logits.dtype).tiny)
     # The barrier makes XLA compute these once, not in every iteration.
-    images, mass = lax.optimization_barrier((images, mass))
-    found = _largest(
-        lambda image: _fixed_order_sum(jnp.where(images >= image[..., None], mass, 0)) >= wanted,
-        logits.shape[:-1],
-        images,
-    )
+    images, best = lax.optimization_barrier((_ordered_image(logits), best_logit(logits)))
+    mass_from = masses_from(logits, best, kept_from, backend)
+    # Never zero, even if a tiny top_p underflows: a threshold above the best logit would then pass.
+    wanted = jnp.maximum(top_p.astype(logits.dtype) * mass_from(kept_from), jnp.finfo(logits.dtype).tiny)
+    found = _largest(lambda image: mass_from(_from_image(image, logits.dtype)) >= wanted, logits.shape[:-1], images)
     return jnp.where(top_p < 1, _from_image(found, logits.dtype), -jnp.inf)
 
 
 def min_p_threshold(logits: Float[Array, "*rows V"], min_p: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
     """Return the logit of a token min_p times as probable as the best one; -inf if min_p is 0."""
-    return _best(logits) + jnp.log(min_p.astype(logits.dtype))
-
-
-def _best(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
-    best = jnp.max(logits, axis=-1)
-    return jnp.where(jnp.isfinite(best), best, 0)
+    return best_logit(logits) + jnp.log(min_p.astype(logits.dtype))
 
 
 def _ordered_image(values: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
@@ -81,14 +73,3 @@ def _largest(
         return jnp.where(holds(signed(tried)), tried, found)
 
     return signed(lax.fori_loop(0, num_bits, set_bit, jnp.zeros(rows, unsigned)))
-
-
-def _fixed_order_sum(values: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
-    """Sum over the last axis in a fixed order, independent of the other axes; appended zeros change nothing."""
-    padding = -values.shape[-1] % _LANES
-    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)])
-    lanes = padded.reshape(*values.shape[:-1], -1, _LANES).sum(axis=-2)
-    while lanes.shape[-1] > 1:
-        half = lanes.shape[-1] // 2
-        lanes = lanes[..., :half] + lanes[..., half:]
-    return lanes[..., 0]

@@ -5,21 +5,27 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History, output_counts, prompt_counts
 from jaxinfer.sampling.threshold import min_p_threshold, top_k_threshold, top_p_threshold
 
 
 def transform_logits(
-    logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]
+    logits_BMV: Float[Array, "B M V"],
+    arrays: SamplingArrays,
+    history: History,
+    positions_BM: Int[Array, "B M"],
+    backend: Backend | None = None,
 ) -> Float[Array, "B M V"]:
     """Apply logit bias, min_new_tokens, penalties, temperature, top-k, top-p and min-p; dropped tokens are -inf.
 
     Positions are the drawn tokens' positions in prompt + output. A row at temperature 0 gets only the first three.
     Float64 logits stay float64, all others become float32. Transforms that no row needs are skipped.
+    The logits' ``backend`` may have kernels for sums (`jaxinfer.sampling.mass`).
     """
     tempered_BMV = temper(edit_logits(logits_BMV, arrays, history, positions_BM), arrays)
-    threshold_BM = truncation_threshold(tempered_BMV, arrays)
+    threshold_BM = truncation_threshold(tempered_BMV, arrays, backend)
     return jnp.where(tempered_BMV >= threshold_BM[..., None], tempered_BMV, -jnp.inf)
 
 
@@ -50,14 +56,16 @@ def temper(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[A
     return logits_BMV / divisor_B[:, None, None]
 
 
-def truncation_threshold(tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M"]:
+def truncation_threshold(
+    tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays, backend: Backend | None = None
+) -> Float[Array, "B M"]:
     """Return the least logit that top-k, top-p and min-p keep; -inf in a row that keeps all tokens."""
-    thresholds = truncation_thresholds(tempered_BMV, arrays)
+    thresholds = truncation_thresholds(tempered_BMV, arrays, backend)
     return jnp.maximum(jnp.maximum(thresholds[0], thresholds[1]), thresholds[2])
 
 
 def truncation_thresholds(
-    tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays
+    tempered_BMV: Float[Array, "B M V"], arrays: SamplingArrays, backend: Backend | None = None
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M"], Float[Array, "B M"]]:
     """Return the least logits that top-k, then top-p, then min-p keep; -inf for those that are off."""
     shape_BM = tempered_BMV.shape[:2]
@@ -74,7 +82,7 @@ def truncation_thresholds(
     )
     from_top_p_BM = lax.cond(
         (top_p_BM < 1).any(),
-        lambda: top_p_threshold(tempered_BMV, from_top_k_BM, top_p_BM),
+        lambda: top_p_threshold(tempered_BMV, from_top_k_BM, top_p_BM, backend),
         lambda: everything_BM,
     )
     from_min_p_BM = lax.cond(

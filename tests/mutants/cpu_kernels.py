@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _FOLDER = "jaxinfer/ops/cpu_kernels"
+_NORMS = "tests/ops/test_cpu_norms.py"
 _PRODUCTS, _ATTENTION = "tests/ops/test_cpu_products.py", "tests/ops/test_cpu_attention.py"
 
 FAULTS: tuple[Fault, ...] = (
@@ -89,6 +90,55 @@ FAULTS: tuple[Fault, ...] = (
         'last = code.arithmetic("sub", length, lanes)',
         'last = code.arithmetic("and", code.arithmetic("sub", length, lanes), -lanes)',
         "tests/ops/test_cpu_kernels.py::test_whatever_the_pool_does_the_best_are_found_and_records_freed",
+    ),
+    Fault(
+        "a row that is no whole number of vectors is normed without its last numbers",
+        f"{_FOLDER}/lanes.py",
+        "return visit(whole, each.held, mask)",
+        "return each.held",
+        f"{_NORMS}::test_whatever_the_pool_does_rows_are_normed_and_records_freed",
+    ),
+    Fault(
+        "lanes past a row's end count in its variance",
+        f"{_FOLDER}/norms.py",
+        'return masked(code, code.value(f"fsub {WIDE} {part}, {mean}"), mask) if is_layer_norm else part',
+        'return code.value(f"fsub {WIDE} {part}, {mean}") if is_layer_norm else part',
+        f"{_NORMS}::test_whatever_the_pool_does_rows_are_normed_and_records_freed",
+    ),
+    Fault(
+        "products and sums of a norm are rounded once",
+        f"{_FOLDER}/norms.py",
+        """return code.value(f"fadd {WIDE} {held}, {code.value(f'fmul {WIDE} {part}, {part}')}")""",
+        """return code.value(f"fadd contract {WIDE} {held}, {code.value(f'fmul contract {WIDE} {part}, {part}')}")""",
+        f"{_NORMS}::test_numbers_are_added_in_the_order_that_is_written_down",
+    ),
+    Fault(
+        "a CPU's norms are left to XLA",
+        "jaxinfer/models/norm.py",
+        "has_kernel = self.backend.kernel_rows > 0 and",
+        "has_kernel = self.backend.kernel_rows > 64 and",
+        f"{_NORMS}::test_a_models_norm_keeps_a_rows_bits_whatever_is_computed_around_it",
+    ),
+    Fault(
+        "masses below a threshold count",
+        f"{_FOLDER}/masses.py",
+        "masses = masked(code, masked(code, masses, counts), mask)",
+        "masses = masked(code, masses, mask)",
+        "tests/sampling/test_mass.py::test_whatever_the_pool_does_masses_are_added_up_and_records_freed",
+    ),
+    Fault(
+        "a logit of minus infinity has a mass",
+        f"{_FOLDER}/masses.py",
+        '("olt", _LOWEST)',
+        '("olt", -1e30)',
+        "tests/sampling/test_mass.py::test_exponentials_of_all_powers",
+    ),
+    Fault(
+        "sums over a vocabulary are left to XLA",
+        "jaxinfer/sampling/mass.py",
+        "return backend is not None and backend.kernel_rows > 0 and",
+        "return backend is not None and backend.kernel_rows > 64 and",
+        "tests/sampling/test_mass.py::test_what_is_said_of_a_row_does_not_depend_on_its_batch_or_tree",
     ),
     Fault(
         "an id outside a table reads past its end",

@@ -47,8 +47,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "top-p forgets what top-k dropped",
         _TRANSFORMS,
-        "top_p_threshold(tempered_BMV, from_top_k_BM, top_p_BM)",
-        "top_p_threshold(tempered_BMV, everything_BM, top_p_BM)",
+        "top_p_threshold(tempered_BMV, from_top_k_BM, top_p_BM, backend)",
+        "top_p_threshold(tempered_BMV, everything_BM, top_p_BM, backend)",
         "tests/sampling/test_transforms.py",
     ),
     Fault(
@@ -88,7 +88,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "top-p is of all the mass, not of what is kept",
-        _THRESHOLD,
+        "jaxinfer/sampling/mass.py",
         "jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0)",
         "jnp.exp(logits - best[..., None])",
         _TRUNCATES,
@@ -96,8 +96,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "min-p compares logits with the share itself",
         _THRESHOLD,
-        "_best(logits) + jnp.log(min_p.astype(logits.dtype))",
-        "_best(logits) + min_p.astype(logits.dtype) - 1",
+        "best_logit(logits) + jnp.log(min_p.astype(logits.dtype))",
+        "best_logit(logits) + min_p.astype(logits.dtype) - 1",
         _TRUNCATES,
     ),
     Fault(
@@ -110,8 +110,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a top-p that underflows keeps nothing",
         _THRESHOLD,
-        "jnp.maximum(top_p.astype(logits.dtype) * _fixed_order_sum(mass), jnp.finfo(logits.dtype).tiny)",
-        "top_p.astype(logits.dtype) * _fixed_order_sum(mass)",
+        "jnp.maximum(top_p.astype(logits.dtype) * mass_from(kept_from), jnp.finfo(logits.dtype).tiny)",
+        "top_p.astype(logits.dtype) * mass_from(kept_from)",
         "tests/sampling/test_transforms.py::test_a_top_p_below_float32_keeps_the_best_token",
     ),
     Fault(

@@ -19,6 +19,7 @@ from jaxinfer.ops.cpu_kernels import machine_code, products
 from jaxinfer.ops.cpu_kernels.attention import attend_to_seen
 from jaxinfer.ops.cpu_kernels.attention_code import attention_module
 from jaxinfer.ops.cpu_kernels.best import CHUNK, best_module, best_places
+from jaxinfer.ops.cpu_kernels.norms import layer_norm_module
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
@@ -113,6 +114,7 @@ def test_code_of_other_makes_is_encoded(triple, processor, features, register):
         attention_module(vectors),
         best_module(vectors),
         rows_module(vectors),
+        layer_norm_module(vectors),
     ):
         assert machine.emit_object(parsed(assembly, triple))
 

@@ -1,0 +1,76 @@
+"""Sums of a vocabulary's probabilities, each row's in one order: independent of the other rows and of their number."""
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.notation import Array, Float
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels.masses import total_masses
+
+_LANES = 128
+
+
+def masses_from(
+    logits: Float[Array, "*rows V"],
+    best: Float[Array, "*rows"],
+    kept_from: Float[Array, "*rows"],
+    backend: Backend | None = None,
+) -> Callable[[Float[Array, "*rows"]], Float[Array, "*rows"]]:
+    """Return a function from a threshold to the sum of ``exp(logit - best)`` of the logits that reach it.
+
+    Logits below ``kept_from`` count for nothing. A sum does not increase with its threshold; for NaN it is 0. If the
+    ``backend`` has CPU kernels, one of them adds up.
+    """
+    if _has_kernel(logits, backend):
+        return lambda least: _by_kernel(logits, best, jnp.maximum(least, kept_from))[0]
+    # The barrier makes XLA compute these once, not for every sum.
+    masses = lax.optimization_barrier(jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0))
+    return lambda least: _fixed_order_sum(jnp.where(logits >= least[..., None], masses, 0))
+
+
+def log_softmax(logits: Float[Array, "*rows V"], backend: Backend | None = None) -> Float[Array, "*rows V"]:
+    """Return the log-probabilities of all tokens."""
+    best = best_logit(logits)
+    return logits - best[..., None] - _log_total(logits, best, backend)[..., None]
+
+
+def log_sum_exp(logits: Float[Array, "*rows V"], backend: Backend | None = None) -> Float[Array, "*rows"]:
+    """Return what a logit must be reduced by to become a log-probability."""
+    best = best_logit(logits)
+    return best + _log_total(logits, best, backend)
+
+
+def best_logit(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    """Return each row's greatest logit, 0 if it is not finite."""
+    best = jnp.max(logits, axis=-1)
+    return jnp.where(jnp.isfinite(best), best, 0)
+
+
+def _log_total(logits: Array, best: Array, backend: Backend | None) -> Array:
+    if _has_kernel(logits, backend):
+        return _by_kernel(logits, best, jnp.full_like(best, -jnp.inf))[1]
+    return jnp.log(jnp.sum(jnp.exp(logits - best[..., None]), axis=-1))
+
+
+def _has_kernel(logits: Array, backend: Backend | None) -> bool:
+    return backend is not None and backend.kernel_rows > 0 and backend.mesh is None and logits.dtype == jnp.float32
+
+
+def _by_kernel(logits: Array, best: Array, least: Array) -> tuple[Array, Array]:
+    lead, vocab_size = logits.shape[:-1], logits.shape[-1]
+    results = total_masses(logits.reshape(math.prod(lead), vocab_size), best.reshape(-1), least.reshape(-1))
+    return results[0].reshape(lead), results[1].reshape(lead)
+
+
+def _fixed_order_sum(values: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    """Sum over the last axis in a fixed order, independent of the other axes; appended zeros change nothing."""
+    padding = -values.shape[-1] % _LANES
+    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)])
+    lanes = padded.reshape(*values.shape[:-1], -1, _LANES).sum(axis=-2)
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
