@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.machine_code import call
-from jaxinfer.ops.cpu_kernels.products import multiplies
+from jaxinfer.ops.cpu_kernels.products import combines
 
 
 def attends(dtype: Any, head_dim: int) -> bool:
     """Whether `attend_to_seen` supports keys and values of a dtype and a head width."""
-    return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, head_dim)
+    return combines(dtype, head_dim)
 
 
 @jax.custom_jvp
@@ -56,7 +56,7 @@ def attend_to_seen(
     )
     query_IXH = query_BCRTH.reshape(items, rows, numbers)
     operands = query_IXH, jnp.asarray(layer, jnp.int32), keys_LBSF, values_LBSF, hidden_BTP, ranges_B2
-    means_IXH, _ = call("attend", attention_module, dtype.name, numbers, results, *operands)
+    means_IXH, _ = call("attend", attention_module, dtype.name, results, *operands)
     return means_IXH.reshape(query_BCRTH.shape)
 
 
