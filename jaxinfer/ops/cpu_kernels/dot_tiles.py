@@ -73,7 +73,7 @@ class _Tile:
         self._join("old", ("begun", "start"), ("sum", "loop"))
         for start in starts_ahead:
             line = code.at(self._kind, start, "%i")
-            code.effect(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
+            code.effect(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
         self._add("old", "sum", starts_x, starts_w, "%i", None)
         code.value(f"add i64 %i, {step}", "%further")
         code.branch(code.value(f"icmp slt i64 %further, {whole}"), "loop", "rest")

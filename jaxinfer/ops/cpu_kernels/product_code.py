@@ -11,6 +11,8 @@ _PIECES_PER_THREAD = 4
 # sums that are left in memory between two parts of rows.
 _BLOCK_BYTES = 2**20
 _BLOCK_OUTPUTS = 256
+# So few tiles of rows wait for memory all the time, and so pass over a few weights at a time.
+_FEW_TILES = 2
 # The bytes of a part of a row: a tile's parts of x and w take up to two thirds of a first-level cache.
 _PART_BYTES = 3072
 
@@ -141,14 +143,15 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     most = tile_rows(vectors, dtype)
     code = Code(f"internal void @dots({_PARAMETERS}) #0")
     tiles = code.ceiling("%rows", most)
-    is_alone = code.value(f"icmp eq i64 {tiles}, 1")
+    is_few = code.value(f"icmp sle i64 {tiles}, {_FEW_TILES}")
     # Tiles have about equally many rows: a tile of one row would read as much of w as one of many.
     least_rows, larger_tiles = (code.arithmetic(operation, "%rows", tiles) for operation in ("sdiv", "srem"))
     fitting = code.arithmetic("and", code.arithmetic("sdiv", _BLOCK_BYTES // SIZES[kind], "%length"), -OUTPUTS)
     fitting = code.larger(code.smaller(fitting, _BLOCK_OUTPUTS), OUTPUTS)
-    block = code.value(f"select i1 {is_alone}, i64 %outputs, i64 {fitting}")
+    block = code.value(f"select i1 {is_few}, i64 {OUTPUTS}, i64 {fitting}")
+    block = code.value(f"select i1 {code.value(f'icmp eq i64 {tiles}, 1')}, i64 %outputs, i64 {block}")
     parts = code.ceiling("%length", _PART_BYTES // SIZES[row_kind])
-    parts = code.value(f"select i1 {is_alone}, i64 1, i64 {parts}")
+    parts = code.value(f"select i1 {is_few}, i64 1, i64 {parts}")
     part = code.arithmetic("mul", code.ceiling(code.ceiling("%length", parts), step), step)
     size = vectors.lanes * sums_of_tile(vectors, dtype, OUTPUTS, most)
     # A block has tiles of one output for less than OUTPUTS ones.

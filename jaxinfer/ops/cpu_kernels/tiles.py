@@ -42,7 +42,7 @@ class Vectors:
     pause: str
 
     def step(self, dtype: str) -> int:
-        """Return how many numbers of a row one vector holds; a row is a whole multiple of it."""
+        """Return how many numbers of a row one vector holds."""
         return 2 * self.lanes if self.pairs(dtype) else self.lanes
 
     def pairs(self, dtype: str) -> bool:
