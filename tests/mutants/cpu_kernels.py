@@ -10,8 +10,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "after a narrow tile as many outputs are passed over as a wide one has",
         f"{_FOLDER}/product_code.py",
-        'code.value(f"add i64 %n, {widths[1]}", "%narrower")',
-        'code.value(f"add i64 %n, {widths[0]}", "%narrower")',
+        'code.repeated(f"each_{name}", start, end, outputs, ("ptr", place))',
+        'code.repeated(f"each_{name}", start, end, OUTPUTS, ("ptr", place))',
         f"{_PRODUCTS}::test_rows_times_weights_of_any_shape",
     ),
     Fault(
@@ -44,10 +44,40 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "all rows of seven-bit products lose the offset of the first",
-        f"{_FOLDER}/tiles.py",
-        "%sum_offset{index // outputs}",
-        "%sum_offset0",
+        f"{_FOLDER}/dot_tiles.py",
+        "offsets[at // outputs]",
+        "offsets[0]",
         f"{_PRODUCTS}::test_rows_times_weights_of_any_shape",
+    ),
+    Fault(
+        "a tile of many rows rounds products before it adds them",
+        f"{_FOLDER}/dot_tiles.py",
+        "self._vectors.multiply_add(self._code, one, other, to, name)",
+        "first = to if self._rows < 5 else 'zeroinitializer'\n"
+        "            last = self._vectors.multiply_add(self._code, one, other, first, name if first == to else None)\n"
+        "            first == to or self._code.value(f'fadd {wide} {last}, {to}', name)",
+        f"{_PRODUCTS}::test_a_row_has_the_same_results_among_any_number_of_others",
+    ),
+    Fault(
+        "the last number of a row that fills no vector is left out",
+        f"{_FOLDER}/dot_tiles.py",
+        'code.branch(code.value(f"icmp sgt i64 {left}, 0"), "tail", "done")',
+        'code.branch(code.value(f"icmp sgt i64 {left}, 1"), "tail", "done")',
+        f"{_PRODUCTS}::test_rows_times_weights_of_any_shape",
+    ),
+    Fault(
+        "a row's last numbers are multiplied with those of the next row, too",
+        f"{_FOLDER}/dot_tiles.py",
+        "whole, self._vectors.first(code, step, left))",
+        "whole, None)",
+        f"{_PRODUCTS}::test_rows_times_weights_of_any_shape",
+    ),
+    Fault(
+        "a tile goes on from the sums of the tile before it",
+        f"{_FOLDER}/product_code.py",
+        'each.left = code.at("float", each.held, size)',
+        "each.left = each.held",
+        f"{_PRODUCTS}::test_a_row_has_the_same_results_among_any_number_of_others",
     ),
     Fault(
         "hidden scores are added to, not replaced",

@@ -2,7 +2,9 @@
 
 import ctypes
 import functools
+import mmap
 import threading
+from dataclasses import replace
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -14,12 +16,31 @@ from jaxinfer.ops.cpu_kernels import machine_code
 
 HOST = machine_code.host_vectors()
 assert HOST is not None, "the tests need llvmlite"
+# Processors whose instructions run on this one too: half and quarter vectors, and bfloat16 without products of pairs.
+SMALLER = tuple(
+    replace(HOST, lanes=lanes, rows=rows, pairs_bfloat16=False, dtypes=("float32", "bfloat16", "int8"))
+    for lanes, rows in ((8, 3), (4, 2), (4, 6))
+)
 POOLS = pytest.mark.parametrize("pool", ["is missing", "refuses", "runs at once", "is late", "has threads"])
 
 
 def drawn(rng, shape, dtype="float32"):
     """Return NumPy's array: what is done to it before a call compiles nothing."""
     return rng.standard_normal(shape, np.float32).astype(jnp.dtype(dtype))
+
+
+def beside_a_guard(array, at_end):
+    """Return a copy of an array at the end, or the beginning, of memory; what lies past that cannot be read."""
+    page = mmap.PAGESIZE
+    pages = -(-array.nbytes // page) + 1
+    memory = mmap.mmap(-1, pages * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    guard = start + (pages - 1) * page if at_end else start
+    assert _LIBRARY.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    place = (pages - 1) * page - array.nbytes if at_end else page
+    copy = np.frombuffer(memory, array.dtype, array.size, place).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def exact(array):

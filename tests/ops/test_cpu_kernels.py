@@ -24,17 +24,10 @@ from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 from jaxinfer.ops.embedding import embed
-from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn
+from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, drawn
 from tests.ops.test_cpu_attention import attend_directly, check_attention
 from tests.ops.test_cpu_products import check_combine, check_multiply, combine_directly, multiply_directly
 from tests.toys import write_tiny_llama
-
-# Processors whose instructions run on this one too: half and quarter vectors, and bfloat16 without products of pairs.
-SMALLER = tuple(
-    replace(HOST, lanes=lanes, rows=rows, pairs_bfloat16=False, dtypes=("float32", "bfloat16", "int8"))
-    for lanes, rows in ((8, 2), (4, 2), (4, 4))
-)
-
 
 SMALLER_ONES = pytest.mark.parametrize("vectors", SMALLER, ids=lambda vectors: f"{vectors.lanes}x{vectors.rows}")
 

@@ -15,7 +15,7 @@ from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import LEAST_INTEGER, MOST_INTEGER
 from jaxinfer.ops.matmul import product
-from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn, exact
+from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, drawn, exact
 from tests.toys import float32_backend
 
 
@@ -32,8 +32,9 @@ def column_calls(vectors):
 def multiply_directly(rows_BCMK, weights_LBSF, layer, outputs, vectors=HOST):
     """Call the kernel as XLA does; it is compiled once for all shapes, where XLA compiles a program for each."""
     batch, groups, count, numbers = rows_BCMK.shape
-    rows_IMK, dtype = rows_BCMK.reshape(-1, count, numbers), weights_LBSF.dtype.name
-    calls = dot_calls(vectors.for_rows_of(numbers), dtype)
+    dtype = weights_LBSF.dtype.name
+    rows_IMK = rows_BCMK.reshape(-1, count, numbers).astype(jnp.dtype(vectors.row_dtype(dtype)))
+    calls = dot_calls(vectors, dtype)
     (found,) = calls.call([rows_IMK, np.array(layer, np.int32), weights_LBSF], [(len(rows_IMK), count, outputs)])
     return found.reshape(batch, groups, count, outputs)
 
@@ -82,23 +83,22 @@ DTYPES = pytest.mark.parametrize(
 any_shape = settings(derandomize=True, max_examples=25, deadline=None)
 
 
-any_number_of_rows = st.one_of(st.integers(1, 18), st.sampled_from([31, 64]))
+any_number_of_rows = st.one_of(st.integers(1, 18), st.sampled_from([31, 64, 97]))
 products_of_any_shape = given(
-    st.tuples(*[st.integers(1, 3)] * 2, any_number_of_rows, st.integers(1, 5), st.integers(1, 70)),
+    st.tuples(*[st.integers(1, 3)] * 2, any_number_of_rows, st.integers(1, 150), st.integers(1, 70)),
     st.tuples(st.integers(0, 5), st.integers(0, 40)),
     st.integers(0, 2),
 )
 
 
 def check_any_multiply(multiply, dtype, shape, spare, layer):
-    batch, groups, rows, vectors, outputs = shape
-    numbers = vectors * HOST.lanes
+    batch, groups, rows, numbers, outputs = shape
     check_multiply(multiply, np.random.default_rng(rows), dtype, batch, groups, rows, numbers, outputs, spare, 3, layer)
 
 
 def check_any_combine(combine, shape, spare, layer):
-    batch, groups, rows, vectors, count = shape
-    columns = vectors * HOST.lanes
+    batch, groups, rows, numbers, count = shape
+    columns = (numbers % 5 + 1) * HOST.lanes
     check_combine(combine, np.random.default_rng(rows), batch, groups, rows, count, columns, spare, 3, layer)
 
 
@@ -131,12 +131,12 @@ def test_columns_added_up_of_any_shape_by_xla(shape, spare, layer):
 
 
 @DTYPES
-@pytest.mark.parametrize(("rows", "vectors"), [(7, 3), (64, 2)])
-def test_xla_calls_the_kernels(dtype, rows, vectors):
-    """With rows and outputs that are no multiple of a tile's, and an odd number of vectors."""
-    check_any_multiply(multiply_by_xla, dtype, (2, 3, rows, vectors, 37), (1, 8), 1)
+@pytest.mark.parametrize(("rows", "numbers"), [(7, 45), (64, 32)])
+def test_xla_calls_the_kernels(dtype, rows, numbers):
+    """With rows and outputs that are no multiple of a tile's, and numbers that are no multiple of a vector's."""
+    check_any_multiply(multiply_by_xla, dtype, (2, 3, rows, numbers, 37), (1, 8), 1)
     if dtype == "float32":
-        check_any_combine(combine_by_xla, (2, 3, rows, vectors, 37), (1, 8), 1)
+        check_any_combine(combine_by_xla, (2, 3, rows, numbers, 37), (1, 8), 1)
 
 
 @POOLS
@@ -188,6 +188,40 @@ def test_a_row_has_the_same_results_among_any_others():
             np.testing.assert_array_equal(part, all_rows[first : first + count])
 
 
+@pytest.mark.parametrize("vectors", [HOST, *SMALLER], ids=lambda vectors: f"{vectors.lanes}x{vectors.rows}")
+def test_a_row_has_the_same_results_among_any_number_of_others(vectors):
+    """Of rows in several parts, outputs in several blocks, and rests of both; with another first row each time."""
+    rng = np.random.default_rng(3)
+    for dtype, numbers in itertools.product(vectors.dtypes, (9, 1601)):
+        rows_MK = drawn(rng, (513, numbers), "bfloat16" if dtype == "int8" else dtype)
+        weights_NK = rng.standard_normal((270, numbers), np.float32) * 20
+        weights_NK = weights_NK.clip(LEAST_INTEGER, MOST_INTEGER).astype(jnp.dtype(dtype))
+
+        stack_LBSF = weights_NK[None, None]
+        whole = multiply_directly(rows_MK[None, None], stack_LBSF, 0, 270, vectors)[0, 0]
+        expected = exact(rows_MK[:7]) @ exact(weights_NK).T
+        np.testing.assert_allclose(whole[:7], expected, atol=1e-3 * numbers**0.5)
+        for count in (1, 2, 7, 64, 65, 200):
+            for first in (0, 513 - count, 250):
+                rows_BCMK = rows_MK[None, None, first : first + count]
+                found = multiply_directly(rows_BCMK, stack_LBSF, 0, 270, vectors)[0, 0]
+                np.testing.assert_array_equal(found, whole[first : first + count])
+
+
+@pytest.mark.parametrize("vectors", [HOST, *SMALLER], ids=lambda vectors: f"{vectors.lanes}x{vectors.rows}")
+@pytest.mark.parametrize("at_end", [False, True])
+def test_nothing_is_read_outside_of_arrays(vectors, at_end):
+    """The memory before or after each of them cannot be read: an attempt ends the process."""
+    rng = np.random.default_rng(4)
+    for dtype, numbers, rows in itertools.product(vectors.dtypes, (1, 7, 33, 50), (1, 8, 13)):
+        weights = drawn(rng, (1, 1, 6, numbers), dtype)
+        arrays = drawn(rng, (1, rows, numbers), vectors.row_dtype(dtype)), np.array(0, np.int32), weights
+        (expected,) = dot_calls(vectors, dtype).call(arrays, [(1, rows, 6)])
+        guarded = [beside_a_guard(array, at_end) for array in arrays]
+        (found,) = dot_calls(vectors, dtype).call(guarded, [(1, rows, 6)])
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_calls_from_many_threads_at_once():
     rng = np.random.default_rng(2)
     weights_NK = drawn(rng, (300, 512))
@@ -211,6 +245,6 @@ def test_products_of_other_shapes_and_dtypes_are_left_to_xla():
     rows, weights = drawn(rng, (3, 64)), drawn(rng, (10, 64))
     assert is_own(rows, weights)
     assert not is_own(drawn(rng, (products.MAX_ROWS + 1, 64)), weights)
-    assert not is_own(drawn(rng, (3, 60)), drawn(rng, (10, 60)))
+    assert is_own(drawn(rng, (3, 61)), drawn(rng, (10, 61)))
     text = jax.jit(lambda x, w: product(x, w, backend, transposed=True)).lower(rows, weights.T).as_text()
     assert "jaxinfer_multiply" not in text

@@ -47,4 +47,4 @@ def test_only_outputs_of_heads_are_rounded_and_only_where_the_kernels_are():
         assert (again.get("output") or again["heads"][0]["output"])["scale"] is found["scale"]
         plain = rounded_outputs(head_params, replace(backend, kernel_rows=0))
         assert plain.get("output", output)["kernel"].dtype == jnp.float32
-    assert not rounds(jnp.ones((100, 60)), backend)
+    assert not rounds(jnp.ones((100, 64), jnp.int32), backend)

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+# The type of a value that a loop carries, and its first value.
+_COUNT = "i64", "0"
+
 
 @dataclass
 class Loop:
@@ -85,7 +88,7 @@ class Code:
 
     @contextmanager
     def repeated(
-        self, block: str, first: str | int, past: str | int, step: int = 1, carried: tuple[str, str] = ("i64", "0")
+        self, block: str, first: str | int, past: str | int, step: str | int = 1, carried: tuple[str, str] = _COUNT
     ) -> Iterator["Loop"]:
         """Append the instructions written inside the context as a loop over integers from ``first`` to below ``past``.
 

@@ -90,7 +90,7 @@ def _attend(query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: An
         query_IXH, near_IXH, jnp.asarray(layer, jnp.int32), keys, values, mask_BTP.astype(jnp.int8),
         ranges_BT2, walk, jnp.asarray(cap, jnp.float32).reshape(1),
     )  # fmt: skip
-    means_IXH, _ = call("attend", attention_module, "float32", numbers, results, *operands)
+    means_IXH, _ = call("attend", attention_module, "float32", results, *operands)
     return means_IXH.reshape(query_BCRTH.shape)
 
 

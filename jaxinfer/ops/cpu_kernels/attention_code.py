@@ -11,7 +11,7 @@ from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module,
 from jaxinfer.ops.cpu_kernels.product_code import dot_functions
 from jaxinfer.ops.cpu_kernels.softmax_code import soften_functions
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
-from jaxinfer.ops.cpu_kernels.weighted_sums import WIDEST, masked_lanes, weighted_sum_functions
+from jaxinfer.ops.cpu_kernels.weighted_sums import WIDEST, tile_rows, weighted_sum_functions
 
 # The slots of a piece of scores, and how far ahead values are prefetched: a multiple of the lanes of all processors.
 CHUNK = 128
@@ -43,7 +43,7 @@ def attention_module(vectors: Vectors) -> str:
     functions = [*dot_functions(vectors, "float32"), *soften_functions(vectors), *weighted_sum_functions(vectors)]
     own = [_scores(), _values(vectors), _seen(), _piece(), _short_piece(vectors), _long_piece(vectors)]
     plan = _Planner(vectors).plan
-    return masked_lanes(vectors) + make_module(vectors, [*functions, *own], _RECORD, (9, 2), plan)
+    return make_module(vectors, [*functions, *own], _RECORD, (9, 2), plan)
 
 
 def scratch_numbers(items: int, rows: int, numbers: int, slots: int, vectors: Vectors) -> int:
@@ -68,7 +68,7 @@ class _Planner:
         _, tokens, slots = mask.shape(code, 3)
         groups = code.arithmetic("sdiv", items, batches)
         chunks, blocks = code.arithmetic("sdiv", slots, CHUNK), code.ceiling(rows, BLOCK)
-        bands = code.ceiling(rows, self.vectors.rows)
+        bands = code.ceiling(rows, tile_rows(self.vectors))
         narrow, wide = _widths(self.vectors)
         width = code.value(f"select i1 {code.value(f'icmp eq i64 {bands}, 1')}, i64 {narrow}, i64 {wide}")
         parts = code.ceiling(numbers, width)
@@ -311,8 +311,8 @@ def _short_piece(vectors: Vectors) -> str:
     place = code.arithmetic("sub", "%index", softened)
     band, part = code.arithmetic("sdiv", place, parts), code.arithmetic("srem", place, parts)
     item, band = code.arithmetic("sdiv", band, bands), code.arithmetic("srem", band, bands)
-    row = code.arithmetic("mul", band, vectors.rows)
-    count = code.smaller(code.arithmetic("sub", rows, row), vectors.rows)
+    row = code.arithmetic("mul", band, tile_rows(vectors))
+    count = code.smaller(code.arithmetic("sub", rows, row), tile_rows(vectors))
     first, last = seen(item, row, count)
     of_row = code.arithmetic("add", code.arithmetic("mul", item, rows), row)
     weights = code.at("float", scratch, code.arithmetic("mul", of_row, slots))

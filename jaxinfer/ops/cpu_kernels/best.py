@@ -40,7 +40,7 @@ def best_places(scores_RV: Float[Array, "R V"]) -> Int[Array, " R"]:
         jax.ShapeDtypeStruct((rows, chunks), jnp.float32),
         jax.ShapeDtypeStruct((rows, chunks), jnp.int32),
     )
-    return call("best_places", best_module, "float32", 0, results, jax.lax.stop_gradient(scores_RV))[0]
+    return call("best_places", best_module, "float32", results, jax.lax.stop_gradient(scores_RV))[0]
 
 
 def best_module(vectors: Vectors) -> str:

@@ -107,7 +107,15 @@ def make_module(
     # Otherwise LLVM halves 512-bit vectors on processors for which it prefers 256 bits.
     attributes = f'attributes #0 = {{ "min-legal-vector-width"="{32 * vectors.lanes}" }}\n'
     handler = _handler(record, sizes, plan, has_end, vectors.pause)
-    return "".join([outside, declarations(vectors), *functions, _worker(), _forget(), handler, attributes])
+    text = "".join([outside, declarations(vectors), *functions, _worker(), _forget(), handler, attributes])
+    return _declared_once(text)
+
+
+def _declared_once(assembly: str) -> str:
+    """Leave the first of equal declarations: several functions may need one."""
+    seen: set[str] = set()
+    lines = assembly.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("declare ") or not (line in seen or seen.add(line)))
 
 
 def _worker() -> str:

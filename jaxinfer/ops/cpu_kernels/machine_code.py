@@ -27,16 +27,13 @@ def host_vectors() -> Vectors | None:
     return describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
 
 
-def call(
-    name: str, build: Callable[[Vectors], str], dtype: str, numbers: int, results: Any, *operands: jax.Array
-) -> Any:
+def call(name: str, build: Callable[[Vectors], str], dtype: str, results: Any, *operands: jax.Array) -> Any:
     """Make XLA call the module from ``build``, compiled for this processor at first use.
 
-    ``numbers`` and ``dtype`` are the length and the dtype of its dot products, if it has any.
+    ``dtype`` is that of its dot products, if it has any.
     """
     vectors = host_vectors()
     assert vectors is not None
-    vectors = vectors.for_rows_of(numbers)
     pairs = "_pairs" if vectors.pairs(dtype) else ""
     target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{pairs}"
     with _COMPILING:

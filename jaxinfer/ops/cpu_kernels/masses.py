@@ -49,7 +49,7 @@ def total_masses(
     if any(each.dtype != jnp.float32 for each in arrays) or largest_R.shape != least_R.shape:
         raise ValueError(f"no masses of {', '.join(f'{each.dtype}{each.shape}' for each in arrays)}")
     results = [jax.ShapeDtypeStruct(largest_R.shape, jnp.float32)] * 2
-    return tuple(call("total_masses", masses_module, "float32", 0, results, *map(jax.lax.stop_gradient, arrays)))
+    return tuple(call("total_masses", masses_module, "float32", results, *map(jax.lax.stop_gradient, arrays)))
 
 
 def masses_module(vectors: Vectors) -> str:

@@ -48,7 +48,7 @@ def norm_rows(
         return rows_RD
     name, build = ("rms_norm", rms_norm_module) if bias_D is None else ("layer_norm", layer_norm_module)
     result = jax.ShapeDtypeStruct(rows_RD.shape, jnp.float32)
-    return call(name, build, "float32", 0, result, *arrays, jnp.full((1,), epsilon, jnp.float32))
+    return call(name, build, "float32", result, *arrays, jnp.full((1,), epsilon, jnp.float32))
 
 
 @norm_rows.defjvp

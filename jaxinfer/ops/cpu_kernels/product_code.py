@@ -1,19 +1,22 @@
 """The assembly of products: tiles over all rows and outputs, and the foreign functions around them."""
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.dot_tiles import dot_tile, sums_of_tile, tile_rows
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.tiles import (
-    COLUMN_VECTORS,
-    LLVM_TYPES,
-    OUTPUTS,
-    ROW_TYPES,
-    Vectors,
-    column_tile,
-    dot_tile,
-)
+from jaxinfer.ops.cpu_kernels.tiles import COLUMN_VECTORS, LLVM_TYPES, OUTPUTS, SIZES, Vectors, column_tile
 
 # Several pieces per thread even out the threads' other work. `jaxinfer bench latency` measures another value.
 _PIECES_PER_THREAD = 4
+# The bytes of a block of weights: half of a second-level cache or less. Its outputs are limited because each tile has
+# sums that are left in memory between two parts of rows.
+_BLOCK_BYTES = 2**20
+_BLOCK_OUTPUTS = 256
+# So few tiles of rows wait for memory all the time, and so pass over a few weights at a time.
+_FEW_TILES = 2
+# The bytes of a part of a row: a tile's parts of x and w take up to two thirds of a first-level cache.
+_PART_BYTES = 3072
+
+_PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
 
 # The fields of a call's record: shared ones, and those of each matrix.
 _SHARED = ("x", "rows", "length", "groups", "first_batch", "per_group", "span")
@@ -23,9 +26,9 @@ _OF_MATRIX = ("w", "y", "outputs", "stride", "lines", "first_piece")
 def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
     """Return the assembly of ``handler(x [I, M, K], l, w [L, B, S, F], ...) -> y [I, M, N], ...``.
 
-    There are ``count`` matrices w, each with its own S, F, y and N. I = B * C, F >= C * K, S >= N. x and w are of
-    ``dtype``, but x is bfloat16 if that is int8; y is float32, l int32. Part c of row n of w[l, b] is multiplied with
-    the rows of x[b * C + c].
+    There are ``count`` matrices w, each with its own S, F, y and N. I = B * C, F >= C * K, S >= N. w is of ``dtype``, x
+    of its `Vectors.row_dtype`; y is float32, l int32. Part c of row n of w[l, b] is multiplied with the rows of
+    x[b * C + c].
     """
     functions = dot_functions(vectors, dtype)
     return _module(vectors, functions, "dots", dtype, OUTPUTS, count, rows_are_outputs=True)
@@ -42,16 +45,16 @@ def column_module(vectors: Vectors) -> str:
 
 def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
     """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`dot_tile`)."""
-    tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in range(1, vectors.rows + 1)]
-    return [*tiles, _cover(vectors, "dot", dtype, (OUTPUTS, 1), (OUTPUTS, 1), rows_are_outputs=True)]
+    counts = range(1, tile_rows(vectors, dtype) + 1)
+    tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in counts]
+    return [*tiles, _dots(vectors, dtype)]
 
 
 def column_functions(vectors: Vectors) -> list[str]:
     """Return ``columns(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`column_tile`)."""
-    names = COLUMN_VECTORS, 1
-    tiles = [column_tile(vectors, name, rows) for name in names for rows in range(1, vectors.rows + 1)]
-    widths = COLUMN_VECTORS * vectors.lanes, vectors.lanes
-    return [*tiles, _cover(vectors, "column", "float32", names, widths, rows_are_outputs=False)]
+    counts = COLUMN_VECTORS, 1
+    tiles = [column_tile(vectors, count, rows) for count in counts for rows in range(1, vectors.rows + 1)]
+    return [*tiles, _columns(vectors)]
 
 
 def _module(
@@ -83,13 +86,14 @@ def _module(
         weights = code.arithmetic("mul", items, code.arithmetic("mul", all_outputs, length))
         return Plan(pointers, numbers, code.arithmetic("mul", items, per_group), weights)
 
-    functions = [*functions, _piece(record, name, dtype, count, rows_are_outputs)]
+    functions = [*functions, _piece(vectors, record, name, dtype, count, rows_are_outputs)]
     return make_module(vectors, functions, record, (2 + count, count), plan)
 
 
-def _piece(record: Record, name: str, dtype: str, count: int, rows_are_outputs: bool) -> str:
+def _piece(vectors: Vectors, record: Record, name: str, dtype: str, count: int, rows_are_outputs: bool) -> str:
     """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix for all rows of one x."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
+    row_kind = LLVM_TYPES[vectors.row_dtype(dtype)]
     x = record.pointer(code, "x")
     rows, length, groups, first_batch, per_group, span = (record.number(code, each) for each in _SHARED[1:])
     which = code.arithmetic("sdiv", "%index", per_group)
@@ -113,7 +117,7 @@ def _piece(record: Record, name: str, dtype: str, count: int, rows_are_outputs: 
     of_w = code.arithmetic("add", line, code.arithmetic("mul", group, length if rows_are_outputs else outputs))
     of_w = code.arithmetic("add", of_w, code.arithmetic("mul", first, stride) if rows_are_outputs else first)
     operands = [
-        f"ptr {code.at(ROW_TYPES[dtype], x, of_x)}",
+        f"ptr {code.at(row_kind, x, of_x)}",
         f"ptr {code.at(LLVM_TYPES[dtype], w, of_w)}",
         f"ptr {code.at('float', y, code.arithmetic('add', of_y, first))}",
         *(f"i64 {number}" for number in (rows, width, length, length, stride, outputs)),
@@ -129,59 +133,107 @@ def _matrix(code: Code, record: Record, index: int) -> list[str]:
     return [*pointers, *(record.number(code, f"{name}{index}") for name in _OF_MATRIX[2:])]
 
 
-def _cover(
-    vectors: Vectors,
-    tile: str,
-    dtype: str,
-    names: tuple[int, int],
-    widths: tuple[int, int],
-    rows_are_outputs: bool,
-) -> str:
-    """Return ``TILEs(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs.
+def _dots(vectors: Vectors, dtype: str) -> str:
+    """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs.
 
-    ``names`` and ``widths`` are the names and the outputs of the wide tile and of the tile for the rest.
+    A tile's rows of x stay in the first-level cache while it passes over a block of w, which stays in the second-level
+    cache for all rows. Of long rows, a part at a time passes over the block.
     """
-    parameters = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
-    code, kind = Code(f"internal void @{tile}s({parameters}) #0"), LLVM_TYPES[dtype]
-    code.effect("br label %output")
-    code.start("output")
-    code.value("phi i64 [ 0, %entry ], [ %wider, %after_wide ], [ %narrower, %after_narrow ]", "%n")
-    code.branch(code.value("icmp slt i64 %n, %outputs"), "some", "end")
-    code.start("some")
-    this_w = code.at(kind, "%w", code.arithmetic("mul", "%n", "%stride") if rows_are_outputs else "%n")
-    this_y = code.at("float", "%y", "%n")
-    code.value(f"add i64 %n, {widths[0]}", "%wider")
-    code.value(f"add i64 %n, {widths[1]}", "%narrower")
-    code.branch(code.value("icmp sle i64 %wider, %outputs"), "wide", "narrow")
-    for block, name in zip(("wide", "narrow"), names):
-        code.start(block)
-        code.effect(f"br label %{block}_rows")
-        code.start(f"{block}_rows")
-        code.value(f"phi i64 [ 0, %{block} ], [ %{block}_next, %{block}_full ]", f"%{block}_m")
-        m = f"%{block}_m"
-        row_x = code.at(ROW_TYPES[dtype], "%x", code.arithmetic("mul", m, "%pitch"))
-        row_y = code.at("float", this_y, code.arithmetic("mul", m, "%width"))
-        left = code.arithmetic("sub", "%rows", m)
-        # Tiles prefetch the next tile's weights; for further rows of x, those of later tiles.
-        tiles = code.arithmetic("add", code.arithmetic("sdiv", m, vectors.rows), 1)
-        line = code.arithmetic("mul", code.arithmetic("mul", tiles, widths[0]), "%stride")
-        ahead = code.at(kind, this_w, line) if rows_are_outputs else this_w
-        numbers = "i64 %length, i64 %pitch, i64 %stride, i64 %width"
-        operands = f"(ptr {row_x}, ptr {this_w}, ptr {row_y}, {numbers}, ptr {ahead})"
-        cases = " ".join(f"i64 {count}, label %{block}_{count}" for count in range(vectors.rows))
-        code.effect(f"switch i64 {left}, label %{block}_full [ {cases} ]")
-        code.start(f"{block}_full")
-        code.effect(f"call void @{tile}_{name}x{vectors.rows}{operands}")
-        code.value(f"add i64 {m}, {vectors.rows}", f"%{block}_next")
-        code.effect(f"br label %{block}_rows")
-        for count in range(1, vectors.rows):
-            code.start(f"{block}_{count}")
-            code.effect(f"call void @{tile}_{name}x{count}{operands}")
-            code.effect(f"br label %{block}_0")
-        code.start(f"{block}_0")
-        code.effect(f"br label %after_{block}")
-        code.start(f"after_{block}")
-        code.effect("br label %output")
+    kind, row_kind, step = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)], vectors.step(dtype)
+    most = tile_rows(vectors, dtype)
+    code = Code(f"internal void @dots({_PARAMETERS}) #0")
+    tiles = code.ceiling("%rows", most)
+    is_few = code.value(f"icmp sle i64 {tiles}, {_FEW_TILES}")
+    # Tiles have about equally many rows: a tile of one row would read as much of w as one of many.
+    least_rows, larger_tiles = (code.arithmetic(operation, "%rows", tiles) for operation in ("sdiv", "srem"))
+    fitting = code.arithmetic("and", code.arithmetic("sdiv", _BLOCK_BYTES // SIZES[kind], "%length"), -OUTPUTS)
+    fitting = code.larger(code.smaller(fitting, _BLOCK_OUTPUTS), OUTPUTS)
+    block = code.value(f"select i1 {is_few}, i64 {OUTPUTS}, i64 {fitting}")
+    block = code.value(f"select i1 {code.value(f'icmp eq i64 {tiles}, 1')}, i64 %outputs, i64 {block}")
+    parts = code.ceiling("%length", _PART_BYTES // SIZES[row_kind])
+    parts = code.value(f"select i1 {is_few}, i64 1, i64 {parts}")
+    part = code.arithmetic("mul", code.ceiling(code.ceiling("%length", parts), step), step)
+    size = vectors.lanes * sums_of_tile(vectors, dtype, OUTPUTS, most)
+    # A block has tiles of one output for less than OUTPUTS ones.
+    all_sums = code.arithmetic("mul", code.arithmetic("add", code.arithmetic("sdiv", block, OUTPUTS), OUTPUTS), size)
+    memory, sums = _allocate(code, f"icmp slt i64 {part}, %length", all_sums)
+    with code.repeated("each_block", 0, "%outputs", block) as each_block:
+        first = each_block.index
+        past = code.smaller(code.arithmetic("add", first, block), "%outputs")
+        whole = code.arithmetic("and", code.arithmetic("sub", past, first), -OUTPUTS)
+        past_whole = code.arithmetic("add", first, whole)
+        with code.repeated("each_tile", 0, tiles) as each_tile:
+            row = each_tile.held
+            is_larger = code.value(f"icmp slt i64 {each_tile.index}, {larger_tiles}")
+            count = code.arithmetic("add", least_rows, code.value(f"zext i1 {is_larger} to i64"))
+            each_tile.left = code.arithmetic("add", row, count)
+            row_x = code.at(row_kind, "%x", code.arithmetic("mul", row, "%pitch"))
+            row_y = code.at("float", "%y", code.arithmetic("mul", row, "%width"))
+            chosen = {outputs: _chosen_tile(code, f"dot_{outputs}", count, most) for outputs in (OUTPUTS, 1)}
+            with code.repeated("each_part", 0, "%length", part) as each_part:
+                left = code.arithmetic("sub", "%length", each_part.index)
+                begins = code.value(f"icmp eq i64 {each_part.index}, 0")
+                ends = code.value(f"icmp sle i64 {left}, {part}")
+                part_x, part_w = code.at(row_kind, row_x, each_part.index), code.at(kind, "%w", each_part.index)
+                integers = f"i64 {code.smaller(left, part)}, i64 %pitch, i64 %stride, i64 %width"
+                place = sums
+                for name, outputs, start, end in (("wide", OUTPUTS, first, past_whole), ("one", 1, past_whole, past)):
+                    with code.repeated(f"each_{name}", start, end, outputs, ("ptr", place)) as each:
+                        tile_w = code.at(kind, part_w, code.arithmetic("mul", each.index, "%stride"))
+                        tile_y = code.at("float", row_y, each.index)
+                        ahead = code.at(kind, tile_w, code.arithmetic("mul", "%stride", outputs))
+                        pointers = f"ptr {part_x}, ptr {tile_w}, ptr {tile_y}, ptr {each.held}"
+                        ways = f"ptr {ahead}, i1 {begins}, i1 {ends}"
+                        code.effect(f"call void {chosen[outputs]}({pointers}, {integers}, {ways})")
+                        each.left = code.at("float", each.held, size)
+                    place = each.held
+    code.branch(code.value(f"icmp eq ptr {memory}, null"), "end", "release")
+    code.start("release")
+    code.effect(f"call void @free(ptr {memory})")
+    code.effect("br label %end")
     code.start("end")
     code.effect("ret void")
     return code.text()
+
+
+def _allocate(code: Code, needed: str, numbers: str) -> tuple[str, str]:
+    """Return memory to free and the address of that many float32 in it, if they are needed; otherwise, null."""
+    line = 64
+    code.branch(code.value(needed), "allocate", "allocated")
+    code.start("allocate")
+    size = code.arithmetic("add", code.arithmetic("mul", numbers, SIZES["float"]), line)
+    own = code.value(f"call ptr @malloc(i64 {size})")
+    # A vector that begins with a cache line takes one line, not two.
+    past = code.arithmetic("and", code.value(f"ptrtoint ptr {own} to i64"), line - 1)
+    aligned = code.at("i8", own, code.arithmetic("sub", line, past))
+    code.effect("br label %allocated")
+    code.start("allocated")
+    memory = code.value(f"phi ptr [ null, %entry ], [ {own}, %allocate ]")
+    return memory, code.value(f"phi ptr [ null, %entry ], [ {aligned}, %allocate ]")
+
+
+def _columns(vectors: Vectors) -> str:
+    """Return ``columns(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs."""
+    code = Code(f"internal void @columns({_PARAMETERS}) #0")
+    wide, narrow = COLUMN_VECTORS * vectors.lanes, vectors.lanes
+    past_wide = code.arithmetic("sub", "%outputs", code.arithmetic("srem", "%outputs", wide))
+    for count, width, start, end in ((COLUMN_VECTORS, wide, 0, past_wide), (1, narrow, past_wide, "%outputs")):
+        with code.repeated(f"each_{width}", start, end, width) as each:
+            tile_w, column_y = code.at("float", "%w", each.index), code.at("float", "%y", each.index)
+            with code.repeated(f"each_row_of_{width}", 0, "%rows", vectors.rows) as row:
+                rows = code.smaller(code.arithmetic("sub", "%rows", row.index), vectors.rows)
+                tile_x = code.at("float", "%x", code.arithmetic("mul", row.index, "%pitch"))
+                tile_y = code.at("float", column_y, code.arithmetic("mul", row.index, "%width"))
+                operands = f"ptr {tile_x}, ptr {tile_w}, ptr {tile_y}, i64 %length, i64 %pitch, i64 %stride, i64 %width"
+                code.effect(f"call void {_chosen_tile(code, f'column_{count}', rows, vectors.rows)}({operands})")
+    code.effect("ret void")
+    return code.text()
+
+
+def _chosen_tile(code: Code, name: str, rows: str, most: int) -> str:
+    """Return the address of the tile of some rows, at most ``most``."""
+    tile = f"@{name}x{most}"
+    for count in range(1, most):
+        is_own = code.value(f"icmp eq i64 {rows}, {count}")
+        tile = code.value(f"select i1 {is_own}, ptr @{name}x{count}, ptr {tile}")
+    return tile

@@ -1,8 +1,9 @@
-"""Products of few rows on a CPU, compiled for its processor.
+"""Products on a CPU, compiled for its processor.
 
 Decoding multiplies one row, or the few rows of a batch or a draft, by every weight. XLA's CPU backend reads weights for
-this at a tenth to a half of the memory's speed; these kernels reach most of it. They are LLVM assembly, which llvmlite
-compiles in a tenth of a second when the first one is traced. XLA calls them as foreign functions.
+this at a tenth to a half of the memory's speed; these kernels reach most of it. With many rows of float32 they are
+about as fast as XLA's. They are LLVM assembly, which llvmlite compiles in a tenth of a second when the first one is
+traced. XLA calls them as foreign functions.
 
 A row's results do not depend on the other rows or on their number.
 """
@@ -28,12 +29,13 @@ def multiplies(dtype: Any, numbers: int) -> bool:
     """Whether `multiply` supports weights of a dtype in rows of this length."""
     vectors = host_vectors()
     name = jnp.dtype(dtype).name
-    return vectors is not None and name in vectors.dtypes and numbers > 0 and numbers % vectors.lanes == 0
+    return vectors is not None and name in vectors.dtypes and numbers > 0
 
 
 def combines(dtype: Any, columns: int) -> bool:
     """Whether `combine` supports this many columns of a dtype."""
-    return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, columns)
+    vectors = host_vectors()
+    return vectors is not None and jnp.dtype(dtype) == jnp.float32 and columns > 0 and columns % vectors.lanes == 0
 
 
 def multiply(
@@ -130,7 +132,11 @@ def _call(
     outputs: tuple[int, ...],
 ) -> tuple[jax.Array, ...]:
     batch, groups, count, numbers = rows.shape
+    vectors = host_vectors()
+    assert vectors is not None
+    # Rows are widened once, not for each output.
+    rows = rows.astype(vectors.row_dtype(dtype))
     shapes = [jax.ShapeDtypeStruct((batch * groups, count, each), jnp.float32) for each in outputs]
     operands = rows.reshape(batch * groups, count, numbers), jnp.asarray(layer, jnp.int32), *weights
-    results = call(name, build, dtype, numbers, shapes, *operands)
+    results = call(name, build, dtype, shapes, *operands)
     return tuple(result.reshape(batch, groups, count, -1) for result in results)

@@ -24,7 +24,7 @@ def take_rows(table_VD: Float[Array, "V D"], ids_N: Int[Array, " N"]) -> Float[A
     if table_VD.dtype.itemsize != 2 or 0 in table_VD.shape:
         raise ValueError(f"{table_VD.dtype}{table_VD.shape} is no table of 16-bit floats")
     result = jax.ShapeDtypeStruct((*ids_N.shape, table_VD.shape[1]), table_VD.dtype)
-    return call("take_rows", rows_module, "16bit", 0, result, table_VD, ids_N.astype(jnp.int32))
+    return call("take_rows", rows_module, "16bit", result, table_VD, ids_N.astype(jnp.int32))
 
 
 def rows_module(vectors: Vectors) -> str:

@@ -17,11 +17,16 @@ def weighted_sum_functions(vectors: Vectors) -> list[str]:
     those of w ``stride``, those of y ``width``, those of ``totals`` a vector. All are float32. Columns are at most as
     many as `WIDEST` vectors have.
     """
-    sizes = [(size, rows) for size in range(1, WIDEST + 1) for rows in range(1, vectors.rows + 1)]
-    return [*(_tile(vectors, *size) for size in sizes), _cover(vectors, sizes)]
+    sizes = [(size, rows) for size in range(1, WIDEST + 1) for rows in range(1, tile_rows(vectors) + 1)]
+    return [_masked_lanes(vectors), *(_tile(vectors, *size) for size in sizes), _cover(vectors, sizes)]
 
 
-def masked_lanes(vectors: Vectors) -> str:
+def tile_rows(vectors: Vectors) -> int:
+    """Return the most rows of a tile, whose sums and totals fit the processor's registers."""
+    return 4 if vectors.rows >= 4 else 2
+
+
+def _masked_lanes(vectors: Vectors) -> str:
     """Return declarations of what reads and writes some of a vector's lanes."""
     lanes, wide = vectors.lanes, vectors.wide
     return (
@@ -93,14 +98,14 @@ def _tile(vectors: Vectors, size: int, rows: int) -> str:
 
 def _cover(vectors: Vectors, sizes: list[tuple[int, int]]) -> str:
     """Return ``add_weighted``: tiles over all rows, of as many vectors as the columns need."""
-    lanes, most = vectors.lanes, vectors.rows + 1
+    lanes, most = vectors.lanes, tile_rows(vectors) + 1
     parameters = "ptr %x, ptr %w, ptr %y, ptr %totals, i64 %rows, i64 %length, i64 %pitch, i64 %stride, i64 %width"
     code = Code(f"internal void @add_weighted({parameters}, i64 %columns) #0")
     size = code.ceiling("%columns", lanes)
     last = code.arithmetic("sub", "%columns", code.arithmetic("mul", code.arithmetic("sub", size, 1), lanes))
-    with code.repeated("each_row", 0, "%rows", vectors.rows) as each_row:
+    with code.repeated("each_row", 0, "%rows", tile_rows(vectors)) as each_row:
         row = each_row.index
-        count = code.smaller(code.arithmetic("sub", "%rows", row), vectors.rows)
+        count = code.smaller(code.arithmetic("sub", "%rows", row), tile_rows(vectors))
         x = code.at("float", "%x", code.arithmetic("mul", row, "%pitch"))
         y = code.at("float", "%y", code.arithmetic("mul", row, "%width"))
         totals = code.at("float", "%totals", code.arithmetic("mul", row, lanes))

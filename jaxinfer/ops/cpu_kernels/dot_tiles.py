@@ -1,0 +1,171 @@
+"""The innermost loop of dot products: a few rows times a few rows of weights, in the processor's vector registers."""
+
+from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OFFSET, SIZES, Vectors, add_up, masked_load
+
+_PARAMETERS = (
+    "ptr %x, ptr %w, ptr %y, ptr %sums, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead, i1 %begins, "
+    "i1 %ends"
+)
+
+
+def has_offset(vectors: Vectors, dtype: str) -> bool:
+    """Whether products of this dtype add up integers plus 192."""
+    return dtype == "int8" and vectors.pairs(dtype)
+
+
+def sums_of_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> int:
+    """Return how many vectors of sums a tile has."""
+    return outputs * rows + (rows if has_offset(vectors, dtype) else 0)
+
+
+def tile_rows(vectors: Vectors, dtype: str) -> int:
+    """Return the most rows of a tile."""
+    return min(vectors.rows, 4) if has_offset(vectors, dtype) else vectors.rows
+
+
+def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
+    """Return ``dot_OUTPUTSxROWS(x, w, y, sums, length, pitch, stride, width, ahead, begins, ends)``.
+
+    It computes dot products of rows of x and of w, which have length ``length``. Rows of x are ``pitch`` apart, those
+    of w ``stride``, those of y ``width``. The order in which a product's numbers are added does not depend on the tile,
+    so a row's results do not depend on other rows. For products of a part of a row, a tile that does not begin a row
+    goes on from ``sums``, and one that does not end it leaves its sums there; only a row's last part may be no multiple
+    of the step. The tile also prefetches as many numbers of w from ``ahead`` on. Without that, a processor waits for
+    weights as long as it computes with them.
+
+    w is of ``dtype``, x of its `Vectors.row_dtype`. Integers are from `tiles.LEAST_INTEGER` to `tiles.MOST_INTEGER`.
+    Products of bfloat16 pairs use integers plus 192, and subtract products with 192 at the end.
+    """
+    tile = _Tile(vectors, dtype, outputs, rows)
+    return tile.text()
+
+
+class _Tile:
+    """A tile's code; sums are named by a prefix, which says how far they are, and their index."""
+
+    def __init__(self, vectors: Vectors, dtype: str, outputs: int, rows: int) -> None:
+        self._vectors, self._dtype, self._outputs, self._rows = vectors, dtype, outputs, rows
+        self._kind, self._row_kind = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)]
+        self._step = vectors.step(dtype)
+        self._sums = sums_of_tile(vectors, dtype, outputs, rows)
+        self._code = Code(f"internal void @dot_{outputs}x{rows}({_PARAMETERS}) #0")
+
+    def text(self) -> str:
+        """Return the whole function."""
+        code, wide, lanes, step = self._code, self._vectors.wide, self._vectors.lanes, self._step
+        starts_x = [code.at(self._row_kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(self._rows)]
+        starts_w, starts_ahead = (
+            [code.at(self._kind, start, code.arithmetic("mul", "%stride", each)) for each in range(self._outputs)]
+            for start in ("%w", "%ahead")
+        )
+        whole = code.arithmetic("and", "%length", -step)
+        code.branch("%begins", "start", "go_on")
+        code.start("go_on")
+        for index in range(self._sums):
+            code.value(f"load {wide}, ptr {code.at('float', '%sums', lanes * index)}, align 4", f"%left{index}")
+        code.effect("br label %start")
+        code.start("start")
+        self._join("begun", ("zeroinitializer", "entry"), ("left", "go_on"))
+        code.branch(code.value(f"icmp sgt i64 {whole}, 0"), "loop", "rest")
+        code.start("loop")
+        code.value("phi i64 [ 0, %start ], [ %further, %loop ]", "%i")
+        self._join("old", ("begun", "start"), ("sum", "loop"))
+        for start in starts_ahead:
+            line = code.at(self._kind, start, "%i")
+            code.effect(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
+        self._add("old", "sum", starts_x, starts_w, "%i", None)
+        code.value(f"add i64 %i, {step}", "%further")
+        code.branch(code.value(f"icmp slt i64 %further, {whole}"), "loop", "rest")
+        code.start("rest")
+        self._join("most", ("begun", "start"), ("sum", "loop"))
+        left = code.arithmetic("sub", "%length", whole)
+        code.branch(code.value(f"icmp sgt i64 {left}, 0"), "tail", "done")
+        code.start("tail")
+        self._add("most", "last", starts_x, starts_w, whole, self._vectors.first(code, step, left))
+        code.effect("br label %done")
+        code.start("done")
+        self._join("all", ("most", "rest"), ("last", "tail"))
+        code.branch("%ends", "end", "leave")
+        code.start("leave")
+        for index in range(self._sums):
+            code.effect(f"store {wide} %all{index}, ptr {code.at('float', '%sums', lanes * index)}, align 4")
+        code.effect("ret void")
+        code.start("end")
+        self._write([f"%all{index}" for index in range(self._sums)])
+        code.effect("ret void")
+        return code.text()
+
+    def _join(self, name: str, *sources: tuple[str, str]) -> None:
+        """Begin a block with sums that come from several: prefixes, or a constant, and blocks."""
+        for index in range(self._sums):
+            values = [each if each == "zeroinitializer" else f"%{each}{index}" for each, _ in sources]
+            places = ", ".join(f"[ {value}, %{block} ]" for value, (_, block) in zip(values, sources))
+            self._code.value(f"phi {self._vectors.wide} {places}", f"%{name}{index}")
+
+    def _add(
+        self, before: str, after: str, starts_x: list[str], starts_w: list[str], index: str, mask: str | None
+    ) -> None:
+        """Append the products of a vector's numbers from an index on; without a mask, of all."""
+        parts_x = [self._read(start, self._row_kind, index, mask) for start in starts_x]
+        for output, start in enumerate(starts_w):
+            part_w = self._read(start, self._kind, index, mask)
+            for row, part_x in enumerate(parts_x):
+                place = row * self._outputs + output
+                self._multiply_add(part_w, part_x, f"%{before}{place}", f"%{after}{place}")
+        if has_offset(self._vectors, self._dtype):
+            first = self._outputs * self._rows
+            offsets = self._code.value(f"bitcast <{self._step} x i16> {self._offset()} to <{self._step} x bfloat>")
+            for row, part_x in enumerate(parts_x):
+                self._multiply_add(offsets, part_x, f"%{before}{first + row}", f"%{after}{first + row}")
+
+    def _multiply_add(self, one: str, other: str, to: str, name: str) -> None:
+        wide = self._vectors.wide
+        if self._vectors.pairs(self._dtype):
+            operands = f"{wide} {to}, <32 x bfloat> {one}, <32 x bfloat> {other}"
+            self._code.value(f"call {wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})", name)
+        else:
+            self._vectors.multiply_add(self._code, one, other, to, name)
+
+    def _read(self, start: str, kind: str, index: str, mask: str | None) -> str:
+        """Return a vector's numbers as they are multiplied."""
+        code, step = self._code, self._step
+        place = code.at(kind, start, index)
+        if mask is None:
+            numbers = code.load(f"<{step} x {kind}>", place, SIZES[kind])
+        else:
+            name, some = masked_load(step, SIZES[kind])
+            operands = f"ptr {place}, i32 {SIZES[kind]}, <{step} x i1> {mask}, {some} zeroinitializer"
+            bits = code.value(f"call {some} {name}({operands})")
+            numbers = code.value(f"bitcast {some} {bits} to <{step} x {kind}>")
+        if kind == "i8" and has_offset(self._vectors, self._dtype):
+            widened = code.value(f"sext <{step} x i8> {numbers} to <{step} x i16>")
+            greater = code.value(f"add <{step} x i16> {widened}, {self._offset()}")
+            return code.value(f"bitcast <{step} x i16> {greater} to <{step} x bfloat>")
+        if kind == "float" or self._vectors.pairs(self._dtype):
+            return numbers
+        return code.value(
+            f"{'sitofp' if kind == 'i8' else 'fpext'} <{step} x {kind}> {numbers} to {self._vectors.wide}"
+        )
+
+    def _offset(self) -> str:
+        return f"<{', '.join([f'i16 {OFFSET}'] * self._step)}>"
+
+    def _write(self, sums: list[str]) -> None:
+        """Append stores of the totals of sums to y."""
+        code, wide, lanes, outputs = self._code, self._vectors.wide, self._vectors.lanes, self._outputs
+        count = outputs * self._rows
+        totals, offsets = sums[:count], sums[count:]
+        if offsets:
+            totals = [code.value(f"fsub {wide} {each}, {offsets[at // outputs]}") for at, each in enumerate(totals)]
+        # Up to ``lanes`` sums at a time become one vector of their totals.
+        for first in range(0, count, lanes):
+            several = totals[first : first + lanes]
+            added = add_up(code, several, lanes)
+            run = min(outputs, len(several))
+            for begin in range(0, len(several), run):
+                row, output = divmod(first + begin, outputs)
+                picked = ", ".join(f"i32 {begin + lane}" for lane in range(run))
+                part = code.value(f"shufflevector {wide} {added}, {wide} poison, <{run} x i32> <{picked}>")
+                place = code.at("float", "%y", code.arithmetic("add", code.arithmetic("mul", "%width", row), output))
+                code.effect(f"store <{run} x float> {part}, ptr {place}, align 4")
