@@ -2,8 +2,10 @@
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +16,10 @@ from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 _ENGINES: dict[str, Any] = {}
 _OBJECTS: dict[str, bytes] = {}
 _COMPILING = threading.Lock()
+# The end of the names of functions that use a matrix unit.
+_TILES = "_tiles"
+# Linux on x86-64: a system call, and what it is asked for.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
@@ -24,7 +30,17 @@ def host_vectors() -> Vectors | None:
         from llvmlite import binding as llvm
     except (ImportError, OSError):
         return None
-    return describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
+    vectors = describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
+    if vectors is not None and vectors.tiles_bfloat16 and not _may_use_tiles():
+        return replace(vectors, tiles_bfloat16=False)
+    return vectors
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for the matrix unit's registers; a process and its children have them from then on."""
+    if sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def call(
@@ -37,8 +53,8 @@ def call(
     vectors = host_vectors()
     assert vectors is not None
     vectors = vectors.for_rows_of(numbers)
-    pairs = "_pairs" if vectors.pairs(dtype) else ""
-    target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{pairs}"
+    means = _TILES if vectors.tiles(dtype) else "_pairs" if vectors.pairs(dtype) else ""
+    target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{means}"
     with _COMPILING:
         if target not in _ENGINES:
             _register(target, build(vectors))
@@ -52,7 +68,15 @@ def compiled_objects() -> dict[str, bytes]:
 
 
 def load_objects(objects: Mapping[str, bytes]) -> None:
-    """Have XLA know functions that a process on this processor compiled: what `compiled_objects` gave there."""
+    """Have XLA know functions that a process on this processor compiled: what `compiled_objects` gave there.
+
+    Raises:
+        ValueError: This process has no matrix unit, and that one had.
+    """
+    vectors = host_vectors()
+    has_tiles = vectors is not None and vectors.tiles_bfloat16
+    if not has_tiles and any(target.endswith(_TILES) for target in objects):
+        raise ValueError("no matrix unit for what was compiled")
     with _COMPILING:
         for target, content in objects.items():
             if target not in _ENGINES:

@@ -30,7 +30,7 @@ class Vectors:
     """A processor's vectors: the float32 ``lanes`` of one, the ``rows`` of a tile that fits its registers, the dtypes.
 
     ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
-    that pauses a waiting thread.
+    that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16 (`matrix_unit_code`).
     """
 
     lanes: int
@@ -38,6 +38,7 @@ class Vectors:
     pairs_bfloat16: bool
     dtypes: tuple[str, ...]
     pause: str
+    tiles_bfloat16: bool = False
 
     def step(self, dtype: str) -> int:
         """Return how many numbers of a row one vector holds; a row is a whole multiple of it."""
@@ -47,9 +48,15 @@ class Vectors:
         """Whether products of this dtype use pairs."""
         return dtype in ("bfloat16", "int8") and self.pairs_bfloat16
 
+    def tiles(self, dtype: str) -> bool:
+        """Whether products of this dtype use the matrix unit."""
+        return dtype == "bfloat16" and self.tiles_bfloat16
+
     def for_rows_of(self, numbers: int) -> "Vectors":
-        """Return the vectors without products of pairs if rows of this length are no multiple of their step."""
-        return self if numbers % (2 * self.lanes) == 0 else replace(self, pairs_bfloat16=False)
+        """Return the vectors without products of pairs and tiles if rows of this length are no multiple of their step."""
+        if numbers % (2 * self.lanes) == 0:
+            return self
+        return replace(self, pairs_bfloat16=False, tiles_bfloat16=False)
 
     @property
     def wide(self) -> str:
@@ -83,7 +90,8 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
         return None
     dtypes = ("float32", "bfloat16", "int8", *(["float16"] if features.get("f16c") else []))
     if features.get("avx512f"):
-        return Vectors(16, 4, features.get("avx512bf16", False), dtypes, _PAUSE_X86)
+        has_unit = features.get("amx-tile", False) and features.get("amx-bf16", False)
+        return Vectors(16, 4, features.get("avx512bf16", False), dtypes, _PAUSE_X86, has_unit)
     return Vectors(8 if features.get("avx") else 4, 2, False, dtypes, _PAUSE_X86)
 
 
