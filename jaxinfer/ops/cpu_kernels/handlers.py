@@ -209,25 +209,37 @@ def _handler(
     code.effect("br label %invite")
     code.start("share")
     code.effect(f"call void @worker(ptr {record})")
-    code.effect("br label %wait")
-    code.start("wait")
-    code.value("phi i64 [ 0, %share ], [ %rested, %rest ], [ %rested, %yield ]", "%rests")
-    finished = code.value(f"load atomic i64, ptr {done} acquire, align 8")
-    code.branch(code.value(f"icmp slt i64 {finished}, {pieces}"), "more", "end")
-    code.start("more")
-    code.value("add i64 %rests, 1", "%rested")
-    code.branch(code.value(f"icmp slt i64 %rests, {_RESTS}"), "rest", "yield")
-    code.start("rest")
-    code.effect(f"call {pause}")
-    code.effect("br label %wait")
-    code.start("yield")
-    code.value(f"call i32 @{_YIELD}()")
-    code.effect("br label %wait")
-    code.start("end")
+    _await(code, done, pieces, pause, "")
     if has_end:
         code.effect(f"call void @end(ptr {record})")
     _release(code, record, users_left, "ptr null")
     return code.text()
+
+
+def wait_for(code: Code, record: str, pieces: str, pause: str, name: str) -> None:
+    """Append a wait until that many pieces are done, in a piece that comes after them: threads take pieces in order."""
+    _await(code, code.at("i64", record, _DONE), pieces, pause, f"_{name}")
+
+
+def _await(code: Code, done: str, pieces: str, pause: str, name: str) -> None:
+    code.effect(f"br label %before_wait{name}")
+    code.start(f"before_wait{name}")
+    code.effect(f"br label %wait{name}")
+    code.start(f"wait{name}")
+    rests = f"[ 0, %before_wait{name} ], [ %rested{name}, %rest{name} ], [ %rested{name}, %yield{name} ]"
+    code.value(f"phi i64 {rests}", f"%rests{name}")
+    finished = code.value(f"load atomic i64, ptr {done} acquire, align 8")
+    code.branch(code.value(f"icmp slt i64 {finished}, {pieces}"), f"more{name}", f"waited{name}")
+    code.start(f"more{name}")
+    code.value(f"add i64 %rests{name}, 1", f"%rested{name}")
+    code.branch(code.value(f"icmp slt i64 %rests{name}, {_RESTS}"), f"rest{name}", f"yield{name}")
+    code.start(f"rest{name}")
+    code.effect(f"call {pause}")
+    code.effect(f"br label %wait{name}")
+    code.start(f"yield{name}")
+    code.value(f"call i32 @{_YIELD}()")
+    code.effect(f"br label %wait{name}")
+    code.start(f"waited{name}")
 
 
 def _buffers(code: Code, places: str, count: int) -> list[Buffer]:

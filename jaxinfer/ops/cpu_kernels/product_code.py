@@ -13,7 +13,7 @@ from jaxinfer.ops.cpu_kernels.tiles import (
 )
 
 # Several pieces per thread even out the threads' other work. `jaxinfer bench latency` measures another value.
-PIECES_PER_THREAD = 4
+_PIECES_PER_THREAD = 4
 
 # The fields of a call's record: shared ones, and those of each matrix.
 _SHARED = ("x", "rows", "length", "groups", "first_batch", "per_group", "span")
@@ -66,7 +66,7 @@ def _module(
         layers, batches = matrices[0].shape(code, 2)
         outputs = [y.shape(code, 3)[2] for y in results]
         all_outputs = code.total(outputs)
-        wanted = code.ceiling(code.arithmetic("mul", threads, PIECES_PER_THREAD), items)
+        wanted = code.ceiling(code.arithmetic("mul", threads, _PIECES_PER_THREAD), items)
         span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), unit), unit)
         pieces = [code.ceiling(each, span) for each in outputs]
         per_group = code.total(pieces)

@@ -30,7 +30,7 @@ class Vectors:
     """A processor's vectors: the float32 ``lanes`` of one, the ``rows`` of a tile that fits its registers, the dtypes.
 
     ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
-    that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16 (`matrix_unit_code`).
+    that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16.
     """
 
     lanes: int
@@ -53,7 +53,7 @@ class Vectors:
         return dtype == "bfloat16" and self.tiles_bfloat16
 
     def for_rows_of(self, numbers: int) -> "Vectors":
-        """Return the vectors without products of pairs and tiles if rows of this length are no multiple of their step."""
+        """Return the vectors without what needs rows that are a multiple of their step, if this length is none."""
         if numbers % (2 * self.lanes) == 0:
             return self
         return replace(self, pairs_bfloat16=False, tiles_bfloat16=False)
