@@ -30,7 +30,14 @@ from tests.toys import write_tiny_llama
 
 # Processors whose instructions run on this one too: half and quarter vectors, and bfloat16 without products of pairs.
 SMALLER = tuple(
-    replace(HOST, lanes=lanes, rows=rows, pairs_bfloat16=False, dtypes=("float32", "bfloat16", "int8"))
+    replace(
+        HOST,
+        lanes=lanes,
+        rows=rows,
+        pairs_bfloat16=False,
+        dtypes=("float32", "bfloat16", "int8"),
+        tiles_bfloat16=False,
+    )
     for lanes, rows in ((8, 2), (4, 2), (4, 4))
 )
 

@@ -40,7 +40,8 @@ def _may_use_tiles() -> bool:
     """Ask Linux for the matrix unit's registers; a process and its children have them from then on."""
     if sys.platform != "linux":
         return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    numbers = map(ctypes.c_long, (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
+    return ctypes.CDLL(None).syscall(*numbers) == 0
 
 
 def call(
