@@ -107,6 +107,20 @@ def test_whatever_the_pool_does_products_are_whole_and_records_freed(pool):
     calls.finish()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a thread sleeps otherwise there")
+def test_rows_are_multiplied_once_they_are_packed():
+    """Whichever thread packs them sleeps before, so that the others wait for it."""
+    head, nap = "@pack(ptr %record, i64 %index) #0 {\nentry:\n", "call i32 @usleep(i32 20000)\n"
+    slow = matrix_module(HOST).replace(head, head + nap) + "declare i32 @usleep(i32)\n"
+    assert nap in slow
+    calls = Calls(slow, "has threads") if HAS_UNIT else calls_of(1, "has threads")
+    rng = np.random.default_rng(12)
+    rows_IMK, stack = drawn(rng, (1, 20, 512), "bfloat16"), drawn(rng, (1, 1, 200, 512), "bfloat16")
+    (found,) = multiply_each(rows_IMK, [stack], 0, [200], calls)
+    np.testing.assert_allclose(found[0], exact(rows_IMK)[0] @ exact(stack)[0, 0].T, atol=1e-3)
+    calls.finish()
+
+
 def at_a_border(array):
     """Return a copy that ends where no page may be read."""
     size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -198,8 +212,9 @@ def _on_a_cpu():
 
 
 def _name(vectors):
-    means = "_tiles" if vectors.tiles_bfloat16 else "_pairs" if vectors.pairs_bfloat16 else ""
-    return f"jaxinfer_multiply_by_1_bfloat16_{vectors.lanes}x{vectors.rows}{means}"
+    where = machine_code.IN_TILES if vectors.tiles_bfloat16 else ""
+    pairs = "_pairs" if vectors.pairs_bfloat16 else ""
+    return f"jaxinfer_multiply_by_1{where}_bfloat16_{vectors.lanes}x{vectors.rows}{pairs}"
 
 
 def test_the_length_of_rows_alone_chooses_the_unit():

@@ -16,8 +16,8 @@ from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 _ENGINES: dict[str, Any] = {}
 _OBJECTS: dict[str, bytes] = {}
 _COMPILING = threading.Lock()
-# The end of the names of functions that use a matrix unit.
-_TILES = "_tiles"
+# What is part of the names of functions that use a matrix unit.
+IN_TILES = "_in_tiles"
 # Linux on x86-64: a system call, and what it is asked for.
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
@@ -54,8 +54,8 @@ def call(
     vectors = host_vectors()
     assert vectors is not None
     vectors = vectors.for_rows_of(numbers)
-    means = _TILES if vectors.tiles(dtype) else "_pairs" if vectors.pairs(dtype) else ""
-    target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{means}"
+    pairs = "_pairs" if vectors.pairs(dtype) else ""
+    target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{pairs}"
     with _COMPILING:
         if target not in _ENGINES:
             _register(target, build(vectors))
@@ -76,7 +76,7 @@ def load_objects(objects: Mapping[str, bytes]) -> None:
     """
     vectors = host_vectors()
     has_tiles = vectors is not None and vectors.tiles_bfloat16
-    if not has_tiles and any(target.endswith(_TILES) for target in objects):
+    if not has_tiles and any(IN_TILES in target for target in objects):
         raise ValueError("no matrix unit for what was compiled")
     with _COMPILING:
         for target, content in objects.items():

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int, Int8
-from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
+from jaxinfer.ops.cpu_kernels.machine_code import IN_TILES, call, host_vectors
 from jaxinfer.ops.cpu_kernels.matrix_unit_code import matrix_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
@@ -70,7 +70,7 @@ def multiply_by_each(
     if vectors is not None and vectors.for_rows_of(numbers).tiles(dtype):
         scratch = jax.ShapeDtypeStruct((scratch_numbers(batch * groups, count, numbers),), jnp.bfloat16)
         build = functools.partial(matrix_module, count=len(weights))
-        return _call(name, build, dtype, rows_BCMK, weights, layer, outputs, (scratch,))
+        return _call(name + IN_TILES, build, dtype, rows_BCMK, weights, layer, outputs, (scratch,))
     build = functools.partial(dot_module, dtype=dtype, count=len(weights))
     return _call(name, build, dtype, rows_BCMK, weights, layer, outputs)
 
