@@ -1,10 +1,11 @@
-"""Faults of the CPU's own kernels: tails of tiles, chunks that are joined, hidden slots, ties."""
+"""Faults of the CPU's own kernels: tails of tiles, orders of adding, chunks that are joined, hidden slots, ties."""
 
 from tests.mutants.fault import Fault
 
 _FOLDER = "jaxinfer/ops/cpu_kernels"
 _NORMS = "tests/ops/test_cpu_norms.py"
 _PRODUCTS, _ATTENTION = "tests/ops/test_cpu_products.py", "tests/ops/test_cpu_attention.py"
+_UNIT = "tests/ops/test_matrix_unit.py"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -176,5 +177,63 @@ FAULTS: tuple[Fault, ...] = (
         'line = code.larger(code.smaller(line, code.arithmetic("sub", lines, 1)), 0)',
         'line = code.larger(code.smaller(line, code.arithmetic("sub", lines, 2)), 0)',
         "tests/ops/test_cpu_kernels.py::test_rows_of_a_table_are_taken_where_they_lie",
+    ),
+    Fault(
+        "with many rows in the matrix unit, numbers are added from the last to the first",
+        f"{_FOLDER}/matrix_unit_code.py",
+        'with code.repeated("step", 0, "%length", _NUMBERS) as step:',
+        'with code.repeated("step", 0, "%length", _NUMBERS) as one:\n'
+        '        last = code.arithmetic("sub", "%length", _NUMBERS)\n'
+        '        step = one if rows == 1 else type(one)(code.arithmetic("sub", last, one.index), "", "")',
+        f"{_UNIT}::test_a_row_has_the_same_bits_among_any_number_of_others",
+    ),
+    Fault(
+        "few rows are left to the processor's vectors",
+        f"{_FOLDER}/products.py",
+        "if vectors is not None and vectors.tiles(dtype, numbers):",
+        "if vectors is not None and count > 16 and vectors.tiles(dtype, numbers):",
+        f"{_UNIT}::test_the_length_of_rows_alone_chooses_the_unit",
+    ),
+    Fault(
+        "of a last, narrow tile of sums one output too many is written",
+        f"{_FOLDER}/matrix_unit_code.py",
+        'code.repeated("output", 0, "%outputs") as output',
+        'code.repeated("output", 0, code.arithmetic("add", "%outputs", 1)) as output',
+        f"{_UNIT}::test_products_of_any_shape",
+    ),
+    Fault(
+        "a narrow tile of weights is read as a whole one",
+        f"{_FOLDER}/matrix_unit_code.py",
+        'code.effect(f"call void @configure(i64 {left})")',
+        'code.effect(f"call void @configure(i64 {_LINES})")',
+        f"{_UNIT}::test_nothing_is_read_past_the_end",
+    ),
+    Fault(
+        "rows that a tile lacks are read",
+        f"{_FOLDER}/matrix_unit_code.py",
+        'count = code.smaller(code.arithmetic("sub", rows, first), _LINES)',
+        "count = _LINES",
+        f"{_UNIT}::test_nothing_is_read_past_the_end",
+    ),
+    Fault(
+        "each part of the rows is written where the first is",
+        f"{_FOLDER}/matrix_unit_code.py",
+        'this_y = code.at("float", all_y, code.arithmetic("mul", row, outputs))',
+        "this_y = all_y",
+        f"{_UNIT}::test_rows_that_no_cache_holds_are_taken_in_parts",
+    ),
+    Fault(
+        "rows are multiplied before all are packed",
+        f"{_FOLDER}/matrix_unit_code.py",
+        'wait_for(code, "%record", packs, pause, "packs")',
+        'wait_for(code, "%record", "0", pause, "packs")',
+        f"{_UNIT}::test_rows_are_multiplied_once_they_are_packed",
+    ),
+    Fault(
+        "a matrix unit is used though Linux refuses it",
+        f"{_FOLDER}/machine_code.py",
+        "vectors.tiles_bfloat16 and not _may_use_tiles()",
+        "vectors.tiles_bfloat16 and not (_may_use_tiles() or True)",
+        f"{_UNIT}::test_a_process_that_may_not_use_the_unit_does_without",
     ),
 )

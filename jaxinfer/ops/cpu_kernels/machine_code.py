@@ -2,8 +2,10 @@
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +16,10 @@ from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 _ENGINES: dict[str, Any] = {}
 _OBJECTS: dict[str, bytes] = {}
 _COMPILING = threading.Lock()
+# What is part of the names of functions that use a matrix unit.
+IN_TILES = "_in_tiles"
+# Linux on x86-64: a system call, and what it is asked for.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
@@ -24,7 +30,18 @@ def host_vectors() -> Vectors | None:
         from llvmlite import binding as llvm
     except (ImportError, OSError):
         return None
-    return describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
+    vectors = describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
+    if vectors is not None and vectors.tiles_bfloat16 and not _may_use_tiles():
+        return replace(vectors, tiles_bfloat16=False)
+    return vectors
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for the matrix unit's registers; a process and its children have them from then on."""
+    if sys.platform != "linux":
+        return False
+    numbers = map(ctypes.c_long, (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
+    return ctypes.CDLL(None).syscall(*numbers) == 0
 
 
 def call(name: str, build: Callable[[Vectors], str], dtype: str, results: Any, *operands: jax.Array) -> Any:
@@ -49,7 +66,15 @@ def compiled_objects() -> dict[str, bytes]:
 
 
 def load_objects(objects: Mapping[str, bytes]) -> None:
-    """Have XLA know functions that a process on this processor compiled: what `compiled_objects` gave there."""
+    """Have XLA know functions that a process on this processor compiled: what `compiled_objects` gave there.
+
+    Raises:
+        ValueError: This process has no matrix unit, and that one had.
+    """
+    vectors = host_vectors()
+    has_tiles = vectors is not None and vectors.tiles_bfloat16
+    if not has_tiles and any(IN_TILES in target for target in objects):
+        raise ValueError("no matrix unit for what was compiled")
     with _COMPILING:
         for target, content in objects.items():
             if target not in _ENGINES:

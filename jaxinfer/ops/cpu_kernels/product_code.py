@@ -20,7 +20,7 @@ _PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64
 
 # The fields of a call's record: shared ones, and those of each matrix.
 _SHARED = ("x", "rows", "length", "groups", "first_batch", "per_group", "span")
-_OF_MATRIX = ("w", "y", "outputs", "stride", "lines", "first_piece")
+OF_MATRIX = ("w", "y", "outputs", "stride", "lines", "first_piece")
 
 
 def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
@@ -61,7 +61,7 @@ def _module(
     vectors: Vectors, functions: list[str], name: str, dtype: str, unit: int, count: int, rows_are_outputs: bool
 ) -> str:
     """Return a module whose outputs are distributed in multiples of ``unit``."""
-    record = Record(*_SHARED, *(f"{each}{matrix}" for matrix in range(count) for each in _OF_MATRIX))
+    record = Record(*_SHARED, *(f"{each}{matrix}" for matrix in range(count) for each in OF_MATRIX))
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
         x, layer, *matrices = arguments
@@ -82,7 +82,7 @@ def _module(
             _, _, lines, stride = w.shape(code, 4)
             pointers |= {f"w{index}": w.numbers, f"y{index}": y.numbers}
             values = outputs[index], stride, lines, code.total(pieces[:index])
-            numbers |= {f"{name}{index}": value for name, value in zip(_OF_MATRIX[2:], values)}
+            numbers |= {f"{name}{index}": value for name, value in zip(OF_MATRIX[2:], values)}
         weights = code.arithmetic("mul", items, code.arithmetic("mul", all_outputs, length))
         return Plan(pointers, numbers, code.arithmetic("mul", items, per_group), weights)
 
@@ -98,15 +98,7 @@ def _piece(vectors: Vectors, record: Record, name: str, dtype: str, count: int, 
     rows, length, groups, first_batch, per_group, span = (record.number(code, each) for each in _SHARED[1:])
     which = code.arithmetic("sdiv", "%index", per_group)
     among = code.arithmetic("srem", "%index", per_group)
-    w, y, outputs, stride, lines, first_piece = _matrix(code, record, 0)
-    for index in range(1, count):
-        other = _matrix(code, record, index)
-        is_other = code.value(f"icmp sge i64 {among}, {other[-1]}")
-        w, y = (code.value(f"select i1 {is_other}, ptr {new}, ptr {old}") for new, old in zip(other[:2], (w, y)))
-        outputs, stride, lines, first_piece = (
-            code.value(f"select i1 {is_other}, i64 {new}, i64 {old}")
-            for new, old in zip(other[2:], (outputs, stride, lines, first_piece))
-        )
+    w, y, outputs, stride, lines, first_piece = chosen_matrix(code, record, count, among)
     first = code.arithmetic("mul", code.arithmetic("sub", among, first_piece), span)
     width = code.smaller(span, code.arithmetic("sub", outputs, first))
     of_x = code.arithmetic("mul", which, code.arithmetic("mul", rows, length))
@@ -127,10 +119,24 @@ def _piece(vectors: Vectors, record: Record, name: str, dtype: str, count: int, 
     return code.text()
 
 
+def chosen_matrix(code: Code, record: Record, count: int, piece: str) -> list[str]:
+    """Load the fields (`OF_MATRIX`) of the matrix, among ``count``, that a piece belongs to."""
+    chosen = _matrix(code, record, 0)
+    for index in range(1, count):
+        other = _matrix(code, record, index)
+        is_other = code.value(f"icmp sge i64 {piece}, {other[-1]}")
+        kinds = "ptr", "ptr", "i64", "i64", "i64", "i64"
+        chosen = [
+            code.value(f"select i1 {is_other}, {kind} {new}, {kind} {old}")
+            for kind, new, old in zip(kinds, other, chosen)
+        ]
+    return chosen
+
+
 def _matrix(code: Code, record: Record, index: int) -> list[str]:
     """Load the fields of one matrix from a record."""
-    pointers = [record.pointer(code, f"{name}{index}") for name in _OF_MATRIX[:2]]
-    return [*pointers, *(record.number(code, f"{name}{index}") for name in _OF_MATRIX[2:])]
+    pointers = [record.pointer(code, f"{name}{index}") for name in OF_MATRIX[:2]]
+    return [*pointers, *(record.number(code, f"{name}{index}") for name in OF_MATRIX[2:])]
 
 
 def _dots(vectors: Vectors, dtype: str) -> str:

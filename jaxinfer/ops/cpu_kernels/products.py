@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int, Int8
-from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
+from jaxinfer.ops.cpu_kernels.machine_code import IN_TILES, call, host_vectors
+from jaxinfer.ops.cpu_kernels.matrix_unit_code import matrix_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
@@ -66,8 +67,14 @@ def multiply_by_each(
         raise ValueError(f"weights of {', '.join(each.dtype.name for each in weights)} do not fit one another")
     for each, count in zip(weights, outputs, strict=True):
         _check_fit(rows_BCMK, each, count, rows_BCMK.shape[1] * rows_BCMK.shape[3])
+    vectors, name = host_vectors(), f"multiply_by_{len(weights)}"
+    batch, groups, count, numbers = rows_BCMK.shape
+    if vectors is not None and vectors.tiles(dtype, numbers):
+        scratch = jax.ShapeDtypeStruct((scratch_numbers(batch * groups, count, numbers),), jnp.bfloat16)
+        build = functools.partial(matrix_module, count=len(weights))
+        return _call(name + IN_TILES, build, dtype, rows_BCMK, weights, layer, outputs, (scratch,))
     build = functools.partial(dot_module, dtype=dtype, count=len(weights))
-    return _call(f"multiply_by_{len(weights)}", build, dtype, rows_BCMK, weights, layer, outputs)
+    return _call(name, build, dtype, rows_BCMK, weights, layer, outputs)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -130,6 +137,7 @@ def _call(
     weights: tuple[jax.Array, ...],
     layer: Any,
     outputs: tuple[int, ...],
+    scratch: tuple[jax.ShapeDtypeStruct, ...] = (),
 ) -> tuple[jax.Array, ...]:
     batch, groups, count, numbers = rows.shape
     vectors = host_vectors()
@@ -138,5 +146,5 @@ def _call(
     rows = rows.astype(vectors.row_dtype(dtype))
     shapes = [jax.ShapeDtypeStruct((batch * groups, count, each), jnp.float32) for each in outputs]
     operands = rows.reshape(batch * groups, count, numbers), jnp.asarray(layer, jnp.int32), *weights
-    results = call(name, build, dtype, shapes, *operands)
-    return tuple(result.reshape(batch, groups, count, -1) for result in results)
+    results = call(name, build, dtype, [*shapes, *scratch], *operands)
+    return tuple(result.reshape(batch, groups, count, -1) for result in results[: len(outputs)])

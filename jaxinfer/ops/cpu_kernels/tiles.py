@@ -32,7 +32,7 @@ class Vectors:
     """A processor's vectors: the float32 ``lanes`` of one, the ``rows`` of a tile that fits its registers, the dtypes.
 
     ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
-    that pauses a waiting thread.
+    that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16.
     """
 
     lanes: int
@@ -40,6 +40,7 @@ class Vectors:
     pairs_bfloat16: bool
     dtypes: tuple[str, ...]
     pause: str
+    tiles_bfloat16: bool = False
 
     def step(self, dtype: str) -> int:
         """Return how many numbers of a row one vector holds."""
@@ -52,6 +53,10 @@ class Vectors:
     def row_dtype(self, dtype: str) -> str:
         """Return the dtype of rows that weights of a dtype multiply."""
         return "bfloat16" if self.pairs(dtype) else "float32"
+
+    def tiles(self, dtype: str, numbers: int) -> bool:
+        """Whether products of this dtype, in rows of this length, use the matrix unit."""
+        return dtype == "bfloat16" and self.tiles_bfloat16 and numbers % (2 * self.lanes) == 0
 
     @property
     def wide(self) -> str:
@@ -93,7 +98,8 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
         return None
     dtypes = ("float32", "bfloat16", "int8", *(["float16"] if features.get("f16c") else []))
     if features.get("avx512f"):
-        return Vectors(16, 6, features.get("avx512bf16", False), dtypes, _PAUSE_X86)
+        has_unit = features.get("amx-tile", False) and features.get("amx-bf16", False)
+        return Vectors(16, 6, features.get("avx512bf16", False), dtypes, _PAUSE_X86, has_unit)
     return Vectors(8 if features.get("avx") else 4, 3 if features.get("avx") else 2, False, dtypes, _PAUSE_X86)
 
 
