@@ -74,9 +74,12 @@ def attend(
         def scaled(query_BTNH: Any) -> Any:
             return _by_kv_head(query_BTNH.astype(jnp.float32) * scale, heads)
 
-        near = {} if sinks is None else {"near_query_BCRTH": scaled(sinks.query_BTNH)}
+        near = None
+        if sinks is not None:
+            near = scaled(sinks.query_BTNH)
+            order = order or Order(sinks.count, jnp.full(query_BTNH.shape[:1], sinks.count), keys.extent)
         held = keys.stack_LBSF, values.stack_LBSF, keys.layer
-        mixed_BCRTH = attend_to_seen(scaled(query_BTNH), *held, mask_BTS, softcap or 0.0, order=order, **near)
+        mixed_BCRTH = attend_to_seen(scaled(query_BTNH), *held, mask_BTS, softcap or 0.0, near, order)
         return _by_head(mixed_BCRTH, query_BTNH, joined=1).astype(backend.compute_dtype)
     weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
         query_BTNH, keys, values, mask_BTS, scale, backend, softcap, sinks, num_kv_heads

@@ -1,8 +1,9 @@
 """How the network runs on a device: the only place that derives choices from a platform and a dtype.
 
 The choices are measured. On the CPU, XLA copies a layer's weights out of a stacked array before each product, which
-halves decoding speed; so layers are unrolled over separate arrays. XLA's products of few rows are slow on the CPU; so
-these products and attention use our own kernels (`jaxinfer.ops.cpu_kernels`). Where these are not available, bfloat16
+halves decoding speed; so layers are unrolled over separate arrays. XLA's products of few rows are slow on the CPU, and
+the bits of its results depend on the number of rows; so products, attention and norms use our own kernels there
+(`jaxinfer.ops.cpu_kernels`), for any number of rows. Where these are not available, bfloat16
 products are padded to a few rows, which XLA computes fast. Float32 kernels are then stored ``[in, out]``: for two rows
 and more, XLA first rearranges a kernel stored ``[out, in]``, which takes as long as a product of one row. On a TPU a
 scan keeps compile time constant and reads weights in place. A TPU stores a cache of 192 lanes per slot in another order
@@ -23,9 +24,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import PIPELINE, SEQUENCE
-from jaxinfer.ops.cpu_kernels import machine_code, products
+from jaxinfer.ops.cpu_kernels import machine_code
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+_ANY_NUMBER = 2**31 - 1
 
 Platform = Literal["cpu", "gpu", "tpu"]
 Kernels = Literal["pallas", "interpret", "xla", "reference"]
@@ -163,7 +166,7 @@ def choose_backend(
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
     unrolled = on_cpu if scan_layers is None else not scan_layers
     # A scan would copy each layer's weights for the kernels too.
-    kernel_rows = products.MAX_ROWS if on_cpu and unrolled and machine_code.host_vectors() else 0
+    kernel_rows = _ANY_NUMBER if on_cpu and unrolled and machine_code.host_vectors() else 0
     return Backend(
         platform=platform,
         param_dtype=dtype,

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.ops.attention import Sinks, attend
-from jaxinfer.ops.cpu_kernels.attention import attend_to_seen, attends
-from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module, scratch_numbers
+from jaxinfer.ops.cpu_kernels.attention import Order, attend_to_seen, attends
+from jaxinfer.ops.cpu_kernels.attention_code import BLOCK, CHUNK, attention_module, scratch_numbers
 from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn, exact
 from tests.toys import float32_backend
 
-attend_by_xla = jax.jit(attend_to_seen)
+attend_by_xla = jax.jit(attend_to_seen, static_argnames="softcap")
 
 
 @functools.cache
@@ -24,20 +24,30 @@ def attention_calls(vectors):
     return Calls(attention_module(vectors))
 
 
-def attend_directly(query, keys, values, layer, mask, vectors=HOST):
-    """Call the kernel as XLA does; it is compiled once for all shapes, where XLA compiles a program for each."""
+def operands_of(query, keys, values, layer, mask, softcap=0.0):
+    """Return what XLA gives to the kernel: after queries and slots a mask, the slots that tokens see, and an order."""
     batch, heads, group, tokens, numbers = query.shape
     extent = mask.shape[2]
-    hidden = np.where(mask, 0, np.finfo(np.float32).min).astype(np.float32)
-    hidden = np.pad(hidden, ((0, 0), (0, 0), (0, -extent % CHUNK)))
-    ranges = [np.flatnonzero((row | ~row.any(axis=1, keepdims=True)).any(axis=0))[[0, -1]] + (0, 1) for row in mask]
-    items, rows = batch * heads, group * tokens
-    shapes = (items, rows, numbers), (items * hidden.shape[2] // CHUNK, scratch_numbers(rows, numbers))
-    arguments = query.reshape(shapes[0]), np.array(layer, np.int32), keys, values, hidden, np.array(ranges, np.int32)
-    return attention_calls(vectors).call(arguments, shapes)[0].reshape(query.shape)
+    mask = mask | ~mask.any(axis=2, keepdims=True)
+    padded = np.pad(mask, ((0, 0), (0, 0), (0, -extent % CHUNK))).astype(np.int8)
+    ranges = [[np.flatnonzero(seen)[[0, -1]] + (0, 1) for seen in row] for row in mask]
+    walk = np.tile(np.array([0, 0, extent], np.int32), (batch, 1))
+    query_IXH = query.reshape(batch * heads, group * tokens, numbers)
+    cap = np.array([softcap], np.float32)
+    return query_IXH, query_IXH, np.array(layer, np.int32), keys, values, padded, np.array(ranges, np.int32), walk, cap
 
 
-def check_attention(attend, rng, batch, heads, group, tokens, numbers, extent, spare=(0, 0), layers=1, layer=0):
+def attend_directly(query, keys, values, layer, mask, softcap=0.0, vectors=HOST):
+    """Call the kernel as XLA does; it is compiled once for all shapes, where XLA compiles a program for each."""
+    operands = operands_of(query, keys, values, layer, mask, softcap)
+    shape, slots = operands[0].shape, operands[5].shape[2]
+    shapes = shape, (scratch_numbers(*shape, slots, vectors),)
+    return attention_calls(vectors).call(operands, shapes)[0].reshape(query.shape)
+
+
+def check_attention(
+    attend, rng, batch, heads, group, tokens, numbers, extent, spare=(0, 0), layers=1, layer=0, softcap=0.0
+):
     query = drawn(rng, (batch, heads, group, tokens, numbers))
     shape = layers, batch, extent + spare[0], heads * numbers + spare[1]
     keys, values = drawn(rng, shape), drawn(rng, shape)
@@ -47,12 +57,13 @@ def check_attention(attend, rng, batch, heads, group, tokens, numbers, extent, s
         row[:, :first] = row[:, last + 1 :] = False
         row[:, first] = True
     assert attends("float32", numbers)
-    found = attend(query, keys, values, layer, mask)
+    found = attend(query, keys, values, layer, mask, softcap=softcap)
     of_slots = [
         exact(stack)[layer, :, :extent, : heads * numbers].reshape(batch, extent, heads, numbers)
         for stack in (keys, values)
     ]
     scores = np.einsum("bcrth,bsch->bcrts", exact(query), of_slots[0])
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
     scores = np.where(mask[:, None, None], scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = np.einsum("bcrts,bsch->bcrth", weights / weights.sum(-1, keepdims=True), of_slots[1])
@@ -61,73 +72,120 @@ def check_attention(attend, rng, batch, heads, group, tokens, numbers, extent, s
 
 any_shape = settings(derandomize=True, max_examples=25, deadline=None)
 attention_of_any_shape = given(
-    st.tuples(*[st.integers(1, 3)] * 3, st.integers(1, 9), st.integers(1, 5), st.integers(1, 3 * CHUNK + 1)),
+    st.tuples(
+        *[st.integers(1, 3)] * 3,
+        st.one_of(st.integers(1, 9), st.sampled_from([BLOCK, 2 * BLOCK + 1])),
+        st.one_of(st.integers(1, 24), st.sampled_from([48, 64, 80])),
+        st.integers(1, 3 * CHUNK + 1),
+    ),
     st.tuples(st.integers(0, 5), st.integers(0, 40)),
     st.integers(0, 2),
+    st.sampled_from([0.0, 2.5]),
 )
 
 
-def check_any_attention(attend, shape, spare, layer):
-    batch, heads, group, tokens, vectors, extent = shape
-    rng = np.random.default_rng(extent)
-    check_attention(attend, rng, batch, heads, group, tokens, vectors * HOST.lanes, extent, spare, 3, layer)
+def check_any_attention(attend, shape, spare, layer, softcap=0.0):
+    check_attention(attend, np.random.default_rng(shape[-1]), *shape, spare, 3, layer, softcap)
 
 
 @any_shape
 @attention_of_any_shape
-def test_attention_of_any_shape(shape, spare, layer):
-    check_any_attention(attend_directly, shape, spare, layer)
+def test_attention_of_any_shape(shape, spare, layer, softcap):
+    check_any_attention(attend_directly, shape, spare, layer, softcap)
 
 
 @pytest.mark.slow
 @any_shape
 @attention_of_any_shape
-def test_attention_of_any_shape_by_xla(shape, spare, layer):
-    check_any_attention(attend_by_xla, shape, spare, layer)
+def test_attention_of_any_shape_by_xla(shape, spare, layer, softcap):
+    check_any_attention(attend_by_xla, shape, spare, layer, softcap)
 
 
-@pytest.mark.parametrize(("tokens", "extent"), [(3, 2 * CHUNK + 5), (7, CHUNK)])
+@pytest.mark.parametrize(("tokens", "extent"), [(3, 2 * CHUNK + 5), (2 * BLOCK, CHUNK)])
 def test_xla_calls_the_kernel(tokens, extent):
-    check_any_attention(attend_by_xla, (2, 3, 2, tokens, 3, extent), (1, 8), 1)
+    check_any_attention(attend_by_xla, (2, 3, 2, tokens, 48, extent), (1, 8), 1)
 
 
 @POOLS
 def test_whatever_the_pool_does_attention_is_whole_and_records_freed(pool):
     rng = np.random.default_rng(12)
     calls = Calls(attention_module(HOST), pool, threads=5)
-    for tokens, slots in itertools.product((1, 6), (CHUNK, 5 * CHUNK)):
-        query_IXH = rng.standard_normal((4, 2 * tokens, 32), dtype=np.float32)
+    for tokens, slots in itertools.product((1, 6, BLOCK), (CHUNK, 5 * CHUNK)):
+        query = rng.standard_normal((2, 2, 2, tokens, 32), dtype=np.float32)
         keys, values = rng.standard_normal((2, 3, 2, slots, 72), dtype=np.float32)
-        hidden_BTP = np.zeros((2, tokens, slots), np.float32)
-        hidden_BTP[:, :, 100:] = np.finfo(np.float32).min
-        hidden_BTP[1, :, :slots] = 0
-        ranges = np.array([[0, 100], [0, slots]], np.int32)
-        shapes = query_IXH.shape, (4 * slots // CHUNK, scratch_numbers(2 * tokens, 32))
-        arguments = query_IXH, np.array(1, np.int32), keys, values, hidden_BTP, ranges
-        found = calls.call(arguments, shapes)[0].reshape(2, 2, 2 * tokens, 32)
-        for row, (_, last) in enumerate(ranges):
+        mask = np.ones((2, tokens, slots), bool)
+        mask[0, :, 100:] = False
+        operands = operands_of(query, keys, values, 1, mask)
+        shape = operands[0].shape
+        found = calls.call(operands, (shape, (scratch_numbers(*shape, slots, HOST),)))[0].reshape(2, 2, -1, 32)
+        for row, last in enumerate((100, slots)):
             of_slots = [stack[1, row, :last, :64].reshape(last, 2, 32) for stack in (keys, values)]
-            scores = np.einsum("cxh,sch->cxs", query_IXH.reshape(2, 2, -1, 32)[row], of_slots[0])
+            scores = np.einsum("cxh,sch->cxs", query[row].reshape(2, -1, 32), of_slots[0])
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             expected = np.einsum("cxs,sch->cxh", weights / weights.sum(-1, keepdims=True), of_slots[1])
             np.testing.assert_allclose(found[row], expected, atol=1e-4)
     calls.finish()
 
 
-def test_a_query_has_the_same_results_among_any_others_and_in_a_longer_cache():
+def test_a_query_has_the_same_bits_among_any_others_and_in_a_longer_cache():
     rng = np.random.default_rng(9)
-    query, keys, values = drawn(rng, (3, 2, 3, 7, 64)), drawn(rng, (1, 3, 700, 128)), drawn(rng, (1, 3, 700, 128))
-    mask = rng.random((3, 7, 700)) < 0.5
+    tokens = 3 * BLOCK + 5
+    query, keys, values = drawn(rng, (3, 2, 3, tokens, 40)), drawn(rng, (1, 3, 700, 80)), drawn(rng, (1, 3, 700, 80))
+    mask = rng.random((3, tokens, 700)) < 0.5
     mask[:, :, 500:] = mask[1, :, 300:] = mask[2, :, :180] = False
-    whole = np.asarray(attend_by_xla(query, keys, values, 0, mask))
-    for tokens in (slice(0, 1), slice(3, 4), slice(2, 7)):
-        np.testing.assert_array_equal(
-            attend_by_xla(query[..., tokens, :], keys, values, 0, mask[:, tokens]), whole[..., tokens, :]
-        )
+    whole = attend_directly(query, keys, values, 0, mask)
+    for few in (slice(0, 1), slice(3, 4), slice(2, 7), slice(5, 5 + BLOCK)):
+        found = attend_directly(query[..., few, :], keys, values, 0, mask[:, few])
+        np.testing.assert_array_equal(found, whole[..., few, :])
     for row in range(3):
         part = slice(row, row + 1)
-        alone = attend_by_xla(query[part], keys[:, part, :500], values[:, part, :500], 0, mask[part, :, :500])
+        alone = attend_directly(query[part], keys[:, part, :500], values[:, part, :500], 0, mask[part, :, :500])
         np.testing.assert_array_equal(alone, whole[part])
+
+
+@pytest.mark.parametrize("tokens", [1, 7, BLOCK + 1])
+def test_what_lies_between_the_slots_that_a_query_sees_changes_no_bit(tokens):
+    """A node of a tree sees slots with others between them, where plain decoding has written them side by side."""
+    rng = np.random.default_rng(tokens)
+    query, keys, values = drawn(rng, (1, 2, 2, tokens, 24)), drawn(rng, (1, 1, 420, 48)), drawn(rng, (1, 1, 420, 48))
+    mask = rng.random((1, tokens, 420)) < rng.random((1, tokens, 1))
+    mask[..., 17] = True
+    found = attend_directly(query, keys, values, 0, mask)
+    for token in range(tokens):
+        seen = np.flatnonzero(mask[0, token])
+        side_by_side = [stack[:, :, seen] for stack in (keys, values)]
+        one = attend_directly(query[..., token : token + 1, :], *side_by_side, 0, np.ones((1, 1, len(seen)), bool))
+        np.testing.assert_array_equal(one[..., 0, :], found[..., token, :])
+
+
+@pytest.mark.parametrize(("near", "turns", "end"), [(0, (100, 299), 300), (4, (4, 150), 256), (3, (280, 7), 290)])
+def test_a_ring_changes_no_bit_wherever_it_begins(near, turns, end):
+    """Sinks, a ring that begins at a slot of each row, and what stands beside it: as if in the sequence's order."""
+    rng = np.random.default_rng(end)
+    arrays = drawn(rng, (2, 2, 1, 5, 32)), drawn(rng, (1, 2, 300, 64)), drawn(rng, (1, 2, 300, 64))
+    query, keys, values = arrays
+    near_query, mask = drawn(rng, query.shape), rng.random((2, 5, 300)) < 0.7
+
+    @jax.jit
+    def attend(query, keys, values, mask, near_query, turn_B):
+        order = Order(near, turn_B, end)
+        return attend_to_seen(query, keys, values, 0, mask, near_query_BCRTH=near_query, order=order)
+
+    found = np.asarray(attend(query, keys, values, mask, near_query, np.array(turns, np.int32)))
+    for row, turn in enumerate(turns):
+        order = np.r_[:near, turn:end, near:turn, end:300]
+        part = slice(row, row + 1)
+        straight = keys[:, part, order], values[:, part, order], mask[part][..., order]
+        in_order = attend(query[part], *straight, near_query[part], np.array([near], np.int32))
+        np.testing.assert_array_equal(found[part], in_order)
+    scores = np.einsum("bcrth,bsch->bcrts", exact(query), exact(keys[0]).reshape(2, 300, 2, 32))
+    near_keys = exact(keys[0, :, :near]).reshape(2, near, 2, 32)
+    scores[..., :near] = np.einsum("bcrth,bsch->bcrts", exact(near_query), near_keys)
+    scores = np.where(mask[:, None, None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = np.einsum("bcrts,bsch->bcrth", weights, exact(values[0]).reshape(2, 300, 2, 32))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def few_queries(seed):

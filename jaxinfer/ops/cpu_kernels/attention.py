@@ -66,8 +66,11 @@ def attend_to_seen(
     ends = (jnp.full_like(turn_B, each) for each in (order.near_slots, order.ring_end))
     near_B, end_B = ends
     walk_B3 = jnp.stack([near_B, turn_B, end_B], axis=1)
-    mask_BTE = mask_BTE | ~jnp.any(mask_BTE, axis=2, keepdims=True)
-    return _attend(query_BCRTH, near_query_BCRTH, keys_LBSF, values_LBSF, layer, mask_BTE, walk_B3, softcap)
+    sees_none_BT = ~jnp.any(mask_BTE, axis=2)
+    mask_BTE = mask_BTE | sees_none_BT[..., None]
+    # Scores of nothing but zeros have equal weights.
+    queries = (jnp.where(sees_none_BT[:, None, None, :, None], 0, each) for each in (query_BCRTH, near_query_BCRTH))
+    return _attend(*queries, keys_LBSF, values_LBSF, layer, mask_BTE, walk_B3, softcap)
 
 
 @jax.custom_jvp
@@ -115,4 +118,4 @@ def _attend_jvp(primals: Any, tangents: Any) -> Any:
         scores = jnp.where(mask_BTE[:, None, None], scores, jnp.finfo(jnp.float32).min)
         return jnp.einsum("bcrts,bsch->bcrth", jax.nn.softmax(scores), values_BSCH, precision=precision)
 
-    return _attend(*primals), jax.jvp(reference, primals[:6], tangents[:6])[1]
+    return jax.jvp(reference, primals[:6], tangents[:6])

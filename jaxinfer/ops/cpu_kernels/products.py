@@ -1,7 +1,8 @@
 """Products on a CPU, compiled for its processor.
 
 Decoding multiplies one row, or the few rows of a batch or a draft, by every weight. XLA's CPU backend reads weights for
-this at a tenth to a half of the memory's speed; these kernels reach most of it. With many rows of float32 they are
+this at a tenth to a half of the memory's speed; these kernels reach most of it, and compute a prompt's many rows about
+as fast as XLA does (`jaxinfer bench latency`). With many rows of float32 they are
 about as fast as XLA's. They are LLVM assembly, which llvmlite compiles in a tenth of a second when the first one is
 traced. XLA calls them as foreign functions.
 
@@ -20,10 +21,6 @@ from jaxinfer.ops.cpu_kernels.machine_code import IN_TILES, call, host_vectors
 from jaxinfer.ops.cpu_kernels.matrix_unit_code import matrix_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
-
-# XLA computes passes over more tokens: with many rows its products are as fast on processors with matrix units.
-# `jaxinfer bench latency --batch 64` and `--batch 65` measure both sides of the limit.
-MAX_ROWS = 1 << 30
 
 
 def multiplies(dtype: Any, numbers: int) -> bool:
@@ -99,7 +96,8 @@ def _multiply_jvp(outputs: tuple[int, ...], primals: Any, tangents: Any) -> Any:
         parts = [_parts(each, layer, count, groups, numbers) for each, count in zip(weights, outputs)]
         return tuple(_einsum("bcmk,bnck->bcmn", rows_BCMK, part_BNCK) for part_BNCK in parts)
 
-    return multiply_by_each(*primals, outputs), jax.jvp(reference, primals, tangents)[1]
+    # Values too: training needs XLA's products for its gradients, and would compute the others beside them.
+    return jax.jvp(reference, primals, tangents)
 
 
 @combine.defjvp
@@ -108,7 +106,7 @@ def _combine_jvp(columns: int, primals: Any, tangents: Any) -> Any:
         _, groups, _, count = factors_BCMK.shape
         return _einsum("bcmk,bkcn->bcmn", factors_BCMK, _parts(lines_LBSF, layer, count, groups, columns))
 
-    return combine(*primals, columns), jax.jvp(reference, primals, tangents)[1]
+    return jax.jvp(reference, primals, tangents)
 
 
 def _parts(stack_LBSF: jax.Array, layer: Any, slots: int, groups: int, lanes: int) -> Float[Array, "B S C I"]:
