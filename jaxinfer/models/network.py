@@ -12,6 +12,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, Table, parameter
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.step import build_step
+from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
@@ -97,7 +98,7 @@ class Network(nn.Module):
             hidden_BTD = self.project_in(hidden_BTD)
         if config.learned_positions is not None:
             hidden_BTD = hidden_BTD + embed(self.positions(), positions_BT + config.learned_positions, backend)
-        return hidden_BTD.astype(backend.compute_dtype)
+        return tap(self, "embedded_tokens", hidden_BTD.astype(backend.compute_dtype))
 
     def everything(self, tokens_BT, positions_BT, cache, placements, context_lengths_B):
         """Run both parts, so that initialising through it makes every parameter."""
