@@ -9,6 +9,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.step import Step
+from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rotation import rotate
@@ -49,20 +50,21 @@ class Attention(nn.Module):
             heads("value", config.num_kv_heads, "kv_heads"),
         )
         query_BTNH, keys_BTKH, values_BTKH = (
-            flat.reshape(*flat.shape[:2], -1, config.head_dim) for flat in project(inputs_BTD, linears)
+            tap(self, name, flat).reshape(*flat.shape[:2], -1, config.head_dim)
+            for name, flat in zip(("queries", "keys", "values"), project(inputs_BTD, linears))
         )
-        query_BTNH = place("query", query_BTNH)
+        query_BTNH = tap(self, "rotated_queries", place("query", query_BTNH))
         if config.scores_by_depth:
             query_BTNH = query_BTNH / jnp.asarray(index + 1, query_BTNH.dtype)
-        keys_BTKH = place("key", keys_BTKH)
+        keys_BTKH = tap(self, "rotated_keys", place("key", keys_BTKH))
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         scores = Scores(scale, config.attention_softcap)
         placement = step.placements[self.kind]
         layer = index if step.held is None else step.held[self.kind].index(index)
         mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
-        mixed = mixed_BTNH.reshape(*mixed_BTNH.shape[:2], -1)
+        mixed = tap(self, "mixed", mixed_BTNH).reshape(*mixed_BTNH.shape[:2], -1)
         output = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
-        return output(mixed), cache
+        return tap(self, "result", output(mixed)), cache
 
 
 class MLP(nn.Module):
@@ -80,11 +82,15 @@ class MLP(nn.Module):
             Linear(config.ffn_dim, ("ffn", "embed"), self.backend, config.mlp_bias, name=name)
             for name in (("gate", "up") if config.gated_mlp else ("up",))
         ]
-        first_BTF, *rest = project(inputs_BTD, wide)
+        first_BTF, *rest = (
+            tap(self, f"{layer.name}_product", flat) for layer, flat in zip(wide, project(inputs_BTD, wide))
+        )
         hidden_BTF = activate(first_BTF)
         for other_BTF in rest:
             hidden_BTF = hidden_BTF * other_BTF
-        return Linear(config.model_dim, ("embed", "ffn"), self.backend, config.mlp_bias, name="down")(hidden_BTF)
+        tap(self, "activated", hidden_BTF)
+        down = Linear(config.model_dim, ("embed", "ffn"), self.backend, config.mlp_bias, name="down")
+        return tap(self, "result", down(hidden_BTF))
 
 
 class Block(nn.Module):
@@ -134,4 +140,4 @@ class Block(nn.Module):
             hidden_BTD = hidden_BTD + mixed_BTD
             hidden_BTD = hidden_BTD + feed_forward(norm("mlp_norm", hidden_BTD))
         hidden_BTD = hidden_BTD.astype(jnp.dtype(self.backend.compute_dtype))
-        return (hidden_BTD, cache.with_part(self.kind, part)), None
+        return (tap(self, "result", hidden_BTD), cache.with_part(self.kind, part)), None

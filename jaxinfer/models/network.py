@@ -12,10 +12,12 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, Table, parameter
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.step import build_step
+from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.matmul import product
+from jaxinfer.ops.rounding import rounded
 from jaxinfer.ops.split_tokens import enter_region
 
 
@@ -76,7 +78,7 @@ class Network(nn.Module):
         if config.head_bias:
             logits = logits + jnp.broadcast_to(self.head_bias().astype(logits.dtype), logits.shape)
         if config.final_softcap is not None:
-            logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
+            logits = self._rounded(config.final_softcap * jnp.tanh(logits / config.final_softcap))
         if config.vocab_padding:
             logits = jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)
         return logits
@@ -92,12 +94,16 @@ class Network(nn.Module):
         if config.embedding_scale is not None:
             # Rounded as the weights are: so it was in training, where sqrt(3072) came to 55.5.
             scale = jnp.asarray(config.embedding_scale, backend.param_dtype)
-            hidden_BTD = hidden_BTD * scale.astype(hidden_BTD.dtype)
+            hidden_BTD = self._rounded(hidden_BTD * scale.astype(hidden_BTD.dtype))
         if config.embedding_dim is not None:
             hidden_BTD = self.project_in(hidden_BTD)
         if config.learned_positions is not None:
             hidden_BTD = hidden_BTD + embed(self.positions(), positions_BT + config.learned_positions, backend)
-        return hidden_BTD.astype(backend.compute_dtype)
+        return tap(self, "embedded_tokens", hidden_BTD.astype(backend.compute_dtype))
+
+    def _rounded(self, products: jax.Array) -> jax.Array:
+        # What is added to them depends on the program.
+        return rounded(products) if self.backend.platform == "cpu" else products
 
     def everything(self, tokens_BT, positions_BT, cache, placements, context_lengths_B):
         """Run both parts, so that initialising through it makes every parameter."""

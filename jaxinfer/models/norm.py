@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import parameter
+from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.norms import norm_rows
@@ -33,7 +34,7 @@ class Norm(nn.Module):
         if kind == "layer":
             bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
         has_kernel = self.backend.kernel_rows > 0 and self.backend.mesh is None and inputs.dtype == jnp.float32
-        return (_by_kernel if has_kernel else _by_xla)(self.config, inputs, scale, bias)
+        return tap(self, "result", (_by_kernel if has_kernel else _by_xla)(self.config, inputs, scale, bias))
 
 
 def _by_kernel(config: DecoderConfig, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:

@@ -6,6 +6,7 @@ from jax import lax
 
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rounding import rounded
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History, output_counts, prompt_counts
 from jaxinfer.sampling.threshold import min_p_threshold, top_k_threshold, top_p_threshold
@@ -53,7 +54,9 @@ def edit_logits(
 def temper(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays) -> Float[Array, "B M V"]:
     """Divide by the temperature; greedy rows stay unchanged."""
     divisor_B = jnp.where(arrays.samples_B(), arrays.temperature_B, 1).astype(logits_BMV.dtype)
-    return logits_BMV / divisor_B[:, None, None]
+    # XLA multiplies by the inverse. The choice keeps LLVM from rounding that together with added noise, as `rounded`
+    # does, which infinite logits would not survive.
+    return jnp.where(jnp.isfinite(logits_BMV), logits_BMV / divisor_B[:, None, None], logits_BMV)
 
 
 def truncation_threshold(
@@ -135,4 +138,4 @@ def _penalize(logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, history
     repeated_BMV = jnp.where(logits_BMV < 0, logits_BMV * repetition, logits_BMV / repetition)
     penalized_BMV = jnp.where(seen_BMV, repeated_BMV, logits_BMV)
     penalized_BMV -= column(arrays.presence_penalty_B) * (output_BMV > 0)
-    return penalized_BMV - column(arrays.frequency_penalty_B) * output_BMV
+    return penalized_BMV - rounded(column(arrays.frequency_penalty_B) * output_BMV)

@@ -80,4 +80,18 @@ FAULTS: tuple[Fault, ...] = (
         "if len(plain) >= len(found):",
         "tests/cli/test_verify.py::test_a_text_that_ends_early_is_not_explained",
     ),
+    Fault(
+        "the bisection reads another row than the text's",
+        "jaxinfer/bench/identity/bisect.py",
+        "np.asarray(array)[variant.row, :size]",
+        "np.asarray(array)[0, :size]",
+        "tests/bench/test_bisect.py::test_what_does_not_differ_is_not_found",
+    ),
+    Fault(
+        "the bisection numbers a piece's tokens from the piece's start",
+        "jaxinfer/bench/identity/bisect.py",
+        "np.concatenate([piece[name] for piece in pieces])) for name",
+        "np.concatenate([piece[name] for piece in pieces[::-1]])) for name",
+        "tests/bench/test_bisect.py::test_a_deliberate_dependence_is_found_where_it_is",
+    ),
 )

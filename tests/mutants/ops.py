@@ -105,4 +105,18 @@ FAULTS: tuple[Fault, ...] = (
         "keys_LBSF.shape[-1] % _LANES == 0",
         "tests/ops/test_cache_attention.py::test_kernels_run_on_each_device_of_a_mesh",
     ),
+    Fault(
+        "a product is rounded together with what is added to it",
+        "jaxinfer/ops/rounding.py",
+        "return jnp.clip(products, -largest, largest)",
+        "return products",
+        "tests/ops/test_rounding.py::test_a_rounded_product_is_added_to_as_if_it_was_stored",
+    ),
+    Fault(
+        "tempered logits are rounded together with the noise",
+        "jaxinfer/sampling/transforms.py",
+        "jnp.where(jnp.isfinite(logits_BMV), logits_BMV / divisor_B[:, None, None], logits_BMV)",
+        "logits_BMV / divisor_B[:, None, None]",
+        "tests/ops/test_rounding.py::test_noise_has_the_same_bits_with_all_that_goes_around",
+    ),
 )
