@@ -33,7 +33,7 @@ class Norm(nn.Module):
             scale = parameter(self, "scale", neutral, (self.axis,), width, dtype)
         if kind == "layer":
             bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
-        has_kernel = self.backend.kernel_rows > 0 and self.backend.mesh is None and inputs.dtype == jnp.float32
+        has_kernel = self.backend.cpu_kernels and self.backend.mesh is None and inputs.dtype == jnp.float32
         return tap(self, "result", (_by_kernel if has_kernel else _by_xla)(self.config, inputs, scale, bias))
 
 

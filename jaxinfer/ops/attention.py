@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Bool, Float
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.attention import Order, attend_to_seen, attends
 
 # A TPU's matrix unit takes as long to load a tile of keys as to multiply it by this many rows.
@@ -68,7 +67,7 @@ def attend(
     """
     keys, values = _layer(keys_BSKH), _layer(values_BSKH)
     head_dim = query_BTNH.shape[3]
-    if _is_short(query_BTNH, backend) and values.dtype == keys.dtype and attends(keys.dtype, head_dim):
+    if backend.cpu_kernels and query_BTNH.size and values.dtype == keys.dtype and attends(keys.dtype, head_dim):
         heads = num_kv_heads or keys.num_lanes // head_dim
 
         def scaled(query_BTNH: Any) -> Any:
@@ -178,17 +177,14 @@ def _weigh(
     totals_BCRT1 = jnp.sum(weights_BCRTS, axis=-1, keepdims=True)
     weights_BCXS = weights_BCRTS.reshape(*scores_BCRTS.shape[:2], -1, values.extent)
     lanes = joined * head_dim
-    if _is_short(query_BTNH, backend) and products.combines(values.dtype, lanes):
-        weighted_BCXI = products.combine(weights_BCXS, values.stack_LBSF, values.layer, lanes)
-    else:
-        # Written out like the scores: XLA's CPU backend keeps this order of operands, and transposes no weights.
-        weighted_BCXI = jax.lax.dot_general(
-            weights_BCXS.astype(values.dtype),
-            _by_groups(values, groups, lanes),
-            (((3,), (1,)), ((0, 1), (0, 2))),
-            precision=backend.precision,
-            preferred_element_type=accumulator,
-        )
+    # Written out like the scores: XLA's CPU backend keeps this order of operands, and transposes no weights.
+    weighted_BCXI = jax.lax.dot_general(
+        weights_BCXS.astype(values.dtype),
+        _by_groups(values, groups, lanes),
+        (((3,), (1,)), ((0, 1), (0, 2))),
+        precision=backend.precision,
+        preferred_element_type=accumulator,
+    )
     return weighted_BCXI.reshape(*scores_BCRTS.shape[:-1], -1), largest_BCRT1, totals_BCRT1, joined
 
 
@@ -207,16 +203,13 @@ def _scores(
     batch, new_tokens, _, head_dim = query_BTNH.shape
     query_BCRTI = _by_kv_head(query_BTNH.astype(keys.dtype), groups, joined)
     query_BCXI = query_BCRTI.reshape(batch, groups, -1, joined * head_dim)
-    if _is_short(query_BTNH, backend) and products.multiplies(keys.dtype, query_BCXI.shape[3]):
-        scores_BCXS = products.multiply(query_BCXI, keys.stack_LBSF, keys.layer, keys.extent)
-    else:
-        scores_BCXS = jax.lax.dot_general(
-            query_BCXI,
-            _by_groups(keys, groups, joined * head_dim),
-            (((3,), (3,)), ((0, 1), (0, 2))),
-            precision=backend.precision,
-            preferred_element_type=jnp.promote_types(keys.dtype, jnp.float32),
-        )
+    scores_BCXS = jax.lax.dot_general(
+        query_BCXI,
+        _by_groups(keys, groups, joined * head_dim),
+        (((3,), (3,)), ((0, 1), (0, 2))),
+        precision=backend.precision,
+        preferred_element_type=jnp.promote_types(keys.dtype, jnp.float32),
+    )
     return scores_BCXS.reshape(batch, groups, -1, new_tokens, keys.extent)
 
 
@@ -233,11 +226,6 @@ def _by_groups(held: Layer, groups: int, lanes: int) -> Float[Array, "B S C I"]:
     """Return slots as an array, their lanes in groups, without the lanes after the heads."""
     held_BSF = held.copied()
     return held_BSF[..., : groups * lanes].reshape(*held_BSF.shape[:2], groups, lanes)
-
-
-def _is_short(query_BTNH: Float[Array, "B T N H"], backend: Backend) -> bool:
-    """Whether the new tokens are few enough for the CPU kernels."""
-    return 0 < query_BTNH.shape[0] * query_BTNH.shape[1] <= backend.kernel_rows
 
 
 def _joined_heads(new_tokens: int, num_heads: int, num_kv_heads: int, backend: Backend) -> int:

@@ -28,8 +28,6 @@ from jaxinfer.ops.cpu_kernels import machine_code
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-_ANY_NUMBER = 2**31 - 1
-
 Platform = Literal["cpu", "gpu", "tpu"]
 Kernels = Literal["pallas", "interpret", "xla", "reference"]
 
@@ -48,9 +46,9 @@ class Backend:
     which computes the correct results in float32. ``split_activations`` splits a prompt's tokens between the regions
     that split heads or features (`jaxinfer.ops.split_tokens`); None: only if the mesh splits them anyway.
     ``remat_layers`` makes a backward pass recompute each block instead of keeping its activations. ``adapted_from`` is
-    the first token of a pass that adapters apply to (`jaxinfer.models.linear`). ``kernel_rows`` is the most tokens of a
-    pass whose products and attention use the CPU kernels; 0 without these. For any number of tokens, CPU kernels also
-    read rows of 16-bit tables, find the best token and multiply drafters' rounded weights.
+    the first token of a pass that adapters apply to (`jaxinfer.models.linear`). ``cpu_kernels`` says that products,
+    attention, norms and sums over the vocabulary use the CPU kernels, whose results for a token have the same bits in
+    any company; they also read rows of 16-bit tables, find the best token and multiply drafters' rounded weights.
     """
 
     platform: Platform
@@ -68,7 +66,7 @@ class Backend:
     split_activations: bool | None = None
     remat_layers: bool = False
     adapted_from: int = 0
-    kernel_rows: int = 0
+    cpu_kernels: bool = False
 
     @property
     def slot_shards(self) -> int:
@@ -120,13 +118,13 @@ class Backend:
     @property
     def transposed_kernels(self) -> bool:
         """Whether the blocks' kernels are stored ``[in, out]`` instead of ``[out, in]``."""
-        by_xla = self.platform == "cpu" and not self.scan_layers and not self.kernel_rows
+        by_xla = self.platform == "cpu" and not self.scan_layers and not self.cpu_kernels
         return by_xla and jnp.dtype(self.param_dtype).itemsize > 2
 
     @property
     def has_free_rows(self) -> bool:
         """Whether a pass over a few tokens takes about as long as a pass over one."""
-        return self.platform != "cpu" or (self.min_matmul_rows > 1 and not self.kernel_rows)
+        return self.platform != "cpu" or (self.min_matmul_rows > 1 and not self.cpu_kernels)
 
     @property
     def precision(self) -> jax.lax.Precision:
@@ -166,7 +164,7 @@ def choose_backend(
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
     unrolled = on_cpu if scan_layers is None else not scan_layers
     # A scan would copy each layer's weights for the kernels too.
-    kernel_rows = _ANY_NUMBER if on_cpu and unrolled and machine_code.host_vectors() else 0
+    cpu_kernels = on_cpu and unrolled and machine_code.host_vectors() is not None
     return Backend(
         platform=platform,
         param_dtype=dtype,
@@ -175,7 +173,7 @@ def choose_backend(
         cache_dtype="float32" if wide else dtype,
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
-        kernel_rows=kernel_rows,
+        cpu_kernels=cpu_kernels,
         lane_tile=128 if platform == "tpu" else 1,
         kernels=kernels or ("pallas" if platform == "tpu" else "xla"),
     )

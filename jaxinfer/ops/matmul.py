@@ -47,17 +47,17 @@ def product(
 
 
 def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed: bool) -> list[Any]:
-    short = None if transposed else _multiply_short(inputs, kernels, backend)
-    return short or [_multiply_by_xla(inputs, kernel, backend, transposed) for kernel in kernels]
+    own = None if transposed else _multiply_by_kernels(inputs, kernels, backend)
+    return own or [_multiply_by_xla(inputs, kernel, backend, transposed) for kernel in kernels]
 
 
-def _multiply_short(inputs: Any, kernels: Sequence[Any], backend: Backend) -> list[Any] | None:
-    """Return products of few rows and kernels ``[out, in]`` by the CPU kernels, None if these do not support them."""
+def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend) -> list[Any] | None:
+    """Return products with kernels ``[out, in]`` by the CPU kernels, None if these do not support them."""
     *lead, width = inputs.shape
     count = math.prod(lead)
     dtype = kernels[0].dtype
     fit = all(kernel.dtype == dtype and kernel.shape[1] == width and kernel.shape[0] for kernel in kernels)
-    if not (0 < count <= backend.kernel_rows and fit and products.multiplies(dtype, width)):
+    if not (count and backend.cpu_kernels and fit and products.multiplies(dtype, width)):
         return None
     rows = inputs.astype(dtype).reshape(1, 1, count, width)
     stacks = tuple(jnp.asarray(kernel)[None, None] for kernel in kernels)

@@ -16,7 +16,7 @@ from jaxinfer.ops.matmul import product
 def rounds(kernel_ND: Array, backend: Backend) -> bool:
     """Whether rounded products with such a kernel are supported and faster."""
     is_float = jnp.issubdtype(kernel_ND.dtype, jnp.floating)
-    return backend.kernel_rows > 0 and is_float and products.multiplies(jnp.int8, kernel_ND.shape[1])
+    return backend.cpu_kernels and is_float and products.multiplies(jnp.int8, kernel_ND.shape[1])
 
 
 @jax.jit
@@ -34,7 +34,7 @@ def rounded_product(
 ) -> Float[Array, "*rows N"]:
     """Multiply the last axis, rounded to bfloat16, by a rounded kernel, in float32."""
     *lead, width = inputs.shape
-    if not backend.kernel_rows:
+    if not backend.cpu_kernels:
         return product(inputs.astype(jnp.bfloat16), integers_ND.astype(jnp.bfloat16), backend) * scale_N
     rows_11RD = inputs.astype(jnp.bfloat16).reshape(1, 1, -1, width)
     output_11RN = products.multiply(rows_11RD, integers_ND[None, None], 0, integers_ND.shape[0])

@@ -56,7 +56,7 @@ def _log_total(logits: Array, best: Array, backend: Backend | None) -> Array:
 
 
 def _has_kernel(logits: Array, backend: Backend | None) -> bool:
-    return backend is not None and backend.kernel_rows > 0 and backend.mesh is None and logits.dtype == jnp.float32
+    return backend is not None and backend.cpu_kernels and backend.mesh is None and logits.dtype == jnp.float32
 
 
 def _by_kernel(logits: Array, best: Array, least: Array) -> tuple[Array, Array]:

@@ -70,7 +70,7 @@ def test_another_dtype_or_layout_is_another_file(tmp_path: Path, checkpoint: Che
         LAYOUT,
         (TINY_LLAMA, choose_backend("bfloat16", "cpu")),
         (TINY_LLAMA, float32_backend(scan_layers=True)),
-        (TINY_LLAMA, replace(float32_backend(), kernel_rows=0)),
+        (TINY_LLAMA, replace(float32_backend(), cpu_kernels=False)),
         (replace(TINY_LLAMA, tied_embeddings=True), float32_backend()),
     ]
     assert all(Loading(tmp_path, checkpoint, layout).converted for layout in layouts)

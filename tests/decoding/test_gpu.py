@@ -25,7 +25,7 @@ _XLA_CALLS = ("Sharding", "xla.", "mhlo.", "__gpu$", "cu_threefry2x32")
 @pytest.mark.parametrize("name", ["autoregressive", "prompt_lookup:min_ngram=1", "lookahead"])
 def test_prefill_and_decode_lower_for_a_gpu_without_our_kernels(name: str) -> None:
     backend = choose_backend("bfloat16", platform="gpu")
-    assert (backend.kernels, backend.kernel_rows) == ("xla", 0)
+    assert (backend.kernels, backend.cpu_kernels) == ("xla", False)
     decoder, strategy = Decoder(TINY_LLAMA, backend), parse_strategy(name)
     params = abstract_params(TINY_LLAMA, backend)
 

@@ -30,7 +30,7 @@ def different_programs() -> list[Any]:
         Decoder(dataclasses.replace(TINY_LLAMA, eos_token_ids=(1,)), BACKEND),
         *(
             Decoder(TINY_LLAMA, dataclasses.replace(BACKEND, **{change: value}))
-            for change, value in (("compute_dtype", "bfloat16"), ("kernel_rows", 0), ("min_matmul_rows", 4))
+            for change, value in (("compute_dtype", "bfloat16"), ("cpu_kernels", False), ("min_matmul_rows", 4))
         ),
     ]
     strategies = [

@@ -243,7 +243,7 @@ def test_attention_is_that_of_xla(softcap, with_sinks):
         return attend(*arrays, 0.125, backend, softcap, Sinks(sink_query, 4) if with_sinks else None)
 
     by_both = [
-        attend_by(backend, sink_query, query, keys, values, mask) for backend in (own, replace(own, kernel_rows=0))
+        attend_by(backend, sink_query, query, keys, values, mask) for backend in (own, replace(own, cpu_kernels=False))
     ]
     np.testing.assert_allclose(*by_both, atol=1e-5)
 
@@ -254,6 +254,6 @@ def test_attention_to_keys_and_values_of_two_dtypes_is_left_to_xla():
     mask = np.ones((1, 2, 40), bool)
     own, by_xla = (
         jax.jit(attend, static_argnums=(4, 5))(query, keys, values, mask, 0.1, backend)
-        for backend in (float32_backend(), replace(float32_backend(), kernel_rows=0))
+        for backend in (float32_backend(), replace(float32_backend(), cpu_kernels=False))
     )
     np.testing.assert_allclose(own, by_xla, atol=1e-5)

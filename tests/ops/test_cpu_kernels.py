@@ -159,7 +159,7 @@ def test_rows_of_a_table_are_taken_where_they_lie(dtype):
     many = drawn(np.random.default_rng(16), (1000, 300), dtype)
     np.testing.assert_array_equal(take(many, np.arange(999, -1, -1, dtype=np.int32)), many[::-1])
     own = choose_backend(dtype, "cpu")
-    for backend in (own, replace(own, kernel_rows=0)):
+    for backend in (own, replace(own, cpu_kernels=False)):
         embedded = jax.jit(embed, static_argnums=2)(table, np.array([[2, 2, 40, -1]], np.int32), backend)
         np.testing.assert_array_equal(embedded[0], np.asarray(table, np.float32)[[2, 2, 36, 0]])
 
@@ -262,11 +262,11 @@ def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
 
 
 def test_without_llvm_all_is_left_to_xla(monkeypatch):
-    assert choose_backend("float32", "cpu").kernel_rows
-    assert choose_backend("float32", "cpu", scan_layers=True).kernel_rows == 0
-    assert choose_backend("bfloat16", "tpu").kernel_rows == 0
+    assert choose_backend("float32", "cpu").cpu_kernels
+    assert choose_backend("float32", "cpu", scan_layers=True).cpu_kernels is False
+    assert choose_backend("bfloat16", "tpu").cpu_kernels is False
     monkeypatch.setattr(machine_code, "host_vectors", lambda: None)
     without = choose_backend("bfloat16", "cpu")
-    assert without.kernel_rows == 0
+    assert without.cpu_kernels is False
     assert without.min_matmul_rows == 4
     assert choose_backend("float32", "cpu").transposed_kernels

@@ -21,9 +21,9 @@ def test_a_rounded_product_is_near_the_exact_one_in_any_number_of_rows():
     assert np.abs(integers).max() == 63
     largest = np.abs(kernel).max(axis=1, keepdims=True).clip(1e-30)
     assert (np.abs(integers * scale[:, None] - kernel) <= largest / 126 * 1.0001).all()
-    for shape, rows in itertools.product(((1, 64), (2, 3, 64), (130, 64)), (64, 0)):
+    for shape, has_kernels in itertools.product(((1, 64), (2, 3, 64), (130, 64)), (True, False)):
         inputs = rng.standard_normal(shape, np.float32)
-        backend = replace(float32_backend(), kernel_rows=rows)
+        backend = replace(float32_backend(), cpu_kernels=has_kernels)
         found = np.asarray(jax.jit(rounded_product, static_argnums=3)(inputs, integers, scale, backend))
         exact = np.asarray(inputs.astype(jnp.bfloat16), np.float64) @ (integers.T.astype(np.float64) * scale)
         np.testing.assert_allclose(found / largest[:, 0].clip(1e-9), exact / largest[:, 0].clip(1e-9), atol=1e-4)
@@ -45,6 +45,6 @@ def test_only_outputs_of_heads_are_rounded_and_only_where_the_kernels_are():
         assert found["bias"] is output["bias"]
         again = rounded_outputs(rounded, backend)
         assert (again.get("output") or again["heads"][0]["output"])["scale"] is found["scale"]
-        plain = rounded_outputs(head_params, replace(backend, kernel_rows=0))
+        plain = rounded_outputs(head_params, replace(backend, cpu_kernels=False))
         assert plain.get("output", output)["kernel"].dtype == jnp.float32
     assert not rounds(jnp.ones((100, 64), jnp.int32), backend)

@@ -159,7 +159,7 @@ def test_the_best_token_is_the_first_of_the_highest_in_any_vocabulary(vocab_size
 def test_the_best_token_of_other_dtypes_backends_and_shapes():
     own = float32_backend()
     check_best(257, jnp.bfloat16, own)
-    check_best(257, jnp.float32, replace(own, kernel_rows=0))
+    check_best(257, jnp.float32, replace(own, cpu_kernels=False))
     assert jax.eval_shape(lambda scores: best_token(scores, own), jnp.zeros((0, 257))).shape == (0,)
     scores_BMV = np.random.default_rng(2).normal(size=(2, 3, 257)).astype(np.float32)
     assert best_token(jnp.asarray(scores_BMV), own).tolist() == scores_BMV.argmax(axis=-1).tolist()
@@ -169,7 +169,7 @@ def test_the_best_token_of_other_dtypes_backends_and_shapes():
 @pytest.mark.parametrize("vocab_size", [1, 7, 16, 257, 4096, 4097, 50257])
 def test_the_best_token_by_every_dtype_and_backend(vocab_size):
     own = float32_backend()
-    for dtype, backend in itertools.product((jnp.float32, jnp.bfloat16), (own, replace(own, kernel_rows=0), None)):
+    for dtype, backend in itertools.product((jnp.float32, jnp.bfloat16), (own, replace(own, cpu_kernels=False), None)):
         check_best(vocab_size, dtype, backend)
 
 

@@ -83,12 +83,17 @@ def test_a_shortest_match_longer_than_the_longest_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("platform", "dtype", "kernel_rows", "shortest"),
-    [("tpu", "bfloat16", 0, 1), ("cpu", "bfloat16", 64, 2), ("cpu", "bfloat16", 0, 1), ("cpu", "float32", 0, 2)],
+    ("platform", "dtype", "cpu_kernels", "shortest"),
+    [
+        ("tpu", "bfloat16", False, 1),
+        ("cpu", "bfloat16", True, 2),
+        ("cpu", "bfloat16", False, 1),
+        ("cpu", "float32", False, 2),
+    ],
 )
-def test_single_tokens_are_looked_up_where_nodes_cost_little(platform, dtype, kernel_rows, shortest):
+def test_single_tokens_are_looked_up_where_nodes_cost_little(platform, dtype, cpu_kernels, shortest):
     """XLA's bfloat16 products on a CPU are padded to several rows, the kernels' are not."""
-    target = Target(TINY_LLAMA, replace(choose_backend(dtype, platform), kernel_rows=kernel_rows), {})
+    target = Target(TINY_LLAMA, replace(choose_backend(dtype, platform), cpu_kernels=cpu_kernels), {})
     assert PromptLookup().resolve(target).min_ngram == shortest
     assert PromptLookup(max_ngram=1).resolve(target).min_ngram == 1
     assert PromptLookup(min_ngram=3).resolve(target).min_ngram == 3
