@@ -16,9 +16,10 @@ from jaxinfer.decoding.batch import Request, prompt_bucket
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.notation import Params
+from jaxinfer.ops.backend import choose_backend
 from jaxinfer.sampling import History, margins, sampling_arrays
 from tests.decoding.rows import LEAST_MARGIN, Row, request, run
-from tests.toys import encode_bytes, float32_backend, random_params
+from tests.toys import encode_bytes, random_params
 
 # With few tokens, drafts of any kind hit and miss; so do a window of 16 and caps on scores, in texts of 50 tokens.
 VOCAB_SIZE = 16
@@ -112,9 +113,9 @@ def cover_trained(folder: Path) -> Covered:
     return cover(jaxinfer.load(folder), [encode_bytes(text) for text in FABLES], LONG_LIMITS)
 
 
-def cover_random(name: str) -> Covered:
+def cover_random(name: str, dtype: str = "float32") -> Covered:
     """Ask a random model of a family."""
-    return cover(random_model(name), random_prompts(), LIMITS)
+    return cover(random_model(name, dtype=dtype), random_prompts(), LIMITS)
 
 
 def random_prompts() -> list[list[int]]:
@@ -123,7 +124,7 @@ def random_prompts() -> list[list[int]]:
     return [rng.integers(1, VOCAB_SIZE, length).tolist() for length in LENGTHS]
 
 
-def random_model(name: str, num_layers: int = 2) -> LanguageModel:
+def random_model(name: str, num_layers: int = 2, dtype: str = "float32") -> LanguageModel:
     """Return a random model whose last layer changes little, so that the layers before it are of one mind with it."""
     config = replace(family_of(CONFIGS[name]).translate(CONFIGS[name]), num_layers=num_layers)
     params = random_params(config, seed=3)
@@ -134,7 +135,7 @@ def random_model(name: str, num_layers: int = 2) -> LanguageModel:
         first |= {norm: {"scale": 3 + first[norm]["scale"]} for norm in ("attention_post_norm", "mlp_post_norm")}
     else:
         params = damp_last_layer(config, params, 0.3)
-    return LanguageModel(config, params, float32_backend())
+    return LanguageModel(config, jax.tree.map(lambda leaf: leaf.astype(dtype), params), choose_backend(dtype, "cpu"))
 
 
 def damp_last_layer(config: DecoderConfig, params: Params, factor: float) -> Params:
@@ -171,9 +172,11 @@ def ask(
     samplings: Sequence[SamplingParams],
     eos_token_ids: tuple[int, ...] = (),
 ) -> Asked:
-    """Decode plainly."""
+    """Decode plainly, each row alone where company changes no bit."""
     requests = tuple(request(*one) for one in zip(prompts, limits, samplings, strict=True))
-    return Asked(requests, eos_token_ids, tuple(run(lm, requests, eos_token_ids=eos_token_ids)))
+    together = [[one] for one in requests] if lm.backend.cpu_kernels else [requests]
+    rows = [row for some in together for row in run(lm, some, eos_token_ids=eos_token_ids)]
+    return Asked(requests, eos_token_ids, tuple(rows))
 
 
 def ask_clearly(

@@ -26,6 +26,10 @@ MEETINGS = [
 ]
 
 
+# What each family's weights are in every run.
+DTYPES = {"gemma2": "bfloat16", "opt": "float16", "gpt2": "float32"}
+
+
 @pytest.fixture(scope="module")
 def covered() -> Cover:
     """Return a function that makes each model, with its texts, once."""
@@ -33,7 +37,7 @@ def covered() -> Cover:
 
     def get(name: str) -> Covered:
         if name not in made:
-            made[name] = cover_random(name)
+            made[name] = cover_random(name, DTYPES[name])
         return made[name]
 
     return get

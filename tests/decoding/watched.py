@@ -118,9 +118,10 @@ class Watched(Strategy):
 
 
 class WatchedRun(NamedTuple):
-    """The output tokens of every request, the steps that they took, and what was seen in all rows together."""
+    """The output of every request, the steps that it took, and what was seen in all rows together."""
 
     tokens: list[list[int]]
+    logprobs: list[list[float]]
     steps: list[int]
     seen: dict[str, int]
 
@@ -139,4 +140,6 @@ def run_watched(
     # Not by `counts`, which asks the device anew for each of thousands of rows.
     steps_B = np.asarray(batch._state.steps_B)[: len(requests)]
     seen = {name[:-2]: int(np.sum(counts_B)) for name, counts_B in batch._memory.seen._asdict().items()}
-    return WatchedRun(batch.new_tokens(), steps_B.tolist(), seen)
+    tokens = batch.new_tokens()
+    logprobs = [batch.log_probabilities(row, len(found)) for row, found in enumerate(tokens)]
+    return WatchedRun(tokens, logprobs, steps_B.tolist(), seen)
