@@ -14,20 +14,16 @@ _LANES = 128
 
 
 def masses_from(
-    logits: Float[Array, "*rows V"],
-    best: Float[Array, "*rows"],
-    kept_from: Float[Array, "*rows"],
-    backend: Backend | None = None,
+    logits: Float[Array, "*rows V"], best: Float[Array, "*rows"], backend: Backend | None = None
 ) -> Callable[[Float[Array, "*rows"]], Float[Array, "*rows"]]:
     """Return a function from a threshold to the sum of ``exp(logit - best)`` of the logits that reach it.
 
-    Logits below ``kept_from`` count for nothing. A sum does not increase with its threshold; for NaN it is 0. If the
-    ``backend`` has CPU kernels, one of them adds up.
+    A sum does not increase with its threshold; for NaN it is 0. If the ``backend`` has CPU kernels, one adds them up.
     """
     if _has_kernel(logits, backend):
-        return lambda least: _by_kernel(logits, best, jnp.maximum(least, kept_from))[0]
+        return lambda least: _by_kernel(logits, best, least)[0]
     # The barrier makes XLA compute these once, not for every sum.
-    masses = lax.optimization_barrier(jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0))
+    masses = lax.optimization_barrier(jnp.exp(logits - best[..., None]))
     return lambda least: _fixed_order_sum(jnp.where(logits >= least[..., None], masses, 0))
 
 

@@ -32,7 +32,7 @@ def top_p_threshold(
     """
     # The barrier makes XLA compute these once, not in every iteration.
     images, best = lax.optimization_barrier((_ordered_image(logits), best_logit(logits)))
-    mass_from = masses_from(logits, best, kept_from, backend)
+    mass_from = masses_from(logits, best, backend)
     # Never zero, even if a tiny top_p underflows: a threshold above the best logit would then pass.
     wanted = jnp.maximum(top_p.astype(logits.dtype) * mass_from(kept_from), jnp.finfo(logits.dtype).tiny)
     found = _largest(lambda image: mass_from(_from_image(image, logits.dtype)) >= wanted, logits.shape[:-1], images)

@@ -88,9 +88,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "top-p is of all the mass, not of what is kept",
-        "jaxinfer/sampling/mass.py",
-        "jnp.where(logits >= kept_from[..., None], jnp.exp(logits - best[..., None]), 0)",
-        "jnp.exp(logits - best[..., None])",
+        _THRESHOLD,
+        "wanted = jnp.maximum(top_p.astype(logits.dtype) * mass_from(kept_from),",
+        "wanted = jnp.maximum(top_p.astype(logits.dtype) * mass_from(jnp.full_like(kept_from, -jnp.inf)),",
         _TRUNCATES,
     ),
     Fault(
