@@ -5,7 +5,7 @@ outputs, 16 rows], the products of 32 numbers of 16 rows of weights and of 16 ro
 the first number of a row to the last, so a row's results depend on the row and on the weights alone.
 
 A tile of weights is what lies in memory. A tile of x has, pair by pair of numbers, those of all its rows. The first
-pieces of a call pack x that way; the others wait for them.
+pieces of a call pack x that way; the others wait for them. A single row is packed as it is.
 """
 
 import itertools
@@ -61,7 +61,9 @@ def matrix_module(vectors: Vectors, count: int = 1) -> str:
         pieces = [code.ceiling(each, span) for each in outputs]
         per_group = code.total(pieces)
         tiles = code.ceiling(rows, _LINES)
-        packs = code.arithmetic("mul", items, tiles)
+        all_tiles = code.arithmetic("mul", items, tiles)
+        is_single = code.value(f"icmp eq i64 {rows}, 1")
+        packs = code.value(f"select i1 {is_single}, i64 0, i64 {all_tiles}")
         pointers = {"x": x.numbers, "packed": scratch.numbers}
         numbers = {
             "rows": rows, "length": length, "groups": code.arithmetic("sdiv", items, batches), "per_group": per_group,
@@ -73,19 +75,19 @@ def matrix_module(vectors: Vectors, count: int = 1) -> str:
             values = outputs[index], stride, lines, code.total(pieces[:index])
             numbers |= {f"{name}{index}": value for name, value in zip(OF_MATRIX[2:], values)}
         # Many rows take as long as more weights.
-        weights = code.arithmetic("mul", packs, code.arithmetic("mul", all_outputs, length))
+        weights = code.arithmetic("mul", all_tiles, code.arithmetic("mul", all_outputs, length))
         return Plan(pointers, numbers, code.arithmetic("add", packs, code.arithmetic("mul", items, per_group)), weights)
 
-    shared = [_DECLARATIONS, _turn(), _pack(record), _configure(), _finish()]
+    shared = [_DECLARATIONS, _turn(), _pack(record), _configure("configure", _LINE), _finish()]
     sums = [_sums(outputs, rows) for outputs, rows in itertools.product((1, 2), (1, 2))]
-    functions = [*shared, *sums, _products(), _piece(record, count, vectors.pause)]
+    functions = [*shared, *sums, _products(), _products_of_one(), _piece(record, count, vectors.pause)]
     return make_module(vectors, functions, record, (2 + count, count + 1), plan)
 
 
 def _piece(record: Record, count: int, pause: str) -> str:
     """Return ``piece(record, index)``, which packs a tile's rows, or computes some outputs for all rows of one x."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
-    packed = record.pointer(code, "packed")
+    x, packed = (record.pointer(code, name) for name in ("x", "packed"))
     rows, length, groups, first_batch, per_group, span, packs = (record.number(code, each) for each in _SHARED[2:])
     code.branch(code.value(f"icmp slt i64 %index, {packs}"), "pack", "multiply")
     code.start("pack")
@@ -109,6 +111,13 @@ def _piece(record: Record, count: int, pause: str) -> str:
     all_x = code.at("bfloat", packed, of_x)
     all_y = code.at("float", y, code.arithmetic("add", of_y, first))
     this_w = code.at("bfloat", w, of_w)
+    code.branch(code.value(f"icmp eq i64 {rows}, 1"), "one", "many")
+    code.start("one")
+    only_x = code.at("bfloat", x, code.arithmetic("mul", which, length))
+    numbers = f"i64 {width}, i64 {length}, i64 {stride}"
+    code.effect(f"call void @products_of_one(ptr {only_x}, ptr {this_w}, ptr {all_y}, {numbers})")
+    code.effect("ret void")
+    code.start("many")
     unit = 2 * _LINES
     part = code.larger(code.arithmetic("and", code.arithmetic("sdiv", _CACHED, length), -unit), unit)
     with code.repeated("part", 0, code.ceiling(rows, part)) as one:
@@ -175,19 +184,21 @@ def _turn() -> str:
     return code.text()
 
 
-def _configure() -> str:
-    """Return ``configure(outputs)``: tiles of weights and of sums have so many lines, those of x all.
+def _configure(name: str, width: int) -> str:
+    """Return ``NAME(outputs)``: tiles of weights and of sums have so many lines, those of x all.
+
+    Lines of x and of sums have ``width`` bytes, four a row; those of weights are whole.
 
     A configuration has 64 bytes: its kind, 1; from byte 16, the bytes of a line of each tile, as 16-bit integers; from
     byte 48, the lines of each tile.
     """
-    code = Code("internal void @configure(i64 %outputs) #0")
+    code = Code(f"internal void @{name}(i64 %outputs) #0")
     config = code.value(f"alloca [{_LINE} x i8], align {_LINE}")
     lines = code.value("trunc i64 %outputs to i8")
     code.effect(f"store <{_LINE} x i8> zeroinitializer, ptr {config}, align {_LINE}")
     code.store_at("i8", 1, config, 0)
     for tile in (*_SUMS, *_WEIGHTS, *_X):
-        code.store_at("i8", _LINE, config, 16 + 2 * tile)
+        code.store_at("i8", _LINE if tile in _WEIGHTS else width, config, 16 + 2 * tile)
         code.store_at("i8", _LINES if tile in _X else lines, config, 48 + tile)
     code.effect(f"call void @llvm.x86.ldtilecfg(ptr {config})")
     code.effect("ret void")
@@ -298,3 +309,29 @@ def _products() -> str:
     code.effect("call void @llvm.x86.tilerelease()")
     code.effect("ret void")
     return code.text()
+
+
+def _products_of_one() -> str:
+    """Return ``products_of_one(x, w, y, outputs, length, stride)``, of one row; the stride is in numbers."""
+    parameters = "ptr %x, ptr %w, ptr %y, i64 %outputs, i64 %length, i64 %stride"
+    code = Code(f"internal void @products_of_one({parameters}) #0")
+    apart, weights, x, sums = code.arithmetic("mul", "%stride", 2), _WEIGHTS[0], _X[0], _SUMS[0]
+    code.effect(f"call void @configure_one(i64 {_LINES})")
+    with code.repeated("output", 0, "%outputs", _LINES) as output:
+        left = code.arithmetic("sub", "%outputs", output.index)
+        code.branch(code.value(f"icmp slt i64 {left}, {_LINES}"), "few", "take")
+        code.start("few")
+        code.effect(f"call void @configure_one(i64 {left})")
+        code.effect("br label %take")
+        code.start("take")
+        this_w = code.at("bfloat", "%w", code.arithmetic("mul", output.index, "%stride"))
+        code.effect(f"call void @llvm.x86.tilezero(i8 {sums})")
+        with code.repeated("step", 0, "%length", _NUMBERS) as step:
+            code.effect(_load_tile(x, code.at("bfloat", "%x", step.index), 4))
+            code.effect(_load_tile(weights, code.at("bfloat", this_w, step.index), apart))
+            code.effect(f"call void @llvm.x86.tdpbf16ps(i8 {sums}, i8 {weights}, i8 {x})")
+        place = code.at("float", "%y", output.index)
+        code.effect(f"call void @llvm.x86.tilestored64(i8 {sums}, ptr {place}, i64 4)")
+    code.effect("call void @llvm.x86.tilerelease()")
+    code.effect("ret void")
+    return _configure("configure_one", 4) + code.text()
