@@ -241,8 +241,8 @@ def test_processors_with_the_unit_have_code():
     machine = machine_of(triple, "sapphirerapids", _FEATURES)
     for count in (1, 3):
         text = machine.emit_assembly(parsed(matrix_module(vectors, count), triple))
-        # Tiles of sums: four, two and two, and one.
-        assert text.count("tdpbf16ps") == 9
+        # Tiles of sums: four, two and two, and one; and that of a single row.
+        assert text.count("tdpbf16ps") == 10
         for instruction in ("ldtilecfg", "tilerelease", "tileloadd", "tilestored"):
             assert instruction in text
     content = machine.emit_object(parsed(matrix_module(vectors), triple))
