@@ -64,19 +64,19 @@ def test_a_row_has_the_same_bits_alone_and_in_company(build, count):
 
 
 def test_numbers_are_added_in_the_order_that_is_written_down():
-    """Lane by lane and then in halves, with NumPy's single roundings."""
+    """Lane by lane and then in halves, with NumPy's single roundings; of many rows, as roundings of few may agree."""
     rng = np.random.default_rng(2)
     calls = Calls(rms_norm_module(HOST))
     for length in (7, 96, 100):
-        row, scale = drawn(rng, (1, length)), np.ones(length, np.float32)
-        lanes = np.zeros(32, np.float32)
+        rows, scale = drawn(rng, (50, length)), np.ones(length, np.float32)
+        lanes = np.zeros((50, 32), np.float32)
         for start in range(0, length, 32):
-            part = row[0, start : start + 32]
-            lanes[: len(part)] += part * part
-        while len(lanes) > 1:
-            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-        inverse = np.float32(1) / np.sqrt(lanes[0] / np.float32(length) + np.float32(EPSILON))
-        np.testing.assert_array_equal(directly(calls, row, scale), row * inverse)
+            part = rows[:, start : start + 32]
+            lanes[:, : part.shape[1]] += part * part
+        while lanes.shape[1] > 1:
+            lanes = lanes[:, : lanes.shape[1] // 2] + lanes[:, lanes.shape[1] // 2 :]
+        inverse = np.float32(1) / np.sqrt(lanes / np.float32(length) + np.float32(EPSILON))
+        np.testing.assert_array_equal(directly(calls, rows, scale), rows * inverse)
 
 
 @pytest.mark.optimised
