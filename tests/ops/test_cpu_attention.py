@@ -54,7 +54,9 @@ def check_attention(
     mask = rng.random((batch, tokens, extent)) < 0.6
     for row in mask:
         first, last = sorted(rng.integers(0, extent, 2))
-        row[:, :first] = row[:, last + 1 :] = False
+        # Later tokens see later slots, as a prompt's do.
+        lasts = np.sort(rng.integers(first, last + 1, (tokens, 1)), axis=0)
+        row &= (np.arange(extent) >= first) & (np.arange(extent) <= lasts)
         row[:, first] = True
     assert attends("float32", numbers)
     found = attend(query, keys, values, layer, mask, softcap=softcap)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.ops.cpu_kernels import products
-from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
+from jaxinfer.ops.cpu_kernels.product_code import dot_module
 from jaxinfer.ops.cpu_kernels.tiles import LEAST_INTEGER, MOST_INTEGER
 from jaxinfer.ops.matmul import product
 from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, drawn, exact
@@ -22,11 +22,6 @@ from tests.toys import float32_backend
 @functools.cache
 def dot_calls(vectors, dtype):
     return Calls(dot_module(vectors, dtype))
-
-
-@functools.cache
-def column_calls(vectors):
-    return Calls(column_module(vectors))
 
 
 def multiply_directly(rows_BCMK, weights_LBSF, layer, outputs, vectors=HOST):
@@ -39,16 +34,7 @@ def multiply_directly(rows_BCMK, weights_LBSF, layer, outputs, vectors=HOST):
     return found.reshape(batch, groups, count, outputs)
 
 
-def combine_directly(factors_BCMK, lines_LBSF, layer, columns, vectors=HOST):
-    batch, groups, rows, count = factors_BCMK.shape
-    factors_IMK = factors_BCMK.reshape(-1, rows, count)
-    arguments = [factors_IMK, np.array(layer, np.int32), lines_LBSF]
-    (found,) = column_calls(vectors).call(arguments, [(len(factors_IMK), rows, columns)])
-    return found.reshape(batch, groups, rows, columns)
-
-
 multiply_by_xla = jax.jit(products.multiply, static_argnums=3)
-combine_by_xla = jax.jit(products.combine, static_argnums=3)
 
 
 def check_multiply(multiply, rng, dtype, batch, groups, rows, numbers, outputs, spare=(0, 0), layers=1, layer=0):
@@ -64,16 +50,6 @@ def check_multiply(multiply, rng, dtype, batch, groups, rows, numbers, outputs, 
     expected = np.einsum("bcmk,bnck->bcmn", exact(rows_BCMK), parts)
     size = MOST_INTEGER if dtype == "int8" else 1
     np.testing.assert_allclose(found, expected, atol=1e-5 * size * numbers**0.5)
-
-
-def check_combine(combine, rng, batch, groups, rows, count, columns, spare=(0, 0), layers=1, layer=0):
-    factors_BCMK = drawn(rng, (batch, groups, rows, count))
-    lines_LBSF = drawn(rng, (layers, batch, count + spare[0], groups * columns + spare[1]))
-    assert products.combines("float32", columns)
-    found = combine(factors_BCMK, lines_LBSF, layer, columns)
-    parts = exact(lines_LBSF)[layer, :, :count, : groups * columns].reshape(batch, count, groups, columns)
-    expected = np.einsum("bcmk,bkcn->bcmn", exact(factors_BCMK), parts)
-    np.testing.assert_allclose(found, expected, atol=1e-5 * count**0.5)
 
 
 # Not every processor converts float16.
@@ -96,23 +72,11 @@ def check_any_multiply(multiply, dtype, shape, spare, layer):
     check_multiply(multiply, np.random.default_rng(rows), dtype, batch, groups, rows, numbers, outputs, spare, 3, layer)
 
 
-def check_any_combine(combine, shape, spare, layer):
-    batch, groups, rows, numbers, count = shape
-    columns = (numbers % 5 + 1) * HOST.lanes
-    check_combine(combine, np.random.default_rng(rows), batch, groups, rows, count, columns, spare, 3, layer)
-
-
 @DTYPES
 @any_shape
 @products_of_any_shape
 def test_rows_times_weights_of_any_shape(dtype, shape, spare, layer):
     check_any_multiply(multiply_directly, dtype, shape, spare, layer)
-
-
-@any_shape
-@products_of_any_shape
-def test_columns_added_up_of_any_shape(shape, spare, layer):
-    check_any_combine(combine_directly, shape, spare, layer)
 
 
 @pytest.mark.slow
@@ -123,20 +87,11 @@ def test_rows_times_weights_of_any_shape_by_xla(dtype, shape, spare, layer):
     check_any_multiply(multiply_by_xla, dtype, shape, spare, layer)
 
 
-@pytest.mark.slow
-@any_shape
-@products_of_any_shape
-def test_columns_added_up_of_any_shape_by_xla(shape, spare, layer):
-    check_any_combine(combine_by_xla, shape, spare, layer)
-
-
 @DTYPES
 @pytest.mark.parametrize(("rows", "numbers"), [(7, 45), (64, 32)])
 def test_xla_calls_the_kernels(dtype, rows, numbers):
     """With rows and outputs that are no multiple of a tile's, and numbers that are no multiple of a vector's."""
     check_any_multiply(multiply_by_xla, dtype, (2, 3, rows, numbers, 37), (1, 8), 1)
-    if dtype == "float32":
-        check_any_combine(combine_by_xla, (2, 3, rows, numbers, 37), (1, 8), 1)
 
 
 @POOLS
@@ -172,19 +127,17 @@ def test_a_row_has_the_same_results_among_any_others():
     rng = np.random.default_rng(1)
     rows_MK, weights_NK = drawn(rng, (37, 576), "bfloat16"), drawn(rng, (50, 576), "bfloat16")
     integers_NK = rng.integers(-64, 64, (50, 576), np.int8)
-    factors_MK, lines_KN = drawn(rng, (37, 91)), drawn(rng, (91, 96))
 
     @jax.jit
-    def each(rows, factors):
+    def each(rows):
         return (
             products.multiply(rows[None, None], jnp.asarray(weights_NK)[None, None], 0, 50)[0, 0],
             products.multiply(rows[None, None], jnp.asarray(integers_NK)[None, None], 0, 50)[0, 0],
-            products.combine(factors[None, None], jnp.asarray(lines_KN)[None, None], 0, 96)[0, 0],
         )
 
-    whole = each(rows_MK, factors_MK)
+    whole = each(rows_MK)
     for first, count in ((0, 1), (5, 1), (3, 2), (30, 7), (2, 16)):
-        for part, all_rows in zip(each(rows_MK[first : first + count], factors_MK[first : first + count]), whole):
+        for part, all_rows in zip(each(rows_MK[first : first + count]), whole):
             np.testing.assert_array_equal(part, all_rows[first : first + count])
 
 

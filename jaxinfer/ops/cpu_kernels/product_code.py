@@ -3,7 +3,7 @@
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.dot_tiles import dot_tile, sums_of_tile, tile_rows
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.tiles import COLUMN_VECTORS, LLVM_TYPES, OUTPUTS, SIZES, Vectors, column_tile
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 
 # Several pieces per thread even out the threads' other work. `jaxinfer bench latency` measures another value.
 _PIECES_PER_THREAD = 4
@@ -15,8 +15,6 @@ _BLOCK_OUTPUTS = 256
 _FEW_TILES = 2
 # The bytes of a part of a row: a tile's parts of x and w take up to two thirds of a first-level cache.
 _PART_BYTES = 3072
-
-_PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
 
 # The fields of a call's record: shared ones, and those of each matrix.
 _SHARED = ("x", "rows", "length", "groups", "first_batch", "per_group", "span")
@@ -30,37 +28,6 @@ def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
     of its `Vectors.row_dtype`; y is float32, l int32. Part c of row n of w[l, b] is multiplied with the rows of
     x[b * C + c].
     """
-    functions = dot_functions(vectors, dtype)
-    return _module(vectors, functions, "dots", dtype, OUTPUTS, count, rows_are_outputs=True)
-
-
-def column_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(x [I, M, K], l, w [L, B, S, F]) -> y [I, M, N]``, I = B * C, F >= C * N, S >= K.
-
-    All are float32 except l, an int32. Number k of x[b * C + c] is the factor of part c of row k of w[l, b].
-    """
-    unit = COLUMN_VECTORS * vectors.lanes
-    return _module(vectors, column_functions(vectors), "columns", "float32", unit, 1, rows_are_outputs=False)
-
-
-def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
-    """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`dot_tile`)."""
-    counts = range(1, tile_rows(vectors, dtype) + 1)
-    tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in counts]
-    return [*tiles, _dots(vectors, dtype)]
-
-
-def column_functions(vectors: Vectors) -> list[str]:
-    """Return ``columns(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`column_tile`)."""
-    counts = COLUMN_VECTORS, 1
-    tiles = [column_tile(vectors, count, rows) for count in counts for rows in range(1, vectors.rows + 1)]
-    return [*tiles, _columns(vectors)]
-
-
-def _module(
-    vectors: Vectors, functions: list[str], name: str, dtype: str, unit: int, count: int, rows_are_outputs: bool
-) -> str:
-    """Return a module whose outputs are distributed in multiples of ``unit``."""
     record = Record(*_SHARED, *(f"{each}{matrix}" for matrix in range(count) for each in OF_MATRIX))
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
@@ -70,7 +37,7 @@ def _module(
         outputs = [y.shape(code, 3)[2] for y in results]
         all_outputs = code.total(outputs)
         wanted = code.ceiling(code.arithmetic("mul", threads, _PIECES_PER_THREAD), items)
-        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), unit), unit)
+        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), OUTPUTS), OUTPUTS)
         pieces = [code.ceiling(each, span) for each in outputs]
         per_group = code.total(pieces)
         pointers = {"x": x.numbers}
@@ -86,11 +53,18 @@ def _module(
         weights = code.arithmetic("mul", items, code.arithmetic("mul", all_outputs, length))
         return Plan(pointers, numbers, code.arithmetic("mul", items, per_group), weights)
 
-    functions = [*functions, _piece(vectors, record, name, dtype, count, rows_are_outputs)]
+    functions = [*dot_functions(vectors, dtype), _piece(vectors, record, dtype, count)]
     return make_module(vectors, functions, record, (2 + count, count), plan)
 
 
-def _piece(vectors: Vectors, record: Record, name: str, dtype: str, count: int, rows_are_outputs: bool) -> str:
+def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
+    """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`dot_tile`)."""
+    counts = range(1, tile_rows(vectors, dtype) + 1)
+    tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in counts]
+    return [*tiles, _dots(vectors, dtype)]
+
+
+def _piece(vectors: Vectors, record: Record, dtype: str, count: int) -> str:
     """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix for all rows of one x."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
     row_kind = LLVM_TYPES[vectors.row_dtype(dtype)]
@@ -106,15 +80,15 @@ def _piece(vectors: Vectors, record: Record, name: str, dtype: str, count: int, 
     batch = code.arithmetic("add", first_batch, code.arithmetic("sdiv", which, groups))
     group = code.arithmetic("srem", which, groups)
     line = code.arithmetic("mul", batch, code.arithmetic("mul", lines, stride))
-    of_w = code.arithmetic("add", line, code.arithmetic("mul", group, length if rows_are_outputs else outputs))
-    of_w = code.arithmetic("add", of_w, code.arithmetic("mul", first, stride) if rows_are_outputs else first)
+    of_w = code.arithmetic("add", line, code.arithmetic("mul", group, length))
+    of_w = code.arithmetic("add", of_w, code.arithmetic("mul", first, stride))
     operands = [
         f"ptr {code.at(row_kind, x, of_x)}",
         f"ptr {code.at(LLVM_TYPES[dtype], w, of_w)}",
         f"ptr {code.at('float', y, code.arithmetic('add', of_y, first))}",
         *(f"i64 {number}" for number in (rows, width, length, length, stride, outputs)),
     ]
-    code.effect(f"call void @{name}({', '.join(operands)})")
+    code.effect(f"call void @dots({', '.join(operands)})")
     code.effect("ret void")
     return code.text()
 
@@ -147,7 +121,8 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     """
     kind, row_kind, step = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)], vectors.step(dtype)
     most = tile_rows(vectors, dtype)
-    code = Code(f"internal void @dots({_PARAMETERS}) #0")
+    parameters = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
+    code = Code(f"internal void @dots({parameters}) #0")
     tiles = code.ceiling("%rows", most)
     is_few = code.value(f"icmp sle i64 {tiles}, {_FEW_TILES}")
     # Tiles have about equally many rows: a tile of one row would read as much of w as one of many.
@@ -216,24 +191,6 @@ def _allocate(code: Code, needed: str, numbers: str) -> tuple[str, str]:
     code.start("allocated")
     memory = code.value(f"phi ptr [ null, %entry ], [ {own}, %allocate ]")
     return memory, code.value(f"phi ptr [ null, %entry ], [ {aligned}, %allocate ]")
-
-
-def _columns(vectors: Vectors) -> str:
-    """Return ``columns(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs."""
-    code = Code(f"internal void @columns({_PARAMETERS}) #0")
-    wide, narrow = COLUMN_VECTORS * vectors.lanes, vectors.lanes
-    past_wide = code.arithmetic("sub", "%outputs", code.arithmetic("srem", "%outputs", wide))
-    for count, width, start, end in ((COLUMN_VECTORS, wide, 0, past_wide), (1, narrow, past_wide, "%outputs")):
-        with code.repeated(f"each_{width}", start, end, width) as each:
-            tile_w, column_y = code.at("float", "%w", each.index), code.at("float", "%y", each.index)
-            with code.repeated(f"each_row_of_{width}", 0, "%rows", vectors.rows) as row:
-                rows = code.smaller(code.arithmetic("sub", "%rows", row.index), vectors.rows)
-                tile_x = code.at("float", "%x", code.arithmetic("mul", row.index, "%pitch"))
-                tile_y = code.at("float", column_y, code.arithmetic("mul", row.index, "%width"))
-                operands = f"ptr {tile_x}, ptr {tile_w}, ptr {tile_y}, i64 %length, i64 %pitch, i64 %stride, i64 %width"
-                code.effect(f"call void {_chosen_tile(code, f'column_{count}', rows, vectors.rows)}({operands})")
-    code.effect("ret void")
-    return code.text()
 
 
 def _chosen_tile(code: Code, name: str, rows: str, most: int) -> str:

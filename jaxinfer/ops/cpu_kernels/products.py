@@ -2,9 +2,8 @@
 
 Decoding multiplies one row, or the few rows of a batch or a draft, by every weight. XLA's CPU backend reads weights for
 this at a tenth to a half of the memory's speed; these kernels reach most of it, and compute a prompt's many rows about
-as fast as XLA does (`jaxinfer bench latency`). With many rows of float32 they are
-about as fast as XLA's. They are LLVM assembly, which llvmlite compiles in a tenth of a second when the first one is
-traced. XLA calls them as foreign functions.
+as fast as XLA does (`jaxinfer bench latency`). They are LLVM assembly, which llvmlite compiles in a tenth of a second
+when the first one is traced. XLA calls them as foreign functions.
 
 A row's results do not depend on the other rows or on their number.
 """
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Float, Int, Int8
 from jaxinfer.ops.cpu_kernels.machine_code import IN_TILES, call, host_vectors
 from jaxinfer.ops.cpu_kernels.matrix_unit_code import matrix_module, scratch_numbers
-from jaxinfer.ops.cpu_kernels.product_code import column_module, dot_module
+from jaxinfer.ops.cpu_kernels.product_code import dot_module
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
 
@@ -28,12 +27,6 @@ def multiplies(dtype: Any, numbers: int) -> bool:
     vectors = host_vectors()
     name = jnp.dtype(dtype).name
     return vectors is not None and name in vectors.dtypes and numbers > 0
-
-
-def combines(dtype: Any, columns: int) -> bool:
-    """Whether `combine` supports this many columns of a dtype."""
-    vectors = host_vectors()
-    return vectors is not None and jnp.dtype(dtype) == jnp.float32 and columns > 0 and columns % vectors.lanes == 0
 
 
 def multiply(
@@ -63,7 +56,7 @@ def multiply_by_each(
     if any(each.dtype != dtype for each in weights):
         raise ValueError(f"weights of {', '.join(each.dtype.name for each in weights)} do not fit one another")
     for each, count in zip(weights, outputs, strict=True):
-        _check_fit(rows_BCMK, each, count, rows_BCMK.shape[1] * rows_BCMK.shape[3])
+        _check_fit(rows_BCMK, each, count)
     vectors, name = host_vectors(), f"multiply_by_{len(weights)}"
     batch, groups, count, numbers = rows_BCMK.shape
     if vectors is not None and vectors.tiles(dtype, numbers):
@@ -74,54 +67,27 @@ def multiply_by_each(
     return _call(name, build, dtype, rows_BCMK, weights, layer, outputs)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def combine(
-    factors_BCMK: Float[Array, "B C M K"],
-    lines_LBSF: Float[Array, "L B S F"],
-    layer: Int[Array, ""] | int,
-    columns: int,
-) -> Float[Array, "B C M N"]:
-    """Return the weighted sum of the first K rows of ``lines[layer]``, in float32.
-
-    A row has C parts of ``columns`` numbers, and may have more. Check `combines` first.
-    """
-    _check_fit(factors_BCMK, lines_LBSF, factors_BCMK.shape[3], factors_BCMK.shape[1] * columns)
-    return _call("combine", column_module, "float32", factors_BCMK, (lines_LBSF,), layer, (columns,))[0]
-
-
 @multiply_by_each.defjvp
 def _multiply_jvp(outputs: tuple[int, ...], primals: Any, tangents: Any) -> Any:
     def reference(rows_BCMK: jax.Array, weights: tuple[jax.Array, ...], layer: Any) -> tuple[jax.Array, ...]:
         _, groups, _, numbers = rows_BCMK.shape
-        parts = [_parts(each, layer, count, groups, numbers) for each, count in zip(weights, outputs)]
-        return tuple(_einsum("bcmk,bnck->bcmn", rows_BCMK, part_BNCK) for part_BNCK in parts)
+
+        def multiply_by(stack_LBSF: jax.Array, count: int) -> jax.Array:
+            part_BNCK = stack_LBSF[layer, :, :count, : groups * numbers].reshape(-1, count, groups, numbers)
+            operands, precision = (rows_BCMK, part_BNCK.astype(rows_BCMK.dtype)), jax.lax.Precision.HIGHEST
+            return jnp.einsum("bcmk,bnck->bcmn", *operands, precision=precision, preferred_element_type=jnp.float32)
+
+        return tuple(map(multiply_by, weights, outputs))
 
     # Values too: training needs XLA's products for its gradients, and would compute the others beside them.
     return jax.jvp(reference, primals, tangents)
 
 
-@combine.defjvp
-def _combine_jvp(columns: int, primals: Any, tangents: Any) -> Any:
-    def reference(factors_BCMK: jax.Array, lines_LBSF: jax.Array, layer: Any) -> jax.Array:
-        _, groups, _, count = factors_BCMK.shape
-        return _einsum("bcmk,bkcn->bcmn", factors_BCMK, _parts(lines_LBSF, layer, count, groups, columns))
-
-    return jax.jvp(reference, primals, tangents)
-
-
-def _parts(stack_LBSF: jax.Array, layer: Any, slots: int, groups: int, lanes: int) -> Float[Array, "B S C I"]:
-    """Return the first slots of a layer, each in C groups of I lanes."""
-    return stack_LBSF[layer, :, :slots, : groups * lanes].reshape(-1, slots, groups, lanes)
-
-
-def _einsum(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
-    precision = jax.lax.Precision.HIGHEST
-    return jnp.einsum(equation, one, other.astype(one.dtype), precision=precision, preferred_element_type=jnp.float32)
-
-
-def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, slots: int, lanes: int) -> None:
+def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, outputs: int) -> None:
     """Raise an error for arrays that the kernels would read past their end; they check nothing."""
-    fits = stack_LBSF.shape[1] == rows_BCMK.shape[0] and slots <= stack_LBSF.shape[2] and lanes <= stack_LBSF.shape[3]
+    batch, groups, _, numbers = rows_BCMK.shape
+    _, batches, lines, stride = stack_LBSF.shape
+    fits = batches == batch and outputs <= lines and groups * numbers <= stride
     dtype = jnp.dtype(jnp.bfloat16) if stack_LBSF.dtype == jnp.int8 else stack_LBSF.dtype
     if not fits or rows_BCMK.dtype != dtype or 0 in (*rows_BCMK.shape, *stack_LBSF.shape):
         raise ValueError(f"{rows_BCMK.dtype}{rows_BCMK.shape} and {stack_LBSF.dtype}{stack_LBSF.shape} do not fit")

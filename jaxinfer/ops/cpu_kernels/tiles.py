@@ -1,4 +1,4 @@
-"""The innermost loops: a few rows times a few rows or columns of weights, in the processor's vector registers."""
+"""A processor's vectors, and what all code that uses them shares."""
 
 import itertools
 import struct
@@ -14,15 +14,13 @@ LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half", "int8
 SIZES = {"float": 4, "bfloat": 2, "half": 2, "i8": 1}
 # How LLVM names the types of masked loads, by their bytes. More processors have instructions for i16 than for floats.
 _MASKED = {4: ("f32", "float"), 2: ("i16", "i16"), 1: ("i8", "i8")}
-# The output rows of a tile, or its vectors of output columns.
+# The outputs of a tile.
 OUTPUTS = 4
-COLUMN_VECTORS = 2
 
 # Adding an integer from -64 to 63 to the bits of the bfloat16 192 gives the bfloat16 192 plus that integer.
 LEAST_INTEGER, MOST_INTEGER = -64, 63
 OFFSET = 0x4340
 
-_PARAMETERS = "ptr %x, ptr %w, ptr %y, i64 %length, i64 %pitch, i64 %stride, i64 %width"
 _PAUSE_X86 = "void @llvm.x86.sse2.pause()"
 _PAUSE_ARM = "void @llvm.aarch64.hint(i32 1)"
 
@@ -121,39 +119,6 @@ def masked_load(lanes: int, size: int) -> tuple[str, str]:
     """Return LLVM's function that loads some lanes of ``size`` bytes, and the type of its result."""
     name, kind = _MASKED[size]
     return f"@llvm.masked.load.v{lanes}{name}.p0", f"<{lanes} x {kind}>"
-
-
-def column_tile(vectors: Vectors, column_vectors: int, rows: int) -> str:
-    """Return ``column_VECTORSxROWS(x, w, y, length, pitch, stride, width)``: rows of x times columns of w.
-
-    All are float32. Row i of w is multiplied with number i of each row of x. Rows of x are ``pitch`` apart, those of w
-    ``stride``, those of y ``width``.
-    """
-    lanes, wide = vectors.lanes, vectors.wide
-    code = Code(f"internal void @column_{column_vectors}x{rows}({_PARAMETERS}) #0")
-    starts_x = [code.at("float", "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
-    code.effect("br label %loop")
-    code.start("loop")
-    code.value("phi i64 [ 0, %entry ], [ %further, %loop ]", "%i")
-    for index in range(rows * column_vectors):
-        code.value(f"phi {wide} [ zeroinitializer, %entry ], [ %sum{index}, %loop ]", f"%old{index}")
-    line = code.at("float", "%w", code.arithmetic("mul", "%i", "%stride"))
-    parts = [code.load(wide, code.at("float", line, lanes * each), 4) for each in range(column_vectors)]
-    for row, start in enumerate(starts_x):
-        factors = vectors.spread(code, code.load_at("float", start, "%i"))
-        for each, part in enumerate(parts):
-            index = row * column_vectors + each
-            vectors.multiply_add(code, part, factors, f"%old{index}", f"%sum{index}")
-    code.value("add i64 %i, 1", "%further")
-    code.branch(code.value("icmp slt i64 %further, %length"), "loop", "done")
-    code.start("done")
-    for row in range(rows):
-        line = code.at("float", "%y", code.arithmetic("mul", "%width", row))
-        for each in range(column_vectors):
-            sums = f"%sum{row * column_vectors + each}"
-            code.effect(f"store {wide} {sums}, ptr {code.at('float', line, lanes * each)}, align 4")
-    code.effect("ret void")
-    return code.text()
 
 
 def add_up(code: Code, sums: list[str], lanes: int) -> str:
