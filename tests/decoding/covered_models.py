@@ -174,7 +174,7 @@ def ask(
 ) -> Asked:
     """Decode plainly, each row alone where company changes no bit."""
     requests = tuple(request(*one) for one in zip(prompts, limits, samplings, strict=True))
-    together = [[one] for one in requests] if lm.backend.cpu_kernels else [requests]
+    together = [[one] for one in requests] if lm.programs.decoder.backend.cpu_kernels else [requests]
     rows = [row for some in together for row in run(lm, some, eos_token_ids=eos_token_ids)]
     return Asked(requests, eos_token_ids, tuple(rows))
 

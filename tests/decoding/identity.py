@@ -28,7 +28,7 @@ def check_identical(
     for rows in [[row] for row in ALONE] if alone else [list(range(len(asked.requests)))]:
         found = run_watched(lm, [asked.requests[row] for row in rows], strategy, asked.eos_token_ids, stride)
         assert found.tokens == [asked.oracle[row].tokens for row in rows]
-        if lm.backend.cpu_kernels:
+        if lm.programs.decoder.backend.cpu_kernels:
             assert found.logprobs == [asked.oracle[row].logprobs for row in rows]
         seen += Counter({**found.seen, "steps": max(found.steps)})
     return seen
