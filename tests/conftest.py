@@ -1,8 +1,11 @@
 """What all tests share: strict array shapes, one compilation cache a run, and models that are made once."""
 
+import ctypes
 import fcntl
+import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +72,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     quick = not marked and bool(set(QUICK) & set(item.path.relative_to(item.config.rootpath).parts))
     jax.config.update("jax_disable_most_optimizations", quick)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Free a file's programs, which the next hardly needs: without this a worker grows to gigabytes."""
+    if nextitem is None or nextitem.path != item.path:
+        jax.clear_caches()
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
