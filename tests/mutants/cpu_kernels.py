@@ -236,10 +236,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "with many rows in the matrix unit, numbers are added from the last to the first",
         f"{_FOLDER}/matrix_unit_code.py",
-        'with code.repeated("step", 0, "%length", _NUMBERS) as step:',
+        'with code.repeated("step", 0, "%length", _NUMBERS) as step:\n        packed =',
         'with code.repeated("step", 0, "%length", _NUMBERS) as one:\n'
         '        last = code.arithmetic("sub", "%length", _NUMBERS)\n'
-        '        step = one if rows == 1 else type(one)(code.arithmetic("sub", last, one.index), "", "")',
+        '        step = one if rows == 1 else type(one)(code.arithmetic("sub", last, one.index), "", "")\n'
+        "        packed =",
         f"{_UNIT}::test_a_row_has_the_same_bits_among_any_number_of_others",
     ),
     Fault(
