@@ -116,6 +116,12 @@ class Backend:
         return self.slot_shards > 1 if self.split_activations is None else self.split_activations
 
     @property
+    def keeps_bits(self) -> bool:
+        """Whether a token's logits have the same bits in any company; ask the backend of a partitioned decoder."""
+        vectors = machine_code.host_vectors() if self.cpu_kernels else None
+        return self.kernels == "xla" and vectors is not None and self.param_dtype in vectors.dtypes
+
+    @property
     def transposed_kernels(self) -> bool:
         """Whether the blocks' kernels are stored ``[in, out]`` instead of ``[out, in]``."""
         by_xla = self.platform == "cpu" and not self.scan_layers and not self.cpu_kernels

@@ -4,13 +4,23 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.bench.identity.bisect import Variant, first_difference
+from jaxinfer.bench.identity import bisect
+from jaxinfer.bench.identity.bisect import (
+    Difference,
+    Variant,
+    bisect_texts,
+    check_bisects,
+    first_difference,
+    usual_variants,
+)
+from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models import block, network, norm
 from jaxinfer.models.decoder import Decoder, create_cache, forward
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 TEXT = (1, 70, 80, 90, 33, 44)
+CACHE = "streaming:sinks=4,window=16"
 
 
 def toy():
@@ -40,12 +50,49 @@ def test_a_deliberate_dependence_is_found_where_it_is(monkeypatch, variant, toke
     monkeypatch.setitem(block._ACTIVATIONS, "silu", disturbed(lambda shape: shape[:2] in hit))
     found = first_difference(toy(), TEXT, [Variant(), variant])
     assert found.variant == variant
-    # Attention may add up in another order where there are more slots.
-    if variant.siblings == 0:
-        assert (found.operation, found.layer, found.token) == ("blocks.layer_0.mlp.activated", 0, token)
-        assert found.count == (2 if variant.cuts else len(TEXT))
-        assert found.total == len(TEXT) * TINY_LLAMA.ffn_dim
-        assert 1e-4 < found.largest < 1e-2
+    assert (found.operation, found.layer, found.token) == ("blocks.layer_0.mlp.activated", 0, token)
+    assert found.count == (2 if variant.cuts else len(TEXT))
+    assert found.total == len(TEXT) * TINY_LLAMA.ffn_dim
+    assert 1e-4 < found.largest < 1e-2
+
+
+def test_texts_are_run_in_every_usual_way(monkeypatch):
+    """Texts are made equally long by repetition, and a difference comes with its text's index."""
+    texts, ways = [TEXT[:2], TEXT, (1, 7)], usual_variants(len(TEXT))
+    assert [str(way) for way in ways] == [
+        "alone",
+        "as row 2 of 3",
+        "cut after 3 tokens",
+        "beside 3 nodes of a tree",
+        "with 64 spare slots",
+    ]
+    assert bisect_texts(toy(), texts) is None
+    hit = Difference(ways[-1], "logits", 4, 1, 2, 0.5)
+    run: list[list[int]] = []
+
+    def found(lm, tokens, variants):
+        assert variants == ways
+        run.append(tokens)
+        return hit if len(run) == 3 else None
+
+    monkeypatch.setattr(bisect, "first_difference", found)
+    assert bisect_texts(toy(), texts) == (2, hit)
+    assert run == [[1, 70, 1, 70, 1, 70], list(TEXT), [1, 7, 1, 7, 1, 7]]
+    monkeypatch.setattr(bisect, "LONGEST_TEXT", 4)
+    monkeypatch.setattr(bisect, "usual_variants", lambda length: ways)
+    assert bisect_texts(toy(), texts) is None
+    assert run[-2] == list(TEXT[:4])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"mesh": "data=1"}, "on a mesh"), ({"scanned": True}, "in a scan"), ({"cache": CACHE}, "streaming cache")],
+)
+def test_models_that_cannot_be_looked_into_are_refused(options, reason):
+    scanned = options.pop("scanned", False)
+    backend, params = float32_backend(scanned), random_params(TINY_LLAMA, scan_layers=scanned)
+    with pytest.raises(InvalidOption, match=reason):
+        check_bisects(LanguageModel(TINY_LLAMA, params, backend, **options))
 
 
 def test_a_difference_outside_the_layers_has_none(monkeypatch):

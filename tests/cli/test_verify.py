@@ -1,20 +1,25 @@
-"""``jaxinfer verify`` passes what is identical or explained by rounding, and nothing else."""
+"""``jaxinfer verify`` passes what is identical in every bit or, where bits may differ, explained; and nothing else."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
+import jax
 import numpy as np
 import pytest
 
 from jaxinfer import SamplingParams
-from jaxinfer.bench.identity.audit import explain, retell_text
+from jaxinfer.bench.identity.audit import Divergence, TextAudit, explain, retell_text
+from jaxinfer.bench.identity.bisect import Difference, Variant
 from jaxinfer.cli import loading
+from jaxinfer.cli.output.verify_report import bisect_line
 from jaxinfer.cli.sample_prompts import SAMPLE_PROMPTS
 from jaxinfer.decoding import registry
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.language_model import LanguageModel
+from jaxinfer.models import block
+from jaxinfer.ops.backend import Backend, choose_backend
 from tests.cli.conftest import Outcome
 from tests.decoding.rows import SAMPLINGS
 from tests.toys import TINY_LLAMA, encode_bytes, float32_backend, random_params
@@ -62,8 +67,9 @@ def test_an_identical_strategy_passes_on_prompts_that_nobody_gave(verify: Run) -
     lines = outcome.out.splitlines()
     assert (outcome.code, outcome.err) == (0, "")
     assert len(lines) == len(SAMPLE_PROMPTS) + 1
-    assert all(line.endswith("identical") for line in lines[:-1])
-    assert lines[-1].startswith(f"verdict: passed: {len(SAMPLE_PROMPTS)} of {len(SAMPLE_PROMPTS)} texts identical")
+    assert all(line.endswith("identical in every bit") for line in lines[:-1])
+    count = len(SAMPLE_PROMPTS)
+    assert lines[-1].startswith(f"verdict: passed: {count} of {count} texts identical, {count} of them in every bit")
 
 
 def test_a_strategy_that_changes_tokens_fails(verify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +96,101 @@ def test_a_strategy_that_changes_tokens_fails(verify: Run, monkeypatch: pytest.M
         assert "does not promise the tokens of plain decoding" in said
         assert reason in said
         assert verdict.startswith("verdict: differs: 0 of 1")
+
+
+@pytest.fixture
+def batches_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch change log-probabilities a little: in each text's third token by the least that float32 has."""
+    original = LanguageModel.generate_batches
+
+    def generate_batches(self: LanguageModel, *arguments: Any, batch_size: int, **options: Any) -> Any:
+        for batch in original(self, *arguments, batch_size=batch_size, **options):
+            yield [nudged(result) for result in batch] if batch_size > 1 else batch
+
+    def nudged(result: Any) -> Any:
+        numbers = np.asarray(result.logprobs, np.float32)
+        numbers[2] = np.nextafter(numbers[2], np.float32(-100))
+        return replace(result, logprobs=tuple(numbers.tolist()))
+
+    monkeypatch.setattr(LanguageModel, "generate_batches", generate_batches)
+
+
+@pytest.mark.usefixtures("batches_differ")
+def test_a_batch_is_held_to_the_bits_of_each_prompt_alone(verify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("The quick fox", "--strategy", "prompt_lookup", "--batch-size")
+    outcome = verify(*arguments, "1")
+    assert outcome.code == 0
+    assert "1 of 1 texts identical, 1 of them in every bit, 24 tokens in float32" in outcome.out.splitlines()[-1]
+
+    outcome = verify(*arguments, "2")
+    assert outcome.code == 1
+    line, *_, reason, verdict = outcome.out.splitlines()
+    assert "NOT EXPLAINED: equal tokens, but log-probabilities differ by up to " in line
+    assert "no margin explains" in reason
+    assert verdict.startswith("verdict: failed: 1 of 1 texts identical, 0 of them in every bit")
+    found = json.loads(verify(*arguments, "2", "--json").out)
+    (text,) = found["texts"]
+    counted = {"identical": 1, "bits_equal": 0, "unexplained": 1, "explained": 0, "needs_bits": True, "passes": False}
+    assert {name: found[name] for name in counted} == counted
+    assert 0 < found["largest_difference"] == text["largest_difference"] < 1e-5
+    assert (text["divergence"], text["bits_equal"]) == (None, False)
+
+    # Where bits are not kept, tokens count.
+    monkeypatch.setattr(Backend, "keeps_bits", False)
+    outcome = verify(*arguments, "2")
+    assert outcome.code == 0
+    assert ": identical tokens, log-probabilities differ by up to " in outcome.out
+    assert "verdict: passed: 1 of 1 texts identical, 0 of them in every bit" in outcome.out
+
+
+def test_a_margin_explains_nothing_where_bits_are_kept() -> None:
+    tie = Divergence(3, 7, 8, margin=1e-9, within_error=True, oracle_agrees=True)
+    audits = [TextAudit(9, 5, 4, 3, 2, tie, False, 0.0, needs_bits, ()) for needs_bits in (False, True)]
+    assert [audit.passes for audit in audits] == [True, False]
+
+
+def test_bits_are_kept_by_the_kernels_of_a_cpu_alone() -> None:
+    kernels = choose_backend("float32", "cpu")
+    assert all(choose_backend(dtype, "cpu").keeps_bits for dtype in ("float32", "bfloat16"))
+    others = [replace(kernels, param_dtype="float64"), replace(kernels, kernels="interpret")]
+    others += [choose_backend("float32", "tpu"), choose_backend("float32", "cpu", scan_layers=True)]
+    assert not any(backend.keeps_bits for backend in others)
+
+
+def test_a_bisection_names_the_first_operation_that_differs(
+    run: Run, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("verify", "x", "--strategy", "autoregressive", "--max-new-tokens", "4", "--bisect")
+    fresh = lambda: LanguageModel(model.config, model.params, model.backend, tokenizer=model.tokenizer)  # noqa: E731
+    monkeypatch.setattr(loading, "load_model", lambda options: fresh())
+    assert run(*arguments).out.splitlines()[1] == "bisect: no operation differs"
+
+    silu = jax.nn.silu
+    disturbed = lambda inputs: silu(inputs) + (1e-3 if inputs.shape[0] == 3 else 0)  # noqa: E731
+    monkeypatch.setitem(block._ACTIVATIONS, "silu", disturbed)
+    outcome = run(*arguments, "--json")
+    found = json.loads(outcome.out)["bisect"]
+    assert outcome.code == 0
+    assert (found["text"], found["operation"], found["layer"]) == (1, "blocks.layer_0.mlp.activated", 0)
+    assert (found["variant"], found["token"]) == ("as row 2 of 3", 0)
+    assert 1e-4 < found["largest"] < 1e-2
+
+
+def test_a_bisection_is_one_line() -> None:
+    found = Difference(Variant(cuts=(4,)), "blocks.layer_3.attention.queries", 4, 5, 96, 1.25e-7)
+    said = "bisect: blocks.layer_3.attention.queries is the first operation that differs, in layer 3: text 2, token 5, "
+    assert bisect_line((1, found)) == said + "5 of 96 numbers by up to 1.2e-07, cut after 4 tokens"
+    assert "differs: text 1" in bisect_line((0, replace(found, operation="logits")))
+    assert bisect_line(None) == "bisect: no operation differs"
+
+
+def test_a_bisection_of_scanned_layers_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA, scan_layers=True), float32_backend(True))
+    monkeypatch.setattr(loading, "load_model", lambda options: scanned)
+    outcome = run("verify", "x", "--strategy", "autoregressive", "--bisect")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.splitlines() == outcome.error_lines
+    assert "cannot be bisected" in outcome.err
 
 
 def test_an_audit_without_accepted_drafts_says_that_it_says_little(verify: Run) -> None:

@@ -8,6 +8,7 @@ _TALLY, _ROOFLINE, _AUDIT = (
 _SUMS = "tests/bench/test_acceptance.py::test_sums_are_those_made_by_hand"
 _BATCH = "tests/bench/test_acceptance.py::test_a_batch_takes_as_long_as_its_slowest_row_and_has_no_times_for_a_part"
 _BY_HAND = "tests/bench/test_latency.py::test_costs_are_those_counted_by_hand"
+_ALONE = "tests/cli/test_verify.py::test_a_batch_is_held_to_the_bits_of_each_prompt_alone"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -72,6 +73,27 @@ FAULTS: tuple[Fault, ...] = (
         "margin, margin <= tolerance, bool(agrees.all()))",
         "margin, margin <= tolerance, True)",
         "tests/cli/test_verify.py::test_a_tie_explains_neither_a_later_mistake_nor_another_token",
+    ),
+    Fault(
+        "an audit does not look at log-probabilities",
+        _AUDIT,
+        "bits_equal=divergence is None and plain.tobytes() == other.tobytes(),",
+        "bits_equal=divergence is None,",
+        _ALONE,
+    ),
+    Fault(
+        "an audit's reference is a batch",
+        _AUDIT,
+        'results("autoregressive", 1)',
+        'results("autoregressive", batch_size)',
+        _ALONE,
+    ),
+    Fault(
+        "a margin explains other tokens where bits are kept",
+        _AUDIT,
+        "if self.needs_bits:",
+        "if self.needs_bits and self.divergence is None:",
+        "tests/cli/test_verify.py::test_a_margin_explains_nothing_where_bits_are_kept",
     ),
     Fault(
         "a text that ends early is as good as the whole",

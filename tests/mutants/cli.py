@@ -15,6 +15,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{_CLI}/test_verify.py::test_a_strategy_that_changes_tokens_fails",
     ),
     Fault(
+        "a bisection is refused after the audit",
+        "jaxinfer/cli/commands/verify.py",
+        "    if options.bisect:\n        check_bisects(model)\n",
+        "",
+        f"{_CLI}/test_verify.py::test_a_bisection_of_scanned_layers_is_one_line",
+    ),
+    Fault(
         "an interrupt exits as a mistake",
         "jaxinfer/cli/main.py",
         "return leave(EXIT_INTERRUPTED)",

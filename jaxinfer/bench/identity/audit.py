@@ -1,7 +1,12 @@
-"""Checks that a strategy gives the same tokens as plain decoding, and explains each difference."""
+"""Checks that a strategy gives what plain decoding of each prompt alone gives: the tokens, and the bits behind them.
+
+Where the backend keeps bits (`jaxinfer.ops.backend.Backend.keeps_bits`), a strategy that promises identical tokens must
+also give the same log-probabilities, bit for bit. Elsewhere programs of different shapes round differently, and a
+margin within the rounding error explains another token.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax.numpy as jnp
@@ -9,14 +14,15 @@ import numpy as np
 
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.oracle import retell
+from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.results import GenerationResult
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
 
-# The largest difference between the logits of programs of different shapes. For the narrow dtypes it is the rounding
-# error that a trained model accumulates over its layers; an explanation is weaker there.
+# The largest difference between the logits of programs of different shapes, where bits are not kept. For the narrow
+# dtypes it is the rounding error that a trained model accumulates over its layers; an explanation is weaker there.
 NUMERIC_ERROR = (("float64", 1e-10), ("float32", 1e-4), ("float16", 0.05), ("bfloat16", 0.25))
 
 
@@ -47,7 +53,12 @@ class Divergence:
 
 @dataclass(frozen=True)
 class TextAudit:
-    """The comparison of one prompt's two outputs, and the strategy's counters."""
+    """The comparison of one prompt's two outputs, and the strategy's counters.
+
+    ``bits_equal`` tells whether the tokens and all their log-probabilities are the same in every bit. The
+    ``largest_difference`` is that of the log-probabilities before the first other token. If it ``needs_bits``, nothing
+    but equal bits passes. ``plain_tokens`` is plain decoding's output.
+    """
 
     new_tokens: int
     steps: int
@@ -55,10 +66,16 @@ class TextAudit:
     accepted: int
     accepted_deep: int
     divergence: Divergence | None
+    bits_equal: bool
+    largest_difference: float
+    needs_bits: bool
+    plain_tokens: tuple[int, ...]
 
     @property
     def passes(self) -> bool:
         """Tell whether the outputs are identical or their difference is explained."""
+        if self.needs_bits:
+            return self.bits_equal
         return self.divergence is None or self.divergence.is_explained
 
 
@@ -72,20 +89,35 @@ def audit_texts(
     batch_size: int,
     tolerance: float,
 ) -> Iterator[TextAudit]:
-    """Run plain decoding and a strategy on the same batches; ``tolerance`` is the numeric error."""
+    """Compare a strategy's batches with plain decoding of each prompt alone; ``tolerance`` is the numeric error."""
+    reporting = replace(sampling, logprobs=True)
+    needs_bits = model.programs.decoder.backend.keeps_bits and parse_strategy(strategy).exactness == "identical"
 
-    def batches(name: str | Strategy) -> Iterator[list[GenerationResult]]:
-        return model.generate_batches(
-            prompts, max_new_tokens=max_new_tokens, sampling=sampling, strategy=name, batch_size=batch_size
+    def results(name: str | Strategy, batch_size: int) -> Iterator[GenerationResult]:
+        for batch in model.generate_batches(
+            prompts, max_new_tokens=max_new_tokens, sampling=reporting, strategy=name, batch_size=batch_size
+        ):
+            yield from batch
+
+    both = zip(results("autoregressive", 1), results(strategy, batch_size), strict=True)
+    for prompt, (expected, found) in zip(prompts, both, strict=True):
+        divergence = explain(model, prompt, expected.tokens, found.tokens, sampling, tolerance)
+        shared = len(found.tokens) if divergence is None else divergence.position
+        plain, other = (np.asarray(result.logprobs[:shared]) for result in (expected, found))
+        stats = found.stats
+        yield TextAudit(
+            stats.new_tokens,
+            stats.steps,
+            stats.drafted,
+            stats.accepted,
+            sum(stats.accepted_by_depth[1:]),
+            divergence,
+            # Bytes, because NaN differs from itself and the zeros do not differ.
+            bits_equal=divergence is None and plain.tobytes() == other.tobytes(),
+            largest_difference=float(np.max(np.abs(plain - other), initial=0.0)),
+            needs_bits=needs_bits,
+            plain_tokens=expected.tokens,
         )
-
-    ids = iter(prompts)
-    for plain, other in zip(batches("autoregressive"), batches(strategy), strict=True):
-        for expected, found in zip(plain, other, strict=True):
-            divergence = explain(model, next(ids), expected.tokens, found.tokens, sampling, tolerance)
-            stats = found.stats
-            deep = sum(stats.accepted_by_depth[1:])
-            yield TextAudit(stats.new_tokens, stats.steps, stats.drafted, stats.accepted, deep, divergence)
 
 
 def explain(

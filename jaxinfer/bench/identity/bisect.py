@@ -9,9 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.cache.layouts import DENSE
+from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.tapped_forward import tapped_forward
+
+# All results of a pass are kept: for a model of 135M parameters, 2 MB a token.
+LONGEST_TEXT = 256
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,14 @@ class Variant:
     cuts: tuple[int, ...] = ()
     siblings: int = 0
     spare_slots: int = 0
+
+    def __str__(self) -> str:
+        """Say how the text is run."""
+        ways = [f"as row {self.row} of {self.batch}"] if self.batch > 1 else []
+        ways += [f"cut after {' and '.join(str(cut) for cut in self.cuts)} tokens"] if self.cuts else []
+        ways += [f"beside {self.siblings} nodes of a tree"] if self.siblings else []
+        ways += [f"with {self.spare_slots} spare slots"] if self.spare_slots else []
+        return ", ".join(ways) or "alone"
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,42 @@ class Difference:
         """The operation's layer; None outside of all."""
         names = [name for name in self.operation.split(".") if name.startswith("layer_")]
         return int(names[0].removeprefix("layer_")) if names else None
+
+
+def check_bisects(lm: LanguageModel) -> None:
+    """Raise InvalidOption for a model whose operations cannot be looked at one by one, or whose cache forgets."""
+    if lm.programs.partitioner.mesh is not None:
+        raise InvalidOption("a model on a mesh cannot be bisected: run it on one device")
+    if lm.programs.decoder.backend.scan_layers:
+        raise InvalidOption("layers in a scan, as on TPUs and GPUs, cannot be bisected: run the model on a CPU")
+    if lm.programs.layout != DENSE:
+        raise InvalidOption("a model with a streaming cache cannot be bisected: use the dense cache")
+
+
+def usual_variants(length: int) -> tuple[Variant, ...]:
+    """Return a text alone in one pass, and what may not change its bits: neighbours, a cut, a tree, spare slots."""
+    return (
+        Variant(),
+        Variant(batch=3, row=2),
+        Variant(cuts=(length // 2,)),
+        Variant(siblings=3),
+        Variant(spare_slots=64),
+    )
+
+
+def bisect_texts(lm: LanguageModel, texts: Sequence[Sequence[int]]) -> tuple[int, Difference] | None:
+    """Return the first text with a difference between its `usual_variants`, by its index, and the difference.
+
+    Texts are cut after `LONGEST_TEXT` tokens, and repeated up to the longest one's length: so all have one shape and
+    are compiled once, and tokens do not depend on what comes after them.
+    """
+    check_bisects(lm)
+    length = min(max(map(len, texts)), LONGEST_TEXT)
+    for index, text in enumerate(texts):
+        found = first_difference(lm, np.resize(text, length).tolist(), usual_variants(length))
+        if found is not None:
+            return index, found
+    return None
 
 
 def first_difference(lm: LanguageModel, tokens: Sequence[int], variants: Sequence[Variant]) -> Difference | None:

@@ -28,6 +28,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=1)
 class StrategyOutcome:
     """The result of one strategy: of ``texts`` outputs, how many are identical to plain decoding's, or explained.
 
+    Of the identical ones, ``bits_equal`` also have its log-probabilities in every bit.
     ``failure`` says why the strategy does not pass.
     """
 
@@ -39,6 +40,7 @@ class StrategyOutcome:
     steps: int = 0
     accepted: int = 0
     failure: str | None = None
+    bits_equal: int = 0
 
     @property
     def passes(self) -> bool:
@@ -50,6 +52,8 @@ class StrategyOutcome:
         if self.failure:
             return f"FAILED  {self.strategy}: {self.failure}"
         said = f"ok      {self.strategy}: {self.identical} of {self.texts} texts identical"
+        if self.bits_equal:
+            said += f", {self.bits_equal} in every bit"
         if self.explained:
             said += f", {self.explained} explained by rounding"
         return f"{said}; {self.tokens} tokens in {self.steps} steps, {self.accepted} drafts accepted"
@@ -120,20 +124,22 @@ def _audit(name: str, model: LanguageModel, prompts: list[list[int]], max_new_to
         )
     ]
     identical = sum(audit.divergence is None for audit in audits)
-    passed = sum(audit.passes for audit in audits)
+    failed = [audit for audit in audits if not audit.passes]
+    explained = sum(audit.passes and audit.divergence is not None for audit in audits)
     failure = None
-    if passed < len(audits):
-        first = next(audit.divergence for audit in audits if not audit.passes)
-        failure = f"{len(audits) - passed} of {len(audits)} texts are others, without explanation; the first: {first}"
+    if failed:
+        first = failed[0].divergence or f"log-probabilities differ by {failed[0].largest_difference:.1e}"
+        failure = f"{len(failed)} of {len(audits)} texts are others, without explanation; the first: {first}"
     return StrategyOutcome(
         name,
         len(audits),
         identical,
-        passed - identical,
+        explained,
         sum(audit.new_tokens for audit in audits),
         sum(audit.steps for audit in audits),
         sum(audit.accepted for audit in audits),
         failure,
+        sum(audit.bits_equal for audit in audits),
     )
 
 
