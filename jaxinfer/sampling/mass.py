@@ -1,8 +1,11 @@
 """Sums of a vocabulary's probabilities, each row's in one order: independent of the other rows and of their number."""
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -45,10 +48,20 @@ def best_logit(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     return jnp.where(jnp.isfinite(best), best, 0)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _log_total(logits: Array, best: Array, backend: Backend | None) -> Array:
     if _has_kernel(logits, backend):
         return _by_kernel(logits, best, jnp.full_like(best, -jnp.inf))[1]
     return jnp.log(jnp.sum(jnp.exp(logits - best[..., None]), axis=-1))
+
+
+@_log_total.defjvp
+def _log_total_jvp(backend: Backend | None, primals: Any, tangents: Any) -> Any:
+    # The kernel has no gradient.
+    logits, best = primals
+    log_total = _log_total(logits, best, backend)
+    shares = jnp.exp(logits - (best + log_total)[..., None])
+    return log_total, jnp.sum(shares * tangents[0], axis=-1) - tangents[1]
 
 
 def _has_kernel(logits: Array, backend: Backend | None) -> bool:

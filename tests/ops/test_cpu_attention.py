@@ -219,6 +219,19 @@ def test_hidden_keys_count_for_nothing_whatever_they_are(key):
     np.testing.assert_array_equal(attend_by_xla(query, keys, values, 0, mask), expected)
 
 
+@pytest.mark.parametrize("tokens", [1, BLOCK + 1])
+def test_slots_outside_of_all_that_is_seen_are_not_read(tokens):
+    """Not even those that share a vector with the first or the last one that is."""
+    rng = np.random.default_rng(14)
+    query, (keys, values) = drawn(rng, (1, 1, 1, tokens, 8)), drawn(rng, (2, 1, 1, 300, 8))
+    mask = np.zeros((1, tokens, 300), bool)
+    mask[..., 133:205] = True
+    expected = attend_by_xla(query, keys, values, 0, mask)
+    for array in (keys, values):
+        array[:, :, :133] = array[:, :, 205:] = np.nan
+    np.testing.assert_array_equal(attend_by_xla(query, keys, values, 0, mask), expected)
+
+
 def test_great_and_small_scores():
     """Weights far apart neither overflow nor become nothing where they are all small."""
     query, keys, values = few_queries(11)

@@ -116,3 +116,17 @@ def test_kernels_and_xla_agree():
 def test_other_numbers_are_refused():
     with pytest.raises(ValueError, match="no masses"):
         total_masses(jnp.zeros((2, 8), jnp.bfloat16), jnp.zeros(2), jnp.zeros(2))
+
+
+def test_log_probabilities_have_the_gradient_of_softmax():
+    logits, tokens = jnp.asarray(drawn(np.random.default_rng(3), (2, 3, 40))), jnp.arange(6).reshape(2, 3)
+    found, of_all = (
+        jax.grad(compute)(logits)
+        for compute in (
+            lambda logits: log_probabilities(logits, tokens, BACKEND).sum(),
+            lambda logits: (log_softmax(logits, BACKEND) * jax.nn.one_hot(tokens, 40)).sum(),
+        )
+    )
+    expected = jax.nn.one_hot(tokens, 40) - jax.nn.softmax(logits)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(of_all, expected, atol=1e-6)

@@ -17,6 +17,7 @@ from jaxinfer.notation import DATA, TENSOR, Array, Bool, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rows import take_pairs
 from jaxinfer.ops.top_k import top_k
+from jaxinfer.sampling.mass import log_sum_exp
 from jaxinfer.sampling.transforms import edit_logits
 
 
@@ -91,7 +92,8 @@ def extend(
     is_still_B = state.done_B | state.waits_B
     if logits_QV.dtype != jnp.float64:
         logits_QV = logits_QV.astype(jnp.float32)
-    log_p_QV = jax.nn.log_softmax(logits_QV, axis=-1)
+    # As plain decoding reports them, in every bit.
+    log_p_QV = logits_QV - log_sum_exp(logits_QV, backend)[:, None]
     # Penalties change log-probabilities in a search, but logits in the greedy search that one beam is.
     edited_Q1V = edit_logits(
         (logits_QV if width == 1 else log_p_QV)[:, None],

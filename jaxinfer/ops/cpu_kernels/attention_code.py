@@ -280,7 +280,7 @@ def _short_piece(vectors: Vectors) -> str:
         batch = code.arithmetic("sdiv", item, groups)
         operands = f"ptr %record, i64 {batch}, i64 {row}, i64 {count}"
         first, last = (code.value(f"call i64 @seen({operands}, i1 {end})") for end in ("false", "true"))
-        return code.arithmetic("and", first, -lanes), last
+        return first, last
 
     def scores_of(item: str) -> str:
         return code.at("float", scratch, code.arithmetic("mul", item, code.arithmetic("mul", rows, slots)))
@@ -303,6 +303,7 @@ def _short_piece(vectors: Vectors) -> str:
     item, row = code.arithmetic("sdiv", place, rows), code.arithmetic("srem", place, rows)
     # All rows' slots, for sums of all rows read the weights of all of these.
     first, last = seen(item, "0", rows)
+    first = code.arithmetic("and", first, -lanes)
     _soften_row(code, item, row, first, last, code.at("float", scratch, code.arithmetic("mul", place, slots)))
     code.effect("ret void")
 
@@ -339,7 +340,7 @@ def _long_piece(vectors: Vectors) -> str:
     count = code.smaller(code.arithmetic("sub", rows, row), BLOCK)
     operands = f"ptr %record, i64 {code.arithmetic('sdiv', item, groups)}, i64 {row}, i64 {count}"
     first, last = (code.value(f"call i64 @seen({operands}, i1 {end})") for end in ("false", "true"))
-    first = code.arithmetic("and", first, -lanes)
+    aligned = code.arithmetic("and", first, -lanes)
     size = code.arithmetic("mul", code.arithmetic("add", slots, lanes), 4 * BLOCK)
     scores = code.value(f"call ptr @malloc(i64 {size})")
     totals = code.at("float", scores, code.arithmetic("mul", slots, BLOCK))
@@ -347,7 +348,7 @@ def _long_piece(vectors: Vectors) -> str:
     code.effect(f"call void @score({operands})")
     with code.repeated("each_row", 0, count) as each_row:
         of_row = code.at("float", scores, code.arithmetic("mul", each_row.index, slots))
-        _soften_row(code, item, code.arithmetic("add", row, each_row.index), first, last, of_row)
+        _soften_row(code, item, code.arithmetic("add", row, each_row.index), aligned, last, of_row)
     with code.repeated("each_part", 0, code.ceiling(numbers, width)) as part:
         column = code.arithmetic("mul", part.index, width)
         code.effect(f"call void @add_values({operands}, ptr {totals}, i64 {column})")

@@ -104,6 +104,15 @@ def test_a_stream_gives_the_whole_text_when_the_search_has_ended(lm, best):
     assert pieces[-1].result is not None
 
 
+def test_one_beam_reports_the_log_probabilities_of_plain_decoding(lm):
+    """To the bit, because they are of the same tokens after the same text."""
+    sampling = SamplingParams(ignore_eos=True, logprobs=True)
+    greedy = lm.generate(PROMPTS, max_new_tokens=20, sampling=sampling)
+    beams = lm.generate(PROMPTS, max_new_tokens=20, sampling=sampling, strategy=BeamSearch(1))
+    assert [result.tokens for result in beams] == [result.tokens for result in greedy]
+    assert [result.logprobs for result in beams] == [result.logprobs for result in greedy]
+
+
 def test_as_many_beams_as_tokens_find_the_most_probable_pair_of_tokens(lm):
     """With nothing cut away after the first token, a search for two is exhaustive."""
     ids = lm.tokenizer.encode(PROMPTS[0])
