@@ -102,14 +102,14 @@ def test_sums_are_those_made_by_hand() -> None:
 
 def test_a_batch_takes_as_long_as_its_slowest_row_and_has_no_times_for_a_part() -> None:
     """The third row only fills the batch up: it is not a prompt, but the batch waits for it."""
-    rows = (stats(13, 6, 6.0, 18, (6,)), stats(5, 2, 2.0, 6, (2,)), stats(17, 8, 8.0, 24, (8,)))
+    rows = (stats(13, 6, 6.0, 18, (6,)), stats(5, 4, 4.0, 12, (0,)), stats(17, 8, 8.0, 24, (8,)))
     groups = [group(("a", "b"), *rows, seconds=4.0, plain=8.0)]
     found = tally(groups)
-    assert (found.prompts, found.tokens, found.steps) == (2, 16, 8)
+    assert (found.prompts, found.tokens, found.steps) == (2, 16, 10)
     assert found.speed_up == pytest.approx(2.0)
     assert found.predicted_speed_up == pytest.approx(16 * 2.0 / (8 * 5.0))
     part = tally(groups, "b")
-    assert (part.prompts, part.tokens_per_step) == (1, 2.0)
+    assert (part.prompts, part.tokens_per_step) == (1, 1.0)
     assert (part.speed_up, part.predicted_speed_up, part.tokens_per_second) == (None, None, None)
     assert tally([]).speed_up is None
 
