@@ -1,4 +1,4 @@
-"""The strategy decides only the speed: every registered one writes what plain decoding writes with the same seed.
+"""The strategy decides only the speed: every registered one writes what plain decoding writes, in every bit.
 
 Each strategy meets one family here, by name, with every way of sampling, early ends and forced texts in one compiled
 program; the wide run has each meet all families; the full product, rows alone among it, of fully optimised programs, is
@@ -16,7 +16,7 @@ from tests.decoding.covered_models import LIMITS, MODELS, Covered, cover_random
 from tests.decoding.identity import check_covered, check_forced, check_screened
 from tests.decoding.strategy_cases import CASES
 
-Cover = Callable[[str], Covered]
+Cover = Callable[..., Covered]
 
 # What a strategy does in one row may depend on the others here, and may not show.
 ALONE = ("draft_model", "prompt_lookup")
@@ -26,19 +26,27 @@ MEETINGS = [
 ]
 
 
-# What each family's weights are in every run.
+# What each family's weights are in every run; the wide run has all others.
 DTYPES = {"gemma2": "bfloat16", "opt": "float16", "gpt2": "float32"}
+OTHER_DTYPES = [
+    (name, model, dtype)
+    for name in CASES
+    for model in MODELS
+    for dtype in ("float32", "bfloat16", "float16")
+    if dtype != DTYPES[model]
+]
 
 
 @pytest.fixture(scope="module")
 def covered() -> Cover:
     """Return a function that makes each model, with its texts, once."""
-    made: dict[str, Covered] = {}
+    made: dict[tuple[str, str], Covered] = {}
 
-    def get(name: str) -> Covered:
-        if name not in made:
-            made[name] = cover_random(name, DTYPES[name])
-        return made[name]
+    def get(name: str, dtype: str | None = None) -> Covered:
+        key = name, dtype or DTYPES[name]
+        if key not in made:
+            made[key] = cover_random(*key)
+        return made[key]
 
     return get
 
@@ -87,6 +95,13 @@ def test_texts_of_single_rows_are_those_of_plain_decoding(covered, name):
 @pytest.mark.parametrize(("name", "model"), MEETINGS)
 def test_texts_of_every_family_are_those_of_plain_decoding(covered, name, model):
     one = covered(model)
+    check_covered(one, CASES[name].strategy(model, one.lm, one.whole.texts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "model", "dtype"), OTHER_DTYPES)
+def test_texts_of_every_dtype_are_those_of_plain_decoding(covered, name, model, dtype):
+    one = covered(model, dtype)
     check_covered(one, CASES[name].strategy(model, one.lm, one.whole.texts))
 
 
