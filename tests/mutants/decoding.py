@@ -134,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
         f"{_TREES}/merge.py",
         "reach_BM = jnp.min(jnp.where(ancestors_BMM, gains_BM[:, None, :], jnp.inf), axis=-1)",
         "reach_BM = gains_BM",
-        f"{_OF_STRATEGIES}/test_sum_of_drafters.py::test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors",
+        f"{_OF_STRATEGIES}/test_sum_of_drafters.py::test_a_node_that_gains_much_below_one_that_gains_little_waits_for_it",
     ),
     Fault(
         "a sum counts hits of all kinds of drafts as one",

@@ -63,10 +63,10 @@ FAULTS: tuple[Fault, ...] = (
         _DECODES,
     ),
     Fault(
-        "flash_decode sees a block that ends one slot after the start as a whole",
+        "flash_decode sees a block that ends one slot after the new token as a whole",
         _ORDER,
         "is_old = first_slot + slots <= start",
-        "is_old = first_slot + slots <= start + 1",
+        "is_old = first_slot + slots <= start + 2",
         _DECODES,
     ),
     Fault(

@@ -39,10 +39,12 @@ class Layout:
 
 ORDINARY = (
     Layout((4, 2, 64), 2, 16, 18, window=70),
-    Layout((2, 2, 128), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
+    # Two heads share a group of lanes, each with its own scales.
+    Layout((2, 2, 64), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
 )
 LAYOUTS = (
     *ORDINARY,
+    Layout((2, 2, 128), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
     Layout((4, 2, 128), 1, 16, 20),
     Layout((4, 4, 64), 8, 64, 5, dtype="int8", window=70),
     Layout((6, 2, 96), 2, 128, 3, dtype="bfloat16", window=200),

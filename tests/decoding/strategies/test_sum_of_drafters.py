@@ -123,6 +123,17 @@ def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec
     assert sum(row.counts.drafted - row.counts.accepted for row in rows) > 0
 
 
+def test_a_node_that_gains_much_below_one_that_gains_little_waits_for_it():
+    """Of the root's two children the second gains more than the first, but less than the first one's child."""
+    tree = DraftTree(
+        jnp.asarray([[7, 8, 9, 10]]), jnp.asarray([[0, 0, 1, 0]]), jnp.ones((1, 4), bool), jnp.ones((1, 4), bool)
+    )
+    gains_BM = jnp.asarray([[1.0, 0.1, 0.9, 0.5]])
+    for count, tokens in ((2, [7, 10]), (3, [7, 8, 10])):
+        chosen, _ = selected(tree, ancestors(tree.parents_BM), gains_BM, count, float32_backend())
+        assert chosen.tokens_BM.tolist() == [tokens]
+
+
 def test_what_is_not_a_number_gains_nothing_and_the_root_stays():
     tree = chain(jnp.asarray([[7, 8, 9, 10]]), jnp.ones((1, 4), bool))
     gains_BM = jnp.asarray([[1.0, *[np.nan] * 3]], jnp.float32)

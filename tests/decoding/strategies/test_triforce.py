@@ -64,6 +64,8 @@ def test_a_budget_that_holds_the_text_drafts_what_the_target_draws(lm, asked):
     rows = run(lm, asked, replace(SMALL, budget=184))
     for row in rows:
         assert row.counts.accepted == row.counts.drafted > 0
+        # The last draft leaves room for the token that verifying gives.
+        assert row.counts.accepted + row.counts.steps == NUM_NEW - 1
         assert row.counts.steps == -(-(NUM_NEW - 1) // (DEPTH + 1))
 
 
