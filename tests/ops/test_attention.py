@@ -1,6 +1,7 @@
-"""Attention, its masks, products and embeddings against plain NumPy."""
+"""Attention, its masks, products and embeddings by XLA against plain NumPy; the CPU's kernels have their own tests."""
 
 import itertools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -15,8 +16,8 @@ from jaxinfer.ops.masks import causal_ancestors, visible_slots
 from jaxinfer.ops.matmul import linear, product
 from tests.toys import float32_backend
 
-FLOAT32 = float32_backend()
-BFLOAT16 = choose_backend("bfloat16", "cpu")
+FLOAT32 = replace(float32_backend(), cpu_kernels=False)
+BFLOAT16 = replace(choose_backend("bfloat16", "cpu"), cpu_kernels=False)
 
 
 ATTENTION = tuple(
