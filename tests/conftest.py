@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,8 @@ QUICK = (
     "test_bad_input.py",
     "test_language_model.py",
 )
+# Bytes that a worker may hold before its programs are freed, which are then read again where they are needed again.
+MUCH_MEMORY = 3 * 2**29
 # The files that take minutes, first, so that no worker is left alone with one at the end.
 LONG = (
     "test_on_devices.py",
@@ -76,11 +79,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free a file's programs, which the next hardly needs: without this a worker grows to gigabytes."""
-    if nextitem is None or nextitem.path != item.path:
-        jax.clear_caches()
-        gc.collect()
-        if sys.platform == "linux":
+    """Free programs after a file's tests, once a worker holds much: without this it grows to several gigabytes."""
+    if sys.platform == "linux" and nextitem is not None and nextitem.path != item.path:
+        resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        if resident_pages * resource.getpagesize() > MUCH_MEMORY:
+            jax.clear_caches()
+            gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
 
 
