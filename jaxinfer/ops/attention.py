@@ -1,4 +1,4 @@
-"""Grouped-query attention of new tokens against flat keys and values, in plain XLA."""
+"""Grouped-query attention of new tokens against flat keys and values, by XLA or by the CPU kernels."""
 
 from typing import Any, NamedTuple
 

@@ -63,8 +63,7 @@ def attend_to_seen(
         given = (*arrays, mask_BTE)
         raise ValueError(f"{', '.join(f'{array.dtype}{array.shape}' for array in given)} do not fit")
     turn_B = jnp.clip(jnp.asarray(order.turn_B, jnp.int32), order.near_slots, order.ring_end)
-    ends = (jnp.full_like(turn_B, each) for each in (order.near_slots, order.ring_end))
-    near_B, end_B = ends
+    near_B, end_B = (jnp.full_like(turn_B, each) for each in (order.near_slots, order.ring_end))
     walk_B3 = jnp.stack([near_B, turn_B, end_B], axis=1)
     sees_none_BT = ~jnp.any(mask_BTE, axis=2)
     mask_BTE = mask_BTE | sees_none_BT[..., None]

@@ -24,7 +24,6 @@ def _soften(vectors: Vectors) -> str:
     lanes, wide = vectors.lanes, vectors.wide
     code = Code("internal void @soften(ptr %scores, ptr %mask, i64 %begin, i64 %end, float %softcap) #0")
     cap = vectors.spread(code, "%softcap")
-    # A vector has no conditions: without a cap, tangents are computed of numbers by 1, and not used.
     has_cap = code.value("fcmp one float %softcap, 0.0")
     code.branch(has_cap, "capped", "masked")
     code.start("capped")
