@@ -31,3 +31,23 @@ class WriteFailed(JaxinferError, OSError):
 
 class DownloadFailed(JaxinferError, ConnectionError):
     """A file could not be fetched: the hub is unreachable, or a checksum does not match."""
+
+
+class EngineError(JaxinferError, RuntimeError):
+    """A request could not be served; the message says why."""
+
+
+class EngineClosed(EngineError):
+    """The engine is closed, or closes."""
+
+
+class EngineBusy(EngineError):
+    """Too many requests wait already: try again later."""
+
+
+class RequestCancelled(EngineError):
+    """The request was cancelled."""
+
+
+class RequestTimedOut(EngineError):
+    """The request took longer than its timeout."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -38,6 +38,10 @@ from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.start_times import Clock, LoadTimes
 from jaxinfer.text_generation import TextRequest, cut_batches, run_requests
 from jaxinfer.tokenizers import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:  # few use an engine
+    from jaxinfer.engine.config import EngineConfig
+    from jaxinfer.engine.engine import Engine
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -177,6 +181,7 @@ class LanguageModel:
         self.load_times = load_times or LoadTimes()
         self._checkpoint = checkpoint
         self._resolved: dict[Strategy, Strategy] = {}
+        self._has_engine = False
         if tokenizer is not None:
             self.tokenizer = tokenizer
 
@@ -248,6 +253,48 @@ class LanguageModel:
         if len(requests) != 1:
             raise InvalidOption(f"streaming returns one sample, but n is {len(requests)}: use generate")
         return _stream_pieces(self._run(requests, resolved, 1, is_watched=True))
+
+    def engine(
+        self, config: "EngineConfig | None" = None, *, strategy: str | Strategy = "autoregressive", **options: Any
+    ) -> "Engine":
+        """Return an engine that serves requests as they come; ``options`` are those of `EngineConfig`.
+
+        A model has one engine at a time.
+        """
+        from jaxinfer.engine.config import engine_config
+        from jaxinfer.engine.engine import Engine
+
+        if self.programs.layout != DENSE:
+            raise InvalidOption("an engine has a paged cache of its own: load the model without another cache")
+        if config is not None and options:
+            raise InvalidOption(f"engine: give a configuration or options, not both: {', '.join(options)}")
+        config = config or engine_config(options)
+        if self._has_engine:
+            raise InvalidOption("this model has an engine that runs: close it first")
+        resolved = self.resolve(strategy)
+
+        def make_requests(prompts: list[Prompt], max_new_tokens: int, sampling: Any) -> list[TextRequest]:
+            return self._requests(prompts, max_new_tokens, sampling, resolved)
+
+        def closed() -> None:
+            self._has_engine = False
+
+        self._has_engine = True
+        try:
+            return Engine(
+                self.programs,
+                self.params,
+                resolved,
+                config,
+                max_len=self.max_len,
+                eos_token_ids=self.eos_token_ids,
+                tokenizer=self._tokenizer_or_none,
+                make_requests=make_requests,
+                on_close=closed,
+            )
+        except BaseException:
+            self._has_engine = False
+            raise
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
         """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`."""

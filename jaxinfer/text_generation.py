@@ -2,8 +2,9 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from jaxinfer.decoding.batch import Request
+from jaxinfer.decoding.batch import Request, RowCounts
 from jaxinfer.decoding.runner import Runner
 from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
 from jaxinfer.tokenizers import TextStream, Tokenizer
@@ -24,7 +25,7 @@ class TextRequest:
 
 
 @dataclass
-class _Row:
+class TextRow:
     """The output of one row so far; ``stream`` is None without a tokenizer."""
 
     request: TextRequest
@@ -59,6 +60,7 @@ class _Row:
 
     @property
     def ends_by_token(self) -> bool:
+        """Whether the last token is one that ends a text."""
         return bool(self.tokens) and self.tokens[-1] in self.stop_ids
 
 
@@ -89,7 +91,7 @@ def run_requests(
 
     ``is_watched`` updates often, for a reader who waits; so do stop strings.
     """
-    rows = [_start_row(request, stop_token_ids, tokenizer) for request in requests]
+    rows = [start_row(request, stop_token_ids, tokenizer) for request in requests]
     looks_often = is_watched or any(row.request.request.sampling.stop for row in rows)
     looks = iter(_FIRST_LOOKS)
     while True:
@@ -107,45 +109,64 @@ def run_requests(
     return [_finish_row(row, index, batch) for index, row in enumerate(rows)]
 
 
-def _mark_drafts(piece: StreamPiece, row: _Row, index: int, batch: Runner) -> StreamPiece:
+def _mark_drafts(piece: StreamPiece, row: TextRow, index: int, batch: Runner) -> StreamPiece:
     """Mark which of a piece's tokens were accepted from drafts."""
     end = len(row.tokens)
     return replace(piece, from_draft=tuple(batch.from_draft(index)[end - len(piece.tokens) : end]))
 
 
-def _start_row(request: TextRequest, stop_token_ids: Sequence[int], tokenizer: Tokenizer | None) -> _Row:
+def start_row(request: TextRequest, stop_token_ids: Sequence[int], tokenizer: Tokenizer | None) -> TextRow:
+    """Return the output of a request that has none yet."""
     params = request.request.sampling
     stream = None if tokenizer is None else TextStream(tokenizer, request.request.prompt, params.stop)
-    return _Row(request, frozenset() if params.ignore_eos else frozenset(stop_token_ids), stream)
+    return TextRow(request, frozenset() if params.ignore_eos else frozenset(stop_token_ids), stream)
 
 
-def _finish_row(row: _Row, index: int, batch: Runner) -> GenerationResult:
-    request, counts = row.request.request, batch.counts(index)
+def _finish_row(row: TextRow, index: int, batch: Runner) -> GenerationResult:
+    times = RowTimes(
+        batch.prefill_seconds, batch.decode_seconds, batch.compile_seconds, batch.prefill_bubble, batch.decode_bubble
+    )
+    wants_logprobs = row.request.request.sampling.logprobs
+    logprobs = batch.log_probabilities(index, len(row.tokens)) if wants_logprobs else []
+    return finish_row(row, batch.counts(index), logprobs, batch.from_draft(index), times)
+
+
+class RowTimes(NamedTuple):
+    """Where the time of a row's batch went, in seconds, and the bubbles of a pipeline; see `GenerationStats`."""
+
+    prefill_seconds: float
+    decode_seconds: float
+    compile_seconds: float
+    prefill_bubble: float = 0.0
+    decode_bubble: float = 0.0
+
+
+def finish_row(
+    row: TextRow, counts: RowCounts, logprobs: Sequence[float], from_draft: Sequence[bool], times: RowTimes
+) -> GenerationResult:
+    """Return the result of an output that has ended; lists may go on past its last token."""
+    request, num_tokens = row.request.request, len(row.tokens)
     # Prefill draws the first token, steps draw the others, including those past a stop string.
     by_steps = counts.new_tokens - 1
     return GenerationResult(
         prompt=row.request.text,
         text="" if row.stream is None else row.stream.text,
         tokens=tuple(row.tokens),
-        logprobs=tuple(batch.log_probabilities(index, len(row.tokens))) if request.sampling.logprobs else (),
+        logprobs=tuple(logprobs[:num_tokens]) if request.sampling.logprobs else (),
         finish_reason="stop" if row.is_cut or row.ends_by_token else "length",
         sample=request.sample,
-        from_draft=tuple(batch.from_draft(index)[: len(row.tokens)]),
+        from_draft=tuple(from_draft[:num_tokens]),
         stats=GenerationStats(
             prompt_tokens=len(request.prompt),
-            new_tokens=len(row.tokens),
+            new_tokens=num_tokens,
             steps=counts.steps,
             target_passes=counts.target_passes,
             tokens_per_step=by_steps / counts.steps if counts.steps else 0.0,
             drafted=counts.drafted,
             accepted=counts.accepted,
             accepted_by_depth=counts.accepted_by_depth,
-            prefill_seconds=batch.prefill_seconds,
-            decode_seconds=batch.decode_seconds,
-            compile_seconds=batch.compile_seconds,
-            tokens_per_second=(len(row.tokens) - 1) / batch.decode_seconds if batch.decode_seconds else 0.0,
+            tokens_per_second=(num_tokens - 1) / times.decode_seconds if times.decode_seconds else 0.0,
             seed=request.sampling.seed,
-            prefill_bubble=batch.prefill_bubble,
-            decode_bubble=batch.decode_bubble,
+            **times._asdict(),
         ),
     )

@@ -1,4 +1,4 @@
-"""The cache layouts that a user can choose: ``dense``, or ``streaming:sinks=4,window=1020``."""
+"""The cache layouts that a user can choose: ``dense``, ``paged:page=64``, or ``streaming:sinks=4,window=1020``."""
 
 from dataclasses import dataclass, fields
 
@@ -8,6 +8,18 @@ from jaxinfer.errors import InvalidOption
 @dataclass(frozen=True)
 class DenseLayout:
     """Keeps every token; layers with a window keep the tokens in their window."""
+
+
+@dataclass(frozen=True)
+class PagedLayout:
+    """Keeps every token, in pages of ``page`` slots; layers with a window keep all tokens too."""
+
+    page: int = 64
+
+    def __post_init__(self) -> None:
+        page = self.page
+        if isinstance(page, bool) or not isinstance(page, int) or page < 8 or page & (page - 1):
+            raise InvalidOption(f"cache paged: page={page!r} is not a power of two of 8 or more")
 
 
 @dataclass(frozen=True)
@@ -24,10 +36,10 @@ class StreamingLayout:
                 raise InvalidOption(f"cache streaming: {name}={value!r} is not a whole number of {least} or more")
 
 
-CacheLayout = DenseLayout | StreamingLayout
+CacheLayout = DenseLayout | PagedLayout | StreamingLayout
 
 DENSE = DenseLayout()
-_KINDS = (("dense", DenseLayout), ("streaming", StreamingLayout))
+_KINDS = (("dense", DenseLayout), ("paged", PagedLayout), ("streaming", StreamingLayout))
 
 
 def parse_layout(spec: str | CacheLayout) -> CacheLayout:

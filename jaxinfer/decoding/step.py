@@ -96,13 +96,19 @@ def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) 
     hidden_BTD, cache = forward_prompt(model, prompt_BT, counts_B, state.cache, chunk, state.context_lengths_B)
     last_B11 = jnp.clip(counts_B - 1, 0, num_tokens - 1)[:, None, None]
     hidden_B1D = jnp.take_along_axis(hidden_BTD, last_B11, axis=1)
+    state = draw_first(model, state._replace(cache=cache), hidden_B1D, jnp.where(state.finished_B, 0, 1))
+    return state, Prefilled(hidden_B1D[:, 0], num_tokens)
+
+
+def draw_first(
+    model: Model, state: DecodeState, hidden_B1D: Float[Array, "B 1 D"], count_B: Int[Array, " B"]
+) -> DecodeState:
+    """Append the token that follows a prompt, whose last token has this hidden state, to the rows with a count of 1."""
     logits_B1V = model.logits(hidden_B1D)
     backend = model.decoder.backend
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history, backend=backend)
-    emitted_B = jnp.where(state.finished_B, 0, 1)
     logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1, backend)
-    state = _append(state._replace(cache=cache), draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), emitted_B)
-    return state, Prefilled(hidden_B1D[:, 0], num_tokens)
+    return _append(state, draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), count_B)
 
 
 def decode_step(

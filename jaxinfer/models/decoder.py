@@ -11,7 +11,8 @@ import jax
 
 from jaxinfer.cache.dense import create_dense_cache
 from jaxinfer.cache.interface import Cache, LayeredCache, Placement
-from jaxinfer.cache.layouts import DENSE, CacheLayout, StreamingLayout
+from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout
+from jaxinfer.cache.paged import create_paged_cache, even_table
 from jaxinfer.cache.ring import create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import create_streaming_cache
 from jaxinfer.models.config import DecoderConfig, LayerKind
@@ -119,8 +120,8 @@ def create_cache(
 ) -> LayeredCache:
     """Return an empty cache for sequences of up to ``num_slots`` tokens.
 
-    Layers with a window get a ring if it is smaller than a dense cache. ``headroom`` is how many tokens past the
-    current one a decoding step may write. The ``layout`` must suit the model (`check_layout`).
+    Layers with a window get a ring if it is smaller than a dense cache, and pages if all do. ``headroom`` is how many
+    tokens past the current one a decoding step may write. The ``layout`` must suit the model (`check_layout`).
     """
     lanes = backend.cache_lanes(config.num_kv_heads * config.head_dim)
 
@@ -128,6 +129,9 @@ def create_cache(
         count = config.layers.count(kind)
         if isinstance(layout, StreamingLayout) and streams(kind, layout):
             return create_streaming_cache(count, batch, layout, headroom, lanes, backend)
+        if isinstance(layout, PagedLayout):
+            table_BX = even_table(batch, -(-num_slots // layout.page))
+            return create_paged_cache(count, 1 + table_BX.size, layout.page, table_BX, lanes, backend, kind.window)
         if kind.window is not None and ring_capacity(kind.window, headroom) < num_slots:
             return create_ring_cache(count, batch, kind.window, headroom, lanes, backend)
         window = kind.window if kind.window is not None and kind.window < num_slots else None

@@ -21,11 +21,16 @@ class Sinks(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The first ``extent`` slots of one layer of stacked keys or values: ``stack[layer, :, :extent]``, not copied."""
+    """The first ``extent`` slots of one layer of stacked keys or values: ``stack[layer, :, :extent]``, not copied.
+
+    With a table the stack holds pages ``[L, P, Z, F]``: slot s of row b is slot ``s % Z`` of page ``table_BX[b, s //
+    Z]``.
+    """
 
     stack_LBSF: Any
     layer: Any
     extent: int
+    table_BX: Any = None
 
     @property
     def dtype(self) -> Any:
@@ -39,7 +44,10 @@ class Layer(NamedTuple):
 
     def copied(self) -> Any:
         """Return the slots as an array ``[B, S, F]``."""
-        return self.stack_LBSF[self.layer, :, : self.extent]
+        if self.table_BX is None:
+            return self.stack_LBSF[self.layer, :, : self.extent]
+        pages_BXZF = self.stack_LBSF[self.layer, self.table_BX]
+        return pages_BXZF.reshape(pages_BXZF.shape[0], -1, self.num_lanes)[:, : self.extent]
 
 
 def attend(
@@ -78,7 +86,9 @@ def attend(
             near = scaled(sinks.query_BTNH)
             order = order or Order(sinks.count, jnp.full(query_BTNH.shape[:1], sinks.count), keys.extent)
         held = keys.stack_LBSF, values.stack_LBSF, keys.layer
-        mixed_BCRTH = attend_to_seen(scaled(query_BTNH), *held, mask_BTS, softcap or 0.0, near, order)
+        mixed_BCRTH = attend_to_seen(
+            scaled(query_BTNH), *held, mask_BTS, softcap or 0.0, near, order, table_BX=keys.table_BX
+        )
         return _by_head(mixed_BCRTH, query_BTNH, joined=1).astype(backend.compute_dtype)
     weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
         query_BTNH, keys, values, mask_BTS, scale, backend, softcap, sinks, num_kv_heads

@@ -84,6 +84,40 @@ def attend_to_layer(
     return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend)
 
 
+def attend_to_pages(
+    query_BTNH: Float[Array, "B T N H"],
+    keys_LPZF: Float[Array, "L P Z F"],
+    values_LPZF: Float[Array, "L P Z F"],
+    layer: Int[Array, ""] | int,
+    table_BX: Int[Array, "B X"],
+    seen: Seen,
+    scale: float,
+    backend: Backend,
+    *,
+    softcap: float | None = None,
+    window: int | None = None,
+    num_kv_heads: int | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attend as `attend_to_layer` does, to slots in the pages of ``cache[layer]`` that the rows' tables name.
+
+    The CPU kernels read pages where they lie, and a Pallas kernel does so for one new token; XLA gathers them first.
+    """
+    extent = seen.mask_BTS.shape[-1]
+    if query_BTNH.shape[1] == 1 and backend.mesh is None and choose_means(backend, keys_LPZF) == "kernel":
+        from pallas_kernels.paged_decode.op import PAGE_SIZES, paged_decode
+
+        # The kernel takes the lanes of its heads and no others.
+        if keys_LPZF.shape[2] in PAGE_SIZES and keys_LPZF.shape[3] == (num_kv_heads or 0) * query_BTNH.shape[3]:
+            options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+            options["interpret"] = backend.kernels == "interpret"
+            pages = keys_LPZF, values_LPZF, layer, table_BX, seen.start_B
+            query_BTNH = query_BTNH.astype(keys_LPZF.dtype)
+            return paged_decode(query_BTNH, *pages, **options).astype(backend.compute_dtype)
+    held = Layer(keys_LPZF, layer, extent, table_BX), Layer(values_LPZF, layer, extent, table_BX)
+    rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
+    return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+
+
 def attend_to_ring(
     query_BTNH: Float[Array, "B T N H"],
     keys_LBSF: Float[Array, "L B S F"],

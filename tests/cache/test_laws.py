@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.cache.dense import DenseCache, create_dense_cache
 from jaxinfer.cache.interface import Cache, Scores
+from jaxinfer.cache.paged import PagedCache, create_paged_cache
 from jaxinfer.cache.retrieval import RetrievalCache
 from jaxinfer.cache.ring import RingCache, create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import StreamingCache
@@ -54,6 +55,17 @@ class Layout:
             return np.asarray(cache.slots(jnp.asarray(positions)))
         return positions % cache.capacity if isinstance(cache, RingCache) else positions
 
+    def held(self, cache, row, positions):
+        """Return a row's keys and values of positions, ``[2, L, len(positions), K*H]``."""
+        if isinstance(cache, PagedCache):
+            table_X, size = np.asarray(cache.table_BX[row]), cache.page_size
+            return np.stack([buffer[:, table_X[positions // size], positions % size] for buffer in buffers(cache)])
+        return np.stack([buffer[:, row, self.slots(positions)] for buffer in buffers(cache)])
+
+
+def buffers(cache):
+    return np.asarray(cache.keys), np.asarray(cache.values)
+
 
 def dense(window=None) -> DenseCache:
     return create_dense_cache(LAYERS, ROWS, SLOTS, KV_HEADS * WIDTH, BACKEND, window)
@@ -77,6 +89,12 @@ def retrieval(budget) -> RetrievalCache:
     return RetrievalCache(jnp.zeros(shape), jnp.zeros(shape), zero_B, zero_B, budget)
 
 
+def paged(window=None) -> PagedCache:
+    """Return a cache whose rows have their pages in no order, with one that is nobody's between them."""
+    table_BX = np.array([[7, 2, 9, 3], [1, 8, 6, 4]], np.int32)
+    return create_paged_cache(LAYERS, 10, SLOTS // 4, table_BX, KV_HEADS * WIDTH, BACKEND, window)
+
+
 def filled_with_garbage(cache: Cache) -> Cache:
     """Return a cache whose keys and values mean nothing."""
     return jax.tree.map(lambda leaf: leaf + GARBAGE if leaf.ndim == 4 else leaf, cache)
@@ -85,6 +103,8 @@ def filled_with_garbage(cache: Cache) -> Cache:
 LAYOUTS: Mapping[str, Layout] = {
     "dense": Layout(dense),
     "dense-window-3": Layout(lambda: dense(3), 3),
+    "paged": Layout(paged),
+    "paged-window-3": Layout(lambda: paged(3), 3),
     "ring-window-1": Layout(lambda: ring(1), 1),
     "ring-window-3": Layout(lambda: ring(3), 3),
     "ring-window-7": Layout(lambda: ring(7), 7),
@@ -96,7 +116,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 # Of windows and sinks the ordinary run has one of each kind; of others the wide run.
-USUAL = ("dense", "dense-window-3", "ring-window-3", "retrieval-tail", "streaming-2-3")
+USUAL = ("dense", "dense-window-3", "paged", "ring-window-3", "retrieval-tail", "streaming-2-3")
 every_layout = pytest.mark.parametrize(
     "layout",
     [
@@ -178,8 +198,7 @@ def test_trees_see_what_was_kept_and_their_own_ancestors(layout, steps, seed):
             for row in range(ROWS):
                 length = kept[layer][row].shape[1]
                 needed = layout.needed(length)
-                slots = layout.slots(needed)
-                held = np.stack([cache.keys[layer, row, slots], cache.values[layer, row, slots]])
+                held = layout.held(cache, row, needed)[:, layer]
                 expected = kept[layer][row][:, needed]
                 np.testing.assert_array_equal(held.reshape(expected.shape), expected)
 
@@ -205,7 +224,7 @@ def test_prompts_in_chunks_see_what_is_before_them(layout, lengths, seed):
                 np.testing.assert_allclose(output_LBTNH[layer, row, position - start], expected_NH, atol=1e-5)
     for row, length in enumerate(lengths):
         needed = layout.needed(length)
-        held = np.asarray(cache.keys[:, row, layout.slots(needed)])
+        held = layout.held(cache, row, needed)[0]
         np.testing.assert_array_equal(
             held.reshape(LAYERS, len(needed), KV_HEADS, WIDTH), prompt[0, :, row, needed].swapaxes(0, 1)
         )

@@ -33,14 +33,17 @@ def operands_of(query, keys, values, layer, mask, softcap=0.0):
     ranges = [[np.flatnonzero(seen)[[0, -1]] + (0, 1) for seen in row] for row in mask]
     walk = np.tile(np.array([0, 0, extent], np.int32), (batch, 1))
     query_IXH = query.reshape(batch * heads, group * tokens, numbers)
-    cap = np.array([softcap], np.float32)
-    return query_IXH, query_IXH, np.array(layer, np.int32), keys, values, padded, np.array(ranges, np.int32), walk, cap
+    table, cap = np.arange(batch, dtype=np.int32)[:, None], np.array([softcap], np.float32)
+    return (
+        query_IXH, query_IXH, np.array(layer, np.int32), keys, values, table, padded, np.array(ranges, np.int32), walk,
+        cap,
+    )  # fmt: skip
 
 
 def attend_directly(query, keys, values, layer, mask, softcap=0.0, vectors=HOST):
     """Call the kernel as XLA does; it is compiled once for all shapes, where XLA compiles a program for each."""
     operands = operands_of(query, keys, values, layer, mask, softcap)
-    shape, slots = operands[0].shape, operands[5].shape[2]
+    shape, slots = operands[0].shape, operands[6].shape[2]
     shapes = shape, (scratch_numbers(*shape, slots, vectors),)
     return attention_calls(vectors).call(operands, shapes)[0].reshape(query.shape)
 
@@ -158,6 +161,27 @@ def test_what_lies_between_the_slots_that_a_query_sees_changes_no_bit(tokens):
         side_by_side = [stack[:, :, seen] for stack in (keys, values)]
         one = attend_directly(query[..., token : token + 1, :], *side_by_side, 0, np.ones((1, 1, len(seen)), bool))
         np.testing.assert_array_equal(one[..., 0, :], found[..., token, :])
+
+
+@pytest.mark.parametrize("tokens", [1, 6, BLOCK + 1])
+@pytest.mark.parametrize("size", [8, 64, 2 * CHUNK])
+def test_pages_change_no_bit_wherever_they_lie(size, tokens):
+    """Nor do pages past the last slot that is seen, which a table may not even have."""
+    rng = np.random.default_rng(size)
+    columns = -(-300 // size)
+    slots = size * columns
+    query, (keys, values) = drawn(rng, (2, 2, 1, tokens, 32)), drawn(rng, (2, 3, 2, slots, 72))
+    mask = rng.random((2, tokens, 300)) < 0.6
+    mask[0, :, 150:] = mask[1, :, :70] = False
+    expected = attend_directly(query, keys, values, 1, mask)
+    pages = rng.permutation(3 * columns).reshape(3, columns)[:2]
+    pools = [np.full((3, 3 * columns, size, 72), np.nan, np.float32) for _ in range(2)]
+    for pool, dense in zip(pools, (keys, values)):
+        pool[:, pages] = dense.reshape(3, 2, columns, size, 72)
+    pages[0, -(-150 // size) :] = -5
+    pages[1, : 70 // size] = 10**6
+    found = attend_by_xla(query, *pools, 1, mask, table_BX=pages.astype(np.int32))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(("near", "turns", "end"), [(0, (100, 299), 300), (4, (4, 150), 256), (3, (280, 7), 290)])

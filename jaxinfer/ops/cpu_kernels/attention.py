@@ -33,29 +33,37 @@ def attends(dtype: Any, head_dim: int) -> bool:
 
 def attend_to_seen(
     query_BCRTH: Float[Array, "B C R T H"],
-    keys_LBSF: Float[Array, "L B S F"],
-    values_LBSF: Float[Array, "L B S F"],
+    keys_LPZF: Float[Array, "L P Z F"],
+    values_LPZF: Float[Array, "L P Z F"],
     layer: Int[Array, ""] | int,
     mask_BTE: Bool[Array, "B T E"],
     softcap: float = 0.0,
     near_query_BCRTH: Float[Array, "B C R T H"] | None = None,
     order: Order | None = None,
+    table_BX: Int[Array, "B X"] | None = None,
 ) -> Float[Array, "B C R T H"]:
     """Attend from scaled queries to the first E slots of ``keys[layer]``; return the weighted means, in float32.
 
-    All inputs are float32. A slot has C heads of H numbers, and may have more. Slots that no query of a batch row sees
-    are not read. A query without visible slots gets the mean of all E. A ``softcap`` c bounds each score x by ``c *
-    tanh(x / c)``; 0 is none. ``order`` is that of the sequence (None: as the slots stand); ``near_query_BCRTH`` are the
-    queries of its first slots. Check `attends` first.
+    All inputs are float32. A slot has C heads of H numbers, and may have more. Slot s of row b is slot ``s % Z`` of
+    page ``table_BX[b, s // Z]``, clipped to the pages there are; without a table, each row has a page of its own. Slots
+    that no query of a batch row sees are not read. A query without visible slots gets the mean of all E. A ``softcap``
+    c bounds each score x by ``c * tanh(x / c)``; 0 is none. ``order`` is that of the sequence (None: as the slots
+    stand); ``near_query_BCRTH`` are the queries of its first slots. Check `attends` first.
     """
     batch, _, _, tokens, _ = query_BCRTH.shape
-    extent, shape = mask_BTE.shape[2], keys_LBSF.shape
+    extent, shape = mask_BTE.shape[2], keys_LPZF.shape
     near_query_BCRTH = query_BCRTH if near_query_BCRTH is None else near_query_BCRTH
     order = order or Order(0, jnp.zeros((batch,), jnp.int32), extent)
-    fits = shape[1] == batch and extent <= shape[2] and query_BCRTH.shape[1] * query_BCRTH.shape[4] <= shape[3]
-    are_alike = values_LBSF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
+    if table_BX is None:
+        # One page for each row.
+        fits = shape[1] == batch and extent <= shape[2]
+        table_BX = jnp.arange(batch)[:, None]
+    else:
+        fits = table_BX.shape[0] == batch and extent <= table_BX.shape[1] * shape[2]
+    fits &= query_BCRTH.shape[1] * query_BCRTH.shape[4] <= shape[3]
+    are_alike = values_LPZF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
     are_alike &= near_query_BCRTH.shape == query_BCRTH.shape and 0 <= order.near_slots <= order.ring_end <= extent
-    arrays = query_BCRTH, near_query_BCRTH, keys_LBSF, values_LBSF
+    arrays = query_BCRTH, near_query_BCRTH, keys_LPZF, values_LPZF
     # The kernel itself checks nothing.
     if not fits or not are_alike or any(each.dtype != jnp.float32 for each in arrays) or 0 in (
         *query_BCRTH.shape, *shape, extent
@@ -69,11 +77,22 @@ def attend_to_seen(
     mask_BTE = mask_BTE | sees_none_BT[..., None]
     # Scores of nothing but zeros have equal weights.
     queries = (jnp.where(sees_none_BT[:, None, None, :, None], 0, each) for each in (query_BCRTH, near_query_BCRTH))
-    return _attend(*queries, keys_LBSF, values_LBSF, layer, mask_BTE, walk_B3, softcap)
+    table_BX = jnp.clip(table_BX, 0, shape[1] - 1).astype(jnp.int32)
+    return _attend(*queries, keys_LPZF, values_LPZF, layer, table_BX, mask_BTE, walk_B3, softcap)
 
 
 @jax.custom_jvp
-def _attend(query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: Any, mask_BTE: Any, walk: Any, cap: Any):
+def _attend(
+    query_BCRTH: Any,
+    near_BCRTH: Any,
+    keys: Any,
+    values: Any,
+    layer: Any,
+    table_BX: Any,
+    mask_BTE: Any,
+    walk: Any,
+    cap: Any,
+) -> Any:
     batch, heads, group, tokens, numbers = query_BCRTH.shape
     extent = mask_BTE.shape[2]
     vectors = host_vectors()
@@ -89,7 +108,7 @@ def _attend(query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: An
         jax.ShapeDtypeStruct((count,), jnp.float32),
     )
     operands = (
-        query_IXH, near_IXH, jnp.asarray(layer, jnp.int32), keys, values, mask_BTP.astype(jnp.int8),
+        query_IXH, near_IXH, jnp.asarray(layer, jnp.int32), keys, values, table_BX, mask_BTP.astype(jnp.int8),
         ranges_BT2, walk, jnp.asarray(cap, jnp.float32).reshape(1),
     )  # fmt: skip
     means_IXH, _ = call("attend", attention_module, "float32", results, *operands)
@@ -100,11 +119,15 @@ def _attend(query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: An
 def _attend_jvp(primals: Any, tangents: Any) -> Any:
     *_, walk_B3, cap = primals
 
-    def reference(query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: Any, mask_BTE: Any) -> Any:
+    def reference(
+        query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: Any, table_BX: Any, mask_BTE: Any
+    ) -> Any:
         batch, heads, *_, numbers = query_BCRTH.shape
         extent = mask_BTE.shape[2]
         keys_BSCH, values_BSCH = (
-            stack[layer, :, :extent, : heads * numbers].reshape(batch, extent, heads, numbers)
+            stack[layer][table_BX]
+            .reshape(batch, -1, stack.shape[3])[:, :extent, : heads * numbers]
+            .reshape(batch, extent, heads, numbers)
             for stack in (keys, values)
         )
         precision = jax.lax.Precision.HIGHEST
@@ -117,4 +140,4 @@ def _attend_jvp(primals: Any, tangents: Any) -> Any:
         scores = jnp.where(mask_BTE[:, None, None], scores, jnp.finfo(jnp.float32).min)
         return jnp.einsum("bcrts,bsch->bcrth", jax.nn.softmax(scores), values_BSCH, precision=precision)
 
-    return jax.jvp(reference, primals[:6], tangents[:6])
+    return jax.jvp(reference, primals[:7], tangents[:7])

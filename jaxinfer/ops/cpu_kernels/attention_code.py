@@ -6,6 +6,9 @@ the same in every bit whatever lies between the slots that it sees, wherever a r
 rows and threads there are.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module, wait_for
 from jaxinfer.ops.cpu_kernels.product_code import dot_functions
@@ -22,19 +25,21 @@ BLOCK = 32
 _LINE = 16
 
 _RECORD = Record(
-    "q", "near", "k", "v", "mask", "ranges", "walk", "softcap", "y", "scratch", "rows", "numbers", "tokens", "slots",
-    "stride", "lines", "groups", "first_batch", "chunks", "blocks", "bands", "parts", "width", "scored", "softened",
+    "q", "near", "k", "v", "table", "mask", "ranges", "walk", "softcap", "y", "scratch", "rows", "numbers", "tokens",
+    "slots", "stride", "lines", "columns", "groups", "first_page", "chunks", "blocks", "bands", "parts", "width",
+    "scored", "softened",
 )  # fmt: skip
 
 
 def attention_module(vectors: Vectors) -> str:
-    """Return the assembly of ``handler(q, near, l, k, v, mask, ranges, walk, softcap) -> y, scratch``.
+    """Return the assembly of ``handler(q, near, l, k, v, table, mask, ranges, walk, softcap) -> y, scratch``.
 
-    q and near [I, X, H], k and v [L, B, S, F], y [I, X, H], softcap [1] and scratch [`scratch_numbers`] are float32;
-    mask [B, T, P] are bytes; l, ranges [B, T, 2] and walk [B, 3] are int32. I = B * C, F >= C * H, P is a multiple of
-    CHUNK. Row x of q[b * C + c] belongs to token t = x % T. It attends to part c of those slots ranges[b, t, 0] <= s <
-    ranges[b, t, 1] of k[l, b] and v[l, b] whose mask[b, t, s] is not 0, and reads no others but those that another
-    token of its row, or of its block of rows, may see. Slots before ``near_slots`` are multiplied with rows of near.
+    q and near [I, X, H], k and v [L, N, Z, F], y [I, X, H], softcap [1] and scratch [`scratch_numbers`] are float32;
+    mask [B, T, P] are bytes; l, table [B, W], ranges [B, T, 2] and walk [B, 3] are int32. I = B * C, F >= C * H, P is a
+    multiple of CHUNK. Slot s of batch row b is k[l, table[b, s / Z], s % Z], and so for v: N pages of Z slots. Row x of
+    q[b * C + c] belongs to token t = x % T. It attends to part c of those slots ranges[b, t, 0] <= s < ranges[b, t, 1]
+    whose mask[b, t, s] is not 0, and reads no others but those that another token of its row, or of its block of rows,
+    may see. Slots before ``near_slots`` are multiplied with rows of near.
 
     ``walk[b]`` is (near_slots, turn, ring_end): in the order of the sequence, slots are those before near_slots, then
     from turn to before ring_end, from near_slots to before turn, and from ring_end on. A softcap c that is not 0 bounds
@@ -43,7 +48,7 @@ def attention_module(vectors: Vectors) -> str:
     functions = [*dot_functions(vectors, "float32"), *soften_functions(vectors), *weighted_sum_functions(vectors)]
     own = [_scores(), _values(vectors), _seen(), _piece(), _short_piece(vectors), _long_piece(vectors)]
     plan = _Planner(vectors).plan
-    return make_module(vectors, [*functions, *own], _RECORD, (9, 2), plan)
+    return make_module(vectors, [*functions, *own], _RECORD, (10, 2), plan)
 
 
 def scratch_numbers(items: int, rows: int, numbers: int, slots: int, vectors: Vectors) -> int:
@@ -62,10 +67,11 @@ class _Planner:
         self.vectors = vectors
 
     def plan(self, code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
-        q, near, layer, k, v, mask, ranges, walk, softcap = arguments
+        q, near, layer, k, v, table, mask, ranges, walk, softcap = arguments
         items, rows, numbers = q.shape(code, 3)
-        layers, batches, lines, stride = k.shape(code, 4)
-        _, tokens, slots = mask.shape(code, 3)
+        layers, pages, lines, stride = k.shape(code, 4)
+        _, columns = table.shape(code, 2)
+        batches, tokens, slots = mask.shape(code, 3)
         groups = code.arithmetic("sdiv", items, batches)
         chunks, blocks = code.arithmetic("sdiv", slots, CHUNK), code.ceiling(rows, BLOCK)
         bands = code.ceiling(rows, tile_rows(self.vectors))
@@ -84,13 +90,13 @@ class _Planner:
             seen.left = code.arithmetic("add", seen.held, code.arithmetic("sub", last, first))
         of_slots = code.arithmetic("mul", code.arithmetic("mul", groups, numbers), 2)
         pointers = {
-            "q": q, "near": near, "k": k, "v": v, "mask": mask, "ranges": ranges, "walk": walk, "softcap": softcap,
-            "y": results[0], "scratch": results[1],
+            "q": q, "near": near, "k": k, "v": v, "table": table, "mask": mask, "ranges": ranges, "walk": walk,
+            "softcap": softcap, "y": results[0], "scratch": results[1],
         }  # fmt: skip
         integers = {
             "rows": rows, "numbers": numbers, "tokens": tokens, "slots": slots, "stride": stride, "lines": lines,
-            "groups": groups, "first_batch": code.arithmetic("mul", layer.layer(code, layers), batches),
-            "chunks": chunks, "blocks": blocks, "bands": bands, "parts": parts, "width": width, "scored": scored,
+            "columns": columns, "groups": groups, "chunks": chunks, "blocks": blocks, "bands": bands, "parts": parts,
+            "first_page": code.arithmetic("mul", layer.layer(code, layers), pages), "width": width, "scored": scored,
             "softened": softened,
         }  # fmt: skip
         places = {name: buffer.numbers for name, buffer in pointers.items()}
@@ -132,13 +138,24 @@ def _seen() -> str:
     return code.text()
 
 
-def _of_layer(code: Code, name: str, item: str) -> str:
-    """Return the address of slot 0 of an item's keys or values."""
-    groups, first_batch, lines, stride, numbers = _numbers(code, "groups", "first_batch", "lines", "stride", "numbers")
+@contextmanager
+def _in_pages(code: Code, block: str, name: str, item: str, first: str, last: str) -> Iterator[tuple[str, str, str]]:
+    """Repeat what is written inside for each page of an item's keys or values that has slots from first to before last.
+
+    It gets the first of these slots in the page, the one after the last, and the first one's address.
+    """
+    groups, columns, lines, stride, numbers = _numbers(code, "groups", "columns", "lines", "stride", "numbers")
     batch, group = code.arithmetic("sdiv", item, groups), code.arithmetic("srem", item, groups)
-    line = code.arithmetic("mul", code.arithmetic("add", first_batch, batch), lines)
-    place = code.arithmetic("add", code.arithmetic("mul", line, stride), code.arithmetic("mul", group, numbers))
-    return code.at("float", _RECORD.pointer(code, name), place)
+    row = code.arithmetic("mul", batch, columns)
+    pages = code.arithmetic("sdiv", first, lines), code.ceiling(last, lines)
+    with code.repeated(f"{block}_page", *pages) as column:
+        start = code.arithmetic("mul", column.index, lines)
+        begin, end = code.larger(first, start), code.smaller(last, code.arithmetic("add", start, lines))
+        page = _integer(code, _RECORD.pointer(code, "table"), code.arithmetic("add", row, column.index))
+        page = code.arithmetic("add", page, *_numbers(code, "first_page"))
+        line = code.arithmetic("add", code.arithmetic("mul", page, lines), code.arithmetic("sub", begin, start))
+        place = code.arithmetic("add", code.arithmetic("mul", line, stride), code.arithmetic("mul", group, numbers))
+        yield begin, end, code.at("float", _RECORD.pointer(code, name), place)
 
 
 def _walk(code: Code, batch: str) -> list[str]:
@@ -164,23 +181,23 @@ def _scores() -> str:
     parameters = "ptr %record, i64 %item, i64 %row, i64 %count, i64 %first, i64 %last, ptr %scores"
     code = Code(f"internal void @score({parameters}) #0")
     rows, numbers, slots, stride, groups = _numbers(code, "rows", "numbers", "slots", "stride", "groups")
-    keys = _of_layer(code, "k", "%item")
     near_slots, *_ = _walk(code, code.arithmetic("sdiv", "%item", groups))
     row = code.arithmetic("add", code.arithmetic("mul", "%item", rows), "%row")
     for name, first, last in (
         ("near", "%first", code.smaller("%last", near_slots)),
         ("q", code.larger("%first", near_slots), "%last"),
     ):
-        count = code.arithmetic("sub", last, first)
-        code.branch(code.value(f"icmp sgt i64 {count}, 0"), f"some_{name}", f"after_{name}")
-        code.start(f"some_{name}")
         query = code.at("float", _RECORD.pointer(code, name), code.arithmetic("mul", row, numbers))
-        places = code.at("float", keys, code.arithmetic("mul", first, stride))
-        _prefetch(code, f"ahead_{name}", places, code.smaller(count, CHUNK), stride, numbers)
-        integers = ", ".join(f"i64 {each}" for each in ("%count", count, numbers, numbers, stride, slots))
-        code.effect(f"call void @dots(ptr {query}, ptr {places}, ptr {code.at('float', '%scores', first)}, {integers})")
-        code.effect(f"br label %after_{name}")
-        code.start(f"after_{name}")
+        with _in_pages(code, name, "k", "%item", first, last) as (begin, end, places):
+            count = code.arithmetic("sub", end, begin)
+            code.branch(code.value(f"icmp sgt i64 {count}, 0"), f"some_{name}", f"after_{name}")
+            code.start(f"some_{name}")
+            _prefetch(code, f"ahead_{name}", places, code.smaller(count, CHUNK), stride, numbers)
+            integers = ", ".join(f"i64 {each}" for each in ("%count", count, numbers, numbers, stride, slots))
+            scores = code.at("float", "%scores", begin)
+            code.effect(f"call void @dots(ptr {query}, ptr {places}, ptr {scores}, {integers})")
+            code.effect(f"br label %after_{name}")
+            code.start(f"after_{name}")
     code.effect("ret void")
     return code.text()
 
@@ -195,7 +212,6 @@ def _values(vectors: Vectors) -> str:
     rows, numbers, slots, stride, groups, width = _numbers(
         code, "rows", "numbers", "slots", "stride", "groups", "width"
     )
-    values = code.at("float", _of_layer(code, "v", "%item"), "%column")
     columns = code.smaller(code.arithmetic("sub", numbers, "%column"), width)
     row = code.arithmetic("add", code.arithmetic("mul", "%item", rows), "%row")
     place = code.arithmetic("add", code.arithmetic("mul", row, numbers), "%column")
@@ -204,10 +220,14 @@ def _values(vectors: Vectors) -> str:
     near_slots, turn, ring_end = _walk(code, code.arithmetic("sdiv", "%item", groups))
     stretches = ("0", near_slots), (turn, ring_end), (near_slots, turn), (ring_end, slots)
     for index, (begin, end) in enumerate(stretches):
-        begin, end = code.larger(begin, "%first"), code.smaller(end, "%last")
-        with code.repeated(f"chunk_{index}", begin, end, CHUNK) as chunk:
+        stretch = code.larger(begin, "%first"), code.smaller(end, "%last")
+        with (
+            _in_pages(code, f"stretch_{index}", "v", "%item", *stretch) as (begin, end, values),
+            code.repeated(f"chunk_{index}", begin, end, CHUNK) as chunk,
+        ):
             count = code.smaller(code.arithmetic("sub", end, chunk.index), CHUNK)
-            places = code.at("float", values, code.arithmetic("mul", chunk.index, stride))
+            place = code.arithmetic("mul", code.arithmetic("sub", chunk.index, begin), stride)
+            places = code.at("float", values, code.arithmetic("add", place, "%column"))
             _prefetch(code, f"ahead_{index}", places, count, stride, columns)
             integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, numbers, columns))
             weights = code.at("float", "%weights", chunk.index)

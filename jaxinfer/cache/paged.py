@@ -1,0 +1,111 @@
+"""The paged cache: slots in pages that rows are given, share and return (PagedAttention, Kwon et al., 2309.06180).
+
+Pages of all layers lie in one pool ``[L, P, Z, K*H]``. A table names the pages of each row, in the order of its slots.
+Page 0 belongs to no row: what is written to it is dropped, so that a row without pages harms nobody. Who has which page
+is decided on the host; the programs only follow the table.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.cache.interface import Placement, Scores
+from jaxinfer.cache.slots import path_moves
+from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cache_attention import Seen, attend_to_pages
+from jaxinfer.ops.cache_write import as_rows
+from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.pages import move_in_pages, write_in_pages
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "table_BX"], meta_fields=["window"])
+@dataclass(frozen=True)
+class PagedCache:
+    """Keys and values ``[L, P, Z, K*H]``; slot s of row b is slot ``s % Z`` of page ``table_BX[b, s // Z]``.
+
+    Rows may share pages that they only read. ``window`` is how many tokens a query attends to, itself included; None
+    means all.
+    """
+
+    keys: Any
+    values: Any
+    table_BX: Any
+    window: int | None = None
+
+    @property
+    def page_size(self) -> int:
+        """Z: the slots of a page."""
+        return int(self.keys.shape[2])
+
+    @property
+    def num_slots(self) -> int:
+        """The slots that a row can have."""
+        return int(self.table_BX.shape[1]) * self.page_size
+
+    def place(
+        self,
+        start_B: Int[Array, " B"],
+        ancestors_BTT: Bool[Array, "#B T T"],
+        counts_B: Int[Array, " B"] | None = None,
+        extent: int | None = None,
+    ) -> Placement:
+        """Place new tokens in the slots from ``start_B`` on; padding is written too, past the committed tokens."""
+        slots_BT = start_B[:, None] + jnp.arange(ancestors_BTT.shape[-1], dtype=start_B.dtype)
+        mask_BTS = visible_slots(start_B, ancestors_BTT, extent or self.num_slots, self.window)
+        return Placement(slots_BT, mask_BTS, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
+
+    def attend(
+        self,
+        layer: Int[Array, ""] | int,
+        placement: Placement,
+        query_BTNH: Float[Array, "B T N H"],
+        keys_BTKH: Float[Array, "B T K H"],
+        values_BTKH: Float[Array, "B T K H"],
+        scores: Scores,
+        backend: Backend,
+    ) -> tuple[Float[Array, "B T N H"], "PagedCache"]:
+        """Write the new tokens, then attend to the slots of the placement's mask."""
+        places = self._places(placement.slots_BT)
+        keys, values = (
+            write_in_pages(pool, layer, *places, as_rows(rows_BTKH, pool))
+            for pool, rows_BTKH in ((self.keys, keys_BTKH), (self.values, values_BTKH))
+        )
+        options = {"softcap": scores.softcap, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}
+        pages = keys, values, layer, self.table_BX
+        mixed = attend_to_pages(query_BTNH, *pages, placement.seen, scores.scale, backend, **options)
+        return mixed, replace(self, keys=keys, values=values)
+
+    def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "PagedCache":
+        """Move the path's slots to the left; slots past ``count_B`` do not change."""
+        if path_BM.shape[1] == 1:
+            return self
+        moves = [self._places(start_B[:, None] + places_BM) for places_BM in path_moves(path_BM, count_B)]
+        keys, values = (move_in_pages(pool, *moves) for pool in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
+
+    def _places(self, slots_BT: Int[Array, "B T"]) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+        """Return the page of each slot, and its place there; past the last page for slots that a row does not have."""
+        size, pages = self.page_size, self.keys.shape[1]
+        column_BT = jnp.clip(slots_BT // size, 0, self.table_BX.shape[1] - 1)
+        page_BT = jnp.take_along_axis(self.table_BX, column_BT, axis=1)
+        is_held_BT = (slots_BT >= 0) & (slots_BT < self.num_slots) & (page_BT > 0)
+        return jnp.where(is_held_BT, page_BT, pages), slots_BT % size
+
+
+def create_paged_cache(
+    num_layers: int, num_pages: int, page_size: int, table_BX: Any, lanes: int, backend: Backend, window: int | None
+) -> PagedCache:
+    """Return a pool of zeros of so many pages, page 0 included, and the rows' tables."""
+    shape = (num_layers, num_pages, page_size, lanes)
+    keys, values = (jnp.zeros(shape, backend.cache_dtype) for _ in range(2))
+    return PagedCache(keys, values, jnp.asarray(table_BX, jnp.int32), window)
+
+
+def even_table(batch: int, pages_per_row: int) -> np.ndarray:
+    """Return the table of rows that have as many pages each, one row after the other, from page 1 on."""
+    return 1 + np.arange(batch * pages_per_row, dtype=np.int32).reshape(batch, pages_per_row)

@@ -1,0 +1,244 @@
+"""The engine without its thread: one step is one action of the scheduler, run on the device and told to its request."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.rope_crossing import reachable_lengths, switch_lengths
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.device import Device, Entry
+from jaxinfer.engine.memory import count_pages
+from jaxinfer.engine.metrics import Counters
+from jaxinfer.engine.output import SequenceOutput
+from jaxinfer.engine.pages import PagePool
+from jaxinfer.engine.prefixes import PrefixIndex
+from jaxinfer.engine.programs import Report
+from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
+from jaxinfer.engine.sequence import EngineSequence, Stage
+from jaxinfer.errors import EngineError, RequestCancelled, RequestTimedOut
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.notation import Params
+
+
+class EngineCore:
+    """Runs what the scheduler decides; only one thread may call it.
+
+    ``clock`` gives seconds. A sequence's ``origin`` is its `SequenceOutput`, and of one that ``is_prefix`` its
+    `PrefixOutput`.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        device: Device,
+        scheduler: Scheduler,
+        stop_ids: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.scheduler = scheduler
+        self.counters = Counters()
+        self._config, self._device, self._stop_ids, self._clock = config, device, stop_ids, clock
+
+    def add(self, sequence: EngineSequence) -> None:
+        """Let a sequence wait."""
+        sequence.salt = f"{sequence.salt}/{rotary_regime(self._config, sequence.context_length)}"
+        self.scheduler.add(sequence)
+
+    def step(self) -> bool:
+        """Do one thing; return whether there was anything to do."""
+        now = self._clock()
+        for sequence in self.scheduler.expired(now):
+            error = RequestCancelled("the request was cancelled")
+            if not sequence.is_cancelled:
+                error = RequestTimedOut("the request took longer than its timeout")
+            self.fail(sequence, error)
+        action = self.scheduler.next(now)
+        if action is None:
+            return self._refuse_what_never_fits()
+        try:
+            if isinstance(action, Chunk):
+                self._compute(action)
+            elif isinstance(action, Restore):
+                self._restore(action.sequence)
+            else:
+                self._decode(action)
+        except Exception as error:
+            self._recover(action, error)
+        return True
+
+    def fail(self, sequence: EngineSequence, error: Exception) -> None:
+        """End a sequence, and its request, with an error."""
+        self.scheduler.end(sequence)
+        self.counters.ended(error)
+        output = sequence.origin
+        output.request.fail(error)
+        for other in self._alive():
+            if other.origin.request is output.request:
+                self.scheduler.end(other)
+
+    def preempt(self, sequence: EngineSequence) -> None:
+        """Keep what a sequence that has to make room needs to go on, if it is to be kept."""
+        if self.scheduler.config.preemption == "offload" and sequence.stage is Stage.RUNNING:
+            held = self.scheduler.pages_for(len(sequence.tokens))
+            assert sequence.slot is not None
+            sequence.saved = self._device.save(sequence.slot, sequence.pages[:held])
+
+    def _refuse_what_never_fits(self) -> bool:
+        """End a sequence that waits though nothing runs: pages were pinned after it was taken."""
+        scheduler = self.scheduler
+        if not scheduler.waiting or scheduler.running or scheduler.prefilling:
+            return False
+        self.fail(scheduler.waiting[0], EngineError("the pages that the request needs are pinned: release a prefix"))
+        return True
+
+    def _alive(self) -> list[EngineSequence]:
+        scheduler = self.scheduler
+        return [*scheduler.waiting, *scheduler.prefilling, *scheduler.running]
+
+    def _compute(self, chunk: Chunk) -> None:
+        sequence, output = chunk.sequence, chunk.sequence.origin
+        began = self._clock()
+        if output.started is None:
+            output.started = began
+        tokens = sequence.fill[chunk.start : chunk.start + chunk.count]
+        hidden_1D = self._device.compute(tokens, chunk.start, sequence.pages, sequence.context_length)
+        self.scheduler.computed(chunk)
+        self.counters.prompt_tokens += chunk.count
+        if not chunk.is_last:
+            output.prefill_seconds += self._clock() - began
+            return
+        self.counters.cached_tokens += sequence.cached_tokens
+        if sequence.is_prefix:
+            self.scheduler.pin(output.name, sequence.keys)
+            self.scheduler.end(sequence)
+            output.request.finish()
+            return
+        context_1, longest_1 = (np.array([length]) for length in (sequence.context_length, sequence.max_length))
+        limit = int(reachable_lengths(self._config, context_1, longest_1)[0])
+        draws = len(sequence.tokens) == sequence.prompt_length
+        request = output.row.request.request
+        lengths = sequence.prompt_length, sequence.context_length, limit
+        entry = Entry(sequence.tokens, *lengths, draws, request.sampling, request.sample)
+        assert sequence.slot is not None
+        report = self._device.enter(sequence.slot, sequence.pages, hidden_1D, entry)
+        output.prefill_seconds += self._clock() - began
+        self._take([sequence], report)
+
+    def _restore(self, sequence: EngineSequence) -> None:
+        assert sequence.slot is not None
+        self._device.restore(sequence.slot, sequence.pages, sequence.saved)
+        sequence.saved, sequence.computed = None, len(sequence.tokens) - 1
+        self.scheduler.restored(sequence)
+
+    def _decode(self, window: Window) -> None:
+        slots = [sequence.slot for sequence in window.sequences if sequence.slot is not None]
+        pages = [sequence.pages for sequence in window.sequences]
+        report = self._device.run(slots, pages, window.steps, window.ends_early)
+        self.counters.steps += int(report.steps)
+        self.counters.row_steps += int(report.steps_B[: len(slots)].sum())
+        self._take(window.sequences, report)
+        self.scheduler.ran(int(report.steps))
+
+    def _take(self, sequences: tuple[EngineSequence, ...] | list[EngineSequence], report: Report) -> None:
+        """Tell each sequence's request what is new, and take out those that have ended."""
+        now = self._clock()
+        for index, sequence in enumerate(sequences):
+            if sequence.stage is not Stage.RUNNING:
+                continue
+            output: SequenceOutput = sequence.origin
+            count = int(report.counts_B[index])
+            sequence.tokens += report.tokens_BE[index, :count].tolist()
+            self.counters.output_tokens += count
+            self.counters.accepted_tokens += int(report.accepted_B[index])
+            is_last = self._has_ended(sequence, bool(report.finished_B[index]))
+            try:
+                self._tell(output, output.take(report, index, is_last, now))
+            except Exception as error:
+                # A callback's mistake ends its own request alone.
+                self.fail(sequence, EngineError(f"the request's callback raised {type(error).__name__}: {error}"))
+                continue
+            if is_last or output.row.is_cut:
+                self.scheduler.end(sequence)
+                self.counters.ended(None)
+                stats = output.stats(sequence.cached_tokens, sequence.preemptions)
+                output.request.finish(output.result(0.0), stats)
+            elif report.finished_B[index]:
+                sequence.salt = f"{sequence.salt}/{rotary_regime(self._config, len(sequence.tokens))}"
+                self.scheduler.requeue(sequence, len(sequence.tokens))
+
+    def _has_ended(self, sequence: EngineSequence, is_finished: bool) -> bool:
+        """Tell an end from a text that has outgrown its rotation."""
+        stops = not sequence.origin.row.request.request.sampling.ignore_eos and sequence.tokens[-1] in self._stop_ids
+        return is_finished and (stops or len(sequence.tokens) >= sequence.max_length)
+
+    def _tell(self, output: SequenceOutput, piece: object) -> None:
+        if output.callback is not None:
+            output.callback(piece)  # pyright: ignore[reportArgumentType]
+        if output.is_streamed and (piece.text or piece.tokens):  # pyright: ignore[reportAttributeAccessIssue]
+            output.request.give(piece)  # pyright: ignore[reportArgumentType]
+
+    def _recover(self, action: Chunk | Restore | Window, error: Exception) -> None:
+        """End the requests of an action that failed; all others on the device begin anew."""
+        failed = action.sequences if isinstance(action, Window) else (action.sequence,)
+        reason = EngineError(f"the device failed: {type(error).__name__}: {error}")
+        reason.__cause__ = error
+        for sequence in failed:
+            self.fail(sequence, reason)
+        # A program that failed may have consumed the pools and rows that it was given.
+        self.scheduler.lose_all()
+        self._device.reset()
+
+
+def rotary_regime(config: DecoderConfig, context_length: int) -> str:
+    """Name what keys depend on besides tokens and positions: rotations that follow a text's length.
+
+    ``longrope`` has two sets of factors, ``dynamic`` scaling one for each length past the original.
+    """
+    regimes = [sum(context_length > switch for switch in switch_lengths(config))]
+    for kind in config.kinds:
+        scaling = None if kind.rope is None else kind.rope.scaling
+        if scaling is not None and scaling.kind == "dynamic":
+            regimes.append(max(context_length, scaling.original_max_position))
+    return ",".join(map(str, regimes))
+
+
+def make_core(
+    programs: Programs,
+    params: Params,
+    strategy: Strategy,
+    config: EngineConfig,
+    *,
+    max_len: int,
+    eos_token_ids: Sequence[int],
+    clock: Callable[[], float],
+) -> EngineCore:
+    """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved."""
+    decoder = programs.decoder
+    num_slots = max_len + strategy.headroom
+    num_pages = count_pages(config, decoder, num_slots)
+    device = Device(
+        programs,
+        params,
+        strategy,
+        num_rows=config.max_rows,
+        num_slots=num_slots,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        most_steps=config.steps_per_look,
+        eos_token_ids=eos_token_ids,
+    )
+    pool = PagePool(num_pages)
+    scheduler = Scheduler(
+        config,
+        pool,
+        PrefixIndex(pool, config.page_size),
+        tokens_per_step=strategy.max_depth + 1,
+        headroom=strategy.headroom,
+        # Where a token's keys have the same bits whoever computes them, answers are as good as prompts.
+        shares_answers=config.prefix_cache == "all" or decoder.backend.keeps_bits,
+    )
+    core = EngineCore(decoder.config, device, scheduler, frozenset(eos_token_ids), clock)
+    scheduler.preempt = core.preempt
+    return core

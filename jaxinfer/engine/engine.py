@@ -1,0 +1,265 @@
+"""Requests that come and go: continuous batching on pages, with any strategy that runs in rows."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+
+from jaxinfer.cache.layouts import PagedLayout
+from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.core import make_core
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.output import SequenceOutput
+from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
+from jaxinfer.engine.request import EngineRequest
+from jaxinfer.engine.sequence import EngineSequence
+from jaxinfer.errors import EngineBusy, EngineClosed, EngineError, InvalidOption
+from jaxinfer.notation import Params
+from jaxinfer.results import StreamPiece
+from jaxinfer.text_generation import TextRequest, start_row
+from jaxinfer.tokenizers import Tokenizer
+
+Callback = Callable[[StreamPiece], None]
+
+
+class Engine:
+    """Serves requests on one model, as many at a time as there are rows; `jaxinfer.LanguageModel.engine` makes one.
+
+    One thread owns the device. A request's tokens and log-probabilities are those of `LanguageModel.generate` with the
+    same strategy, whatever else runs. Use it as a context: leaving it waits for all requests, or cancels them if an
+    exception leaves it.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        params: Params,
+        strategy: Strategy,
+        config: EngineConfig,
+        *,
+        max_len: int,
+        eos_token_ids: Sequence[int],
+        tokenizer: Callable[[], Tokenizer | None],
+        make_requests: Callable[..., list[TextRequest]],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        if strategy.exactness == "beam" or strategy.needs_dense_cache:
+            raise InvalidOption(f"strategy {strategy.name} does not run in an engine: use generate")
+        if programs.partitioner.mesh is not None:
+            raise InvalidOption("an engine runs on one device: load the model without a mesh")
+        self.config = config
+        self._max_len, self._tokenizer, self._make_requests = max_len, tokenizer, make_requests
+        self._eos_token_ids, self._on_close = tuple(eos_token_ids), on_close
+        self._programs = Programs(programs.decoder, PagedLayout(config.page_size), programs.partitioner, programs.kept)
+        self._core = make_core(
+            self._programs, params, strategy, config, max_len=max_len, eos_token_ids=eos_token_ids, clock=time.monotonic
+        )
+        self._max_depth = strategy.max_depth
+        self._numbers, self._names = itertools.count(), itertools.count()
+        self._inbox: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+        self._live: dict[EngineRequest, list[EngineSequence]] = {}
+        self._is_closing = self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="jaxinfer-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        sampling: object = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str = "",
+        callback: Callback | None = None,
+    ) -> EngineRequest:
+        """Take a request and return at once; see `LanguageModel.generate` for the prompt and its sampling.
+
+        Of two requests that wait, the one of the higher ``priority`` comes first, until the other has waited long.
+        After ``timeout`` seconds the request ends with `RequestTimedOut`. Requests of different ``cache_salt`` share no
+        cached prefix. ``callback`` gets each piece in the engine's thread, and must be quick. Raises `EngineBusy` if
+        too many requests wait, `EngineClosed` after `close`, and InvalidOption for what can never be served.
+        """
+        if timeout is not None and not timeout > 0:
+            raise InvalidOption(f"timeout={timeout!r} is not a number of seconds above 0")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidOption(f"priority={priority!r} is not a whole number")
+        texts = self._make_requests([prompt], max_new_tokens, sampling)
+        tokenizer = self._tokenizer()
+        now = time.monotonic()
+        request = EngineRequest(len(texts), len(texts[0].request.prompt), self._cancel)
+        sequences = []
+        for text in texts:
+            row = start_row(text, self._eos_token_ids, tokenizer)
+            is_first = text.request.sample == 0
+            output = SequenceOutput(
+                request, row, self._max_depth, now, callback if is_first else None, is_streamed=len(texts) == 1
+            )
+            sequences.append(
+                EngineSequence(
+                    number=next(self._numbers),
+                    tokens=list(text.request.prompt),
+                    max_length=text.request.max_length,
+                    arrival=now,
+                    priority=priority,
+                    deadline=None if timeout is None else now + timeout,
+                    salt=cache_salt,
+                    origin=output,
+                )
+            )
+        self._check_size(sequences[0].max_length)
+        with self._changed:
+            self._check_open()
+            if len(self._core.scheduler.waiting) + len(self._inbox) >= self.config.max_waiting:
+                raise EngineBusy(f"{self.config.max_waiting} requests wait already: try again later")
+            self._live[request] = sequences
+            self._post(lambda: [self._core.add(sequence) for sequence in sequences])
+        return request
+
+    def prefix(self, prompt: str | Sequence[int], *, cache_salt: str = "") -> EnginePrefix:
+        """Compute the beginning of later prompts and keep it until it is released; return when it is there.
+
+        Whole pages are kept, of requests with the same ``cache_salt``.
+        """
+        if self.config.prefix_cache == "off":
+            raise InvalidOption("prefix: the engine's prefix cache is off")
+        (text,) = self._make_requests([prompt], 1, None)
+        size = self.config.page_size
+        kept = len(text.request.prompt) // size * size
+        if not kept:
+            raise InvalidOption(f"prefix: {len(text.request.prompt)} tokens are less than a page of {size}")
+        self._check_size(kept + self.config.page_size)
+        request, name, now = PrefixRequest(), str(next(self._names)), time.monotonic()
+        sequence = EngineSequence(
+            number=next(self._numbers),
+            tokens=list(text.request.prompt[:kept]),
+            max_length=kept,
+            arrival=now,
+            salt=cache_salt,
+            origin=PrefixOutput(name, request),
+            is_prefix=True,
+        )
+        with self._changed:
+            self._check_open()
+            self._post(lambda: self._core.add(sequence))
+        request.wait()
+        return EnginePrefix(kept, lambda: self._release(name))
+
+    def metrics(self) -> EngineMetrics:
+        """Return what the engine is like now."""
+        scheduler, pool = self._core.scheduler, self._core.scheduler.pool
+        return EngineMetrics(
+            waiting=len(scheduler.waiting),
+            prefilling=len(scheduler.prefilling),
+            running=len(scheduler.running),
+            pages_in_use=pool.in_use,
+            pages_cached=pool.cached,
+            pages_free=pool.available - pool.cached,
+            preemptions=scheduler.preemptions,
+            compilations=self._programs.compilations,
+            compile_seconds=self._programs.compile_seconds,
+            **asdict(self._core.counters),
+        )
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Take no more requests and wait for those that run and wait, or ``cancel`` them; twice does nothing more."""
+        with self._changed:
+            self._is_closing = True
+            if cancel:
+                for sequences in self._live.values():
+                    for sequence in sequences:
+                        sequence.is_cancelled = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=error is not None)
+
+    def _cancel(self, request: EngineRequest) -> None:
+        with self._changed:
+            for sequence in self._live.get(request, ()):
+                sequence.is_cancelled = True
+            self._changed.notify_all()
+
+    def _release(self, name: str) -> None:
+        def unpin() -> None:
+            if name in self._core.scheduler.pinned:
+                self._core.scheduler.unpin(name)
+
+        with self._changed:
+            if not self._is_closed:
+                self._post(unpin)
+
+    def _post(self, command: Callable[[], object]) -> None:
+        self._inbox.append(command)  # pyright: ignore[reportArgumentType]
+        self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._is_closing or self._is_closed:
+            raise EngineClosed("the engine is closed")
+
+    def _check_size(self, length: int) -> None:
+        scheduler = self._core.scheduler
+        needed, most = scheduler.pages_for(length), scheduler.most_pages()
+        if needed > most:
+            raise InvalidOption(
+                f"the request may need {needed} pages of {self.config.page_size} tokens, but the engine has {most}: "
+                "shorten it, or give the engine more memory"
+            )
+
+    def _serve(self) -> None:
+        """Run until the engine is closed and nothing is left."""
+        try:
+            while True:
+                with self._changed:
+                    commands, self._inbox = self._inbox, []
+                    if not commands and self._is_closing and self._core.scheduler.is_idle:
+                        break
+                for command in commands:
+                    command()
+                did_something = self._core.step()
+                self._forget_ended()
+                if not did_something:
+                    self._rest()
+        except BaseException as error:
+            self._give_up(error)
+        finally:
+            with self._changed:
+                self._is_closing = self._is_closed = True
+            self._on_close()
+
+    def _rest(self) -> None:
+        """Wait for something to do: a command, a request's end from outside, or the next deadline."""
+        deadline = self._core.scheduler.next_deadline()
+        with self._changed:
+            is_pending = self._inbox or self._is_closing
+            if not is_pending and not self._core.scheduler.expired(time.monotonic()):
+                self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _forget_ended(self) -> None:
+        with self._changed:
+            for request in [request for request in self._live if request.done]:
+                del self._live[request]
+
+    def _give_up(self, error: BaseException) -> None:
+        """End all requests: the engine itself has failed."""
+        reason = EngineError(f"the engine failed: {type(error).__name__}: {error}")
+        with self._changed:
+            self._is_closing = True
+            requests, self._live = list(self._live), {}
+        for request in requests:
+            request.fail(reason)
+        for sequence in (*self._core.scheduler.waiting, *self._core.scheduler.prefilling):
+            with suppress(AttributeError):
+                sequence.origin.request.fail(reason)

@@ -1,0 +1,347 @@
+"""Decides what the device does next: policy only, without JAX and without a clock of its own.
+
+Between two windows of decoding at most one chunk of a prompt is computed. When prompts may interrupt decoding at all is
+the rule of text-generation-inference: once ``waiting_served_ratio`` times as many sequences wait as run, or
+``max_waiting_tokens`` steps after the last admission. Sequences come first by priority, to which waiting adds, then by
+arrival. A sequence that does not fit lets a few smaller ones pass. Where pages run out, the last sequence of the lowest
+priority makes room; the oldest always goes on.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.pages import PagePool
+from jaxinfer.engine.prefixes import PrefixIndex
+from jaxinfer.engine.sequence import EngineSequence, Stage
+
+# Sequences that have part of their prompt computed at a time, and how often a longer one lets a shorter one go first.
+_MOST_PREFILLING, _MOST_SKIPS = 4, 4
+# How many sequences may pass one that does not fit yet.
+_MOST_PASSES = 16
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Compute ``count`` tokens from ``start`` on of a sequence's text; the last chunk is followed by its first draw."""
+
+    sequence: EngineSequence
+    start: int
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence can decode afterwards."""
+        return self.start + self.count == self.sequence.to_fill
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Put back what the host has kept of a sequence."""
+
+    sequence: EngineSequence
+
+
+@dataclass(frozen=True)
+class Window:
+    """Decode these sequences, at most ``steps`` steps each; ``ends_early`` if one that ends makes room for others."""
+
+    sequences: tuple[EngineSequence, ...]
+    steps: int
+    ends_early: bool
+
+
+Action = Chunk | Restore | Window
+
+
+class Scheduler:
+    """The sequences of an engine, and what is to be done with them.
+
+    ``tokens_per_step`` is the most tokens that a step adds to a sequence, ``headroom`` how many slots it writes past
+    the text. ``shares_answers`` lets later prompts find decoded tokens too. ``preempt`` is called when a sequence loses
+    its row and pages, before these are given to others.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: PagePool,
+        index: PrefixIndex,
+        *,
+        tokens_per_step: int,
+        headroom: int,
+        shares_answers: bool,
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.index = index
+        self.waiting: list[EngineSequence] = []
+        self.prefilling: list[EngineSequence] = []
+        self.running: list[EngineSequence] = []
+        self.pinned: dict[str, list[int]] = {}
+        self.preemptions = 0
+        self._tokens_per_step, self._headroom = tokens_per_step, headroom
+        self._shares_answers = shares_answers
+        self.preempt: Callable[[EngineSequence], None] = lambda sequence: None
+        self._free_slots = list(range(config.max_rows - 1, -1, -1))
+        self._steps_since_admission = 0
+        self._was_chunk = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.waiting or self.prefilling or self.running)
+
+    def pages_for(self, length: int) -> int:
+        """Return how many pages a text of a length takes, with what a step writes past it."""
+        return -(-(length + self._headroom) // self.config.page_size)
+
+    def most_pages(self) -> int:
+        """Return how many pages a single sequence can have."""
+        pinned = {page for pages in self.pinned.values() for page in pages}
+        return self.pool.num_pages - 1 - len(pinned)
+
+    def add(self, sequence: EngineSequence) -> None:
+        """Let a sequence wait."""
+        self.waiting.append(sequence)
+
+    def expired(self, now: float) -> list[EngineSequence]:
+        """Return the sequences that are cancelled or past their deadline."""
+        alive = (*self.waiting, *self.prefilling, *self.running)
+        return [each for each in alive if each.is_cancelled or (each.deadline is not None and now >= each.deadline)]
+
+    def next_deadline(self) -> float | None:
+        """Return when the next sequence expires."""
+        alive = (*self.waiting, *self.prefilling, *self.running)
+        return min((each.deadline for each in alive if each.deadline is not None), default=None)
+
+    def next(self, now: float) -> Action | None:
+        """Return what to do next, None if nothing can be done.
+
+        Call `computed` after a chunk, `restored` after a restoration and `ran` after a window.
+        """
+        window = self._window(now) if self._was_chunk else None
+        self._was_chunk = False
+        if window is not None:
+            return window
+        action = self._next_prefill(now)
+        self._was_chunk = action is not None
+        return action or self._window(now)
+
+    def computed(self, chunk: Chunk) -> None:
+        """Note that a chunk is in the cache."""
+        sequence = chunk.sequence
+        sequence.computed = chunk.start + chunk.count
+        self._share(sequence)
+        if chunk.is_last:
+            self.prefilling.remove(sequence)
+            self._run(sequence)
+
+    def restored(self, sequence: EngineSequence) -> None:
+        """Note that a sequence is on the device again."""
+        self._run(sequence)
+
+    def ran(self, steps: int) -> None:
+        """Note that a window of so many steps has run, and that its sequences have grown."""
+        self._steps_since_admission += steps
+        for sequence in self.running:
+            self._share_all(sequence)
+
+    def end(self, sequence: EngineSequence) -> None:
+        """Take a sequence out, wherever it is; its pages and its row are free at once."""
+        if sequence.stage is Stage.RUNNING:
+            self._share_all(sequence)
+        for stage in (self.waiting, self.prefilling, self.running):
+            if sequence in stage:
+                stage.remove(sequence)
+        self._release(sequence)
+        sequence.stage, sequence.saved = Stage.ENDED, None
+
+    def requeue(self, sequence: EngineSequence, context_length: int) -> None:
+        """Let a running sequence begin anew with all of its text, rotated for another length."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.context_length, sequence.keys = context_length, []
+        self._wait_again(sequence)
+
+    def lose_all(self) -> None:
+        """Let all sequences on the device begin anew: what it held is lost, shared and pinned pages too."""
+        self.index.clear()
+        for name in list(self.pinned):
+            self.unpin(name)
+        for sequence in (*self.prefilling, *self.running):
+            self._release(sequence)
+            self._wait_again(sequence)
+        self.prefilling, self.running = [], []
+
+    def pin(self, name: str, keys: Sequence[bytes]) -> None:
+        """Keep the pages of these keys until `unpin`, whoever else uses them."""
+        self.pinned[name] = self.index.find(keys)
+
+    def unpin(self, name: str) -> None:
+        """Let the pages of a name go; later prompts may still find them."""
+        self.pool.release(self.pinned.pop(name), self.index.holds)
+
+    def check(self) -> None:
+        """Raise AssertionError if a page or a row is lost or has two owners."""
+        users: dict[int, int] = {}
+        alive = (*self.waiting, *self.prefilling, *self.running)
+        for pages in (*(each.pages for each in alive), *self.pinned.values()):
+            for page in pages:
+                users[page] = users.get(page, 0) + 1
+        self.pool.check(users)
+        slots = [each.slot for each in alive if each.slot is not None]
+        assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_rows)), "a row is lost or used twice"
+
+    def _next_prefill(self, now: float) -> Chunk | Restore | None:
+        oldest = self.prefilling[0] if self.prefilling else None
+        if oldest is not None and oldest.skipped >= _MOST_SKIPS:
+            oldest.skipped = 0
+            return self._chunk(oldest)
+        action = self._admit(now) if self._may_admit() else None
+        if action is None and oldest is not None:
+            action = self._chunk(min(self.prefilling, key=lambda each: each.to_fill - each.computed))
+        if action is not None and oldest is not None and action.sequence is not oldest:
+            oldest.skipped += 1
+        return action
+
+    def _chunk(self, sequence: EngineSequence) -> Chunk:
+        # Chunks end on a grid of absolute positions, wherever a shared prefix ends.
+        size = self.config.prefill_chunk
+        end = min((sequence.computed // size + 1) * size, sequence.to_fill)
+        return Chunk(sequence, sequence.computed, end - sequence.computed)
+
+    def _may_admit(self) -> bool:
+        """Whether new sequences may interrupt those that run."""
+        if not self.waiting or not self._free_slots or len(self.prefilling) >= _MOST_PREFILLING:
+            return False
+        if not self.running:
+            return True
+        if self._steps_since_admission >= self.config.max_waiting_tokens:
+            return True
+        return len(self.waiting) >= int(len(self.running) * self.config.waiting_served_ratio)
+
+    def _admit(self, now: float) -> Chunk | Restore | None:
+        """Give the first waiting sequence that fits a row and pages, and return its first action."""
+        config = self.config
+        alone = not (self.running or self.prefilling)
+        admitted = (*self.prefilling, *self.running)
+        uncomputed = sum(each.to_fill - each.computed for each in self.prefilling)
+        promised = sum(each.max_length for each in admitted)
+        ordered = self._ordered(self.waiting, now)
+        for place, sequence in enumerate(ordered):
+            if place and ordered[0].passed_over >= _MOST_PASSES:
+                return None
+            within = config.max_batch_total_tokens is None or (
+                promised + sequence.max_length <= config.max_batch_total_tokens
+            )
+            within &= uncomputed + sequence.to_fill <= config.max_batch_prefill_tokens
+            if (alone or within) and self._give_pages(sequence):
+                if place:
+                    ordered[0].passed_over += 1
+                self.waiting.remove(sequence)
+                sequence.slot = self._free_slots.pop()
+                self._steps_since_admission = 0
+                sequence.passed_over = 0
+                if sequence.saved is not None:
+                    return Restore(sequence)
+                sequence.stage = Stage.PREFILLING
+                self.prefilling.append(sequence)
+                return self._chunk(sequence)
+        return None
+
+    def _give_pages(self, sequence: EngineSequence) -> bool:
+        """Give a sequence the pages of all that it has to compute, those that are there already first."""
+        needed = self.pages_for(len(sequence.tokens) + 1)
+        found: list[int] = []
+        if sequence.saved is None and self.config.prefix_cache != "off":
+            sequence.keys = self.index.keys(sequence.fill, sequence.salt, sequence.keys)
+            # The last token is computed again, for what follows it.
+            most = (sequence.to_fill - 1) // self.config.page_size
+            found = self.index.find(sequence.keys[:most])
+        # Those that run get their next pages first. Otherwise one that comes back would at once make room again.
+        reserve = len(self.running)
+        taken = None if needed - len(found) + reserve > self.pool.available else self.pool.take(needed - len(found))
+        if taken is None:
+            self.pool.release(found, self.index.holds)
+            return False
+        sequence.pages = found + taken
+        if sequence.saved is None:
+            sequence.computed = len(found) * self.config.page_size
+            sequence.cached_tokens = max(sequence.cached_tokens, sequence.computed)
+        return True
+
+    def _run(self, sequence: EngineSequence) -> None:
+        sequence.stage = Stage.RUNNING
+        self.running.append(sequence)
+
+    def _window(self, now: float) -> Window | None:
+        """Give every running sequence the pages of the coming steps, the first ones first."""
+        steps = self.config.steps_per_look
+        for sequence in self._ordered(self.running, now):
+            if sequence in self.running:
+                self._grow(sequence, steps, now)
+        if not self.running:
+            return None
+        left = max(sequence.max_length - len(sequence.tokens) for sequence in self.running)
+        return Window(tuple(self.running), max(1, min(steps, left)), bool(self.waiting))
+
+    def _grow(self, sequence: EngineSequence, steps: int, now: float) -> None:
+        longest = min(len(sequence.tokens) + steps * self._tokens_per_step, sequence.max_length)
+        while True:
+            missing = self.pages_for(longest) - len(sequence.pages)
+            taken = self.pool.take(max(missing, 0))
+            if taken is not None:
+                sequence.pages += taken
+                return
+            victim = self._ordered([*self.prefilling, *self.running], now)[-1]
+            self._make_room(victim)
+            if victim is sequence:
+                return
+
+    def _make_room(self, sequence: EngineSequence) -> None:
+        """Take row and pages from a sequence, which waits again."""
+        self.preempt(sequence)
+        self.preemptions += 1
+        sequence.preemptions += 1
+        for stage in (self.prefilling, self.running):
+            if sequence in stage:
+                stage.remove(sequence)
+        self._release(sequence)
+        self._wait_again(sequence)
+
+    def _wait_again(self, sequence: EngineSequence) -> None:
+        sequence.stage = Stage.WAITING
+        self.waiting.append(sequence)
+
+    def _release(self, sequence: EngineSequence) -> None:
+        self.pool.release(sequence.pages, self.index.holds)
+        sequence.pages, sequence.computed = [], 0
+        if sequence.slot is not None:
+            self._free_slots.append(sequence.slot)
+            sequence.slot = None
+
+    def _share_all(self, sequence: EngineSequence) -> None:
+        """Let later prompts find all of a running sequence but its last token, which no step has read yet."""
+        sequence.computed = len(sequence.tokens) - 1
+        self._share(sequence)
+
+    def _share(self, sequence: EngineSequence) -> None:
+        """Let later prompts find the pages that are full."""
+        if self.config.prefix_cache == "off":
+            return
+        shared = sequence.computed
+        if not self._shares_answers:
+            shared = min(shared, sequence.prompt_length)
+        sequence.keys = self.index.keys(sequence.tokens[:shared], sequence.salt, sequence.keys)
+        full = shared // self.config.page_size
+        self.index.add(sequence.keys[:full], sequence.pages[:full])
+
+    def _ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
+        """Return sequences in the order in which they are served."""
+        aging = self.config.aging_seconds
+
+        def rank(sequence: EngineSequence) -> tuple[float, int]:
+            return -(sequence.priority + (now - sequence.arrival) // aging), sequence.number
+
+        return sorted(sequences, key=rank)

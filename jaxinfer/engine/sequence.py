@@ -1,0 +1,71 @@
+"""A sequence as the scheduler sees it: its tokens, its pages, and how far it has come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Stage(Enum):
+    """Where a sequence is on its way."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class EngineSequence:
+    """One row to be: a prompt's ids and what has been drawn after it.
+
+    ``tokens`` grows from the prompt's. ``max_length`` bounds it. ``computed`` tokens are in the cache, on ``pages``, of
+    which the first ``shared`` are also others'. ``slot`` is its row on the device. ``context_length`` is the length of
+    text that its rotary positions are for. ``saved`` is what the host keeps of a sequence that had to make room.
+    ``origin`` is what the scheduler need not know: the request that it belongs to.
+    """
+
+    number: int
+    tokens: list[int]
+    max_length: int
+    arrival: float
+    priority: int = 0
+    deadline: float | None = None
+    salt: str = ""
+    origin: Any = None
+    is_prefix: bool = False
+    stage: Stage = Stage.WAITING
+    slot: int | None = None
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    prompt_length: int = 0
+    context_length: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    saved: Any = None
+    skipped: int = 0
+    passed_over: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    is_cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt_length = self.prompt_length or len(self.tokens)
+        self.context_length = self.context_length or len(self.tokens)
+
+    @property
+    def to_fill(self) -> int:
+        """How many tokens the cache must hold before the sequence decodes.
+
+        All of a prompt, whose next token is then drawn; and all but the last of a sequence that has drawn some already.
+        """
+        return len(self.tokens) - (len(self.tokens) > self.prompt_length)
+
+    @property
+    def fill(self) -> Sequence[int]:
+        """The tokens that the cache must hold."""
+        return self.tokens[: self.to_fill]
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it has a row on the device."""
+        return self.slot is not None

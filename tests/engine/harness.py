@@ -1,0 +1,103 @@
+"""Runs an engine's core step by step: requests arrive, are cancelled and end at steps that a test names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jaxinfer import LanguageModel, Strategy
+from jaxinfer.decoding.batch import Request
+from jaxinfer.decoding.programs import Programs
+from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.core import EngineCore, make_core
+from jaxinfer.engine.output import SequenceOutput
+from jaxinfer.engine.request import EngineRequest
+from jaxinfer.engine.sequence import EngineSequence
+from jaxinfer.text_generation import TextRequest, start_row
+
+# Three rows of one to three at a time, whose pages hold little more than the longest text.
+SMALL = EngineConfig(max_rows=3, page_size=8, pages=15, prefill_chunk=16, steps_per_look=4)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that comes at a step of the engine, and is cancelled so many steps later if at all."""
+
+    step: int
+    request: Request
+    priority: int = 0
+    cancelled_after: int | None = None
+    salt: str = ""
+
+
+class Harness:
+    """An engine's core for one strategy, whose clock counts its steps."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        strategy: Strategy,
+        config: EngineConfig = SMALL,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.now, self.numbers, self.config = 0, 0, config
+        self.strategy, self.eos_token_ids = strategy, tuple(eos_token_ids)
+        self.programs = Programs(lm.programs.decoder)
+        self.core: EngineCore = make_core(
+            self.programs,
+            lm.params,
+            strategy,
+            config,
+            max_len=lm.max_len,
+            eos_token_ids=eos_token_ids,
+            clock=lambda: float(self.now),
+        )
+
+    @property
+    def scheduler(self):
+        return self.core.scheduler
+
+    def change(self, **options: object) -> None:
+        """Replace options that no program depends on."""
+        self.scheduler.config = replace(self.config, **options)
+
+    def submit(self, arrival: Arrival) -> EngineSequence:
+        request = arrival.request
+        row = start_row(TextRequest(None, request), self.eos_token_ids, None)
+        handle = EngineRequest(1, len(request.prompt), lambda handle: None)
+        sequence = EngineSequence(
+            number=self.numbers,
+            tokens=list(request.prompt),
+            max_length=request.max_length,
+            arrival=float(self.now),
+            priority=arrival.priority,
+            salt=arrival.salt,
+            origin=SequenceOutput(handle, row, self.strategy.max_depth, float(self.now)),
+        )
+        self.numbers += 1
+        self.core.add(sequence)
+        return sequence
+
+    def serve(self, arrivals: Sequence[Arrival], most: int = 3000) -> list[EngineSequence]:
+        """Run until all have ended; after each step no page and no row is lost."""
+        begin, pending = self.now, sorted(enumerate(arrivals), key=lambda pair: pair[1].step)
+        sequences: dict[int, EngineSequence] = {}
+        for _ in range(most):
+            while pending and begin + pending[0][1].step <= self.now:
+                index, arrival = pending.pop(0)
+                sequences[index] = self.submit(arrival)
+            for index, sequence in sequences.items():
+                after = arrivals[index].cancelled_after
+                if after is not None and self.now >= sequence.arrival + after:
+                    sequence.is_cancelled = True
+            did_something = self.core.step()
+            self.scheduler.check()
+            self.now += 1
+            if not did_something and not pending:
+                assert self.scheduler.is_idle
+                assert self.scheduler.pool.in_use == sum(map(len, self.scheduler.pinned.values()))
+                return [sequences[index] for index in range(len(arrivals))]
+        raise AssertionError("the engine never comes to an end")
+
+
+def tokens_of(sequence: EngineSequence) -> list[int]:
+    """Return what a sequence has drawn."""
+    return sequence.origin.row.tokens

@@ -1,0 +1,106 @@
+"""Load changes no bit: a request's tokens and log-probabilities are those that it has alone, by plain decoding.
+
+Whatever arrives with it, in whatever order; with a shared prefix or without, preempted or not, in any row.
+"""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.decoding.covered_models import cover_random
+from tests.decoding.strategy_cases import CASES
+from tests.engine.harness import Arrival, Harness, tokens_of
+
+MODEL, DTYPE = "gemma2", "bfloat16"
+# One that drafts by a model of its own, which a returning sequence has to find again, and one that learns as it goes.
+USUAL = ("draft_model",)
+SERVED = [name for name in CASES if "triforce" not in name]
+
+
+@pytest.fixture(scope="module")
+def covered():
+    return cover_random(MODEL, DTYPE)
+
+
+@pytest.fixture(scope="module")
+def harnesses(covered):
+    """Return a function that makes an engine for each strategy once; later patterns find what earlier ones cached."""
+    made: dict[str, Harness] = {}
+
+    def get(name: str) -> Harness:
+        if name not in made:
+            made.clear()
+            strategy = CASES[name].strategy(MODEL, covered.lm, covered.whole.texts)
+            made[name] = Harness(covered.lm, strategy, eos_token_ids=covered.stopped.eos_token_ids)
+        return made[name]
+
+    return get
+
+
+# When, which request, priority, after how many steps it is cancelled, and whose cache it may share.
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        st.integers(0, 4),
+        st.integers(0, 2),
+        st.sampled_from([None, None, None, 0, 1, 3, 9]),
+        st.sampled_from(["", "", "other"]),
+    ),
+    min_size=1,
+    max_size=7,
+)
+patterns = st.tuples(arrivals, st.sampled_from(["offload", "recompute"]), st.sampled_from(["exact", "exact", "off"]))
+
+
+def check_pattern(covered, harness, pattern) -> Counter:
+    """Serve a pattern and compare every request with itself alone; return what happened."""
+    events, preemption, prefix_cache = pattern
+    harness.change(preemption=preemption, prefix_cache=prefix_cache, aging_seconds=40.0, waiting_served_ratio=0.6)
+    asked = covered.stopped
+    served = harness.serve(
+        [
+            Arrival(step, asked.requests[which], priority, cancelled, salt)
+            for step, which, priority, cancelled, salt in events
+        ]
+    )
+    seen = Counter(patterns=1)
+    for (_, which, _, cancelled, _), sequence in zip(events, served):
+        expected, found = asked.oracle[which], tokens_of(sequence)
+        if cancelled is None:
+            assert found == expected.tokens
+            result = sequence.origin.request.result(0.0)
+            assert result.logprobs == tuple(expected.logprobs)
+            seen["accepted"] += result.stats.accepted
+        else:
+            assert found == expected.tokens[: len(found)]
+            seen["cancelled"] += len(found) < len(expected.tokens)
+        seen += Counter(preempted=sequence.preemptions, cached=sequence.cached_tokens)
+    return seen
+
+
+def check_patterns(covered, harness, count: int) -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(derandomize=True, max_examples=count, deadline=None)
+    @given(patterns)
+    def check(pattern):
+        seen.update(check_pattern(covered, harness, pattern))
+
+    check()
+    assert seen["patterns"] >= count
+    for what in ("preempted", "cached", "cancelled"):
+        assert seen[what] > 0, f"no pattern had any {what}"
+    assert seen["accepted"] > 0 or not harness.strategy.max_depth
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_load_changes_no_bit(covered, harnesses, name):
+    check_patterns(covered, harnesses(name), 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVED)
+def test_load_changes_no_bit_with_any_strategy(covered, harnesses, name):
+    check_patterns(covered, harnesses(name), 120)

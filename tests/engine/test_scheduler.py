@@ -1,0 +1,323 @@
+"""The scheduler's policy, from lists of events: nothing runs, and time is what the test says."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.pages import PagePool
+from jaxinfer.engine.prefixes import PrefixIndex
+from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
+from jaxinfer.engine.sequence import EngineSequence, Stage
+
+
+class Bench:
+    """A scheduler whose device draws token 7 at every step, one a step."""
+
+    def __init__(self, pages=40, tokens_per_step=1, headroom=1, shares_answers=True, **options):
+        options = {"max_rows": 4, "page_size": 8, "prefill_chunk": 16, "steps_per_look": 2, **options}
+        self.config = EngineConfig(**options)
+        self.pool = PagePool(pages + 1)
+        self.index = PrefixIndex(self.pool, self.config.page_size)
+        rule = {"tokens_per_step": tokens_per_step, "headroom": headroom, "shares_answers": shares_answers}
+        self.scheduler = Scheduler(self.config, self.pool, self.index, **rule)
+        self.scheduler.preempt = self._preempt
+        self.numbers, self.now, self.log = itertools.count(), 0.0, []
+        self.offloads = self.config.preemption == "offload"
+        self.per_step = tokens_per_step
+
+    def add(self, tokens, new=4, **options):
+        tokens = [1] * tokens if isinstance(tokens, int) else list(tokens)
+        sequence = EngineSequence(next(self.numbers), tokens, len(tokens) + new, self.now, **options)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self):
+        """Do the next action and check that no page or row is lost."""
+        action = self.scheduler.next(self.now)
+        if isinstance(action, Chunk):
+            assert action.start == action.sequence.computed
+            self.log.append(("chunk", action.sequence.number, action.start, action.count))
+            self.scheduler.computed(action)
+            if action.is_last and len(action.sequence.tokens) == action.sequence.prompt_length:
+                self._draw(action.sequence, 1)
+        elif isinstance(action, Restore):
+            self.log.append(("restore", action.sequence.number))
+            action.sequence.saved, action.sequence.computed = None, len(action.sequence.tokens) - 1
+            self.scheduler.restored(action.sequence)
+        elif isinstance(action, Window):
+            self.log.append(("window", *(sequence.number for sequence in action.sequences)))
+            for sequence in action.sequences:
+                # All that a step may write has a page.
+                reach = min(len(sequence.tokens) + action.steps * self.per_step, sequence.max_length)
+                assert len(sequence.pages) >= self.scheduler.pages_for(reach)
+                self._draw(sequence, action.steps * self.per_step)
+            self.scheduler.ran(action.steps)
+        self.scheduler.check()
+        self.now += 1.0
+        return action
+
+    def run(self, most=2000):
+        for _ in range(most):
+            if self.step() is None:
+                return
+        raise AssertionError("the scheduler never comes to an end")
+
+    def _draw(self, sequence, count):
+        count = min(count, sequence.max_length - len(sequence.tokens))
+        sequence.tokens += [7] * count
+        if len(sequence.tokens) == sequence.max_length:
+            self.scheduler.end(sequence)
+
+    def _preempt(self, sequence):
+        self.log.append(("preempt", sequence.number))
+        if self.offloads and sequence.stage is Stage.RUNNING:
+            sequence.saved = "kept"
+
+
+def chunks_of(bench, number):
+    return [entry[2:] for entry in bench.log if entry[:2] == ("chunk", number)]
+
+
+def test_a_prompt_is_computed_in_chunks_between_which_others_decode():
+    bench = Bench()
+    bench.add(4, new=12)
+    bench.step()
+    bench.add(40)
+    kinds = [type(bench.step()).__name__ for _ in range(6)]
+    assert kinds == ["Window", "Chunk", "Window", "Chunk", "Window", "Chunk"]
+    assert chunks_of(bench, 1) == [(0, 16), (16, 16), (32, 8)]
+
+
+def test_chunks_end_on_an_absolute_grid_after_a_shared_prefix_too():
+    bench = Bench()
+    text = list(range(100, 140))
+    bench.add(text)
+    bench.run()
+    bench.add([*text[:24], *range(30)])
+    bench.run()
+    # 24 tokens are three pages that the first request has left.
+    assert chunks_of(bench, 1) == [(24, 8), (32, 16), (48, 6)]
+
+
+def test_the_last_token_of_a_prompt_is_always_computed():
+    bench = Bench()
+    for _ in range(2):
+        bench.add(range(16))
+        bench.run()
+    assert chunks_of(bench, 1) == [(8, 8)]
+
+
+def test_pages_of_answers_are_shared_only_where_they_may_be():
+    text = list(range(16))
+    for shares, expected in ((True, [(24, 1)]), (False, [(16, 9)])):
+        bench = Bench(shares_answers=shares)
+        first = bench.add(text, new=9)
+        bench.run()
+        bench.add([*first.tokens[:25]])
+        bench.run()
+        assert chunks_of(bench, 1) == expected
+
+
+def test_without_a_prefix_cache_everything_is_computed():
+    bench = Bench(prefix_cache="off")
+    for _ in range(2):
+        bench.add(range(16))
+        bench.run()
+    assert chunks_of(bench, 1) == [(0, 16)]
+    assert bench.pool.cached == 0
+
+
+@pytest.mark.parametrize(("ratio", "waiting"), [(2.0, 4), (1.0, 2), (0.5, 1), (0.3, 1)])
+def test_as_many_wait_before_decoding_pauses_as_the_ratio_says(ratio, waiting):
+    """With two that run, 2.0 lets four wait before a prompt interrupts them, 1.0 two."""
+    bench = Bench(max_waiting_tokens=10**6, max_rows=16, pages=400)
+    for _ in range(2):
+        bench.add(4, new=1000)
+    for _ in range(3):
+        bench.step()
+    assert len(bench.scheduler.running) == 2
+    bench.scheduler.config = replace(bench.config, waiting_served_ratio=ratio)
+    for count in range(1, waiting + 1):
+        bench.add(4)
+        kinds = {type(bench.step()) for _ in range(4)}
+        assert (Chunk in kinds) == (count >= waiting)
+
+
+def test_who_waits_long_enough_interrupts_whatever_the_ratio():
+    bench = Bench(waiting_served_ratio=100.0, max_waiting_tokens=10)
+    bench.add(4, new=1000)
+    bench.step()
+    bench.add(4)
+    kinds = [type(bench.step()).__name__ for _ in range(7)]
+    assert kinds == ["Window"] * 5 + ["Chunk", "Window"]
+
+
+def test_first_come_first_served_and_priorities_before():
+    bench = Bench(max_rows=1, aging_seconds=1e9)
+    for priority in (0, 0, 5, 1):
+        bench.add(4, priority=priority)
+    bench.run()
+    assert [entry[1] for entry in bench.log if entry[0] == "chunk"] == [2, 3, 0, 1]
+
+
+def test_waiting_adds_to_a_priority():
+    bench = Bench(max_rows=1, aging_seconds=5.0)
+    low = bench.add(4)
+    bench.now = 20.0
+    bench.add(4, priority=3)
+    bench.step()
+    assert low.stage is Stage.RUNNING or low.stage is Stage.ENDED
+
+
+def test_a_short_prompt_overtakes_a_long_one_but_not_for_ever():
+    bench = Bench(pages=200, max_rows=16)
+    bench.add(160, new=1)
+    for _ in range(12):
+        bench.add(14, new=1)
+    bench.run()
+    order = [entry[1] for entry in bench.log if entry[0] == "chunk"]
+    assert order.index(1) < max(at for at, number in enumerate(order) if number == 0)
+    gaps = [at for at, number in enumerate(order) if number == 0]
+    assert max(after - before for before, after in itertools.pairwise(gaps)) <= 6
+
+
+def test_one_that_does_not_fit_is_passed_by_few():
+    bench = Bench(pages=12, max_rows=3)
+    bench.add(40, new=40)
+    bench.step()
+    big = bench.add(60, new=4)
+    for _ in range(60):
+        bench.add(4, new=4)
+    bench.run()
+    started = [entry[1] for entry in bench.log if entry[0] == "chunk"]
+    assert started.index(big.number) <= 30
+
+
+@pytest.mark.parametrize("preemption", ["offload", "recompute"])
+def test_where_pages_run_out_the_last_makes_room_and_comes_back(preemption):
+    bench = Bench(pages=8, max_rows=2, preemption=preemption)
+    first, second = bench.add(8, new=40), bench.add(8, new=40)
+    bench.run()
+    assert first.preemptions == 0 < second.preemptions == bench.scheduler.preemptions
+    assert [len(each.tokens) for each in (first, second)] == [48, 48]
+    came_back = [entry for entry in bench.log if entry[0] == "restore"]
+    assert bool(came_back) == (preemption == "offload")
+    if preemption == "recompute":
+        # All of the text is computed again but its last token, which is known.
+        start, count = chunks_of(bench, 1)[-1]
+        assert start + count == second.prompt_length + (start + count - second.prompt_length)
+
+
+def test_a_higher_priority_takes_the_pages_of_a_lower_one_that_came_first():
+    bench = Bench(pages=8, max_rows=2, aging_seconds=1e9)
+    low = bench.add(8, new=40)
+    bench.step()
+    high = bench.add(8, new=40, priority=1)
+    bench.run()
+    assert low.preemptions >= 1
+    assert high.preemptions == 0
+
+
+def test_total_and_prefill_budgets():
+    bench = Bench(pages=100, max_batch_total_tokens=50, max_rows=4)
+    for _ in range(3):
+        bench.add(8, new=16)
+    while bench.step() is not None:
+        scheduler = bench.scheduler
+        assert sum(each.max_length for each in (*scheduler.prefilling, *scheduler.running)) <= 50
+    bench = Bench(pages=100, max_batch_prefill_tokens=40, max_rows=4)
+    for _ in range(3):
+        bench.add(32, new=2)
+    while bench.step() is not None:
+        assert sum(each.to_fill - each.computed for each in bench.scheduler.prefilling) <= 40
+    # One that is larger than the budget runs alone.
+    bench.add(64, new=2)
+    bench.run()
+    assert chunks_of(bench, 3)
+
+
+def test_those_that_are_cancelled_or_late_are_named_wherever_they_are():
+    bench = Bench(max_rows=1)
+    running, waiting = bench.add(4, new=50), bench.add(4, deadline=30.0)
+    for _ in range(3):
+        bench.step()
+    assert bench.scheduler.expired(29.0) == []
+    assert bench.scheduler.expired(30.0) == [waiting]
+    running.is_cancelled = True
+    assert set(bench.scheduler.expired(30.0)) == {running, waiting}
+    for sequence in (running, waiting):
+        bench.scheduler.end(sequence)
+    assert bench.scheduler.is_idle
+    assert bench.pool.in_use == 0
+    bench.scheduler.check()
+
+
+def test_pinned_pages_stay_until_they_are_let_go():
+    bench = Bench(pages=8)
+    text = list(range(16))
+    bench.add(text, new=1)
+    bench.run()
+    bench.scheduler.pin("system", bench.index.keys(text, ""))
+    for start in range(100, 400, 20):
+        bench.add(range(start, start + 20))
+        bench.run()
+    assert bench.scheduler.most_pages() == 6
+    last = bench.add([*text, 1, 2])
+    bench.run()
+    assert chunks_of(bench, last.number) == [(16, 2)]
+    bench.scheduler.unpin("system")
+    assert bench.pool.in_use == 0
+    bench.scheduler.check()
+
+
+def test_when_the_device_loses_all_everything_begins_anew():
+    bench = Bench()
+    sequences = [bench.add(range(20), new=20) for _ in range(2)]
+    for _ in range(5):
+        bench.step()
+    bench.scheduler.lose_all()
+    bench.scheduler.check()
+    assert bench.pool.in_use == bench.pool.cached == 0
+    bench.log.clear()
+    bench.run()
+    assert chunks_of(bench, 0)[0][0] == 0
+    assert all(len(each.tokens) == 40 for each in sequences)
+
+
+arrivals = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2), st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(arrivals, st.sampled_from(["offload", "recompute"]), st.integers(11, 24), st.integers(1, 3))
+def test_all_that_arrive_end_and_nothing_is_lost(events, preemption, pages, per_step):
+    """Prompts and answers of any length, priorities and cancellations, on few pages."""
+    bench = Bench(
+        pages=pages, tokens_per_step=per_step, headroom=per_step, preemption=preemption, max_rows=3, aging_seconds=20.0
+    )
+    pending = sorted(events, key=lambda event: event[0])
+    sequences, cancelled = [], []
+    for _ in range(4000):
+        while pending and pending[0][0] <= bench.now:
+            _, prompt, new, priority, is_cancelled = pending.pop(0)
+            sequences.append(bench.add([prompt % 3] * prompt, new=new, priority=priority))
+            if is_cancelled:
+                cancelled.append(sequences[-1])
+        if cancelled and bench.now % 7 == 0:
+            bench.scheduler.end(cancelled.pop())
+        if bench.step() is None and not pending:
+            break
+    assert not pending
+    assert bench.scheduler.is_idle
+    assert bench.pool.in_use == 0
+    assert all(each.stage is Stage.ENDED for each in sequences)
+    assert sum(len(each.tokens) == each.max_length for each in sequences) >= len(sequences) - sum(
+        event[4] for event in events
+    )
