@@ -1,7 +1,7 @@
 """What an engine is told once: its rows, its pages, and how it divides time between prompts and decoding."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, no_type_check
 
 from jaxinfer.errors import InvalidOption
 
@@ -9,6 +9,8 @@ Preemption = Literal["offload", "recompute"]
 PrefixCache = Literal["exact", "all", "off"]
 
 
+# The validation below must see any value; a run-time type checker would raise its own message first.
+@no_type_check
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine runs requests; ``jaxinfer/engine/README.md`` explains each option.
