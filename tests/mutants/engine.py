@@ -1,0 +1,195 @@
+"""Faults of the engine: pages, prefixes, the scheduler's order, rows that come back, failures."""
+
+from tests.mutants.fault import Fault
+
+_PAGES, _PREFIXES, _SCHEDULER = (f"jaxinfer/engine/{name}.py" for name in ("pages", "prefixes", "scheduler"))
+_CORE, _PROGRAMS, _DEVICE = (f"jaxinfer/engine/{name}.py" for name in ("core", "programs", "device"))
+_PAGED, _ATTENTION = "jaxinfer/cache/paged.py", "jaxinfer/ops/cpu_kernels/attention_code.py"
+_POOL, _POLICY, _LAW = (f"tests/engine/test_{name}.py" for name in ("pages", "scheduler", "law"))
+_USERS, _ROPE = "tests/engine/test_engine.py", "tests/engine/test_rope.py"
+_CHANGES_NO_BIT = f"{_LAW}::test_load_changes_no_bit[draft_model]"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a page is free while another still uses it",
+        _PAGES,
+        "            if self._users[page]:\n                continue\n",
+        "",
+        f"{_POOL}::test_shared_pages_are_free_when_the_last_user_lets_go",
+    ),
+    Fault(
+        "the page that was let go last is used anew first",
+        _PAGES,
+        "self._cached.popitem(last=False)",
+        "self._cached.popitem()",
+        f"{_POOL}::test_cached_pages_are_used_anew_in_the_order_in_which_they_were_let_go_last_ones_of_a_text_first",
+    ),
+    Fault(
+        "a page used anew can still be found",
+        _PAGES,
+        "                self.forget(page)\n            self._users[page] = 1",
+        "            self._users[page] = 1",
+        f"{_POOL}::test_pages_used_anew_are_found_no_more",
+    ),
+    Fault(
+        "a page's key forgets what stands before it",
+        _PREFIXES,
+        "hashlib.sha256(parent + content)",
+        "hashlib.sha256(content)",
+        f"{_POOL}::test_equal_tokens_after_other_tokens_are_another_page",
+    ),
+    Fault(
+        "tenants share pages",
+        _PREFIXES,
+        "hashlib.sha256(salt.encode())",
+        'hashlib.sha256(b"")',
+        f"{_POOL}::test_a_prefix_is_found_by_whole_pages_from_its_beginning",
+    ),
+    Fault(
+        "the last token of a prompt is not computed again",
+        _SCHEDULER,
+        "most = (sequence.to_fill - 1) // self.config.page_size",
+        "most = sequence.to_fill // self.config.page_size",
+        f"{_POLICY}::test_the_last_token_of_a_prompt_is_always_computed",
+    ),
+    Fault(
+        "pages of answers are shared where only prompts may be",
+        _SCHEDULER,
+        "shared = min(shared, sequence.prompt_length)",
+        "pass",
+        f"{_POLICY}::test_pages_of_answers_are_shared_only_where_they_may_be",
+    ),
+    Fault(
+        "chunks begin where the last one ended, on no grid",
+        _SCHEDULER,
+        "end = min((sequence.computed // size + 1) * size, sequence.to_fill)",
+        "end = min(sequence.computed + size, sequence.to_fill)",
+        f"{_POLICY}::test_chunks_end_on_an_absolute_grid_after_a_shared_prefix_too",
+    ),
+    Fault(
+        "prompts interrupt decoding whatever the ratio",
+        _SCHEDULER,
+        "int(len(self.running) * self.config.waiting_served_ratio)",
+        "0",
+        f"{_POLICY}::test_as_many_wait_before_decoding_pauses_as_the_ratio_says",
+    ),
+    Fault(
+        "nobody waits long enough to interrupt",
+        _SCHEDULER,
+        "self._steps_since_admission >= self.config.max_waiting_tokens",
+        "self._steps_since_admission < 0",
+        f"{_POLICY}::test_who_waits_long_enough_interrupts_whatever_the_ratio",
+    ),
+    Fault(
+        "two chunks run between two windows",
+        _SCHEDULER,
+        "window = self._window(now) if self._was_chunk else None",
+        "window = None",
+        f"{_POLICY}::test_a_prompt_is_computed_in_chunks_between_which_others_decode",
+    ),
+    Fault(
+        "the first makes room, not the last",
+        _SCHEDULER,
+        "self._ordered([*self.prefilling, *self.running], now)[-1]",
+        "self._ordered([*self.prefilling, *self.running], now)[0]",
+        f"{_POLICY}::test_where_pages_run_out_the_last_makes_room_and_comes_back",
+    ),
+    Fault(
+        "waiting adds nothing to a priority",
+        _SCHEDULER,
+        "-(sequence.priority + (now - sequence.arrival) // aging)",
+        "-sequence.priority",
+        f"{_POLICY}::test_waiting_adds_to_a_priority",
+    ),
+    Fault(
+        "a long prompt waits for ever behind short ones",
+        _SCHEDULER,
+        "oldest.skipped >= _MOST_SKIPS",
+        "oldest.skipped < 0",
+        f"{_POLICY}::test_a_short_prompt_overtakes_a_long_one_but_not_for_ever",
+    ),
+    Fault(
+        "a sequence that ends keeps its pages",
+        _SCHEDULER,
+        "        self._release(sequence)\n        sequence.stage, sequence.saved",
+        "        sequence.stage, sequence.saved",
+        f"{_POLICY}::test_those_that_are_cancelled_or_late_are_named_wherever_they_are",
+    ),
+    Fault(
+        "a window gets no pages for its last steps",
+        _SCHEDULER,
+        "len(sequence.tokens) + steps * self._tokens_per_step, sequence.max_length",
+        "len(sequence.tokens) + steps, sequence.max_length",
+        f"{_POLICY}::test_all_that_arrive_end_and_nothing_is_lost",
+    ),
+    Fault(
+        "a window's rows go back to other rows",
+        _PROGRAMS,
+        "    return _pools(after.cache), put_batch(rows, kept, axes, slots_B), report",
+        "    return _pools(after.cache), put_batch(rows, kept, axes, jnp.roll(slots_B, 1)), report",
+        _CHANGES_NO_BIT,
+    ),
+    Fault(
+        "a sequence that made room comes back without its last page",
+        _CORE,
+        "held = self.scheduler.pages_for(len(sequence.tokens))",
+        "held = self.scheduler.pages_for(len(sequence.tokens)) - 1",
+        _CHANGES_NO_BIT,
+    ),
+    Fault(
+        "a sequence that is computed again draws a token twice",
+        _CORE,
+        "draws = len(sequence.tokens) == sequence.prompt_length",
+        "draws = True",
+        _CHANGES_NO_BIT,
+    ),
+    Fault(
+        "rows come back to the pages of others",
+        _DEVICE,
+        "self._padded(pages, self._num_pages)",
+        "self._padded(pages[::-1], self._num_pages)",
+        _CHANGES_NO_BIT,
+    ),
+    Fault(
+        "a failure of the device leaves others on lost pages",
+        _CORE,
+        "        self.scheduler.lose_all()\n",
+        "",
+        f"{_USERS}::test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others",
+    ),
+    Fault(
+        "a callback's mistake ends the engine",
+        _CORE,
+        "            except Exception as error:\n                # A callback",
+        "            except MemoryError as error:\n                # A callback",
+        f"{_USERS}::test_a_callback_gets_every_piece_and_its_mistakes_are_its_own",
+    ),
+    Fault(
+        "texts of two rotations share pages",
+        _CORE,
+        'sequence.salt = f"{sequence.salt}/{rotary_regime(self._config, sequence.context_length)}"',
+        "pass",
+        _ROPE,
+    ),
+    Fault(
+        "rows without pages write to page 0",
+        _PAGED,
+        "(slots_BT < self.num_slots) & (page_BT > 0)",
+        "(slots_BT < self.num_slots)",
+        "tests/cache/test_paged.py::test_rows_without_pages_write_nothing",
+    ),
+    Fault(
+        "attention reads pages in the pool's order",
+        _ATTENTION,
+        'page = code.arithmetic("add", page, *_numbers(code, "first_page"))',
+        'page = code.arithmetic("add", column.index, *_numbers(code, "first_page"))',
+        "tests/ops/test_cpu_attention.py::test_pages_change_no_bit_wherever_they_lie",
+    ),
+    Fault(
+        "scores of a page begin at the page's first slot",
+        _ATTENTION,
+        'code.arithmetic("sub", begin, start))\n        place',
+        "0)\n        place",
+        "tests/ops/test_cpu_attention.py::test_pages_change_no_bit_wherever_they_lie",
+    ),
+)
