@@ -38,7 +38,7 @@ class Harness:
         config: EngineConfig = SMALL,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        self.now, self.numbers, self.config = 0, 0, config
+        self.now, self.numbers, self.restored, self.config = 0, 0, 0, config
         self.strategy, self.eos_token_ids = strategy, tuple(eos_token_ids)
         self.programs = Programs(lm.programs.decoder)
         self.core: EngineCore = make_core(
@@ -50,6 +50,14 @@ class Harness:
             eos_token_ids=eos_token_ids,
             clock=lambda: float(self.now),
         )
+
+        restored = self.scheduler.restored
+
+        def count(sequence: EngineSequence) -> None:
+            self.restored += 1
+            restored(sequence)
+
+        self.scheduler.restored = count
 
     @property
     def scheduler(self):

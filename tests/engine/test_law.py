@@ -95,9 +95,21 @@ def check_patterns(covered, harness, count: int) -> None:
     assert seen["accepted"] > 0 or not harness.strategy.max_depth
 
 
+@pytest.mark.parametrize("preemption", ["offload", "recompute"])
+@pytest.mark.parametrize("name", USUAL)
+def test_who_made_room_goes_on_where_it_was(covered, harnesses, name, preemption):
+    """All arrive at once on few pages, and the last of those that run give way again and again."""
+    harness = harnesses(name)
+    before, restored = harness.scheduler.preemptions, harness.restored
+    pattern = [(0, which, 0, None, "") for which in (2, 3, 1, 2, 3, 1)]
+    check_pattern(covered, harness, (pattern, preemption, "off"))
+    assert harness.scheduler.preemptions > before + 2
+    assert (harness.restored > restored + 2) == (preemption == "offload")
+
+
 @pytest.mark.parametrize("name", USUAL)
 def test_load_changes_no_bit(covered, harnesses, name):
-    check_patterns(covered, harnesses(name), 25)
+    check_patterns(covered, harnesses(name), 20)
 
 
 @pytest.mark.slow

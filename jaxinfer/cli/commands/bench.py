@@ -6,7 +6,7 @@ import json
 import sys
 
 from jaxinfer.cli.arguments import add_mesh_argument, whole_number
-from jaxinfer.cli.commands import acceptance
+from jaxinfer.cli.commands import acceptance, throughput
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.errors import InvalidOption
 
@@ -38,11 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     acceptance.add_arguments(
         kinds.add_parser("acceptance", help="tokens per step, acceptance rate and speed-up of strategies")
     )
+    throughput.add_arguments(
+        kinds.add_parser("throughput", help="requests served at a time, beside static batches of the same requests")
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table, or one JSON object."""
-    return acceptance.run(options) if options.kind == "acceptance" else _run_latency(options)
+    return {"acceptance": acceptance.run, "throughput": throughput.run}.get(options.kind, _run_latency)(options)
 
 
 def _run_latency(options: argparse.Namespace) -> int:
