@@ -76,7 +76,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
         "--cache",
         metavar="C",
         default="dense",
-        help="KV cache: dense (default), or streaming:sinks=4,window=W, which keeps the first 4 and the last W tokens",
+        help="KV cache: dense (default), paged:page=64, or streaming:sinks=4,window=W, which keeps the first 4 and the "
+        "last W tokens",
     )
     add_mesh_argument(group)
 

@@ -1,0 +1,73 @@
+"""The throughput benchmark serves every prompt under each load, and reports what it took."""
+
+import json
+
+import pytest
+
+import jaxinfer
+from jaxinfer import SamplingParams
+from jaxinfer.bench.throughput.measure import Load, ThroughputReport, Workload, measure_throughput, num_runs
+from jaxinfer.bench.throughput.table import throughput_lines
+from jaxinfer.cli.main import main
+from tests.engine.test_engine import OPTIONS, PROMPTS
+from tests.toys import encode_bytes
+
+WORK = Workload("autoregressive", (2,), (50.0,), 12, 1, SamplingParams(ignore_eos=True))
+
+
+def test_every_load_serves_every_prompt(trained_folder):
+    lm, done = jaxinfer.load(trained_folder, max_len=200), []
+    prompts = [encode_bytes(prompt) for prompt in PROMPTS]
+    report = measure_throughput("toy", lm, prompts, WORK, OPTIONS, done.append)
+    assert len(done) == num_runs(WORK) == 6
+    assert [(load.kind, load.size) for load in report.loads] == [("static", 2), ("clients", 2), ("arrivals", 50)]
+    for load in report.loads:
+        assert (load.requests, load.output_tokens) == (len(PROMPTS), 12 * len(PROMPTS))
+        assert load.tokens_per_second == pytest.approx(load.output_tokens / load.seconds)
+        times = load.first_token_p50, load.first_token_p99, load.token_p50, load.token_p99
+        if load.kind == "static":
+            assert times == (None,) * 4
+        else:
+            assert 0 < times[0] <= times[1] <= load.seconds
+            assert 0 < times[2] <= times[3]
+    assert not lm._has_engine
+
+
+def test_the_table():
+    loads = (
+        Load("static", 8.0, 13, 1000, 10.0, 100.0),
+        Load("clients", 8.0, 13, 1000, 5.0, 200.0, 0.1234, 0.9, 0.02, 0.0312),
+        Load("arrivals", 2.5, 13, 1000, 20.0, 50.0, 0.1, 0.2, 0.01, 0.02),
+    )
+    lines = throughput_lines(ThroughputReport("toy", "cpu", 2, "float32", "autoregressive", 128, 3, loads))
+    assert lines[0] == "toy in float32 on cpu (2 cores), autoregressive: up to 128 new tokens each, medians of 3"
+    cells = [line.split() for line in lines[3:]]
+    assert cells[0] == ["batches", "of", "8", "13", "1000", "100.0"]
+    assert cells[1] == ["8", "at", "once", "13", "1000", "200.0", "2.00x", "0.12", "0.90", "20.0", "31.2"]
+    assert cells[2][:3] == ["2.5", "a", "second"]
+
+
+@pytest.mark.slow
+def test_the_command(trained_folder, tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    options = ["--model", str(trained_folder), "--prompts", str(file), "--requests", "2", "--at-once", "1"]
+    assert main(["bench", "throughput", *options, "--max-new-tokens", "4", "--repeats", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [load["requests"] for load in report["loads"]] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rate", "0"], "--rate"),
+        (["--at-once", "0"], "--at-once"),
+        (["--strategy", "nonsense"], "nonsense"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_wrong_options_are_one_line(capsys, options, message):
+    assert main(["bench", "throughput", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
