@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxinfer.cache.layouts import DENSE, CacheLayout, StreamingLayout, parse_layout
+from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout, parse_layout
 from jaxinfer.checkpoint.kept_params import KeptParams
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
@@ -32,7 +32,7 @@ from jaxinfer.models.streaming import check_layout, is_endless
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.parallel.partitioner import partitioner_of
+from jaxinfer.parallel.partitioner import Partitioner, partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.start_times import Clock, LoadTimes
@@ -75,7 +75,7 @@ def load(
     """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
 
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16); ``max_len`` bounds
-    prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, or
+    prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, ``paged:page=64``, or
     ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens are kept; that
     changes the text. ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or
     over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``kept`` is a folder
@@ -90,6 +90,7 @@ def load(
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len, layout)
+    check_mesh(layout, partitioner)
     partitioner.check(config)
     times.open_seconds = clock.lap()
     tokenizer = None
@@ -147,6 +148,12 @@ def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayou
         )
 
 
+def check_mesh(layout: CacheLayout, partitioner: Partitioner) -> None:
+    """Refuse a cache that runs on one device where there are several."""
+    if isinstance(layout, PagedLayout) and partitioner.mesh is not None:
+        raise InvalidOption("cache paged runs on one device: load the model with the dense cache, or without a mesh")
+
+
 class LanguageModel:
     """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint.
 
@@ -170,6 +177,7 @@ class LanguageModel:
         layout = parse_layout(cache)
         check_max_len(config, max_len, layout)
         partitioner = partitioner_of(mesh)
+        check_mesh(layout, partitioner)
         partitioner.check(config)
         part = partitioner.partition(config, backend)
         self.config = config

@@ -4,6 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxinfer
+from jaxinfer import SamplingParams
 from jaxinfer.cache.dense import create_dense_cache
 from jaxinfer.cache.layouts import PagedLayout, parse_layout
 from jaxinfer.cache.paged import create_paged_cache, even_table
@@ -84,3 +86,15 @@ def test_what_users_write():
     for wrong in ("paged:page=12", "paged:page=4", "paged:page=0"):
         with pytest.raises(InvalidOption, match="power of two of 8 or more"):
             parse_layout(wrong)
+
+
+def test_texts_are_those_of_a_dense_cache_and_a_mesh_is_refused(trained_folder):
+    options = {"max_new_tokens": 40, "sampling": SamplingParams(temperature=0.9, seed=2, logprobs=True)}
+    prompts = ["The old", "A", "One grey heron"]
+    texts = [
+        [(one.tokens, one.logprobs) for one in jaxinfer.load(trained_folder, cache=cache).generate(prompts, **options)]
+        for cache in ("dense", "paged:page=16")
+    ]
+    assert texts[0] == texts[1]
+    with pytest.raises(InvalidOption, match="cache paged runs on one device"):
+        jaxinfer.load(trained_folder, cache="paged", mesh="data=1")
