@@ -15,6 +15,7 @@ _NAMES = (
     "autoregressive",
     "draft_model",
     "prompt_lookup",
+    "suffix",
     "jacobi",
     "lookahead",
     "medusa",
