@@ -16,6 +16,7 @@ _NAMES = (
     "draft_model",
     "prompt_lookup",
     "suffix",
+    "token_recycling",
     "jacobi",
     "lookahead",
     "medusa",

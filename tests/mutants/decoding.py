@@ -187,6 +187,27 @@ FAULTS: tuple[Fault, ...] = (
         f"{_OF_STRATEGIES}/test_suffix.py",
     ),
     Fault(
+        "token recycling drafts the oldest of equally good answers",
+        f"{_STRATEGIES}/token_recycling.py",
+        "order_E = (jnp.arange(num_entries) - answers.written) % num_entries",
+        "order_E = (answers.written - 1 - jnp.arange(num_entries)) % num_entries",
+        f"{_OF_STRATEGIES}/test_token_recycling.py",
+    ),
+    Fault(
+        "token recycling learns from nodes that have no answer",
+        f"{_STRATEGIES}/token_recycling.py",
+        "jnp.where(proposal.tree.valid_BM[:, None], contexts_BJM, -1)",
+        "contexts_BJM",
+        f"{_OF_STRATEGIES}/test_token_recycling.py",
+    ),
+    Fault(
+        "token recycling forgets the text above a draft",
+        f"{_STRATEGIES}/token_recycling.py",
+        "columns.append(above_BM.at[:, 0].set(ends_BJ1[:, back, 0]))",
+        "columns.append(above_BM)",
+        f"{_OF_STRATEGIES}/test_token_recycling.py",
+    ),
+    Fault(
         "jacobi's guesses stand a place too early",
         f"{_STRATEGIES}/jacobi.py",
         "verified.last.depth_B[:, None] + 1 + jnp.arange",
