@@ -1,6 +1,7 @@
 """What a strategy needs to draft from texts alone: a state of them, and a model that it does not look at."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,5 +21,6 @@ def state_of(texts: Sequence[Sequence[int]]) -> DecodeState:
     for row, text in enumerate(texts):
         tokens_BS[row, : len(text)] = text
     lengths_B = jnp.asarray([len(text) for text in texts], jnp.int32)
-    empty = DecodeState(**dict.fromkeys(DecodeState._fields))
+    nothing: dict[str, Any] = dict.fromkeys(DecodeState._fields)
+    empty = DecodeState(**nothing)
     return empty._replace(tokens_BS=jnp.asarray(tokens_BS), lengths_B=lengths_B)

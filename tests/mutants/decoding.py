@@ -189,8 +189,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "token recycling drafts the oldest of equally good answers",
         f"{_STRATEGIES}/token_recycling.py",
-        "order_E = (jnp.arange(num_entries) - answers.written) % num_entries",
-        "order_E = (answers.written - 1 - jnp.arange(num_entries)) % num_entries",
+        "order_BE = (jnp.arange(num_entries) - answers.written_B[:, None]) % num_entries",
+        "order_BE = (answers.written_B[:, None] - 1 - jnp.arange(num_entries)) % num_entries",
         f"{_OF_STRATEGIES}/test_token_recycling.py",
     ),
     Fault(

@@ -17,6 +17,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.drafters.heads import top_chances
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.backend import Backend
 
 # How far an answer's chances hold where it came after the same one, two or three tokens: with 8 nodes, the default
 # model's first 96 tokens for one prompt of each category of Spec-Bench came as fast with any of a few such rows.
@@ -42,13 +43,13 @@ class Answers(NamedTuple):
 
     ``contexts_BJE`` int32 are those tokens, the nearest first, and negative where there are none; ``tokens_BRE`` int32
     and ``log_p_BRE`` float32 the likeliest after them. Entries are the last axis, as the others would fill few lanes.
-    ``written`` counts the entries that steps have written, the same in every row.
+    ``written_B`` int32 counts the entries that steps have written.
     """
 
     contexts_BJE: Any
     tokens_BRE: Any
     log_p_BRE: Any
-    written: Any
+    written_B: Any
 
 
 class Asked(NamedTuple):
@@ -124,7 +125,7 @@ class TokenRecycling(Strategy):
             jnp.full((batch, self.context, num_entries), -1, jnp.int32),
             jnp.zeros((batch, self.num_ranks, num_entries), jnp.int32),
             jnp.full((batch, self.num_ranks, num_entries), -jnp.inf, jnp.float32),
-            jnp.int32(0),
+            jnp.zeros((batch,), jnp.int32),
         )
         # The prompt's tokens are the newest entries, as far as there is place, and the first that steps write over are
         # the empty ones.
@@ -132,16 +133,18 @@ class TokenRecycling(Strategy):
         place_BE = state.lengths_B[:, None] - 1 - num_seeds + jnp.arange(num_seeds)
         next_BE = jnp.take_along_axis(state.tokens_BS, jnp.maximum(place_BE + 1, 0), axis=1)
         log_p_BE = jnp.full(next_BE.shape, jnp.log(_PROMPT_CHANCE), jnp.float32)
-        seeds = Answers(tokens_before(state, place_BE, self.context), next_BE[:, None], log_p_BE[:, None], jnp.int32(0))
-        return write(answers, seeds, num_entries - num_seeds)
+        contexts_BJE = tokens_before(state, place_BE, self.context)
+        seeds = Answers(contexts_BJE, next_BE[:, None], log_p_BE[:, None], answers.written_B)
+        return write(answers, seeds, jnp.full((batch,), num_entries - num_seeds, jnp.int32))
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: Answers) -> Proposal:
         ends_BJ1 = tokens_before(state, state.lengths_B[:, None] - 1, self.context)
-        roots_B, guess = current_tokens(state), guess_from(memory, ends_BJ1)
+        backend = model.decoder.backend
+        roots_B, guess = current_tokens(state), guess_from(memory, ends_BJ1, backend)
         if self.paths:
             tree, log_p_BM = follow(self.paths, roots_B, guess)
         else:
-            tree, log_p_BM = grow(self.growth, roots_B, guess, model.decoder.backend)
+            tree, log_p_BM = grow(self.growth, roots_B, guess, backend)
         valid_BM = log_p_BM > -jnp.inf
         tree = tree._replace(valid_BM=valid_BM, acceptable_BM=valid_BM)
         return Proposal(tree, Asked(memory, node_contexts(tree, ends_BJ1)), chances_BM=jnp.exp(log_p_BM))
@@ -162,9 +165,9 @@ class TokenRecycling(Strategy):
             jnp.where(proposal.tree.valid_BM[:, None], contexts_BJM, -1),
             tokens_BMR.swapaxes(1, 2),
             log_p_BMR.swapaxes(1, 2),
-            answers.written + contexts_BJM.shape[2],
+            answers.written_B + contexts_BJM.shape[2],
         )
-        return write(answers, new, answers.written % answers.contexts_BJE.shape[2])
+        return write(answers, new, answers.written_B % answers.contexts_BJE.shape[2])
 
 
 def tokens_before(state: DecodeState, places_BE: Int[Array, "B E"], count: int) -> Int[Array, "B J E"]:
@@ -186,7 +189,7 @@ def node_contexts(tree: DraftTree, ends_BJ1: Int[Array, "B J 1"]) -> Int[Array, 
     return jnp.stack(columns, axis=1)
 
 
-def guess_from(answers: Answers, ends_BJ1: Int[Array, "B J 1"]) -> Guess:
+def guess_from(answers: Answers, ends_BJ1: Int[Array, "B J 1"], backend: Backend) -> Guess:
     """Return a guess by what was answered after the tokens up to each beam; these are what it passes on."""
     trust_J = jnp.log(jnp.asarray((0.0, *_TRUST), jnp.float32))
 
@@ -195,7 +198,7 @@ def guess_from(answers: Answers, ends_BJ1: Int[Array, "B J 1"]) -> Guess:
         if above_BJW is not None:
             above_BJW = jnp.take_along_axis(above_BJW, beams.origins_BW[:, None], axis=2)
             contexts_BJW = jnp.concatenate([beams.tokens_BW[:, None], above_BJW[:, :-1]], axis=1)
-        log_p_BRW, tokens_BRW, length_BW = look_up(answers, contexts_BJW)
+        log_p_BRW, tokens_BRW, length_BW = look_up(answers, contexts_BJW, backend)
         log_p_BRW += trust_J[length_BW][:, None]
         return log_p_BRW.swapaxes(1, 2), tokens_BRW.swapaxes(1, 2), contexts_BJW
 
@@ -203,7 +206,7 @@ def guess_from(answers: Answers, ends_BJ1: Int[Array, "B J 1"]) -> Guess:
 
 
 def look_up(
-    answers: Answers, contexts_BJW: Int[Array, "B J W"]
+    answers: Answers, contexts_BJW: Int[Array, "B J W"], backend: Backend
 ) -> tuple[Float[Array, "B R W"], Int[Array, "B R W"], Int[Array, "B W"]]:
     """Return the latest of the answers that came after most of these tokens, and after how many, 0 for none.
 
@@ -214,20 +217,28 @@ def look_up(
     for back in range(contexts_BJW.shape[1]):
         is_equal_BWE &= answers.contexts_BJE[:, back, None] == contexts_BJW[:, back, :, None]
         length_BWE += is_equal_BWE
-    order_E = (jnp.arange(num_entries) - answers.written) % num_entries
-    best_BW = jnp.max(length_BWE * num_entries + order_E, axis=-1)
-    slot_B1W = (best_BW + answers.written)[:, None] % num_entries
+    order_BE = (jnp.arange(num_entries) - answers.written_B[:, None]) % num_entries
+    best_BW = jnp.max(length_BWE * num_entries + order_BE[:, None], axis=-1)
+    slot_BW = (best_BW + answers.written_B[:, None]) % num_entries
     log_p_BRW, tokens_BRW = (
-        jnp.take_along_axis(values_BRE, slot_B1W, axis=2) for values_BRE in (answers.log_p_BRE, answers.tokens_BRE)
+        _take(values_BRE, slot_BW, backend) for values_BRE in (answers.log_p_BRE, answers.tokens_BRE)
     )
     return log_p_BRW, tokens_BRW, best_BW // num_entries
 
 
-def write(answers: Answers, new: Answers, first: Any) -> Answers:
-    """Return the answers with new ones from a place of the ring on, where they lie; they reach not past its end.
+def _take(values_BRE: Any, slots_BW: Int[Array, "B W"], backend: Backend) -> Array:
+    """Return the values of some entries; for a gather along lanes a TPU would copy the whole table first."""
+    if backend.platform == "cpu":
+        return jnp.take_along_axis(values_BRE, slots_BW[:, None], axis=2)
+    is_slot_B1WE = (slots_BW[..., None] == jnp.arange(values_BRE.shape[2]))[:, None]
+    return jnp.sum(jnp.where(is_slot_B1WE, values_BRE[:, :, None], 0), axis=-1)
+
+
+def write(answers: Answers, new: Answers, first_B: Int[Array, " B"]) -> Answers:
+    """Return the answers with new ones from a place of each row's ring on, where they lie; they reach not past its end.
 
     Of the ranks that new entries do not have, whatever stood there stays.
     """
-    zero = jnp.int32(0)
-    rings = (jax.lax.dynamic_update_slice(old, part, (zero, zero, first)) for old, part in zip(answers[:3], new[:3]))
-    return Answers(*rings, new.written)
+    set_slice = jax.vmap(lambda ring, part, first: jax.lax.dynamic_update_slice(ring, part, (0, first)))
+    rings = (set_slice(old, part, first_B) for old, part in zip(answers[:3], new[:3]))
+    return Answers(*rings, new.written_B)

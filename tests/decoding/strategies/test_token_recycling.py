@@ -26,6 +26,7 @@ from tests.decoding.drafted_alone import NUM_SLOTS, UNUSED, state_of
 from tests.toys import TINY_LLAMA
 
 VOCAB_SIZE, NUM_RANKS = 6, 8
+BACKEND = UNUSED.decoder.backend
 TRUST = (0.0, 0.3, 0.6, 0.8)
 # A context, the nearest token first, and the answers after it with their log-probabilities.
 Entry = tuple[tuple[int, ...], list[int], list[float]]
@@ -37,7 +38,8 @@ def random_answers(rng: np.random.Generator, num_entries: int, written: int) -> 
     contexts_JE[:, rng.random(num_entries) < 0.25] = -1
     tokens_RE = rng.integers(0, VOCAB_SIZE, (NUM_RANKS, num_entries))
     log_p_RE = np.log(rng.random((NUM_RANKS, num_entries))).astype(np.float32)
-    answers = Answers(*(jnp.asarray(each)[None] for each in (contexts_JE, tokens_RE, log_p_RE)), jnp.int32(written))
+    contexts_BJE, tokens_BRE, log_p_BRE = (jnp.asarray(each)[None] for each in (contexts_JE, tokens_RE, log_p_RE))
+    answers = Answers(contexts_BJE, tokens_BRE, log_p_BRE, jnp.asarray([written]))
     slots = [(written + age) % num_entries for age in range(num_entries)]
     columns = [(contexts_JE[:, slot], tokens_RE[:, slot], log_p_RE[:, slot]) for slot in slots]
     return answers, [(tuple(context.tolist()), tokens.tolist(), log_p.tolist()) for context, tokens, log_p in columns]
@@ -53,12 +55,14 @@ def expected(entries: list[Entry], asked: tuple[int, ...]) -> tuple[int, list[in
     return length_of(entries[best][0], asked), *entries[best][1:]
 
 
-@pytest.mark.parametrize("written", [0, 5, 40 * 7 + 13])
-def test_the_latest_of_the_longest_matches_is_found(written):
+@pytest.mark.parametrize(("written", "platform"), [(0, "cpu"), (5, "tpu"), (40 * 7 + 13, "cpu")])
+def test_the_latest_of_the_longest_matches_is_found(written, platform):
     rng = np.random.default_rng(written)
     answers, entries = random_answers(rng, 40, written)
     contexts_JW = rng.integers(0, VOCAB_SIZE + 2, (3, 30))
-    log_p_BRW, tokens_BRW, length_BW = look_up(answers, jnp.asarray(contexts_JW)[None])
+    log_p_BRW, tokens_BRW, length_BW = look_up(
+        answers, jnp.asarray(contexts_JW)[None], choose_backend("bfloat16", platform)
+    )
     for place in range(30):
         length, tokens, log_p = expected(entries, tuple(contexts_JW[:, place].tolist()))
         assert length_BW[0, place] == length
@@ -103,12 +107,12 @@ def test_a_prompts_tokens_are_known_from_the_start():
     answers = strategy.start(UNUSED, (), state, Prefilled(jnp.zeros((2, 1)), 16))
     for row, (ends, follows) in enumerate([((8, 7), 9), ((4, -2), 5)]):
         contexts_BJW = jnp.asarray([[[ends[0]], [ends[1]], [-7]]] * 2)
-        log_p_BRW, tokens_BRW, length_BW = look_up(answers, contexts_BJW)
+        log_p_BRW, tokens_BRW, length_BW = look_up(answers, contexts_BJW, BACKEND)
         assert length_BW[row, 0] == 2
         assert tokens_BRW[row, 0, 0] == follows
         np.testing.assert_allclose(jnp.exp(log_p_BRW[row, :, 0]), [0.5, *[0.0] * (answers.tokens_BRE.shape[1] - 1)])
     # The current token has no answer yet, and no row knows another's text.
-    assert look_up(answers, jnp.asarray([[[4]], [[7]]]))[2].tolist() == [[0], [0]]
+    assert look_up(answers, jnp.asarray([[[4]], [[7]]]), BACKEND)[2].tolist() == [[0], [0]]
     proposal = strategy.propose(UNUSED, (), state, answers)
     assert 9 in np.asarray(proposal.tree.tokens_BM)[0, np.asarray(proposal.tree.valid_BM)[0]]
     assert proposal.tree.valid_BM[1].sum() == 1
@@ -126,7 +130,7 @@ def test_a_step_leaves_an_entry_for_each_valid_node_over_the_oldest():
     verified = Verified(logits_BMV, None, None)  # pyright: ignore[reportArgumentType]
     walk = Walk(*(jnp.zeros((1, 1), jnp.int32),) * 3)
     after = strategy.observe(UNUSED, (), state_of([[4, 1, 5]]), proposal, verified, None, walk)
-    assert after.written == 12
+    assert after.written_B.tolist() == [12]
     assert after.contexts_BJE[0, :, 3:].T.tolist() == [[5, 1, 4], [2, 5, 1], [-1, -1, -1]]
     np.testing.assert_array_equal(after.contexts_BJE[..., :3], answers.contexts_BJE[..., :3])
     best_MR = np.argsort(-np.asarray(logits_BMV)[0], axis=-1)[:, :NUM_RANKS]

@@ -54,7 +54,7 @@ def test_the_likeliest_nodes_are_kept_with_all_their_ancestors(num_nodes):
     assert tree.tokens_BM.shape == (batch, num_nodes)
     assert np.asarray(tree.tokens_BM)[:, 0].tolist() == [0, 1, 2]
     for row in range(batch):
-        expected = best_paths(growth, lambda path, row=row: log_p_after(row, path))
+        expected = best_paths(growth, lambda path, row=row: log_p_after(row, path).tolist())
         paths = paths_of(np.asarray(tree.tokens_BM)[row], np.asarray(tree.parents_BM)[row])
         assert set(paths[1:]) == set(expected)
         np.testing.assert_allclose(scores_BM[row, 1:], [expected[path] for path in paths[1:]], atol=1e-5)
