@@ -240,5 +240,5 @@ def write(answers: Answers, new: Answers, first_B: Int[Array, " B"]) -> Answers:
     Of the ranks that new entries do not have, whatever stood there stays.
     """
     set_slice = jax.vmap(lambda ring, part, first: jax.lax.dynamic_update_slice(ring, part, (0, first)))
-    rings = (set_slice(old, part, first_B) for old, part in zip(answers[:3], new[:3]))
-    return Answers(*rings, new.written_B)
+    contexts_BJE, tokens_BRE, log_p_BRE = (set_slice(old, part, first_B) for old, part in zip(answers[:3], new[:3]))
+    return Answers(contexts_BJE, tokens_BRE, log_p_BRE, new.written_B)
