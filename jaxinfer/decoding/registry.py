@@ -15,6 +15,8 @@ _NAMES = (
     "autoregressive",
     "draft_model",
     "prompt_lookup",
+    "suffix",
+    "token_recycling",
     "jacobi",
     "lookahead",
     "medusa",

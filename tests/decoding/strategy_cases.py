@@ -154,6 +154,20 @@ CASES: Mapping[str, Case] = MappingProxyType(
             others={"gemma2": "prompt_lookup:num_draft_tokens=4,match=first,max_ngram=2"},
             warm_up=2,
         ),
+        "suffix": Case(
+            "suffix:num_draft_tokens=6,min_match=1,per_token=6",
+            "gemma2",
+            Split("data=2,tensor=2", "opt"),
+            others={"gpt2": "suffix:num_draft_tokens=5,occurrences=3,max_match=2"},
+            warm_up=2,
+        ),
+        "token_recycling": Case(
+            "token_recycling:tree=dynamic:8",
+            "opt",
+            Split("data=2,tensor=2", "gpt2"),
+            others={"gemma2": "token_recycling:tree=3.2.1,context=2", "gpt2": "token_recycling:tree=published"},
+            follows_sampling=False,
+        ),
         "jacobi": Case("jacobi:num_draft_tokens=4", "gemma2", Split("pipeline=2", "gpt2", 5), warm_up=1),
         "lookahead": Case(
             "lookahead:window=4,ngram=4,guesses=4,pool=64",

@@ -22,12 +22,12 @@ LENGTHS, NUM_NEW = (12, 5, 9), 48
 
 
 @pytest.fixture(scope="module")
-def recycling() -> type[Strategy]:
+def successors() -> type[Strategy]:
     """Return what the guide's only block of Python defines."""
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     defined: dict[str, Any] = {"__name__": "guide"}
     exec(compile(code, str(GUIDE), "exec"), defined)
-    return defined["TokenRecycling"]
+    return defined["Successors"]
 
 
 @pytest.fixture(scope="module")
@@ -56,25 +56,25 @@ def run_to_its_end(lm: LanguageModel, requests: list[Request], strategy: Strateg
     return batch, batch.new_tokens()
 
 
-def test_alone_and_in_a_sum_it_learns_the_same_table(lm, requests, plain, recycling):
+def test_alone_and_in_a_sum_it_learns_the_same_table(lm, requests, plain, successors):
     """The other drafter is never right, so that the same nodes are verified, under other numbers."""
     texts = tuple((*asked.prompt, *row.tokens) for asked, row in zip(requests, plain))
-    alone, tokens = run_to_its_end(lm, requests, recycling())
+    alone, tokens = run_to_its_end(lm, requests, successors())
     assert tokens == [row.tokens for row in plain]
     assert sum(alone.counts(row).accepted_by_depth[1] for row in range(len(LENGTHS))) > 0
     liar = Chain(texts, 3, lies_from=1)
-    summed, tokens = run_to_its_end(lm, requests, SumOfDrafters((liar, recycling()), nodes=64))
+    summed, tokens = run_to_its_end(lm, requests, SumOfDrafters((liar, successors()), nodes=64))
     assert tokens == [row.tokens for row in plain]
     learnt = np.asarray(alone._memory)
     assert len(np.unique(np.nonzero(learnt.any(axis=2))[1])) > 50
     np.testing.assert_array_equal(learnt, summed._memory.memories[1])
 
 
-def test_it_is_named_as_others_are_and_a_small_sum_changes_no_token(lm, requests, plain, recycling, monkeypatch):
-    named = MappingProxyType({**registry.STRATEGIES, "token_recycling": recycling})
+def test_it_is_named_as_others_are_and_a_small_sum_changes_no_token(lm, requests, plain, successors, monkeypatch):
+    named = MappingProxyType({**registry.STRATEGIES, "successors": successors})
     monkeypatch.setattr(registry, "STRATEGIES", named)
-    strategy = parse_strategy("token_recycling:tree=3.2.1+prompt_lookup:min_ngram=1+nodes=6")
-    assert jaxinfer.strategies()["token_recycling"]["options"] == {"tree": "4.2.1"}
+    strategy = parse_strategy("successors:tree=3.2.1+prompt_lookup:min_ngram=1+nodes=6")
+    assert jaxinfer.strategies()["successors"]["options"] == {"tree": "4.2.1"}
     batch, tokens = run_to_its_end(lm, requests, strategy)
     assert tokens == [row.tokens for row in plain]
     # Drafts of its own are taken, and each part has to do without some of its nodes.

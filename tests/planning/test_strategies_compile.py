@@ -1,5 +1,6 @@
 """Every strategy's step compiles for one v5e chip at Llama-2-7B size, its cache updated where it lies."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams
+from jaxinfer.decoding.strategies.token_recycling import TokenRecycling
 from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
@@ -59,6 +61,8 @@ _SHAPED = {
     "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
     "triforce": parse_strategy("triforce:budget=512"),
     "streams": Streams(paths=read_tree("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
+    # The logits of 64 nodes, whose likeliest tokens it asks for, would be more than a twentieth of the cache.
+    "token_recycling": TokenRecycling(growth=Growth(32, 6)),
 }
 # Beam search, which has a loop of its own, is held below.
 CASES = {name: _SHAPED.get(name) or parse_strategy(name) for name in STRATEGIES if name != "beam"} | {
@@ -77,6 +81,12 @@ def test_a_step_copies_no_cache(name):
         "decode"
     ]
     check_in_place(found.alias_bytes, found.temporary_bytes, found.cache_bytes, found.hlo)
+    if name == "token_recycling":
+        # Nor a step its table, whose parts alone have this shape; a call may lay it out anew, before its first step.
+        steps, entry, _ = found.hlo.partition("\nENTRY ")
+        assert entry
+        assert len(re.findall(r"= [sf]32\[1,\d+,4096\]\S* dynamic-update-slice\(", steps)) == 3
+        assert not re.search(r"= [sf]32\[1,\d+,4096\]\S* copy\(", steps)
 
 
 def check_in_place(alias_bytes: int, temporary_bytes: int, cache_bytes: int, hlo: str) -> None:

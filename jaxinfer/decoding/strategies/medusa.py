@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxinfer.checkpoint.drafters.heads import read_heads
 from jaxinfer.decoding.acceptance.walk import Walk
@@ -12,7 +11,7 @@ from jaxinfer.decoding.drafting.tree_drafter import TreeDrafter
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Target, Verified, current_tokens, few_nodes
-from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, grow, read_growth
+from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, follow, grow, read_growth
 from jaxinfer.decoding.trees.static import CAUTION, Paths, all_valid, fill_tree, lay_out, tree_depth
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.drafters.heads import (
@@ -103,14 +102,16 @@ class Medusa(TreeDrafter):
         return prefilled.hidden_BD
 
     def propose(self, model: Model, params: Params, state: DecodeState, memory: Float[Array, "B D"]) -> Proposal:
-        if self.growth is not None:
-            guess = guess_conditioned if is_conditioned(params) else guess_plain
-            roots_B, backend = current_tokens(state), model.decoder.backend
-            tree, log_p_BM = grow(self.growth, roots_B, guess(model, params, self.growth, state, memory), backend)
-            return Proposal(tree, memory, chances_BM=jnp.exp(log_p_BM))
-        draft = draft_conditioned if is_conditioned(params) else draft_plain
-        tokens_BM, log_p_BM = draft(model, params, self.paths, state, memory)
-        return Proposal(all_valid(lay_out(self.paths), tokens_BM), memory, chances_BM=jnp.exp(log_p_BM))
+        if self.growth is None and not is_conditioned(params):
+            tokens_BM, log_p_BM = draft_plain(model, params, self.paths, state, memory)
+            return Proposal(all_valid(lay_out(self.paths), tokens_BM), memory, chances_BM=jnp.exp(log_p_BM))
+        roots_B, conditioned = current_tokens(state), is_conditioned(params)
+        guess = (guess_conditioned if conditioned else guess_plain)(model, params, self._num_ranks, state, memory)
+        if self.growth is None:
+            tree, log_p_BM = follow(self.paths, roots_B, guess)
+        else:
+            tree, log_p_BM = grow(self.growth, roots_B, guess, model.decoder.backend)
+        return Proposal(tree, memory, chances_BM=jnp.exp(log_p_BM))
 
     def observe(
         self,
@@ -123,6 +124,10 @@ class Medusa(TreeDrafter):
         walk: Walk,
     ) -> Float[Array, "B D"]:
         return verified.last.hidden_BD
+
+    @property
+    def _num_ranks(self) -> int:
+        return 1 + max(max(path) for path in self.paths) if self.growth is None else self.growth.num_ranks
 
     def _check_fit(self, params: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"
@@ -138,10 +143,12 @@ class Medusa(TreeDrafter):
         output = params["heads"][0].get("output") or params.get("output")
         if output is not None and output["kernel"].shape[0] != rows:
             raise InvalidOption(f"medusa: {where} knows {output['kernel'].shape[0]} tokens, but needs to know {rows}")
-        growth = shaped.growth
-        most = max(max(path) for path in shaped.paths) if growth is None else check_growth(growth).num_ranks - 1
-        if most >= rows:
-            raise InvalidOption(f"medusa: the tree asks for rank {most}, but the heads choose among {rows} tokens")
+        if shaped.growth is not None:
+            check_growth(shaped.growth)
+        if shaped._num_ranks > rows:
+            raise InvalidOption(
+                f"medusa: the tree asks for rank {shaped._num_ranks - 1}, but the heads choose among {rows} tokens"
+            )
 
 
 def draft_plain(
@@ -154,44 +161,15 @@ def draft_plain(
     return fill_tree(layout, current_tokens(state), log_p_BJR, best_BJR)
 
 
-def draft_conditioned(
-    model: Model, params: Params, paths: Paths, state: DecodeState, hidden_BD: Float[Array, "B D"]
-) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
-    """Return what `draft_plain` does, by heads that see the path to each node: a level at a time."""
-    layout, backend = lay_out(paths), model.decoder.backend
-    batch, width = hidden_BD.shape
-    position_B1 = state.lengths_B[:, None] - 1
-    tokens_BM, scores_BM = current_tokens(state)[:, None], jnp.zeros((batch, 1), jnp.float32)
-    path_BMD = model.embedded(tokens_BM, position_B1)
-    # Of the nodes one level up: the embeddings along the path to each, and where that level begins.
-    first = 0
-    for depth in range(1, tree_depth(paths) + 1):
-        level = np.flatnonzero(layout.depths_M == depth)
-        parents, parent_of = np.unique(layout.parents_M[level], return_inverse=True)
-        ranks = layout.ranks_M[level]
-        path_BCD = path_BMD[:, parents - first]
-        hidden_BCD = jnp.broadcast_to(hidden_BD[:, None], (batch, len(parents), width))
-        states_BCD = head_states(params["heads"][depth - 1], hidden_BCD, path_BCD, backend)
-        logits_BCU = head_logits(model, params, depth - 1, states_BCD)
-        log_p_BCR, best_BCR = top_chances(params, logits_BCU, int(ranks.max()) + 1, backend, CAUTION)
-        drafted_BM = best_BCR[:, parent_of, ranks]
-        embedded_BMD = model.embedded(drafted_BM, jnp.broadcast_to(position_B1 + depth, drafted_BM.shape))
-        path_BMD = jnp.concatenate([path_BCD[:, parent_of], embedded_BMD], axis=-1)
-        above_BM = scores_BM[:, layout.parents_M[level]]
-        scores_BM = jnp.concatenate([scores_BM, above_BM + log_p_BCR[:, parent_of, ranks]], axis=1)
-        tokens_BM, first = jnp.concatenate([tokens_BM, drafted_BM], axis=1), int(level[0])
-    return tokens_BM, scores_BM
-
-
 def guess_plain(
-    model: Model, params: Params, growth: Growth, state: DecodeState, hidden_BD: Float[Array, "B D"]
+    model: Model, params: Params, num_ranks: int, state: DecodeState, hidden_BD: Float[Array, "B D"]
 ) -> Guess:
     """Return what heads that see the hidden state alone guess: at each depth the same after every beam."""
     logits_BJU = plain_logits(model, params, hidden_BD)
-    log_p_BJR, tokens_BJR = top_chances(params, logits_BJU, growth.num_ranks, model.decoder.backend, CAUTION)
+    log_p_BJR, tokens_BJR = top_chances(params, logits_BJU, num_ranks, model.decoder.backend, CAUTION)
 
     def guess(depth: int, beams: Beams, _: Any) -> tuple[Any, Any, Any]:
-        shape = (*beams.tokens_BW.shape, growth.num_ranks)
+        shape = (*beams.tokens_BW.shape, num_ranks)
         log_p_BWR, tokens_BWR = (jnp.broadcast_to(each[:, depth - 1, None], shape) for each in (log_p_BJR, tokens_BJR))
         return log_p_BWR, tokens_BWR, None
 
@@ -199,7 +177,7 @@ def guess_plain(
 
 
 def guess_conditioned(
-    model: Model, params: Params, growth: Growth, state: DecodeState, hidden_BD: Float[Array, "B D"]
+    model: Model, params: Params, num_ranks: int, state: DecodeState, hidden_BD: Float[Array, "B D"]
 ) -> Guess:
     """Return what heads that see the path to each beam guess; what they pass on are the embeddings along the paths."""
     backend, position_B1 = model.decoder.backend, state.lengths_B[:, None] - 1
@@ -213,6 +191,6 @@ def guess_conditioned(
         hidden_BWD = jnp.broadcast_to(hidden_BD[:, None], (*tokens_BW.shape, hidden_BD.shape[-1]))
         states_BWD = head_states(params["heads"][depth - 1], hidden_BWD, embedded_BWD, backend)
         logits_BWU = head_logits(model, params, depth - 1, states_BWD)
-        return *top_chances(params, logits_BWU, growth.num_ranks, backend, CAUTION), embedded_BWD
+        return *top_chances(params, logits_BWU, num_ranks, backend, CAUTION), embedded_BWD
 
     return guess

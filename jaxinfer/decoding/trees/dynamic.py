@@ -1,7 +1,7 @@
-"""Draft trees that grow where heads are sure of themselves (EAGLE-2, Li et al., 2406.16858).
+"""Draft trees of what is guessed after each node: along ranks, or grown where guesses are likely.
 
-A tree of ranks is the same whatever heads think. One that grows from the chances that heads give their tokens, here and
-now, goes deep where one of them is likely and wide where many are.
+A tree of ranks is the same whatever drafters think. One that grows from the chances that they give their tokens, here
+and now, goes deep where one of them is likely and wide where many are (EAGLE-2, Li et al., 2406.16858).
 """
 
 import re
@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.decoding.trees.pruning import best_nodes
-from jaxinfer.decoding.trees.static import MAX_NODES
+from jaxinfer.decoding.trees.static import MAX_NODES, Paths, all_valid, lay_out, tree_depth
 from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Float, Int
@@ -109,3 +110,29 @@ def grow(
     all_BM = jnp.ones(kept_BM.shape, bool)
     tree = DraftTree(tokens_BM, jnp.argmax(is_parent_BMM, axis=-1).astype(jnp.int32), all_BM, all_BM)
     return tree, scores_BM
+
+
+def follow(paths: Paths, roots_B: Int[Array, " B"], guess: Guess) -> tuple[DraftTree, Float[Array, "B M"]]:
+    """Return the tree of these ranks, each among what is guessed after the node above, and `grow`'s log-probabilities.
+
+    It is numbered as `lay_out` does.
+    """
+    layout = lay_out(paths)
+    tokens_BM, scores_BM = roots_B[:, None], jnp.zeros((roots_B.shape[0], 1), jnp.float32)
+    carried, parents_before = None, np.zeros(1, np.int32)
+    for depth in range(1, tree_depth(paths) + 1):
+        level = np.flatnonzero(layout.depths_M == depth)
+        parents, parent_of = np.unique(layout.parents_M[level], return_inverse=True)
+        origins = np.searchsorted(parents_before, layout.parents_M[parents])
+        nodes_BW, origins_BW = (
+            jnp.broadcast_to(jnp.asarray(each, jnp.int32), (roots_B.shape[0], len(parents)))
+            for each in (parents, origins)
+        )
+        beams = Beams(tokens_BM[:, parents], scores_BM[:, parents], nodes_BW, origins_BW)
+        log_p_BWR, tokens_BWR, carried = guess(depth, beams, carried)
+        ranks = layout.ranks_M[level]
+        tokens_BM = jnp.concatenate([tokens_BM, tokens_BWR[:, parent_of, ranks]], axis=1)
+        above_BM = scores_BM[:, layout.parents_M[level]]
+        scores_BM = jnp.concatenate([scores_BM, above_BM + log_p_BWR[:, parent_of, ranks]], axis=1)
+        parents_before = parents
+    return all_valid(layout, tokens_BM), scores_BM

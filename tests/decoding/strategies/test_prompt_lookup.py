@@ -2,23 +2,17 @@
 
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategy import Proposal, Target
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.decoder import Decoder
-from jaxinfer.models.model import Model
 from jaxinfer.ops.backend import choose_backend
-from tests.toys import TINY_LLAMA, float32_backend
-
-NUM_SLOTS = 24
-UNUSED = Model(Decoder(TINY_LLAMA, float32_backend()), {})
+from tests.decoding.drafted_alone import UNUSED, state_of
+from tests.toys import TINY_LLAMA
 
 
 def expected_draft(text: list[int], strategy: PromptLookup) -> list[int] | None:
@@ -33,14 +27,7 @@ def expected_draft(text: list[int], strategy: PromptLookup) -> list[int] | None:
 
 
 def propose(texts: list[list[int]], strategy: PromptLookup) -> Proposal:
-    tokens_BS = np.full((len(texts), NUM_SLOTS), 1, np.int32)
-    for row, text in enumerate(texts):
-        tokens_BS[row, : len(text)] = text
-    lengths_B = jnp.asarray([len(text) for text in texts], jnp.int32)
-    state = DecodeState(**dict.fromkeys(DecodeState._fields))._replace(
-        tokens_BS=jnp.asarray(tokens_BS), lengths_B=lengths_B
-    )
-    return strategy.propose(UNUSED, (), state, ())
+    return strategy.propose(UNUSED, (), state_of(texts), ())
 
 
 def drafts(texts: list[list[int]], strategy: PromptLookup) -> list[list[int] | None]:

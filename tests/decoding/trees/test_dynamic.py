@@ -1,13 +1,17 @@
 """Trees grow to the nodes that heads find likeliest, against a definition in NumPy."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.decoding.trees.dynamic import Growth, grow, read_growth
+from jaxinfer.decoding.trees.dynamic import Growth, Guess, follow, grow, read_growth
 from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.backend import choose_backend
 from tests.decoding.fitted_heads import TokenPath, best_paths
+
+LogPAfter = Callable[[int, TokenPath], np.ndarray]
 
 
 def paths_of(tokens_M: np.ndarray, parents_M: np.ndarray) -> list[TokenPath]:
@@ -18,10 +22,9 @@ def paths_of(tokens_M: np.ndarray, parents_M: np.ndarray) -> list[TokenPath]:
     return paths
 
 
-@pytest.mark.parametrize("num_nodes", [2, 7, 16, 40])
-def test_the_likeliest_nodes_are_kept_with_all_their_ancestors(num_nodes):
-    """Every row has chances of its own, which depend on the whole path."""
-    growth, batch, vocab_size = Growth(num_nodes, 3), 3, 12
+def guess_by_paths(batch: int, num_ranks: int) -> tuple[Guess, LogPAfter]:
+    """Return a guess whose chances depend on the row and the whole path, and these chances themselves."""
+    vocab_size = 12
     chances: dict[tuple[int, TokenPath], np.ndarray] = {}
 
     def log_p_after(row: int, path: TokenPath) -> np.ndarray:
@@ -36,18 +39,43 @@ def test_the_likeliest_nodes_are_kept_with_all_their_ancestors(num_nodes):
         else:
             paths = [[(*before[o], int(t)) for o, t in zip(*row)] for before, *row in zip(paths, origins_BW, tokens_BW)]
         log_p_BWV = np.array([[log_p_after(row, path) for path in paths[row]] for row in range(batch)])
-        tokens_BWR = np.argsort(-log_p_BWV, axis=-1, kind="stable")[..., : growth.num_ranks]
+        tokens_BWR = np.argsort(-log_p_BWV, axis=-1, kind="stable")[..., :num_ranks]
         log_p_BWR = np.take_along_axis(log_p_BWV, tokens_BWR, axis=-1)
         return jnp.asarray(log_p_BWR, jnp.float32), jnp.asarray(tokens_BWR, jnp.int32), paths
 
+    return guess, log_p_after
+
+
+@pytest.mark.parametrize("num_nodes", [2, 7, 16, 40])
+def test_the_likeliest_nodes_are_kept_with_all_their_ancestors(num_nodes):
+    growth, batch = Growth(num_nodes, 3), 3
+    guess, log_p_after = guess_by_paths(batch, growth.num_ranks)
     tree, scores_BM = grow(growth, jnp.arange(batch, dtype=jnp.int32), guess, choose_backend("float32", "cpu"))
     assert tree.tokens_BM.shape == (batch, num_nodes)
     assert np.asarray(tree.tokens_BM)[:, 0].tolist() == [0, 1, 2]
     for row in range(batch):
-        expected = best_paths(growth, lambda path, row=row: log_p_after(row, path))
+        expected = best_paths(growth, lambda path, row=row: log_p_after(row, path).tolist())
         paths = paths_of(np.asarray(tree.tokens_BM)[row], np.asarray(tree.parents_BM)[row])
         assert set(paths[1:]) == set(expected)
         np.testing.assert_allclose(scores_BM[row, 1:], [expected[path] for path in paths[1:]], atol=1e-5)
+
+
+def test_a_tree_of_ranks_follows_what_is_guessed_after_each_path():
+    ranks, batch = ((0,), (2,), (0, 1), (2, 0), (2, 3), (0, 1, 1), (2, 3, 0)), 2
+    guess, log_p_after = guess_by_paths(batch, 4)
+    tree, scores_BM = follow(ranks, jnp.arange(batch, dtype=jnp.int32), guess)
+    for row in range(batch):
+        expected: dict[TokenPath, float] = {}
+        for path in ranks:
+            tokens, total = (), 0.0
+            for rank in path:
+                log_p_V = log_p_after(row, tokens)
+                token = int(np.argsort(-log_p_V, kind="stable")[rank])
+                tokens, total = (*tokens, token), total + log_p_V[token]
+            expected[tokens] = total
+        paths = paths_of(np.asarray(tree.tokens_BM)[row], np.asarray(tree.parents_BM)[row])
+        assert paths[1:] == list(expected)
+        np.testing.assert_allclose(scores_BM[row, 1:], list(expected.values()), atol=1e-5)
 
 
 def test_certain_heads_grow_a_chain_before_anything_else():
