@@ -41,9 +41,10 @@ def shared_engine(lm):
 def engine(shared_engine):
     yield shared_engine
     deadline = time.monotonic() + 10.0
-    while not shared_engine._core.scheduler.is_idle and time.monotonic() < deadline:
+    scheduler = shared_engine._core.scheduler
+    while not (scheduler.is_idle and scheduler.pool.in_use == 0) and time.monotonic() < deadline:
         time.sleep(0.01)
-    shared_engine._core.scheduler.check()
+    scheduler.check()
     assert shared_engine.metrics().pages_in_use == 0
 
 
