@@ -108,7 +108,8 @@ def load(
         params = convert()
     else:
         weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
-        params = weights.load(checkpoint, (config, backend), convert)
+        # Weights are the same whatever is asked of steps.
+        params = weights.load(checkpoint, (config, replace(backend, step_rows=1)), convert)
     times.weights_seconds = clock.lap()
     return LanguageModel(
         config,

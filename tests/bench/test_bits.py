@@ -17,7 +17,7 @@ PROMPTS = [encode_bytes("The quick fox, the quick fox, the"), encode_bytes("Once
 
 @pytest.fixture(scope="module")
 def model(tiny_llama_folder):
-    return jaxinfer.load(tiny_llama_folder())
+    return jaxinfer.load(tiny_llama_folder(num_layers=1))
 
 
 def test_on_a_cpu_every_comparison_is_promised_and_equal(model):

@@ -15,8 +15,6 @@ from jaxinfer.decoding.fixed_rows import filled, step_headroom
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategies.draft_model import DraftModel
-from jaxinfer.decoding.strategies.medusa import Medusa
-from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.ops.backend import choose_backend
@@ -65,16 +63,12 @@ def made(name: str, lm: LanguageModel) -> Strategy:
     if name == "draft_model":
         weights = perturbed(lm.params, 0.1)
         strategy: Strategy = DraftModel(num_draft_tokens=4, config=lm.config, backend=lm.backend, params=weights)
-    elif name == "medusa":
-        width, dtype = lm.config.model_dim, lm.backend.param_dtype
-        block = {"kernel": np.zeros((width, width), dtype), "bias": np.zeros(width, dtype)}
-        strategy = Medusa(paths=read_tree("chain:3"), params={"heads": tuple({"blocks": (block,)} for _ in range(3))})
     else:
         strategy = parse_strategy(name)
     return lm.resolve(strategy)
 
 
-SPECS = ("prompt_lookup", "layerskip:exit_layer=1", "jacobi", "draft_model", "medusa")
+SPECS = ("prompt_lookup", "layerskip:exit_layer=1", "jacobi", "draft_model")
 SPECS += ("triforce:budget=32,chunk=8,window=16",)
 FAST = {("llama", "float32", "layerskip:exit_layer=1"), ("gemma2", "bfloat16", "jacobi")}
 POINTS = [
@@ -154,6 +148,5 @@ def test_a_prompt_runs_in_chunks_of_one_size_whatever_its_bucket():
 
 def test_load_takes_bits_or_margin(tiny_llama_folder):
     assert jaxinfer.load(tiny_llama_folder(), exact="bits").backend.step_rows == 16
-    assert jaxinfer.load(tiny_llama_folder()).backend.step_rows == 1
     with pytest.raises(jaxinfer.errors.InvalidOption, match="unknown exactness 'all'; use one of bits, margin"):
         jaxinfer.load(tiny_llama_folder(), exact="all")
