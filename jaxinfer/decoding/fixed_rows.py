@@ -16,7 +16,8 @@ on one type of device, one version of this library and of JAX, one mesh and one 
 * between steps of the same size: a tree of more than 16 nodes runs in steps of 32, which equal other steps of 32;
 * along chains. A node stands in the cache slot of its number. On a branch behind the first one that is not the slot of
   its position, and a sum over slots rounds by where its terms stand;
-* for a prompt and its output as they are cut: a token of a prompt is computed in a chunk, a drawn one in a step;
+* for a prompt and its output as they are cut: a token of a prompt is computed in a chunk, a drawn one in a step. The
+  engine, which cuts prompts where it has room, promises no bits here;
 * where XLA attends (on a GPU, and where no kernel suits the cache), for caches of one length: its sums span the cache.
 
 Nothing here has been compared on a chip yet. ``colab/validate_on_tpu.ipynb`` does so, and names every bit that differs.
