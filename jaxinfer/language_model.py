@@ -62,6 +62,7 @@ def load(
     model: str | Path = DEFAULT_MODEL,
     *,
     dtype: str | None = None,
+    exact: str | None = None,
     max_len: int | None = None,
     cache: str | CacheLayout = "dense",
     mesh: MeshConfig | Mesh | str | None = None,
@@ -74,8 +75,10 @@ def load(
 ) -> "LanguageModel":
     """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
 
-    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16); ``max_len`` bounds
-    prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``, ``paged:page=64``, or
+    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``exact`` is what
+    strategies share with plain decoding: ``"bits"``, or the tokens up to rounding, ``"margin"`` (default: bits on a
+    CPU, where they cost nothing, else margin; see ``jaxinfer/sampling/README.md``). ``max_len`` bounds prompt and
+    output together, in tokens (default: the model's context). ``cache`` is ``dense``, ``paged:page=64``, or
     ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens are kept; that
     changes the text. ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or
     over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``kept`` is a folder
@@ -83,7 +86,7 @@ def load(
     the user's alone. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
     `jaxinfer.errors.JaxinferError`.
     """
-    backend, layout = choose_backend(dtype, scan_layers=scan_layers), parse_layout(cache)
+    backend, layout = choose_backend(dtype, scan_layers=scan_layers, exact=exact), parse_layout(cache)
     partitioner = partitioner_of(mesh)
     times, clock = LoadTimes(), Clock()
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
@@ -105,7 +108,8 @@ def load(
         params = convert()
     else:
         weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
-        params = weights.load(checkpoint, (config, backend), convert)
+        # Weights are the same whatever is asked of steps.
+        params = weights.load(checkpoint, (config, replace(backend, step_rows=1)), convert)
     times.weights_seconds = clock.lap()
     return LanguageModel(
         config,
@@ -332,7 +336,7 @@ class LanguageModel:
             known = self.config.max_position
             raise InvalidOption(f"a text has {longest} tokens, but the model knows {known} positions: shorten it")
         num_padding = self.programs.partitioner.num_rows(len(rows)) - len(rows)
-        tokens_BT = np.zeros((len(rows) + num_padding, prompt_bucket(longest)), np.int32)
+        tokens_BT = np.zeros((len(rows) + num_padding, prompt_bucket(longest, self.programs.decoder.backend)), np.int32)
         for index, row in enumerate(rows):
             tokens_BT[index, : len(row)] = row
         lengths_B = np.array([len(row) for row in rows] + [0] * num_padding, np.int32)

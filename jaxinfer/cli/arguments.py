@@ -66,6 +66,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
     shown = f"float32, bfloat16, float16 or float64 (default: {dtype or 'float32 on a CPU, else bfloat16'})"
     group.add_argument("--dtype", metavar="D", default=dtype, help=shown)
+    add_exact_argument(group)
     group.add_argument(
         "--max-len",
         metavar="N",
@@ -80,6 +81,16 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
         "last W tokens",
     )
     add_mesh_argument(group)
+
+
+def add_exact_argument(parser: Any) -> None:
+    """Add what strategies share with plain decoding."""
+    parser.add_argument(
+        "--exact",
+        metavar="E",
+        help="what strategies share with plain decoding: bits, or the tokens up to rounding, margin (default: bits on "
+        "a CPU, else margin)",
+    )
 
 
 def add_mesh_argument(parser: Any) -> None:

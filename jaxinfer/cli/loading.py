@@ -18,6 +18,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
         return load(
             model,
             dtype=options.dtype,
+            exact=options.exact,
             max_len=options.max_len,
             cache=options.cache,
             mesh=options.mesh,

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.slots import slots_for
-from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.fixed_rows import step_headroom
+from jaxinfer.decoding.programs import FIXED_CHUNK, Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
 from jaxinfer.decoding.state import initial_state
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
 
@@ -71,15 +73,19 @@ class RunningBatch:
         prompts = [list(request.prompt) for request in requests] + [[]] * num_padding
         sampling = [request.sampling for request in requests] + [SamplingParams()] * num_padding
         samples = [request.sample for request in requests] + [0] * num_padding
-        num_tokens = prompt_bucket(max(len(prompt) for prompt in prompts))
-        config, layout = programs.decoder.config, programs.layout
+        config, backend, layout = programs.decoder.config, programs.decoder.backend, programs.layout
+        num_tokens = prompt_bucket(max(len(prompt) for prompt in prompts), backend)
+        headroom = step_headroom(strategy, backend)
         self._contexts_B = np.array([len(prompt) for prompt in prompts], np.int32)
         self._limits_B = np.array([request.max_length for request in requests] + [0] * num_padding, np.int32)
         self._reach_B = reachable_lengths(config, self._contexts_B, self._limits_B, layout)
         num_slots = max(
             num_tokens,
-            cache_bucket(max(request.max_length for request in requests), strategy.headroom, max_len),
-            *(prompt_bucket(length) for length in crossed_lengths(config, self._contexts_B, self._limits_B, layout)),
+            cache_bucket(max(request.max_length for request in requests), headroom, max_len),
+            *(
+                prompt_bucket(length, backend)
+                for length in crossed_lengths(config, self._contexts_B, self._limits_B, layout)
+            ),
         )
         strategy.check_slots(num_slots)
         state = initial_state(
@@ -87,11 +93,11 @@ class RunningBatch:
             (self._reach_B - self._contexts_B).tolist(),
             num_slots,
             strategy.max_depth,
-            programs.create_cache(len(prompts), num_slots, strategy.headroom),
+            programs.create_cache(len(prompts), num_slots, headroom),
             sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
         )
         self.prefill_bubble, self.decode_bubble = (
-            programs.bubble(params, state.cache, len(prompts), tokens) for tokens in (num_tokens, strategy.headroom)
+            programs.bubble(params, state.cache, len(prompts), tokens) for tokens in (num_tokens, headroom)
         )
         self._compile_seconds_before = programs.compile_seconds
         began = time.perf_counter()
@@ -192,7 +198,7 @@ class RunningBatch:
         compiled_before, began = self.compile_seconds, time.perf_counter()
         self._contexts_B = np.where(waiting_B, self._lengths_B, self._contexts_B)
         self._reach_B = reachable_lengths(self._programs.decoder.config, self._contexts_B, self._limits_B)
-        num_tokens = prompt_bucket(int(self._lengths_B[waiting_B].max()) - 1)
+        num_tokens = prompt_bucket(int(self._lengths_B[waiting_B].max()) - 1, self._programs.decoder.backend)
         state = self._state._replace(
             context_lengths_B=self._place(np.maximum(self._contexts_B, 1)), limits_B=self._place(self._reach_B)
         )
@@ -202,9 +208,13 @@ class RunningBatch:
         self.prefill_seconds += time.perf_counter() - began - (self.compile_seconds - compiled_before)
 
 
-def prompt_bucket(length: int) -> int:
-    """Return the number of tokens that a prompt of this length is padded to for prefill: a power of two."""
-    return max(_MIN_PROMPT_BUCKET, 1 << max(length - 1, 0).bit_length())
+def prompt_bucket(length: int, backend: Backend | None = None) -> int:
+    """Return the number of tokens that a prompt of this length is padded to for prefill: a power of two.
+
+    It is a whole number of chunks where the ``backend`` has fixed rows.
+    """
+    least = _MIN_PROMPT_BUCKET if backend is None or backend.fixed_rows == 1 else FIXED_CHUNK
+    return max(least, 1 << max(length - 1, 0).bit_length())
 
 
 def cache_bucket(length: int, headroom: int, max_len: int) -> int:

@@ -22,21 +22,30 @@ from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.notation import Array, Int, Params
+from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.partitioner import ONE_DEVICE, Partitioner
 
 # Longest piece of a prompt that one pass of prefill attends from.
 PREFILL_CHUNK = 512
+# Every piece where steps have a fixed number of nodes. A v5e takes about as long to multiply so many rows of one prompt
+# as to read the weights, so a short prompt costs no more, and a long one is bound by the same products.
+FIXED_CHUNK = 256
+
+
+def prefill_chunk(backend: Backend) -> int:
+    """Return how many tokens of each prompt a pass of prefill has at most; where rows are fixed, exactly so many."""
+    return PREFILL_CHUNK if backend.fixed_rows == 1 else FIXED_CHUNK
 
 
 def prefill(
     decoder: Decoder, strategy: Strategy, num_tokens: int, params: Params, drafter_params: Any, state: DecodeState
 ) -> tuple[DecodeState, Any]:
-    """Prefill the prompts of a fresh state; ``num_tokens`` is a power of two or at most `PREFILL_CHUNK`.
+    """Prefill the prompts of a fresh state; ``num_tokens`` is a power of two or at most `prefill_chunk`.
 
     ``drafter_params`` are the strategy's parameters.
     """
     model = Model(decoder, params)
-    state, prefilled = prefill_step(model, state, num_tokens, PREFILL_CHUNK)
+    state, prefilled = prefill_step(model, state, num_tokens, prefill_chunk(decoder.backend))
     return state, strategy.start(model, drafter_params, state, prefilled)
 
 
@@ -68,7 +77,7 @@ def full_logits(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], 
     """Return the logits of every token of whole texts, as prefill computes them."""
     cache = create_cache(decoder.config, tokens_BT.shape[0], tokens_BT.shape[1], decoder.backend)
     model = Model(decoder, params)
-    hidden_BTD, _ = forward_prompt(model, tokens_BT, lengths_B, cache, PREFILL_CHUNK)
+    hidden_BTD, _ = forward_prompt(model, tokens_BT, lengths_B, cache, prefill_chunk(decoder.backend))
     return model.logits(hidden_BTD)[..., : decoder.config.num_tokens]
 
 
@@ -138,7 +147,8 @@ class Programs:
 
     def bubble(self, params: Params, cache: LayeredCache, rows: int, tokens: int) -> float:
         """Return for what part of a pass of so many new tokens a row a stage of a pipeline has nothing to do."""
-        backend, tokens = self.decoder.backend, min(tokens, PREFILL_CHUNK)
+        backend = self.decoder.backend
+        tokens = min(tokens, prefill_chunk(backend))
         return pass_schedule(backend, params["blocks"], cache, rows, tokens).bubble
 
     def run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:

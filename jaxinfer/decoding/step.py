@@ -11,6 +11,7 @@ from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.acceptance.rejection import reject
 from jaxinfer.decoding.acceptance.typical import accept_typical
 from jaxinfer.decoding.acceptance.walk import Walk, emitted_tokens, is_draft, match
+from jaxinfer.decoding.fixed_rows import filled, first_nodes, step_nodes, widened
 from jaxinfer.decoding.state import DecodeState, is_stop
 from jaxinfer.decoding.strategy import LastNode, Nodes, Prefilled, Proposal, Strategy, Verified
 from jaxinfer.decoding.trees.tree import DraftTree, ancestors, depths
@@ -41,6 +42,8 @@ def forward_prompt(
     batch, num_tokens = tokens_BT.shape
     size, backend = min(chunk, num_tokens), model.decoder.backend
     rotary_lengths_B = lengths_B if context_lengths_B is None else context_lengths_B
+    # Where shapes are fixed, sums over slots do not span as many as the longest prompt needs.
+    extent = num_tokens if backend.fixed_rows == 1 else None
 
     if goes_around(num_tokens, backend) and all(isinstance(part, DenseCache) for part in cache.parts):
         return _forward_around(model, tokens_BT, lengths_B, cache, rotary_lengths_B)
@@ -49,7 +52,7 @@ def forward_prompt(
         start_B = jnp.full((batch,), index * size, jnp.int32)
         positions_BT = start_B[:, None] + jnp.arange(size, dtype=jnp.int32)
         counts_B = lengths_B - start_B
-        placements = cache.place(start_B, causal_ancestors(size)[None], counts_B, num_tokens)
+        placements = cache.place(start_B, causal_ancestors(size)[None], counts_B, extent)
         chunk_BT = jax.lax.dynamic_slice_in_dim(tokens_BT, index * size, size, axis=1)
         return model.forward(chunk_BT, positions_BT, cache, placements, rotary_lengths_B)
 
@@ -115,29 +118,34 @@ def decode_step(
     model: Model, strategy: Strategy, drafter_params: Any, state: DecodeState, memory: Any
 ) -> tuple[DecodeState, Any]:
     """Advance every unfinished row by one to M tokens; ``drafter_params`` are the strategy's parameters."""
-    proposal = strategy.propose(model, drafter_params, state, memory)
-    tree = proposal.tree
+    backend = model.decoder.backend
+    drafted = strategy.propose(model, drafter_params, state, memory)
+    num_drafted = drafted.tree.tokens_BM.shape[1]
+    tree = filled(drafted.tree, step_nodes(strategy, num_drafted, backend))
+    proposal = drafted._replace(tree=tree)
     if proposal.cache is not None:
         state = state._replace(cache=proposal.cache)
     start_B, relation_BMM = state.lengths_B - 1, ancestors(tree.parents_BM)
     nodes = Nodes(start_B, relation_BMM, start_B[:, None] + depths(relation_BMM))
     verified = _forward(model, strategy, drafter_params, state, proposal, nodes)
-    draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV, model.decoder.backend)
+    draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV, backend)
     tokens_BM = emitted_tokens(tree, walk)
     emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
     # The accepted nodes of a chain stand where they belong.
     cache = verified.cache.keep(start_B, walk.path_BM, emitted_B) if strategy.branches else verified.cache
     state = _count(state._replace(cache=cache), proposal, verified, jnp.minimum(walk.taken_B - 1, emitted_B))
-    from_draft_BM = jnp.arange(tokens_BM.shape[1])[None, :] < walk.taken_B[:, None] - 1
+    path_length = tokens_BM.shape[1]
+    from_draft_BM = jnp.arange(path_length)[None, :] < walk.taken_B[:, None] - 1
+    num_reported = tree.tokens_BM.shape[1] if backend.fixed_rows > 1 else path_length
 
     def path_logits() -> Float[Array, "B M V"]:
-        return jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)
+        return jnp.take_along_axis(verified.logits_BMV, widened(walk.path_BM, num_reported)[..., None], axis=1)
 
-    state = _append(
-        state, tokens_BM, _reported(state, path_logits, tokens_BM, model.decoder.backend), from_draft_BM, emitted_B
-    )
-    verified = verified._replace(cache=cache, last=last_node(verified, walk))
-    return state, strategy.observe(model, drafter_params, state, proposal, verified, draws_BM, walk)
+    logprobs_BM = _reported(state, path_logits, widened(tokens_BM, num_reported), backend)[:, :path_length]
+    state = _append(state, tokens_BM, logprobs_BM, from_draft_BM, emitted_B)
+    verified = first_nodes(verified._replace(cache=cache, last=last_node(verified, walk)), num_drafted)
+    draws_BM = draws_BM[:, :num_drafted]
+    return state, strategy.observe(model, drafter_params, state, drafted, verified, draws_BM, walk)
 
 
 def last_node(verified: Verified, walk: Walk) -> LastNode:
@@ -153,7 +161,8 @@ def _forward(
     """Run the target over the tree, or over the roots alone where no row that runs has a draft and nodes cost."""
     tree = proposal.tree
     num_nodes = tree.tokens_BM.shape[1]
-    if not strategy.may_draft_nothing or model.decoder.backend.platform != "cpu" or num_nodes == 1:
+    backend = model.decoder.backend
+    if not strategy.may_draft_nothing or backend.platform != "cpu" or backend.fixed_rows > 1 or num_nodes == 1:
         return strategy.forward(model, drafter_params, state, proposal, nodes)
 
     def run_tree() -> Verified:

@@ -162,6 +162,14 @@ class Strategy(ABC):
         return type(self).forward is Strategy.forward
 
     @property
+    def fills_steps(self) -> bool:
+        """Whether its steps are filled up to the backend's `fixed_rows`, to have the bits of plain decoding.
+
+        Its `forward` then gets a larger tree than it proposed, and must run the target's layers on nothing but nodes.
+        """
+        return self.acceptance == "match"
+
+    @property
     def slots_per_node(self) -> int:
         """How many cache slots its `forward` writes for each node."""
         return 1

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.rope_crossing import reachable_lengths, switch_lengths
 from jaxinfer.decoding.strategy import Strategy
@@ -216,7 +217,8 @@ def make_core(
 ) -> EngineCore:
     """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved."""
     decoder = programs.decoder
-    num_slots = max_len + strategy.headroom
+    headroom = step_headroom(strategy, decoder.backend)
+    num_slots = max_len + headroom
     num_pages = count_pages(config, decoder, num_slots)
     device = Device(
         programs,
@@ -235,7 +237,7 @@ def make_core(
         pool,
         PrefixIndex(pool, config.page_size),
         tokens_per_step=strategy.max_depth + 1,
-        headroom=strategy.headroom,
+        headroom=headroom,
         # Where a token's keys have the same bits whoever computes them, answers are as good as prompts.
         shares_answers=config.prefix_cache == "all" or decoder.backend.keeps_bits,
     )

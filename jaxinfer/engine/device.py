@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxinfer.cache.slots import slots_for
 from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategy import Prefilled, Strategy
@@ -219,7 +220,8 @@ class Device:
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), one)
 
         def remembered(params: Params, drafter_params: Any, state: DecodeState) -> Any:
-            cache = create_cache(decoder.config, batch, self._num_slots, decoder.backend, strategy.headroom)
+            headroom = step_headroom(strategy, decoder.backend)
+            cache = create_cache(decoder.config, batch, self._num_slots, decoder.backend, headroom)
             hidden_BD = jnp.zeros((batch, decoder.config.model_dim), decoder.backend.compute_dtype)
             prefilled = Prefilled(hidden_BD, prompt_bucket(1))
             return strategy.start(Model(decoder, params), drafter_params, state._replace(cache=cache), prefilled)

@@ -14,6 +14,10 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.attention import Order
 from jaxinfer.ops.kernel_choice import choose_means, on_each_device
 
+# The slots, and the tokens of a prompt, that kernels take at a time where rows are fixed: sums then have the same order
+# in caches of all lengths. Tuning, which looks at the length, chooses the same for most steps of 16 nodes.
+_FIXED_BLOCK = 256
+
 
 class Seen(NamedTuple):
     """What each new token attends to: all slots before ``start_B``, and its ancestors among the T new tokens.
@@ -74,12 +78,13 @@ def attend_to_layer(
         cache = keys, values, layer, start_B
         if means == "reference":
             return reference_attention(query, *cache, ancestors_BTT, **options)
-        interpret = backend.kernels == "interpret"
+        how = {**options, "interpret": backend.kernels == "interpret"}
         if is_prompt:
-            return flash_prefill(query, *cache, counts_B, interpret=interpret, **options)
+            return flash_prefill(query, *cache, counts_B, **how, **_fixed(backend, "block_q", "block_k"))
+        how |= _fixed(backend, "block_slots")
         if num_tokens == 1:
-            return flash_decode(query, *cache, interpret=interpret, **options)
-        return tree_verify(query, *cache, ancestors_BTT, interpret=interpret, **options)
+            return flash_decode(query, *cache, **how)
+        return tree_verify(query, *cache, ancestors_BTT, **how)
 
     return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend)
 
@@ -163,11 +168,16 @@ def attend_to_ring(
         if means == "reference":
             lanes = None if num_kv_heads is None else num_kv_heads * query.shape[-1] // backend.kv_shards
             return reference_ring(query, keys[..., :lanes], values[..., :lanes], *further, **options)
-        heads = num_kv_heads and num_kv_heads // backend.kv_shards
+        how = {"num_kv_heads": num_kv_heads and num_kv_heads // backend.kv_shards, **_fixed(backend, "block_slots")}
         interpret = backend.kernels == "interpret"
-        return ring_decode(query, keys, values, *further, num_kv_heads=heads, interpret=interpret, **options)
+        return ring_decode(query, keys, values, *further, interpret=interpret, **how, **options)
 
     return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend, sink_query_BTNH)
+
+
+def _fixed(backend: Backend, *names: str) -> dict[str, int]:
+    """Return the sizes of a kernel's blocks where rows are fixed; elsewhere it chooses the fastest ones."""
+    return dict.fromkeys(names, _FIXED_BLOCK) if backend.fixed_rows > 1 else {}
 
 
 def ring_order(next_B: Int[Array, " B"], num_sinks: int, ring_end: int) -> Order:

@@ -104,6 +104,7 @@ def compile_programs(
     max_len: int,
     mesh: MeshConfig = SINGLE,
     dtype: str = "bfloat16",
+    exact: str | None = None,
     prompt_tokens: int | None = 512,
     strategy: Strategy | None = None,
     split_activations: bool | None = None,
@@ -114,8 +115,8 @@ def compile_programs(
     The mesh's data axis splits rows, its tensor axis splits weights and cache by heads, its sequence axis splits
     prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
     ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
-    chooses. ``split_activations`` is as in `Backend`. Raise InvalidOption if libtpu is missing, the topology does not
-    exist, the model does not split or a program does not fit.
+    chooses. ``exact`` is as in `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise InvalidOption if libtpu is
+    missing, the topology does not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -123,7 +124,7 @@ def compile_programs(
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     devices = topology_mesh(topology, mesh)
     strategy = strategy or Autoregressive()
-    config, backend = split_decoder(config, mesh, dtype)
+    config, backend = split_decoder(config, mesh, dtype, exact)
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices)
@@ -159,9 +160,9 @@ def compile_programs(
     return programs
 
 
-def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Partitioned:
+def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str, exact: str | None = None) -> Partitioned:
     """Return the decoder as it is split over the devices of a TPU mesh."""
-    return partition(config, choose_backend(dtype, platform="tpu"), mesh.abstract)
+    return partition(config, choose_backend(dtype, platform="tpu", exact=exact), mesh.abstract)
 
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxinfer.cache.slots import slots_for
+from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Strategy
@@ -25,8 +27,8 @@ class Deployment:
     """A model, its devices and its load.
 
     ``max_len`` is the most tokens of a row, prompt and output together; prefill is planned for ``prompt_tokens`` of
-    them. A ``strategy`` other than plain decoding (see `planned_strategy`) adds the plan of its step. ``nodes`` adds
-    instead the plan of a step that verifies any tree of so many nodes.
+    them. ``exact`` is as in `jaxinfer.load`. A ``strategy`` other than plain decoding (see `planned_strategy`) adds the
+    plan of its step. ``nodes`` adds instead the plan of a step that verifies any tree of so many nodes.
     """
 
     config: DecoderConfig
@@ -36,6 +38,7 @@ class Deployment:
     max_len: int
     prompt_tokens: int = PREFILL_CHUNK
     dtype: str = "bfloat16"
+    exact: str | None = None
     strategy_spec: str = Autoregressive.name
     nodes: int = 0
 
@@ -58,7 +61,7 @@ class Deployment:
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
         if self.nodes and self.strategy_spec != Autoregressive.name:
             raise InvalidOption("strategy and nodes both say what to verify: give one of them")
-        choose_backend(self.dtype, platform="tpu")
+        choose_backend(self.dtype, platform="tpu", exact=self.exact)
         self.strategy.check_slots(self.num_slots)
 
     @property
@@ -74,12 +77,19 @@ class Deployment:
     @property
     def num_slots(self) -> int:
         """Cache slots per row."""
-        return slots_for(self.max_len + self.strategy.headroom)
+        needed = slots_for(self.max_len + step_headroom(self.strategy, self.split.backend))
+        return max(needed, self.padded_prompt_tokens)
+
+    @property
+    def padded_prompt_tokens(self) -> int:
+        """The tokens of a prompt, with those that fill its last chunk where chunks have one size."""
+        backend = self.split.backend
+        return self.prompt_tokens if backend.fixed_rows == 1 else prompt_bucket(self.prompt_tokens, backend)
 
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices, padded where it does not split evenly."""
-        return split_decoder(self.config, self.mesh, self.dtype)
+        return split_decoder(self.config, self.mesh, self.dtype, self.exact)
 
     @cached_property
     def strategy(self) -> Strategy:
@@ -102,6 +112,7 @@ class Deployment:
             max_len=self.num_slots,
             mesh=self.mesh,
             dtype=self.dtype,
-            prompt_tokens=self.prompt_tokens if strategy is None else None,
+            exact=self.exact,
+            prompt_tokens=self.padded_prompt_tokens if strategy is None else None,
             strategy=strategy,
         )

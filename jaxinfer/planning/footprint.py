@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.fixed_rows import step_headroom
+from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params, create_cache
 from jaxinfer.models.pipeline import pass_schedule
@@ -64,10 +65,10 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
     config, backend = deployment.split
     if backend.stages == 1:
         return Schedule(1, 1)
-    headroom, slots = deployment.strategy.headroom, deployment.num_slots
+    headroom, slots = step_headroom(deployment.strategy, backend), deployment.num_slots
     cache = jax.eval_shape(lambda: create_cache(config, deployment.batch, slots, backend, headroom))
     blocks = abstract_params(config, backend)["blocks"]
-    return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, PREFILL_CHUNK))
+    return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, prefill_chunk(backend)))
 
 
 def decode_floor(footprint: Footprint) -> int:

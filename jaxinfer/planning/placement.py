@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
@@ -32,7 +33,7 @@ def placed_state(
     """Describe, with its placement, a state of ``batch`` rows of ``num_slots`` slots."""
 
     def build() -> DecodeState:
-        cache = create_cache(config, batch, num_slots, backend, strategy.headroom)
+        cache = create_cache(config, batch, num_slots, backend, step_headroom(strategy, backend))
         sampling = sampling_arrays([SamplingParams()] * batch, [0] * batch, config.eos_token_ids, config.num_tokens)
         return initial_state([[0]] * batch, [1] * batch, num_slots, strategy.max_depth, cache, sampling)
 

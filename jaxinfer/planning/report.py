@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxinfer.decoding.fixed_rows import step_headroom
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.planning.compile import CompiledProgram, DoesNotFit
@@ -74,7 +76,8 @@ class Speculation:
 class PlanReport:
     """A plan; all bytes are per device.
 
-    ``weights_bytes`` and ``cache_bytes`` are the model's. ``temporaries_bytes`` and ``hbm_total_bytes`` are the largest
+    ``step_rows`` is the number of nodes that steps are filled up to, 1 for none. ``weights_bytes`` and ``cache_bytes``
+    are the model's. ``temporaries_bytes`` and ``hbm_total_bytes`` are the largest
     of any program. ``missing_bytes`` is the excess of ``hbm_total_bytes`` over ``hbm_capacity_bytes``.
     """
 
@@ -86,6 +89,7 @@ class PlanReport:
     num_slots: int
     prompt_tokens: int
     dtype: str
+    step_rows: int
     strategy: str
     fits: bool
     hbm_total_bytes: int
@@ -125,6 +129,7 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
         num_slots=deployment.num_slots,
         prompt_tokens=deployment.prompt_tokens,
         dtype=deployment.dtype,
+        step_rows=deployment.split.backend.fixed_rows,
         strategy=f"{deployment.nodes} nodes" if deployment.nodes else deployment.strategy_spec,
         fits=fits,
         hbm_total_bytes=needed,
@@ -157,9 +162,8 @@ def _program(
     deployment: Deployment, footprint: Footprint, name: str, program: CompiledProgram | None, required: int | None
 ) -> ProgramReport:
     """Report on a compiled program, or on the least work of one that did not compile."""
-    strategy = deployment.strategy
-    drafts = strategy.max_depth if name == "verify" else 0
-    nodes = strategy.headroom if drafts else 1
+    strategy = deployment.strategy if name == "verify" else Autoregressive()
+    drafts, nodes = strategy.max_depth, step_headroom(strategy, deployment.split.backend)
     is_prefill = name == "prefill"
     if program is not None:
         counted = total(program.instructions(inner_trips=drafts - isinstance(strategy, DraftModel)))

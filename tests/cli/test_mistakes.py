@@ -68,6 +68,7 @@ OPTION_MISTAKES = {
         ["beam", "temperature=1"],
     ),
     "unknown dtype": (["generate", "x", "--dtype", "float31"], ["float31", "bfloat16"]),
+    "unknown exactness": (["generate", "x", "--exact", "nearly"], ["'nearly'", "bits, margin"]),
     "no such path": (["generate", "x", "--model", "./no/such/model"], ["./no/such/model"]),
     "no such GGUF file": (["generate", "x", "--model", "missing.gguf"], ["missing.gguf"]),
     "chat with a bad strategy": (["chat", "--strategy", "magic"], ["magic"]),
@@ -78,6 +79,7 @@ OPTION_MISTAKES = {
     "bench without tokens": (["bench", "latency", "--new-tokens", "1"], ["--new-tokens", "1"]),
     "bench in an unknown dtype": (["bench", "latency", "--dtype", "float32,int3"], ["int3"]),
     "bench in one dtype twice": (["bench", "latency", "--dtype", "float32,float32"], ["float32,float32"]),
+    "bench of an unknown exactness": (["bench", "latency", "--exact", "nearly"], ["'nearly'", "bits, margin"]),
     "unknown rival": (["bench", "latency", "--compare", "nobody"], ["nobody", "transformers"]),
 }
 

@@ -31,6 +31,7 @@ MISTAKES = {
     "a flat slice of a deep chip": (["--topology", "v4:2x2"], ["v4:2x2", "v4:2x2x1"]),
     "nobody's folder": (["--model", "~nobodyx/foo", "--topology", "v5e:1x1"], ["~nobodyx/foo"]),
     "unknown dtype": (["--topology", "v5e:1x1", "--dtype", "int3"], ["int3"]),
+    "unknown exactness": (["--topology", "v5e:1x1", "--exact", "nearly"], ["'nearly'", "bits, margin"]),
     "no rows": (["--topology", "v5e:1x1", "--batch", "0"], ["--batch", "'0'"]),
     "no PNG": (["--topology", "v5e:1x1", "--plot", "plan.pdf"], ["--plot", "plan.pdf", ".png"]),
     "no topology": ([], ["--topology"]),

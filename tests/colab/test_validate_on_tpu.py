@@ -36,6 +36,8 @@ def test_it_checks_kernels_and_strategies_and_writes_a_report(
     choice.source = f"MODEL, REPORT = {str(trained_folder)!r}, 'report.json'"
     (checks,) = [cell for cell in notebook.cells if "check_strategies(lm" in cell.source]
     checks.source = BROKEN + checks.source.replace("PROMPTS)", f"PROMPTS[:1], max_new_tokens=16, names={names})")
+    (bits,) = [cell for cell in notebook.cells if "compare_bits(" in cell.source]
+    bits.source = bits.source.replace("PROMPTS)", "PROMPTS, max_new_tokens=8, names=('layerskip',))")
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="FAILED: jacobi"):
         execute(notebook, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
@@ -45,6 +47,9 @@ def test_it_checks_kernels_and_strategies_and_writes_a_report(
     assert set(found) == set(names)
     assert [name for name, outcome in found.items() if not outcome["passes"]] == ["jacobi"]
     assert "without explanation" in found["jacobi"]["failure"]
+    for dtype in ("float32", "bfloat16"):
+        assert report[f"bits in {dtype}"]["passes"]
+        assert all(one["is_promised"] and one["bits_equal"] for one in report[f"bits in {dtype}"]["bits"])
     assert not report["passes"]
 
 

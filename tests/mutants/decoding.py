@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _STEP, _BATCH, _PROGRAMS = "jaxinfer/decoding/step.py", "jaxinfer/decoding/batch.py", "jaxinfer/decoding/programs.py"
+_FIXED, _OF_FIXED = "jaxinfer/decoding/fixed_rows.py", "tests/decoding/test_fixed_rows.py::"
 _WALK, _REJECTION = "jaxinfer/decoding/acceptance/walk.py", "jaxinfer/decoding/acceptance/rejection.py"
 _TREES, _STRATEGIES = "jaxinfer/decoding/trees", "jaxinfer/decoding/strategies"
 _SCRIPTED, _OF_STRATEGIES = "tests/decoding/test_tree_step.py::", "tests/decoding/strategies"
@@ -10,6 +11,34 @@ _SIBLINGS = "tests/decoding/acceptance/test_rejection.py::test_trees_with_equal_
 _EXACT = "tests/decoding/test_exactness.py::test_texts_are_those_of_plain_decoding"
 
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "nodes that fill a step are drafts",
+        _FIXED,
+        "jnp.pad(field, ((0, 0), (0, missing)))",
+        "jnp.pad(field, ((0, 0), (0, missing)), constant_values=1)",
+        f"{_OF_FIXED}test_nodes_that_fill_a_step_are_never_drafts",
+    ),
+    Fault(
+        "plain decoding's steps are not filled up",
+        _FIXED,
+        "rows = backend.fixed_rows if strategy.fills_steps else 1",
+        "rows = backend.fixed_rows if strategy.fills_steps and strategy.max_depth else 1",
+        f"{_OF_FIXED}test_a_chain_has_every_bit_of_plain_decoding",
+    ),
+    Fault(
+        "a short prompt's chunk is its bucket",
+        _BATCH,
+        "least = _MIN_PROMPT_BUCKET if backend is None or backend.fixed_rows == 1 else FIXED_CHUNK",
+        "least = _MIN_PROMPT_BUCKET",
+        f"{_OF_FIXED}test_a_prompt_runs_in_chunks_of_one_size_whatever_its_bucket",
+    ),
+    Fault(
+        "layerskip's first layers run on single tokens beside filled steps",
+        f"{_STRATEGIES}/layerskip.py",
+        "is_whole = self.fills_steps and model.decoder.backend.fixed_rows > 1",
+        "is_whole = False",
+        f"{_OF_FIXED}test_a_chain_has_every_bit_of_plain_decoding",
+    ),
     Fault(
         "a draft is compared with the draw at itself",
         _WALK,
@@ -55,8 +84,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the log-probabilities reported are those of the first nodes, not of the path",
         _STEP,
-        "jnp.take_along_axis(verified.logits_BMV, walk.path_BM[..., None], axis=1)",
-        "verified.logits_BMV[:, : walk.path_BM.shape[1]]",
+        "jnp.take_along_axis(verified.logits_BMV, widened(walk.path_BM, num_reported)[..., None], axis=1)",
+        "verified.logits_BMV[:, :num_reported]",
         f"{_SCRIPTED}test_the_right_branch_is_found_behind_a_wrong_one",
     ),
     Fault(
@@ -231,8 +260,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the last draft's state at LayerSkip's exit is lost",
         f"{_STRATEGIES}/layerskip.py",
-        "exits_BMD = proposal.memory.at[:, last].set(hidden_B1D[:, 0])",
-        "exits_BMD = proposal.memory",
+        "exits_BMD, cache = self._run_first(model, state, proposal.tree.tokens_BM, last, proposal.memory)",
+        "exits_BMD, cache = proposal.memory, self._run_first(\n"
+        "            model, state, proposal.tree.tokens_BM, last, proposal.memory\n        )[1]",
         f"{_EXACT}[layerskip]",
     ),
     Fault(

@@ -205,3 +205,33 @@ def test_each_device_of_a_mesh_works_on_its_own_heads_and_rows():
     assert child.returncode == 0, child.stderr
     assert "tensor" in child.stdout
     assert "data" in child.stdout
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "start"), [(16, 300), pytest.param(256, 256, marks=pytest.mark.slow)], ids=["step", "chunk"]
+)
+def test_with_fixed_rows_kernels_add_in_the_same_order_in_caches_of_all_lengths(num_tokens, start, monkeypatch):
+    """Without them the blocks are as large as is fastest for a cache's length, here a quarter of it."""
+
+    def tuned(kernel, shape):
+        quarter = shape["S"] // 4
+        return (
+            {"block_slots": quarter} if num_tokens == 16 else dict.fromkeys(("block_q", "block_k", "block_s"), quarter)
+        )
+
+    for kernel in ("flash_decode", "flash_prefill"):
+        monkeypatch.setattr(f"pallas_kernels.{kernel}.op.tuned_blocks", tuned)
+    rng = np.random.default_rng(0)
+    keys_LBSF, values_LBSF = rng.standard_normal((2, 1, 1, 2048, 128), np.float32)
+    query_BTNH = jnp.asarray(rng.standard_normal((1, num_tokens, 4, 64), np.float32))
+    start_B, ancestors_1TT = jnp.array([start], jnp.int32), causal_ancestors(num_tokens)[None]
+    counts_B = jnp.array([num_tokens], jnp.int32) if num_tokens > 128 else None
+
+    def mixed(backend, num_slots):
+        seen = Seen(start_B, ancestors_1TT, counts_B, visible_slots(start_B, ancestors_1TT, num_slots))
+        held = (jnp.asarray(buffer[:, :, :num_slots]) for buffer in (keys_LBSF, values_LBSF))
+        return np.asarray(attend_to_layer(query_BTNH, *held, 0, seen, 0.125, backend)).tobytes()
+
+    fixed = replace(INTERPRETED, step_rows=16)
+    assert mixed(fixed, 512) == mixed(fixed, 2048)
+    assert mixed(INTERPRETED, 512) != mixed(INTERPRETED, 2048)

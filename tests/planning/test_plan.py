@@ -139,6 +139,7 @@ def test_what_fits_instead_is_compiled(refused):
         ({"prompt_tokens": 2048}, "prompt_tokens=2048 exceeds max_len=2046"),
         ({"prompt_tokens": 768}, "past 512 name a power of two"),
         ({"dtype": "float31"}, "unknown dtype 'float31'"),
+        ({"exact": "nearly"}, "unknown exactness 'nearly'; use one of bits, margin"),
         ({"strategy_spec": "magic", "nodes": 0}, "unknown strategy 'magic'"),
         ({"strategy_spec": "beam", "nodes": 0}, "beam search, which has a loop of its own, is not planned"),
         ({"strategy_spec": "draft_model", "nodes": 0}, "name the draft model"),
@@ -153,6 +154,14 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(changes, message):
     with pytest.raises(InvalidOption, match=message) as caught:
         dataclasses.replace(EIGHT, **changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_plan_of_fixed_rows_has_room_for_their_nodes_and_chunks():
+    asked = dataclasses.replace(EIGHT, exact="bits", max_len=240)
+    assert asked.split.backend.fixed_rows == 16
+    assert (asked.num_slots, asked.padded_prompt_tokens) == (256, 256)
+    assert dataclasses.replace(asked, max_len=2046).num_slots == 2064
+    assert (EIGHT.num_slots, EIGHT.padded_prompt_tokens) == (2048, 16)
 
 
 def test_a_dynamic_tree_is_planned_as_deep_as_published_trees():

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxinfer.cli.arguments import whole_number
+from jaxinfer.cli.arguments import add_exact_argument, whole_number
 from jaxinfer.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _JSON_FIELDS = """
     hbm_seconds, mxu_seconds, ici_seconds     each alone; roofline_seconds is the longest, bound its name
     tokens, tokens_per_second                 upper bounds
     compile_seconds
+  step_rows             nodes that every step is filled up to (--exact bits), else 1
   speculation           nodes and depth of the trees, cost of a step over a plain step, and the acceptance rate of a
                         chain from which it gains (null: it never does)
   alternatives          if it does not fit: the smallest_topology, largest_batch and longest_context that fit
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="D", default="bfloat16", help="of weights and KV cache (default: %(default)s)"
     )
+    add_exact_argument(parser)
     parser.add_argument(
         "--strategy", metavar="S", default="autoregressive", help="plan the verification step of this strategy too"
     )
@@ -109,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
         max_len=options.max_len,
         prompt_tokens=options.prompt_tokens or min(512, options.max_len),
         dtype=options.dtype,
+        exact=options.exact,
         strategy_spec=options.strategy,
         nodes=options.nodes,
     )

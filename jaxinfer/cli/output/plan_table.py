@@ -29,7 +29,8 @@ def plan_lines(model: str, report: "PlanReport") -> list[str]:
     devices = f"{report.num_devices} device{'s' if report.num_devices > 1 else ''}"
     lines = [
         f"{model} in {report.dtype} on {report.topology}, {devices} as {report.mesh}: batch {report.batch}, "
-        f"{report.max_len} tokens a row, prompts of {report.prompt_tokens}",
+        f"{report.max_len} tokens a row, prompts of {report.prompt_tokens}"
+        + (f"; every step filled up to {report.step_rows} nodes" if report.step_rows > 1 else ""),
         _verdict(report),
         "",
         *align(_TITLES, [_cells(name, program) for name, program in report.programs.items()], num_left=2),

@@ -1,5 +1,6 @@
 """Decoding ahead on a cache that is cheaper than the target's: speculation inside speculation."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -26,8 +27,9 @@ def speculate(
 
     Return that future, and what the strategy then remembers. It draws with the target's own noise, and ends where the
     text will: at a stop token, and one token short of its limit, as verifying gives one more. The future's ``passes_B``
-    count from zero.
+    count from zero. Steps have no fixed rows, since drafts need nobody's bits.
     """
+    model = replace(model, decoder=replace(model.decoder, backend=replace(model.decoder.backend, step_rows=1)))
     limits_B = jnp.minimum(state.lengths_B + count, state.limits_B - 1)
     future = state._replace(
         cache=cache,

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.drafting.chain import draft_chain
+from jaxinfer.decoding.fixed_rows import step_nodes
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Nodes, Proposal, Strategy, Target, Verified
@@ -14,6 +17,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.masks import causal_ancestors
 
 
 @dataclass(frozen=True)
@@ -71,26 +75,26 @@ class LayerSkip(Strategy):
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         exit_layer, count = self.exit_of(model.config), self.num_draft_tokens
-        batch, start_B = state.lengths_B.shape[0], state.lengths_B - 1
-        exits_BMD = jnp.zeros((batch, count + 1, model.config.model_dim), model.decoder.backend.compute_dtype)
+        shape = state.lengths_B.shape[0], step_nodes(self, count + 1, model.decoder.backend)
+        exits_BMD = jnp.zeros((*shape, model.config.model_dim), model.decoder.backend.compute_dtype)
 
         def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], carry: Any) -> tuple[Array, Any]:
-            cache, exits_BMD = carry
-            hidden_B1D, cache = _run_first(model, exit_layer, state._replace(cache=cache), token_B, start_B + index)
-            exits_BMD = exits_BMD.at[:, index].set(hidden_B1D[:, 0])
-            return model.logits(model.normed(hidden_B1D))[:, 0], (cache, exits_BMD)
+            cache, tokens_BM, exits_BMD = carry
+            tokens_BM = tokens_BM.at[:, index].set(token_B)
+            exits_BMD, cache = self._run_first(model, state._replace(cache=cache), tokens_BM, index, exits_BMD)
+            hidden_B1D = jax.lax.dynamic_slice_in_dim(exits_BMD, index, 1, axis=1)
+            return model.logits(model.normed(hidden_B1D))[:, 0], (cache, tokens_BM, exits_BMD)
 
-        carry = (state.cache, exits_BMD)
+        carry = (state.cache, jnp.zeros(shape, jnp.int32), exits_BMD)
         draft = draft_chain(state, next_logits, carry, count, count, self.verify, model.config.vocab_size)
-        cache, exits_BMD = draft.carry
+        cache, _, exits_BMD = draft.carry
         tree = chain(draft.tokens_BM, draft.drafted_BM)
         passes = count * exit_layer / model.config.num_layers
         return Proposal(tree, exits_BMD, cache, draft.log_q_BMV, passes)
 
     def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
-        exit_layer, last = self.exit_of(model.config), self.num_draft_tokens
-        hidden_B1D, cache = _run_first(model, exit_layer, state, proposal.tree.tokens_BM[:, last], nodes.start_B + last)
-        exits_BMD = proposal.memory.at[:, last].set(hidden_B1D[:, 0])
+        exit_layer, last = self.exit_of(model.config), jnp.int32(self.num_draft_tokens)
+        exits_BMD, cache = self._run_first(model, state, proposal.tree.tokens_BM, last, proposal.memory)
         placements = cache.place(nodes.start_B, nodes.ancestors_BMM)
         hidden_BMD, cache = model.run_layers(
             exit_layer,
@@ -109,12 +113,26 @@ class LayerSkip(Strategy):
     ) -> Any:
         return ()
 
+    def _run_first(
+        self,
+        model: Model,
+        state: DecodeState,
+        tokens_BM: Int[Array, "B M"],
+        index: Int[Array, ""],
+        exits_BMD: Float[Array, "B M D"],
+    ) -> tuple[Float[Array, "B M D"], LayeredCache]:
+        """Run the layers before the exit on node ``index``, and return the exits with that node's.
 
-def _run_first(
-    model: Model, exit_layer: int, state: DecodeState, token_B: Int[Array, " B"], position_B: Int[Array, " B"]
-) -> tuple[Float[Array, "B 1 D"], Any]:
-    """Run the layers before the exit on one token of each row, after all that the cache holds before it."""
-    position_B1 = position_B[:, None]
-    placements = state.cache.place(position_B, jnp.ones((1, 1, 1), bool))
-    hidden_B1D = model.embedded(token_B[:, None], position_B1)
-    return model.run_layers(0, exit_layer, hidden_B1D, position_B1, state.cache, placements, state.context_lengths_B)
+        With fixed rows they run on all nodes once more, as a step does: their cache is the one that plain decoding
+        writes. What stands after ``index`` is written over later.
+        """
+        is_whole = self.fills_steps and model.decoder.backend.fixed_rows > 1
+        first, size = (jnp.int32(0), tokens_BM.shape[1]) if is_whole else (index, 1)
+        start_B = state.lengths_B - 1 + first
+        positions_BT = start_B[:, None] + jnp.arange(size, dtype=start_B.dtype)
+        placements = state.cache.place(start_B, causal_ancestors(size)[None])
+        hidden_BTD = model.embedded(jax.lax.dynamic_slice_in_dim(tokens_BM, first, size, axis=1), positions_BT)
+        hidden_BTD, cache = model.run_layers(
+            0, self.exit_of(model.config), hidden_BTD, positions_BT, state.cache, placements, state.context_lengths_B
+        )
+        return jax.lax.dynamic_update_slice_in_dim(exits_BMD, hidden_BTD, first, axis=1), cache

@@ -77,6 +77,11 @@ class Streams(TreeDrafter):
         return 1 + self.max_depth
 
     @property
+    def fills_steps(self) -> bool:
+        # Its top layers multiply nodes and streams together, so that shapes are others in any case.
+        return False
+
+    @property
     def verifies_any_tree(self) -> bool:
         return self.prune_below == 0 and self.keep_nodes == 0
 

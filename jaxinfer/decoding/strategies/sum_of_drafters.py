@@ -85,6 +85,10 @@ class SumOfDrafters(Strategy):
         return max(drafting, min(self.nodes or nodes, nodes) * self.slots_per_node)
 
     @property
+    def fills_steps(self) -> bool:
+        return all(part.fills_steps for part in self.parts)
+
+    @property
     def slots_per_node(self) -> int:
         return max(part.slots_per_node for part in self.parts)
 
