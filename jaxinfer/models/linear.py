@@ -11,7 +11,8 @@ from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.matmul import linear, linears
+from jaxinfer.ops.logical_axes import mesh_spec
+from jaxinfer.ops.matmul import Split, linear, linears
 
 
 class Linear(nn.Module):
@@ -30,6 +31,11 @@ class Linear(nn.Module):
 
     def __call__(self, inputs: Float[Array, "*rows d_in"]) -> Float[Array, "*rows d_out"]:
         return project(inputs, [self])[0]
+
+    @property
+    def split(self) -> Split:
+        """The mesh axes that split outputs and inputs."""
+        return tuple(mesh_spec(self.axes))
 
     @nn.compact
     def weights(self, width: int) -> tuple[Any, Any]:
@@ -58,10 +64,11 @@ class Linear(nn.Module):
 
 
 def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> list[Float[Array, "*rows _"]]:
-    """Return the outputs of several linear layers of one module and backend for the same inputs."""
-    backend = layers[0].backend
+    """Return the outputs of several linear layers of one module, backend and split for the same inputs."""
+    backend, split = layers[0].backend, layers[0].split
+    assert all(layer.split == split for layer in layers)
     weights = [layer.weights(inputs.shape[-1]) for layer in layers]
-    outputs = linears(inputs, weights, backend, backend.transposed_kernels)
+    outputs = linears(inputs, weights, backend, backend.transposed_kernels, split)
     return [layer.adapt(output, inputs) for layer, output in zip(layers, outputs)]
 
 
