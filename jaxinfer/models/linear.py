@@ -60,7 +60,7 @@ class Linear(nn.Module):
         """Add the adapter's output, if there is an adapter."""
         if not self.has_variable("params", ADAPTER):
             return output
-        return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend)
+        return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend, self.split)
 
 
 def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> list[Float[Array, "*rows _"]]:
@@ -73,11 +73,15 @@ def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> lis
 
 
 def _adapted(
-    output: Float[Array, "*rows d_out"], inputs: Float[Array, "*rows d_in"], adapter: Any, backend: Backend
+    output: Float[Array, "*rows d_out"],
+    inputs: Float[Array, "*rows d_in"],
+    adapter: Any,
+    backend: Backend,
+    split: Split,
 ) -> Float[Array, "*rows d_out"]:
-    first = backend.adapted_from
-    inner = linear(inputs[..., first:, :], adapter["down"], None, backend)
-    added = linear(inner, adapter["up"], None, backend)
+    first, (out_axis, in_axis) = backend.adapted_from, split
+    inner = linear(inputs[..., first:, :], adapter["down"], None, backend, split=(None, in_axis))
+    added = linear(inner, adapter["up"], None, backend, split=(out_axis, None))
     if first:
         # Earlier tokens are concatenated, not increased by zeros: their values must not depend on whether adapters
         # exist.

@@ -21,7 +21,7 @@ from jaxinfer.ops.attention import Partial, attend, attend_partially
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen
 from jaxinfer.ops.cache_write import as_rows
-from jaxinfer.ops.each_device import even_axis, rows_axis
+from jaxinfer.ops.each_device import rows_axis, tokens_axis
 from jaxinfer.ops.masks import visible_slots
 from jaxinfer.ops.rows import write_in_rows
 
@@ -76,8 +76,8 @@ def attend_to_split_slots(
 
     batch, num_tokens, *_ = query_BTNH.shape
     rows = rows_axis(batch, backend)
-    # Devices that have all slots attend from some of the tokens each.
-    tokens = even_axis(SEQUENCE, num_tokens, backend) if in_order else None
+    # Devices that have all slots attend from some of a prompt's tokens each.
+    tokens = tokens_axis(num_tokens, backend) if in_order else None
     heads, lanes = PartitionSpec(rows, tokens, TENSOR, None), PartitionSpec(rows, None, TENSOR)
     cache, of_rows = PartitionSpec(None, rows, SEQUENCE, TENSOR), PartitionSpec(rows)
     if in_order:

@@ -101,6 +101,20 @@ FAULTS: tuple[Fault, ...] = (
         _BITS,
     ),
     Fault(
+        "a mesh's norms are left to XLA",
+        "jaxinfer/models/norm.py",
+        "has_kernel = self.backend.cpu_kernels and",
+        "has_kernel = self.backend.cpu_kernels and self.backend.mesh is None and",
+        _LOGITS,
+    ),
+    Fault(
+        "a mesh's sums over the vocabulary are left to XLA",
+        "jaxinfer/sampling/mass.py",
+        "return backend.cpu_kernels and",
+        "return backend.cpu_kernels and backend.mesh is None and",
+        f"{_TOKENS}::test_tokens_are_those_of_one_device",
+    ),
+    Fault(
         "a CPU's devices join what they find in their own slots",
         "jaxinfer/ops/split_slots.py",
         "in_order = on_one_device(backend), backend.keeps_bits",
