@@ -11,7 +11,8 @@ from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.matmul import linear, linears
+from jaxinfer.ops.logical_axes import mesh_spec
+from jaxinfer.ops.matmul import Split, linear, linears
 
 
 class Linear(nn.Module):
@@ -30,6 +31,11 @@ class Linear(nn.Module):
 
     def __call__(self, inputs: Float[Array, "*rows d_in"]) -> Float[Array, "*rows d_out"]:
         return project(inputs, [self])[0]
+
+    @property
+    def split(self) -> Split:
+        """The mesh axes that split outputs and inputs."""
+        return tuple(mesh_spec(self.axes))
 
     @nn.compact
     def weights(self, width: int) -> tuple[Any, Any]:
@@ -54,23 +60,28 @@ class Linear(nn.Module):
         """Add the adapter's output, if there is an adapter."""
         if not self.has_variable("params", ADAPTER):
             return output
-        return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend)
+        return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend, self.split)
 
 
 def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> list[Float[Array, "*rows _"]]:
-    """Return the outputs of several linear layers of one module and backend for the same inputs."""
-    backend = layers[0].backend
+    """Return the outputs of several linear layers of one module, backend and split for the same inputs."""
+    backend, split = layers[0].backend, layers[0].split
+    assert all(layer.split == split for layer in layers)
     weights = [layer.weights(inputs.shape[-1]) for layer in layers]
-    outputs = linears(inputs, weights, backend, backend.transposed_kernels)
+    outputs = linears(inputs, weights, backend, backend.transposed_kernels, split)
     return [layer.adapt(output, inputs) for layer, output in zip(layers, outputs)]
 
 
 def _adapted(
-    output: Float[Array, "*rows d_out"], inputs: Float[Array, "*rows d_in"], adapter: Any, backend: Backend
+    output: Float[Array, "*rows d_out"],
+    inputs: Float[Array, "*rows d_in"],
+    adapter: Any,
+    backend: Backend,
+    split: Split,
 ) -> Float[Array, "*rows d_out"]:
-    first = backend.adapted_from
-    inner = linear(inputs[..., first:, :], adapter["down"], None, backend)
-    added = linear(inner, adapter["up"], None, backend)
+    first, (out_axis, in_axis) = backend.adapted_from, split
+    inner = linear(inputs[..., first:, :], adapter["down"], None, backend, split=(None, in_axis))
+    added = linear(inner, adapter["up"], None, backend, split=(out_axis, None))
     if first:
         # Earlier tokens are concatenated, not increased by zeros: their values must not depend on whether adapters
         # exist.

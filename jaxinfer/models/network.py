@@ -13,7 +13,7 @@ from jaxinfer.models.linear import Linear, Table, parameter
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.step import build_step
 from jaxinfer.models.taps import tap
-from jaxinfer.notation import Array, Float, Int, Params
+from jaxinfer.notation import TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.matmul import product
@@ -74,7 +74,8 @@ class Network(nn.Module):
         config = self.config
         if config.embedding_dim is not None:
             hidden = self.project_out(hidden)
-        logits = product(hidden, self.embed() if config.tied_embeddings else self.head(), self.backend)
+        table = self.embed if config.tied_embeddings else self.head
+        logits = product(hidden, table(), self.backend, split=(TENSOR, None))
         if config.head_bias:
             logits = logits + jnp.broadcast_to(self.head_bias().astype(logits.dtype), logits.shape)
         if config.final_softcap is not None:

@@ -1,15 +1,21 @@
 """Normalisation layers, computed in float32 or wider."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import parameter
 from jaxinfer.models.taps import tap
-from jaxinfer.notation import Array, Float
+from jaxinfer.notation import TENSOR, Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.norms import norm_rows
+from jaxinfer.ops.each_device import even_axis, row_axes
 
 
 class Norm(nn.Module):
@@ -33,8 +39,19 @@ class Norm(nn.Module):
             scale = parameter(self, "scale", neutral, (self.axis,), width, dtype)
         if kind == "layer":
             bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
-        has_kernel = self.backend.cpu_kernels and self.backend.mesh is None and inputs.dtype == jnp.float32
-        return tap(self, "result", (_by_kernel if has_kernel else _by_xla)(self.config, inputs, scale, bias))
+        has_kernel = self.backend.cpu_kernels and inputs.dtype == jnp.float32
+        norm = functools.partial(_by_kernel if has_kernel else _by_xla, self.config)
+        norm = self._on_own_rows(norm, inputs.shape) if has_kernel else norm
+        return tap(self, "result", norm(inputs, scale, bias))
+
+    def _on_own_rows(self, norm: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
+        """Return ``norm`` so that each device runs it on its rows, and on its heads if these are normed."""
+        *lead, _ = shape
+        rows = row_axes(lead, self.backend)
+        if self.axis == "head_dim":
+            rows = *rows[:-1], even_axis(TENSOR, lead[-1], self.backend)
+        whole = PartitionSpec()
+        return self.backend.on_devices(norm, (PartitionSpec(*rows), whole, whole), PartitionSpec(*rows))
 
 
 def _by_kernel(config: DecoderConfig, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Bool, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.attention import Order, attend_to_seen, attends
+from jaxinfer.ops.each_device import on_each_device
 
 # A TPU's matrix unit takes as long to load a tile of keys as to multiply it by this many rows.
 _FREE_ROWS = 256
@@ -77,23 +78,50 @@ def attend(
     head_dim = query_BTNH.shape[3]
     if backend.cpu_kernels and query_BTNH.size and values.dtype == keys.dtype and attends(keys.dtype, head_dim):
         heads = num_kv_heads or keys.num_lanes // head_dim
-
-        def scaled(query_BTNH: Any) -> Any:
-            return _by_kv_head(query_BTNH.astype(jnp.float32) * scale, heads)
-
-        near = None
-        if sinks is not None:
-            near = scaled(sinks.query_BTNH)
-            order = order or Order(sinks.count, jnp.full(query_BTNH.shape[:1], sinks.count), keys.extent)
-        held = keys.stack_LBSF, values.stack_LBSF, keys.layer
-        mixed_BCRTH = attend_to_seen(
-            scaled(query_BTNH), *held, mask_BTS, softcap or 0.0, near, order, table_BX=keys.table_BX
-        )
-        return _by_head(mixed_BCRTH, query_BTNH, joined=1).astype(backend.compute_dtype)
+        return _attend_by_kernels(
+            query_BTNH, keys, values, mask_BTS, scale, backend, softcap or 0.0, sinks, heads, order
+        ).astype(backend.compute_dtype)
     weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
         query_BTNH, keys, values, mask_BTS, scale, backend, softcap, sinks, num_kv_heads
     )
     return _by_head(weighted_BCRTI / totals_BCRT1, query_BTNH, joined).astype(backend.compute_dtype)
+
+
+def _attend_by_kernels(
+    query_BTNH: jax.Array,
+    keys: Layer,
+    values: Layer,
+    mask_BTS: jax.Array,
+    scale: float,
+    backend: Backend,
+    softcap: float,
+    sinks: Sinks | None,
+    num_kv_heads: int,
+    order: Order | None,
+) -> jax.Array:
+    """Attend by the CPU kernels, each device from its tokens and heads to all slots of its rows."""
+    if sinks is not None:
+        order = order or Order(sinks.count, jnp.full(query_BTNH.shape[:1], sinks.count), keys.extent)
+    if backend.mesh is not None and keys.table_BX is not None:
+        # A device has some of the rows, and pages are of any row.
+        keys, values = _layer(keys.copied()), _layer(values.copied())
+
+    def run(
+        query: Any, near: Any, keys: Any, values: Any, layer: Any, mask_BTS: Any, turn_B: Any, table_BX: Any
+    ) -> Any:
+        def scaled(query_BTNH: Any) -> Any:
+            return _by_kv_head(query_BTNH.astype(jnp.float32) * scale, num_kv_heads // backend.kv_shards)
+
+        own_order = None if order is None else order._replace(turn_B=turn_B)
+        near = None if near is None else scaled(near)
+        mixed_BCRTH = attend_to_seen(scaled(query), keys, values, layer, mask_BTS, softcap, near, own_order, table_BX)
+        return _by_head(mixed_BCRTH, query, joined=1)
+
+    near_BTNH = None if sinks is None else sinks.query_BTNH
+    turn_B = None if order is None else order.turn_B
+    held = keys.stack_LBSF, values.stack_LBSF, jnp.asarray(keys.layer)
+    run = on_each_device(run, backend, "qqccamrr", "q")
+    return run(query_BTNH, near_BTNH, *held, mask_BTS, turn_B, keys.table_BX)
 
 
 class Partial(NamedTuple):

@@ -57,9 +57,9 @@ class Backend:
     ``remat_layers`` makes a backward pass recompute each block instead of keeping its activations. ``adapted_from`` is
     the first token of a pass that adapters apply to (`jaxinfer.models.linear`). ``cpu_kernels`` says that products,
     attention, norms and sums over the vocabulary use the CPU kernels, whose results for a token have the same bits in
-    any company; they also read rows of 16-bit tables, find the best token and multiply drafters' rounded weights.
-    ``step_rows`` is the number of nodes that a step is filled up to, or to a multiple of, where no kernels keep bits
-    (`fixed_rows`).
+    any company; they also multiply drafters' rounded weights. Each device of a mesh runs them on its parts. Without a
+    mesh they read rows of 16-bit tables and find the best token, too. ``step_rows`` is the number of nodes that a step
+    is filled up to, or to a multiple of, where no kernels keep bits (`fixed_rows`).
     """
 
     platform: Platform
@@ -95,8 +95,10 @@ class Backend:
     def on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """Return ``function`` so that each device of the mesh runs it on its parts of the arguments.
 
-        Inside a stage of a pipeline, ``function`` gets the stage's parts.
+        Without a mesh it is unchanged. Inside a stage of a pipeline it gets the stage's parts.
         """
+        if self.mesh is None:
+            return function
         context = jax.sharding.get_abstract_mesh()
         # A program compiled for other devices has their mesh as its context, which also names the chip.
         mesh = None if context.axis_names else self.mesh

@@ -12,7 +12,8 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.attention import Layer, Sinks, attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.attention import Order
-from jaxinfer.ops.kernel_choice import choose_means, on_each_device
+from jaxinfer.ops.each_device import on_each_device
+from jaxinfer.ops.kernel_choice import choose_means
 
 # The slots, and the tokens of a prompt, that kernels take at a time where rows are fixed: sums then have the same order
 # in caches of all lengths. Tuning, which looks at the length, chooses the same for most steps of 16 nodes.

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.kernel_choice import choose_means, on_each_device
+from jaxinfer.ops.each_device import on_each_device
+from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.rows import write_in_rows
 
 

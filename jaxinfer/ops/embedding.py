@@ -15,7 +15,8 @@ def embed(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"], backend: 
     """Return the tokens' rows in the compute dtype; ids outside the vocabulary read its first or last row."""
     ids = jnp.clip(tokens_BT, 0, table_VD.shape[0] - 1)
     if backend.platform == "cpu" and table_VD.dtype.itemsize == 2:
-        rows = _short_rows(table_VD, ids, backend.cpu_kernels)
+        # A mesh's devices have parts of the table, which the compiler reads.
+        rows = _short_rows(table_VD, ids, backend.cpu_kernels and backend.mesh is None)
     else:
         rows = table_VD[ids]
     return rows.astype(backend.compute_dtype)

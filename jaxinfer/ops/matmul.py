@@ -1,15 +1,24 @@
 """Products with weights, accumulated in float32 or wider."""
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import Array, Float
+from jaxinfer.notation import Array, Float, Int8
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
+from jaxinfer.ops.each_device import even_axis, row_axes
+
+# The axes of a mesh that split a kernel's outputs and its inputs.
+Split = tuple[str | None, str | None]
+WHOLE: Split = (None, None)
 
 
 def linear(
@@ -18,19 +27,25 @@ def linear(
     bias: Float[Array, " d_out"] | None,
     backend: Backend,
     transposed: bool = False,
+    split: Split = WHOLE,
 ) -> Float[Array, "*rows d_out"]:
     """Multiply the last axis by a kernel and add a bias; the result is in the backend's compute dtype.
 
-    The kernel is ``[out, in]``, or ``transposed`` and ``[in, out]``.
+    The kernel is ``[out, in]``, or ``transposed`` and ``[in, out]``. If devices have parts of it, ``split`` says which;
+    only the CPU kernels need to know.
     """
-    return linears(inputs, [(kernel, bias)], backend, transposed)[0]
+    return linears(inputs, [(kernel, bias)], backend, transposed, split)[0]
 
 
 def linears(
-    inputs: Float[Array, "*rows d_in"], weights: Sequence[tuple[Any, Any]], backend: Backend, transposed: bool = False
+    inputs: Float[Array, "*rows d_in"],
+    weights: Sequence[tuple[Any, Any]],
+    backend: Backend,
+    transposed: bool = False,
+    split: Split = WHOLE,
 ) -> list[Float[Array, "*rows _"]]:
     """Apply `linear` with each of several kernels and their biases, in one call if that is faster."""
-    outputs = _products(inputs, [kernel for kernel, _ in weights], backend, transposed)
+    outputs = _products(inputs, [kernel for kernel, _ in weights], backend, transposed, split)
     biases = [bias for _, bias in weights]
     outputs = [output if bias is None else output + bias.astype(output.dtype) for output, bias in zip(outputs, biases)]
     return [output.astype(backend.compute_dtype) for output in outputs]
@@ -38,32 +53,52 @@ def linears(
 
 def product(
     inputs: Float[Array, "*rows d_in"],
-    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"],
+    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"] | Int8[Array, "d_out d_in"],
     backend: Backend,
     transposed: bool = False,
+    split: Split = WHOLE,
 ) -> Float[Array, "*rows d_out"]:
-    """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
-    return _products(inputs, [kernel], backend, transposed)[0]
+    """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights).
+
+    Only the CPU kernels multiply int8 (`jaxinfer.ops.seven_bits`).
+    """
+    return _products(inputs, [kernel], backend, transposed, split)[0]
 
 
-def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed: bool) -> list[Any]:
-    own = None if transposed else _multiply_by_kernels(inputs, kernels, backend)
+def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed: bool, split: Split) -> list[Any]:
+    own = None if transposed else _multiply_by_kernels(inputs, kernels, backend, split)
     return own or [_multiply_by_xla(inputs, kernel, backend, transposed) for kernel in kernels]
 
 
-def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend) -> list[Any] | None:
+def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, split: Split) -> list[Any] | None:
     """Return products with kernels ``[out, in]`` by the CPU kernels, None if these do not support them."""
     *lead, width = inputs.shape
-    count = math.prod(lead)
     dtype = kernels[0].dtype
     fit = all(kernel.dtype == dtype and kernel.shape[1] == width and kernel.shape[0] for kernel in kernels)
-    if not (count and backend.cpu_kernels and fit and products.multiplies(dtype, width)):
+    if not (math.prod(lead) and backend.cpu_kernels and fit and products.multiplies(dtype, width)):
         return None
-    rows = inputs.astype(dtype).reshape(1, 1, count, width)
-    stacks = tuple(jnp.asarray(kernel)[None, None] for kernel in kernels)
-    sizes = tuple(kernel.shape[0] for kernel in kernels)
-    outputs = products.multiply_by_each(rows, stacks, 0, sizes)
-    return [output.reshape(*lead, size) for output, size in zip(outputs, sizes)]
+    # What divides their greatest common divisor divides all of them.
+    sizes = math.gcd(*(kernel.shape[0] for kernel in kernels)), width
+    out_axis, in_axis = (axis and even_axis(axis, size, backend) for axis, size in zip(split, sizes))
+
+    def multiply(inputs: Any, *kernels: Any) -> list[Any]:
+        *lead, width = inputs.shape
+        rows = inputs.reshape(1, 1, -1, width)
+        sizes = tuple(kernel.shape[0] for kernel in kernels)
+        outputs = products.multiply_by_each(rows, tuple(kernel[None, None] for kernel in kernels), 0, sizes)
+        outputs = [output.reshape(*lead, size) for output, size in zip(outputs, sizes)]
+        return outputs if in_axis is None else [_added_over(in_axis, output) for output in outputs]
+
+    rows = row_axes(lead, backend)
+    parts = PartitionSpec(*rows, in_axis), *[PartitionSpec(out_axis, in_axis)] * len(kernels)
+    run = backend.on_devices(multiply, parts, PartitionSpec(*rows, out_axis))
+    row_dtype = jnp.bfloat16 if dtype == jnp.int8 else dtype
+    return run(inputs.astype(row_dtype), *map(jnp.asarray, kernels))
+
+
+def _added_over(axis: str, part: Any) -> Any:
+    """Return the sum over the devices of an axis, in their order; the order of `lax.psum` is up to the runtime."""
+    return functools.reduce(operator.add, lax.all_gather(part, axis))
 
 
 def _multiply_by_xla(inputs: Any, kernel: Any, backend: Backend, transposed: bool) -> Any:

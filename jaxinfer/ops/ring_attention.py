@@ -21,9 +21,10 @@ from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int
 from jaxinfer.ops.attention import Partial, attend_partially
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_write import as_rows
+from jaxinfer.ops.each_device import rows_axis
 from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.masks import in_window
-from jaxinfer.ops.split_slots import on_one_device, rows_axis
+from jaxinfer.ops.split_slots import on_one_device
 
 # Without a kernel, only this many queries' scores are held at a time.
 _QUERY_BLOCK = 512
@@ -32,8 +33,8 @@ _KERNEL_TILE = 128
 
 
 def goes_around(num_tokens: int, backend: Backend) -> bool:
-    """Tell whether a prompt splits into two parts for each of several devices."""
-    return backend.slot_shards > 1 and num_tokens % (2 * backend.slot_shards) == 0
+    """Tell whether a prompt splits into two parts for each of several devices, where its slots are not gathered."""
+    return backend.slot_shards > 1 and not backend.keeps_bits and num_tokens % (2 * backend.slot_shards) == 0
 
 
 def ring_order(num_tokens: int, backend: Backend) -> np.ndarray:

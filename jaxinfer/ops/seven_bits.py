@@ -6,7 +6,7 @@ The bits are those of `jaxinfer.ops.cpu_kernels.tiles`: a bfloat16 holds them on
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Int8
+from jaxinfer.notation import TENSOR, Array, Float, Int8
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.tiles import LEAST_INTEGER, MOST_INTEGER
@@ -32,10 +32,9 @@ def round_rows(kernel_ND: Float[Array, "N D"]) -> tuple[Int8[Array, "N D"], Floa
 def rounded_product(
     inputs: Float[Array, "*rows D"], integers_ND: Int8[Array, "N D"], scale_N: Float[Array, " N"], backend: Backend
 ) -> Float[Array, "*rows N"]:
-    """Multiply the last axis, rounded to bfloat16, by a rounded kernel, in float32."""
-    *lead, width = inputs.shape
-    if not backend.cpu_kernels:
-        return product(inputs.astype(jnp.bfloat16), integers_ND.astype(jnp.bfloat16), backend) * scale_N
-    rows_11RD = inputs.astype(jnp.bfloat16).reshape(1, 1, -1, width)
-    output_11RN = products.multiply(rows_11RD, integers_ND[None, None], 0, integers_ND.shape[0])
-    return output_11RN.reshape(*lead, -1) * scale_N
+    """Multiply the last axis, rounded to bfloat16, by a rounded kernel, in float32.
+
+    Devices may have parts of its outputs.
+    """
+    kernel_ND = integers_ND if backend.cpu_kernels else integers_ND.astype(jnp.bfloat16)
+    return product(inputs.astype(jnp.bfloat16), kernel_ND, backend, split=(TENSOR, None)) * scale_N

@@ -1,7 +1,11 @@
 """Attention to a cache whose slots are split over the mesh's axis ``sequence``.
 
 Each device holds a block of consecutive slots. It writes the new tokens that fall into it and attends to its own slots.
-Then the devices join their results by the log-sum-exp, as flash-decoding does on one device.
+Then the devices join their results by the log-sum-exp, as flash-decoding does on one device. The bits of the joined
+results depend on the number of slots per device.
+
+Where the CPU kernels keep bits, they attend to all slots in their order instead, whatever the size of the cache. The
+devices gather the slots for that, and share one memory.
 """
 
 from dataclasses import replace
@@ -12,11 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import DATA, SEQUENCE, TENSOR, Array, Float, Int
-from jaxinfer.ops.attention import Partial, attend_partially
+from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int
+from jaxinfer.ops.attention import Partial, attend, attend_partially
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen
 from jaxinfer.ops.cache_write import as_rows
+from jaxinfer.ops.each_device import rows_axis, tokens_axis
 from jaxinfer.ops.masks import visible_slots
 from jaxinfer.ops.rows import write_in_rows
 
@@ -41,16 +46,17 @@ def attend_to_split_slots(
     softcap: float | None = None,
     window: int | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "L B S F"], Float[Array, "L B S F"]]:
-    """Write one layer's new tokens and attend from them to all slots, both by XLA.
+    """Write one layer's new tokens and attend from them to all slots.
 
-    Slots past the end are dropped. The devices send as much data as the queries have.
+    Slots past the end are dropped. XLA joins what the devices find; they send as much data as the queries have. If the
+    backend keeps bits, the devices gather the layer's slots, and the CPU kernels attend to them in their order.
     """
-    own = on_one_device(backend)
-    rule = {"softcap": softcap, "num_kv_heads": keys_BTKH.shape[2] // backend.kv_shards}
+    own, in_order = on_one_device(backend), backend.keeps_bits
+    rule: dict[str, Any] = {"softcap": softcap, "num_kv_heads": keys_BTKH.shape[2] // backend.kv_shards}
     extent = seen.mask_BTS.shape[-1]
 
     def run(query: Any, *arguments: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        keys, values, new_keys_BTF, new_values_BTF, layer, slots_BT, start_B, ancestors_BTT = arguments
+        keys, values, new_keys_BTF, new_values_BTF, layer, slots_BT, *masks = arguments
         num_slots = keys.shape[2]
         first = lax.axis_index(SEQUENCE).astype(slots_BT.dtype) * num_slots
         here_BT = slots_BT - first
@@ -58,21 +64,32 @@ def attend_to_split_slots(
         keys = write_in_rows(keys, layer, here_BT, new_keys_BTF)
         values = write_in_rows(values, layer, here_BT, new_values_BTF)
         used = min(num_slots, extent)
-        mask_BTS = visible_slots(start_B - first, ancestors_BTT, used, window)
         held = keys[layer, :, :used], values[layer, :, :used]
+        if in_order:
+            (mask_BTS,) = masks
+            all_keys, all_values = (lax.all_gather(part, SEQUENCE, axis=1, tiled=True)[:, :extent] for part in held)
+            return attend(query, all_keys, all_values, mask_BTS, scale, own, **rule), keys, values
+        start_B, ancestors_BTT = masks
+        mask_BTS = visible_slots(start_B - first, ancestors_BTT, used, window)
         partial = attend_partially(query, *held, mask_BTS, scale, own, **rule)
         return join_over(SEQUENCE, partial).astype(backend.compute_dtype), keys, values
 
-    batch = query_BTNH.shape[0]
+    batch, num_tokens, *_ = query_BTNH.shape
     rows = rows_axis(batch, backend)
-    heads, lanes = PartitionSpec(rows, None, TENSOR, None), PartitionSpec(rows, None, TENSOR)
+    # Devices that have all slots attend from some of a prompt's tokens each.
+    tokens = tokens_axis(num_tokens, backend) if in_order else None
+    heads, lanes = PartitionSpec(rows, tokens, TENSOR, None), PartitionSpec(rows, None, TENSOR)
     cache, of_rows = PartitionSpec(None, rows, SEQUENCE, TENSOR), PartitionSpec(rows)
-    ancestors = of_rows if seen.ancestors_BTT.shape[0] == batch > 1 else PartitionSpec()
-    specs = (heads, cache, cache, lanes, lanes, PartitionSpec(), of_rows, of_rows, ancestors)
+    if in_order:
+        masks, of_masks = (seen.mask_BTS,), (PartitionSpec(rows, tokens),)
+    else:
+        ancestors = of_rows if seen.ancestors_BTT.shape[0] == batch > 1 else PartitionSpec()
+        masks, of_masks = (seen.start_B, seen.ancestors_BTT), (of_rows, ancestors)
+    specs = (heads, cache, cache, lanes, lanes, PartitionSpec(), of_rows, *of_masks)
     new = as_rows(keys_BTKH, keys_LBSF), as_rows(values_BTKH, values_LBSF)
     layer = jnp.asarray(layer, slots_BT.dtype)
     return backend.on_devices(run, specs, (heads, cache, cache))(
-        query_BTNH, keys_LBSF, values_LBSF, *new, layer, slots_BT, seen.start_B, seen.ancestors_BTT
+        query_BTNH, keys_LBSF, values_LBSF, *new, layer, slots_BT, *masks
     )
 
 
@@ -85,8 +102,3 @@ def join_over(axis: str, partial: Partial) -> jax.Array:
 def on_one_device(backend: Backend) -> Backend:
     """Return the backend of each device of a mesh, for its parts of the arguments."""
     return replace(backend, kv_shards=1, mesh=None)
-
-
-def rows_axis(batch: int, backend: Backend) -> str | None:
-    """Return the axis that splits the rows, if they split evenly."""
-    return DATA if backend.mesh is not None and batch % backend.mesh.shape[DATA] == 0 else None

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.split_slots import rows_axis
+from jaxinfer.ops.each_device import rows_axis
 
 
 def enter_region(hidden_BTD: Float[Array, "B T D"], seen: Any, backend: Backend) -> Float[Array, "B T D"]:

@@ -48,8 +48,6 @@ def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh
         stages=stages,
         # Each stage holds a part of the stacked blocks.
         scan_layers=backend.scan_layers or stages > 1,
-        # The compiler can split only its own products.
-        cpu_kernels=False,
     )
     return Partitioned(pad_config(config, tensor), backend)
 

@@ -1,8 +1,6 @@
-"""Which mesh axis splits each logical axis of a parameter, a cache or a batch."""
+"""How parameters, caches and batches are split over a mesh."""
 
-from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,33 +13,13 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.parallel.mesh import DATA, PIPELINE, SEQUENCE, TENSOR
-
-# Megatron's split (Shoeybi et al., 1909.08053): by heads and by hidden features, with one sum after each half of a
-# block.
-MESH_AXES: Mapping[str, str | None] = MappingProxyType(
-    {
-        "heads": TENSOR,
-        "kv_heads": TENSOR,
-        "ffn": TENSOR,
-        "vocab": TENSOR,
-        "embed": None,
-        "head_dim": None,
-        "layers": PIPELINE,
-        "batch": DATA,
-        "slots": SEQUENCE,
-    }
-)
+from jaxinfer.ops.logical_axes import SPLIT_BY, mesh_spec
+from jaxinfer.parallel.mesh import SEQUENCE
 
 # [L, B, S, K*H]: a device holds the lanes of its heads, in its layers and rows, and its slots of a dense cache. A ring
 # cache is not split by slots: it is small (one window), and a step's new tokens would spread over all devices.
 CACHE_AXES = PartitionSpec("layers", "batch", "slots", "kv_heads")
 WINDOW_AXES = PartitionSpec("layers", "batch", None, "kv_heads")
-
-
-def mesh_spec(axes: PartitionSpec) -> PartitionSpec:
-    """Translate a parameter's logical axes to mesh axes."""
-    return PartitionSpec(*(None if axis is None else MESH_AXES[axis] for axis in axes))
 
 
 def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh) -> Params:
@@ -63,7 +41,7 @@ def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """
 
     def of_array(leaf: Any) -> NamedSharding:
-        rows = MESH_AXES["batch"]
+        rows = SPLIT_BY["batch"]
         is_split = leaf.ndim > 0 and rows is not None and leaf.shape[0] % mesh.shape[rows] == 0
         return NamedSharding(mesh, PartitionSpec(rows) if is_split else PartitionSpec())
 

@@ -69,11 +69,11 @@ def add_noise(
 def best_token(scores: Float[Array, "*rows V"], backend: Backend | None = None) -> Int[Array, "*rows"]:
     """Return the id of the highest score, the lowest id among equals.
 
-    If the ``backend`` has CPU kernels, one of them does the search. A row with NaN gets an arbitrary id.
+    If the ``backend`` has CPU kernels and no mesh, one of them does the search. A row with NaN gets an arbitrary id.
     """
     lead, vocab_size = scores.shape[:-1], scores.shape[-1]
-    has_kernels = backend is not None and backend.cpu_kernels and scores.dtype == jnp.float32
-    if has_kernels and finds_best(math.prod(lead), vocab_size):
+    has_kernels = backend is not None and backend.cpu_kernels and backend.mesh is None
+    if has_kernels and scores.dtype == jnp.float32 and finds_best(math.prod(lead), vocab_size):
         return best_places(scores.reshape(-1, vocab_size)).reshape(lead)
     # Two reductions, because an argmax reduces pairs and is several times slower on XLA's CPU backend. The barrier
     # makes both read the same values.

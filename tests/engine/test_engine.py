@@ -242,8 +242,9 @@ def test_closing_waits_for_what_runs_and_takes_no_more(trained_folder):
 
 
 def test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others(lm, engine, monkeypatch):
-    expected = lm.generate("The old", max_new_tokens=40)[0].tokens
-    survivor = engine.submit("The old", max_new_tokens=40)
+    options = {"max_new_tokens": 150, "sampling": endless(3)}
+    expected = lm.generate("The old", **options)[0].tokens
+    survivor = engine.submit("The old", **options)
     next(iter_without_end(survivor))
     device = engine._core._device
     compute, calls = device.compute, []
@@ -258,6 +259,7 @@ def test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others(lm,
     victim = engine.submit("A small", max_new_tokens=10)
     with pytest.raises(EngineError, match="the device failed: RuntimeError: out of luck"):
         victim.result(60.0)
+    assert not survivor.done
     assert survivor.result(60.0).tokens == expected
 
 

@@ -5,10 +5,17 @@ from tests.mutants.fault import Fault
 _RULES, _MESH = "jaxinfer/parallel/rules.py", "jaxinfer/parallel/mesh.py"
 _PARTITIONER, _PIPELINE = "jaxinfer/parallel/partitioner.py", "jaxinfer/models/pipeline.py"
 _OF_RULES, _ON_DEVICES = "tests/parallel/test_rules.py", "tests/parallel/on_devices"
+_TOKENS, _BITS = f"{_ON_DEVICES}/test_tokens.py", f"{_ON_DEVICES}/test_bits.py"
 _LOGITS = f"{_ON_DEVICES}/test_logits.py::test_logits_are_those_of_one_device"
 
 FAULTS: tuple[Fault, ...] = (
-    Fault("key/value heads are not split", _RULES, '"kv_heads": TENSOR', '"kv_heads": None', _OF_RULES),
+    Fault(
+        "key/value heads are not split",
+        "jaxinfer/ops/logical_axes.py",
+        '"kv_heads": TENSOR',
+        '"kv_heads": None',
+        _OF_RULES,
+    ),
     Fault(
         "every stage holds all layers",
         _RULES,
@@ -49,7 +56,7 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/decoding/step.py",
         "return in_text_order(hidden_BTD, model.decoder.backend), cache",
         "return hidden_BTD, cache",
-        f"{_LOGITS}[llama-sequence=2,tensor=2-1]",
+        f"{_ON_DEVICES}/test_logits.py::test_logits_of_prompts_around_a_ring_are_those_of_one_device",
     ),
     Fault(
         "what a ring finds in the future is seen",
@@ -63,14 +70,63 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/ops/split_slots.py",
         "largest_BTN = lax.pmax(partial.largest_BTN, axis)",
         "largest_BTN = partial.largest_BTN",
-        f"{_ON_DEVICES}/test_tokens.py::test_tokens_are_those_of_one_device[jacobi]",
+        f"{_TOKENS}::test_tokens_that_devices_find_in_their_own_slots_are_those_of_one_device",
     ),
     Fault(
         "slots of another device are written around the end of one's own",
         "jaxinfer/ops/split_slots.py",
         "jnp.where(here_BT < 0, num_slots, here_BT)",
         "here_BT % num_slots",
-        f"{_ON_DEVICES}/test_tokens.py::test_tokens_are_those_of_one_device[jacobi]",
+        f"{_TOKENS}::test_tokens_are_those_of_one_device[jacobi]",
+    ),
+    Fault(
+        "a mesh's products are left to XLA",
+        "jaxinfer/ops/matmul.py",
+        "if not (math.prod(lead) and",
+        "if backend.mesh is not None or not (math.prod(lead) and",
+        _BITS,
+    ),
+    Fault(
+        "parts of a sum stay on their devices",
+        "jaxinfer/ops/matmul.py",
+        "return outputs if in_axis is None else",
+        "return outputs if True else",
+        f"{_LOGITS}[llama-tensor=4-1]",
+    ),
+    Fault(
+        "a mesh's attention is left to XLA",
+        "jaxinfer/ops/attention.py",
+        "if backend.cpu_kernels and query_BTNH.size and",
+        "if backend.cpu_kernels and backend.mesh is None and query_BTNH.size and",
+        _BITS,
+    ),
+    Fault(
+        "a mesh's norms are left to XLA",
+        "jaxinfer/models/norm.py",
+        "has_kernel = self.backend.cpu_kernels and",
+        "has_kernel = self.backend.cpu_kernels and self.backend.mesh is None and",
+        _LOGITS,
+    ),
+    Fault(
+        "a mesh's sums over the vocabulary are left to XLA",
+        "jaxinfer/sampling/mass.py",
+        "return backend.cpu_kernels and",
+        "return backend.cpu_kernels and backend.mesh is None and",
+        f"{_TOKENS}::test_tokens_are_those_of_one_device",
+    ),
+    Fault(
+        "a CPU's devices join what they find in their own slots",
+        "jaxinfer/ops/split_slots.py",
+        "in_order = on_one_device(backend), backend.keeps_bits",
+        "in_order = on_one_device(backend), False",
+        f"{_TOKENS}::test_tokens_are_those_of_one_device[jacobi]",
+    ),
+    Fault(
+        "a CPU's prompts go around a ring",
+        "jaxinfer/ops/ring_attention.py",
+        "backend.slot_shards > 1 and not backend.keeps_bits and",
+        "backend.slot_shards > 1 and",
+        f"{_LOGITS}[llama-data=2,sequence=2-1]",
     ),
     Fault(
         "microbatches are joined in the order of devices",

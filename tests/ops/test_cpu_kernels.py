@@ -244,9 +244,9 @@ def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
         for call in re.findall(r"custom-call\(([^)]*)\), custom_call_target=\"jaxinfer_[ma]", text)
     ]
     # After rows and a layer: one matrix of the output, of the way down and of the vocabulary, two of the way up, three
-    # of queries, keys and values; the cache, a bias and ranges.
-    assert sorted(map(len, calls)) == [3] * (2 * 2 + 1) + [4] * 2 + [5] * 2 + [9] * 2
-    stacks = [name for operands in calls for name in (operands[3:5] if len(operands) == 9 else operands[2:])]
+    # of queries, keys and values; the cache, a table, a mask and ranges.
+    assert sorted(map(len, calls)) == [3] * (2 * 2 + 1) + [4] * 2 + [5] * 2 + [10] * 2
+    stacks = [name for operands in calls for name in (operands[3:5] if len(operands) == 10 else operands[2:])]
     assert not [name for name in stacks if re.match(r"(copy|slice|transpose|convert|reshape)", name)]
     assert ('custom_call_target="jaxinfer_take_rows' in text) == (dtype == "bfloat16")
     assert " dot(" not in text

@@ -5,7 +5,10 @@ import pytest
 from tests.parallel.devices import FOLDER, run_on_devices
 
 # Two processes at most, as each makes the models anew.
-WIDE = (("test_logits.py", "test_tokens.py"), ("test_pipeline.py", "test_sequence.py", "test_placement.py"))
+WIDE = (
+    ("test_logits.py", "test_tokens.py"),
+    ("test_bits.py", "test_pipeline.py", "test_sequence.py", "test_placement.py"),
+)
 
 
 def test_on_four_devices():

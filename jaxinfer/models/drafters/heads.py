@@ -68,7 +68,7 @@ def head_logits(
     if "scale" in output:
         logits = rounded_product(states, output["kernel"], output["scale"], model.decoder.backend)
     else:
-        logits = product(states, output["kernel"], model.decoder.backend)
+        logits = product(states, output["kernel"], model.decoder.backend, split=(TENSOR, None))
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
 
 

@@ -4,11 +4,9 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 import jaxinfer
 from jaxinfer.checkpoint.drafters import shipped as drafters
@@ -25,8 +23,6 @@ from jaxinfer.decoding.trees.static import PUBLISHED_TREES
 from jaxinfer.decoding.trees.tree import DraftTree, ancestors
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from jaxinfer.models.model import Model
-from jaxinfer.notation import MESH_AXES
-from jaxinfer.parallel.partitioner import partitioner_of
 from tests.decoding.fitted_heads import expected_acceptance, expected_steps, fit_conditioned, fit_plain, sharpened
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
 from tests.toys import encode_bytes, fable_tokens
@@ -192,13 +188,12 @@ def test_where_rows_cost_time_the_tree_that_comes_with_heads_is_cut_unless_it_is
     assert lm.resolve(without).paths == PUBLISHED_TREES["mc_sim_7b_63"][:7]
 
 
-def test_outputs_are_rounded_for_one_processor_and_not_for_a_mesh(lm, fitted):
+def test_outputs_are_rounded_for_a_processor_and_not_without_its_kernels(lm, fitted):
     given = Medusa(params=fitted["conditioned"], paths=TREE)
     rounded = resolve(lm, given)
     assert rounded.params["heads"][0]["output"]["kernel"].dtype == jnp.int8
-    mesh = partitioner_of(Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), MESH_AXES))
-    on_mesh = given.resolve(Target(lm.config, lm.backend, lm.params, partitioner=mesh))
-    assert on_mesh.params["heads"][0]["output"]["kernel"].dtype == jnp.float32
+    plain = given.resolve(Target(lm.config, replace(lm.backend, cpu_kernels=False), lm.params))
+    assert plain.params["heads"][0]["output"]["kernel"].dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

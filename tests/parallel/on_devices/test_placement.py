@@ -60,7 +60,7 @@ def test_what_is_loaded_for_a_strategy_is_placed_beside_the_model(single):
             leaf.sharding.device_set == set(lm.programs.partitioner.mesh.devices.flat)
             for leaf in jax.tree.leaves(strategy.parameters)
         } == {True}
-    kernel = drafter.parameters["blocks"]["layer_0"]["mlp"]["up"]["transposed_kernel"]
+    kernel = drafter.parameters["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
     assert kernel.addressable_shards[0].data.shape == (32, 32)
     output = heads.parameters["heads"][0]["output"]["kernel"]
     assert output.addressable_shards[0].data.shape[0] == output.shape[0] // 2

@@ -1,10 +1,12 @@
 """A mesh decides only where things are computed: tokens are those of one device, whoever drafts them.
 
-A few strategies run on an axis of each kind in every run; in the wide run each on a mesh of its own
-(`tests.decoding.strategy_cases`); the full product is marked exhaustive.
+Log-probabilities are too, in every bit, unless an axis splits sums (`test_bits.py`). A few strategies run on an axis of
+each kind in every run; in the wide run each on a mesh of its own (`tests.decoding.strategy_cases`); the full product is
+marked exhaustive.
 """
 
 from itertools import product
+from typing import Any
 
 import jax
 import pytest
@@ -24,13 +26,13 @@ from tests.parallel.on_devices.meshes import (
 EVERY_KIND = {
     "draft_model+prompt_lookup": Split("tensor=4", "llama"),
     "medusa": Split("data=2,tensor=2", "llama"),
-    "jacobi": Split("sequence=2,tensor=2", "llama"),
+    "jacobi": Split("data=2,sequence=2", "llama"),
     "streams": Split("data=2,pipeline=2", "llama", 3),
 }
 
 
-def check(single, strategy: str, split: Split) -> None:
-    one, lm = on_split(single, split)
+def check(single, strategy: str, split: Split, **changes: Any) -> None:
+    one, lm = on_split(single, split, **changes)
     fitted = CASES[strategy].strategy(split.model, one.lm, one.asked.texts)
     seen = check_identical(lm, one.asked, lm.resolve(fitted))
     assert not fitted.max_depth or seen["deep"] > 0
@@ -41,6 +43,11 @@ def check(single, strategy: str, split: Split) -> None:
 @pytest.mark.parametrize("strategy", EVERY_KIND)
 def test_tokens_are_those_of_one_device(single, strategy):
     check(single, strategy, EVERY_KIND[strategy])
+
+
+def test_tokens_that_devices_find_in_their_own_slots_are_those_of_one_device(single):
+    """Devices join what they find only without our CPU kernels."""
+    check(single, "jacobi", Split("sequence=2,tensor=2", "llama"), cpu_kernels=False)
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""Runs kernels on every device of a mesh, each on its parts of the arguments; the compiler cannot split a kernel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from jaxinfer.notation import DATA, SEQUENCE, TENSOR
+from jaxinfer.ops.backend import Backend
+
+# The fewest tokens that are a prompt's. If a step's were split, so would be all that it computes of them, and devices
+# would exchange it again and again.
+_FEWEST_TOKENS = 128
+
+
+def on_each_device(function: Callable[..., Any], backend: Backend, layouts: str, results: str) -> Callable[..., Any]:
+    """Return ``function`` so that each device runs it on its heads and rows; unchanged if there is one device.
+
+    One letter per argument, or result, gives its layout: ``h`` is ``[B, T, N, H]``, split by heads; ``f`` is ``[B, T,
+    F]`` and ``c`` the cache ``[L, B, S, F]``, split by lanes; ``r`` is split by rows; ``a`` is the same on all devices.
+    ``q`` is ``h`` and ``m`` is ``[B, T, ...]``, split by a prompt's tokens too. What does not split evenly is on every
+    device.
+    """
+    if backend.mesh is None:
+        return function
+
+    def run(*arguments: Any) -> Any:
+        rows = rows_axis(arguments[layouts.index("c")].shape[1], backend)
+        tokens = tokens_axis(arguments[layouts.index("q")].shape[1], backend) if "q" in layouts else None
+        specs = {
+            "h": PartitionSpec(rows, None, TENSOR, None),
+            "f": PartitionSpec(rows, None, TENSOR),
+            "c": PartitionSpec(None, rows, None, TENSOR),
+            "r": PartitionSpec(rows),
+            "a": PartitionSpec(),
+            "q": PartitionSpec(rows, tokens, TENSOR, None),
+            "m": PartitionSpec(rows, tokens),
+        }
+        given = tuple(specs[letter] for letter in layouts)
+        returned = tuple(specs[letter] for letter in results)
+        return backend.on_devices(function, given, returned if len(results) > 1 else returned[0])(*arguments)
+
+    return run
+
+
+def rows_axis(batch: int, backend: Backend) -> str | None:
+    """Return the axis that splits the rows, if they split evenly."""
+    return DATA if backend.mesh is not None and batch % backend.mesh.shape[DATA] == 0 else None
+
+
+def tokens_axis(num_tokens: int, backend: Backend) -> str | None:
+    """Return the axis that splits the tokens of a prompt, if they split evenly."""
+    return even_axis(SEQUENCE, num_tokens, backend) if num_tokens >= _FEWEST_TOKENS else None
+
+
+def row_axes(shape: Sequence[int], backend: Backend) -> tuple[str | None, ...]:
+    """Return the axis that splits each of an array's leading axes: its rows, their tokens, and whatever follows."""
+    found = [split(size, backend) for split, size in zip((rows_axis, tokens_axis), shape)]
+    return *found, *[None] * (len(shape) - len(found))
+
+
+def even_axis(axis: str, size: int, backend: Backend) -> str | None:
+    """Return the axis if it has several devices and splits ``size`` evenly."""
+    devices = 1 if backend.mesh is None else backend.mesh.shape[axis]
+    return axis if devices > 1 and size % devices == 0 else None

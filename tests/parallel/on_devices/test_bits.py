@@ -1,0 +1,38 @@
+"""On a mesh that splits sums, too, a text has the same bits with any strategy, in any batch, and however it was cut.
+
+Where no sum is split, the bits are those of one device (`test_logits.py`, `test_tokens.py`). All strategies run in the
+wide run.
+"""
+
+import pytest
+
+from jaxinfer.decoding import programs
+from tests.decoding.covered_models import LIMITS, SAMPLINGS, ask, random_prompts
+from tests.decoding.identity import check_identical
+from tests.decoding.strategy_cases import CASES
+from tests.parallel.on_devices.meshes import make_model, on_mesh
+
+WIDE = [("tensor=4", "llama", "float32"), ("sequence=2,tensor=2", "gemma2", "float16"), ("tensor=2", "opt", "bfloat16")]
+
+
+def check(monkeypatch, mesh: str, model: str, dtype: str, strategies) -> None:
+    """Decode rows plainly and alone, then by strategies in one batch, whose prompts come in pieces of 16 tokens."""
+    one = make_model(model, dtype=dtype)
+    lm = on_mesh(one, mesh)
+    alone = ask(lm, random_prompts(), LIMITS, SAMPLINGS)
+    monkeypatch.setattr(programs, "PREFILL_CHUNK", 16)
+    for name in strategies:
+        strategy = CASES[name].strategy(model, one, alone.texts)
+        seen = check_identical(lm, alone, lm.resolve(strategy), bits=True)
+        assert not strategy.max_depth or seen["deep"] > 0
+
+
+@pytest.mark.parametrize(("dtype", "strategy"), [("float32", "prompt_lookup"), ("bfloat16", "lookahead")])
+def test_bits_are_those_of_each_row_alone(monkeypatch, dtype, strategy):
+    check(monkeypatch, "data=2,tensor=2", "llama", dtype, [strategy])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "model", "dtype"), WIDE)
+def test_bits_of_every_strategy_are_those_of_each_row_alone(monkeypatch, mesh, model, dtype):
+    check(monkeypatch, mesh, model, dtype, CASES)
