@@ -26,6 +26,7 @@ QUICK = (
     "cli",
     "colab",
     "decoding",
+    "engine",
     "models",
     "parallel",
     "sampling",
@@ -33,12 +34,14 @@ QUICK = (
     "test_bad_input.py",
     "test_language_model.py",
 )
-# Bytes that a worker may hold before its programs are freed, which are then read again where they are needed again.
-MUCH_MEMORY = 3 * 2**29
+# Bytes that a worker may hold before its programs are freed, after a file and after a test. They are then read again
+# where they are needed again.
+MUCH_MEMORY, TOO_MUCH_MEMORY = 3 * 2**29, 7 * 2**28
 # The files that take minutes, first, so that no worker is left alone with one at the end.
 LONG = (
     "test_on_devices.py",
     "test_exactness.py",
+    "test_law.py",
     "test_parity.py",
     "test_strategies_compile.py",
     "test_long_texts.py",
@@ -79,10 +82,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free programs after a file's tests, once a worker holds much: without this it grows to several gigabytes."""
-    if sys.platform == "linux" and nextitem is not None and nextitem.path != item.path:
+    """Free programs once a worker holds much: without this it grows to several gigabytes."""
+    if sys.platform == "linux" and nextitem is not None:
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-        if resident_pages * resource.getpagesize() > MUCH_MEMORY:
+        most = TOO_MUCH_MEMORY if nextitem.path == item.path else MUCH_MEMORY
+        if resident_pages * resource.getpagesize() > most:
             jax.clear_caches()
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
