@@ -166,7 +166,7 @@ SCALED = replace(TINY_LLAMA, layer_pattern=(LayerKind(Rope(1e4, 8, RopeScaling("
 @pytest.mark.parametrize(
     ("spec", "config", "max_len", "named"),
     [
-        ("ring", TINY_LLAMA, None, "unknown cache 'ring'; use dense, streaming"),
+        ("ring", TINY_LLAMA, None, "unknown cache 'ring'; use dense, paged, streaming"),
         ("dense:window=3", TINY_LLAMA, None, "'window' of cache dense; its options are: none"),
         ("streaming:sink=4", TINY_LLAMA, None, "'sink' of cache streaming; its options are: sinks, window"),
         ("streaming:window=many", TINY_LLAMA, None, "window='many' is not a whole number"),

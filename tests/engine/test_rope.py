@@ -25,7 +25,10 @@ def model(scaling: RopeScaling) -> LanguageModel:
     return LanguageModel(config, random_params(config), float32_backend())
 
 
-@pytest.mark.parametrize("scaling", [LONGROPE, DYNAMIC], ids=["longrope", "dynamic"])
+@pytest.mark.parametrize(
+    "scaling",
+    [pytest.param(LONGROPE, id="longrope"), pytest.param(DYNAMIC, id="dynamic", marks=pytest.mark.slow)],
+)
 def test_prompts_that_begin_alike_are_what_each_is_alone(scaling):
     """Some grow past the original length on their way, some begin beyond it; all begin with the same pages."""
     lm = model(scaling)
