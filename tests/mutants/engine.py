@@ -152,10 +152,10 @@ FAULTS: tuple[Fault, ...] = (
         f"{_GOES_ON}[draft_model-offload]",
     ),
     Fault(
-        "a failure of the device leaves others on lost pages",
+        "a failure of the device ends the requests of others",
         _CORE,
-        "        self.scheduler.lose_all()\n",
-        "",
+        "        for sequence in failed:\n",
+        "        for sequence in self._alive():\n",
         f"{_USERS}::test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others",
     ),
     Fault(
