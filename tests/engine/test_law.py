@@ -108,6 +108,20 @@ def test_who_made_room_goes_on_where_it_was(covered, harnesses, name, preemption
 
 
 @pytest.mark.parametrize("name", USUAL)
+def test_what_cannot_be_copied_to_the_host_is_computed_again(covered, harnesses, name, monkeypatch):
+    harness = harnesses(name)
+
+    def fails(slot, pages):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(harness.core._device, "save", fails)
+    before, restored = harness.scheduler.preemptions, harness.restored
+    check_pattern(covered, harness, ([(0, which, 0, None, "") for which in (2, 3, 1)], "offload", "off"))
+    assert harness.scheduler.preemptions > before
+    assert harness.restored == restored
+
+
+@pytest.mark.parametrize("name", USUAL)
 def test_load_changes_no_bit(covered, harnesses, name):
     check_patterns(covered, harnesses(name), 20)
 
