@@ -1,8 +1,10 @@
 """Requests that come and go: continuous batching on pages, with any strategy that runs in rows."""
 
+import atexit
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -74,6 +76,9 @@ class Engine:
         self._failure = ""
         self._thread = threading.Thread(target=self._serve, name="jaxinfer-engine", daemon=True)
         self._thread.start()
+        # The interpreter crashes if it ends while a thread is inside a program.
+        self._at_exit = partial(_cancel_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def submit(
         self,
@@ -184,14 +189,8 @@ class Engine:
     def close(self, *, cancel: bool = False) -> None:
         """Take no more requests and wait for those that run and wait, or ``cancel`` them; twice does nothing more."""
         self._check_may_wait("close")
-        with self._changed:
-            self._is_closing = True
-            if cancel:
-                for sequences in self._live.values():
-                    for sequence in sequences:
-                        sequence.is_cancelled = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._end(cancel)
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> "Engine":
         return self
@@ -200,6 +199,16 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(cancel=error is not None)
+
+    def _end(self, cancel: bool) -> None:
+        with self._changed:
+            self._is_closing = True
+            if cancel:
+                for sequences in self._live.values():
+                    for sequence in sequences:
+                        sequence.is_cancelled = True
+            self._changed.notify_all()
+        self._thread.join()
 
     def _cancel(self, request: EngineRequest) -> None:
         with self._changed:
@@ -273,6 +282,13 @@ class Engine:
             requests, self._live = list(self._live), {}
         for request in requests:
             request.fail(reason)
+
+
+def _cancel_at_exit(reference: "weakref.ref[Engine]") -> None:
+    """Close an engine that nobody has closed."""
+    engine = reference()
+    if engine is not None:
+        engine._end(cancel=True)
 
 
 def _stats_of(sequence: EngineSequence) -> RequestStats:

@@ -1,6 +1,7 @@
 """The engine as its users see it: threads submit, iterate, cancel and close; bad input is one clear error."""
 
 import asyncio
+import atexit
 import gc
 import threading
 import time
@@ -297,6 +298,17 @@ def test_whoever_waits_hears_of_it_when_the_engine_itself_fails(where):
     engine.close()
     with pytest.raises(EngineClosed, match="a mistake of ours"):
         engine.submit([5, 6])
+
+
+def test_an_engine_that_nobody_closed_ends_before_the_interpreter_does(monkeypatch):
+    """Else the interpreter crashes, where it ends while a thread is inside a program."""
+    at_exit, register = [], atexit.register
+    monkeypatch.setattr(atexit, "register", lambda *given: at_exit.append(given[0]) or register(*given))
+    lm = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend(), max_len=64)
+    engine = lm.engine(**OPTIONS)
+    at_exit[-1]()
+    assert not engine._thread.is_alive()
+    engine.close()
 
 
 def test_a_prefix_that_nobody_waits_for_any_more_is_not_kept(engine, monkeypatch):
