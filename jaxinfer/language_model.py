@@ -273,20 +273,24 @@ class LanguageModel:
 
         A model has one engine at a time.
         """
-        from jaxinfer.engine.config import engine_config
+        from jaxinfer.engine.config import EngineConfig, engine_config
         from jaxinfer.engine.engine import Engine
 
         if self.programs.layout != DENSE:
             raise InvalidOption("an engine has a paged cache of its own: load the model without another cache")
         if config is not None and options:
             raise InvalidOption(f"engine: give a configuration or options, not both: {', '.join(options)}")
-        config = config or engine_config(options)
+        config = engine_config(options) if config is None else config
+        if not isinstance(config, EngineConfig):
+            raise InvalidOption(f"engine: {config!r} is not an EngineConfig")
         if self._has_engine:
             raise InvalidOption("this model has an engine that runs: close it first")
         resolved = self.resolve(strategy)
 
         def make_requests(prompts: list[Prompt], max_new_tokens: int, sampling: Any) -> list[TextRequest]:
-            return self._requests(prompts, max_new_tokens, sampling, resolved)
+            requests = self._requests(prompts, max_new_tokens, sampling, resolved)
+            self._tokenizer_for(requests)
+            return requests
 
         def closed() -> None:
             self._has_engine = False
@@ -377,13 +381,15 @@ class LanguageModel:
         self,
         prompts: list[Prompt],
         max_new_tokens: int,
-        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: object,
         strategy: Strategy,
     ) -> list[TextRequest]:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise InvalidOption(f"max_new_tokens {max_new_tokens!r} is not a whole number of 1 or more")
         if sampling is None or isinstance(sampling, SamplingParams):
             sampling = [sampling or SamplingParams()] * len(prompts)
+        if not isinstance(sampling, Sequence) or not all(isinstance(params, SamplingParams) for params in sampling):
+            raise InvalidOption(f"sampling is SamplingParams, one or a sequence of them, not {sampling!r:.80}")
         if len(sampling) != len(prompts):
             raise InvalidOption(
                 f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each prompt"
@@ -423,8 +429,7 @@ class LanguageModel:
         return fingerprint(self.params, partitioner.padding(self.config, self.backend), partitioner.fetch)
 
     def _run(self, requests: list[TextRequest], strategy: Strategy, num_prompts: int, *, is_watched: bool) -> Run:
-        needs_text = any(request.text is not None or request.request.sampling.stop for request in requests)
-        eos_token_ids = self.eos_token_ids
+        eos_token_ids, tokenizer = self.eos_token_ids, self._tokenizer_for(requests)
         batch = start_batch(
             self.programs,
             self.params,
@@ -434,8 +439,12 @@ class LanguageModel:
             self.max_len,
             num_prompts,
         )
-        tokenizer = self.tokenizer if needs_text else self._tokenizer_or_none()
         return run_requests(requests, batch, eos_token_ids, tokenizer, is_watched=is_watched)
+
+    def _tokenizer_for(self, requests: list[TextRequest]) -> Tokenizer | None:
+        """Return the tokenizer, None if there is none; raise the reason if a request cannot do without."""
+        needs_text = any(request.text is not None or request.request.sampling.stop for request in requests)
+        return self.tokenizer if needs_text else self._tokenizer_or_none()
 
     def _tokenizer_or_none(self) -> Tokenizer | None:
         try:

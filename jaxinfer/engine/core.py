@@ -1,6 +1,7 @@
 """The engine without its thread: one step is one action of the scheduler, run on the device and told to its request."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from jaxinfer.engine.memory import count_pages
 from jaxinfer.engine.metrics import Counters
 from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.pages import PagePool
+from jaxinfer.engine.prefix import PrefixOutput, PrefixRequest
 from jaxinfer.engine.prefixes import PrefixIndex
 from jaxinfer.engine.programs import Report
 from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
 from jaxinfer.engine.sequence import EngineSequence, Stage
-from jaxinfer.errors import EngineError, RequestCancelled, RequestTimedOut
+from jaxinfer.errors import EngineError, InvalidOption, RequestCancelled, RequestTimedOut
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params
 
@@ -41,11 +43,37 @@ class EngineCore:
         self.scheduler = scheduler
         self.counters = Counters()
         self._config, self._device, self._stop_ids, self._clock = config, device, stop_ids, clock
+        # The prefixes that are kept, by name.
+        self._prefixes: dict[str, EngineSequence] = {}
+        self._is_stuck = False
 
     def add(self, sequence: EngineSequence) -> None:
         """Let a sequence wait."""
-        sequence.salt = f"{sequence.salt}/{rotary_regime(self._config, sequence.context_length)}"
+        sequence.salt = salt_of(rotary_regime(self._config, sequence.context_length), sequence.salt)
         self.scheduler.add(sequence)
+
+    def check_fits(self, sequence: EngineSequence) -> None:
+        """Raise InvalidOption if a sequence, not added yet, may need more pages than there are; any thread may ask."""
+        salt = salt_of(rotary_regime(self._config, sequence.context_length), sequence.salt)
+        needed, most = self.scheduler.own_pages(sequence, salt), self.scheduler.most_pages()
+        if needed > most:
+            raise InvalidOption(
+                f"the request may need {needed} pages of {self.scheduler.config.page_size} tokens, but the engine has "
+                f"{most}: shorten it, or give the engine more memory"
+            )
+
+    def release(self, name: str) -> None:
+        """Let a prefix go, computed or not; one that there is not does no harm."""
+        self._prefixes.pop(name, None)
+        if name in self.scheduler.pinned:
+            self.scheduler.unpin(name)
+        for sequence in self._alive():
+            if sequence.is_prefix and sequence.origin.name == name:
+                self.fail(sequence, RequestCancelled("the prefix was released"))
+
+    def drop_device(self) -> None:
+        """Let go of the device's memory; nothing runs afterwards."""
+        self._device.drop()
 
     def step(self) -> bool:
         """Do one thing; return whether there was anything to do."""
@@ -58,6 +86,7 @@ class EngineCore:
         action = self.scheduler.next(now)
         if action is None:
             return self._refuse_what_never_fits()
+        self._is_stuck = False
         try:
             if isinstance(action, Chunk):
                 self._compute(action)
@@ -70,28 +99,38 @@ class EngineCore:
         return True
 
     def fail(self, sequence: EngineSequence, error: Exception) -> None:
-        """End a sequence, and its request, with an error."""
-        self.scheduler.end(sequence)
-        self.counters.ended(error)
-        output = sequence.origin
-        output.request.fail(error)
-        for other in self._alive():
-            if other.origin.request is output.request:
-                self.scheduler.end(other)
+        """End a request, by one of its sequences, with an error; one that has ended stays as it is."""
+        request = sequence.origin.request
+        # The sequence itself may be in none of the scheduler's lists: one that is being restored is not.
+        for each in (sequence, *self._alive()):
+            if each.origin.request is request and each.stage is not Stage.ENDED:
+                self.scheduler.end(each)
+                self.counters.ended(error)
+        request.fail(error)
 
     def preempt(self, sequence: EngineSequence) -> None:
         """Keep what a sequence that has to make room needs to go on, if it is to be kept."""
         if self.scheduler.config.preemption == "offload" and sequence.stage is Stage.RUNNING:
             held = self.scheduler.pages_for(len(sequence.tokens))
             assert sequence.slot is not None
-            sequence.saved = self._device.save(sequence.slot, sequence.pages[:held])
+            try:
+                sequence.saved = self._device.save(sequence.slot, sequence.pages[:held])
+            except Exception:
+                # It only read: nothing is lost, and the sequence is computed again.
+                sequence.saved = None
 
     def _refuse_what_never_fits(self) -> bool:
         """End a sequence that waits though nothing runs: pages were pinned after it was taken."""
-        scheduler = self.scheduler
+        scheduler, is_first_time = self.scheduler, not self._is_stuck
         if not scheduler.waiting or scheduler.running or scheduler.prefilling:
             return False
-        self.fail(scheduler.waiting[0], EngineError("the pages that the request needs are pinned: release a prefix"))
+        unfit = next((each for each in scheduler.waiting if not scheduler.fits(each, each.salt)), None)
+        if unfit is None and is_first_time:
+            # The only one that ran has just made room, and another can go on.
+            self._is_stuck = True
+            return True
+        reason = EngineError("the pages that the request needs are pinned: release a prefix")
+        self.fail(unfit or scheduler.waiting[0], reason)
         return True
 
     def _alive(self) -> list[EngineSequence]:
@@ -113,6 +152,7 @@ class EngineCore:
         self.counters.cached_tokens += sequence.cached_tokens
         if sequence.is_prefix:
             self.scheduler.pin(output.name, sequence.keys)
+            self._prefixes[output.name] = sequence
             self.scheduler.end(sequence)
             output.request.finish()
             return
@@ -166,7 +206,8 @@ class EngineCore:
                 stats = output.stats(sequence.cached_tokens, sequence.preemptions)
                 output.request.finish(output.result(0.0), stats)
             elif report.finished_B[index]:
-                sequence.salt = f"{sequence.salt}/{rotary_regime(self._config, len(sequence.tokens))}"
+                regime = rotary_regime(self._config, len(sequence.tokens))
+                sequence.salt = salt_of(regime, cache_salt_of(sequence.salt))
                 self.scheduler.requeue(sequence, len(sequence.tokens))
 
     def _has_ended(self, sequence: EngineSequence, is_finished: bool) -> bool:
@@ -187,9 +228,26 @@ class EngineCore:
         reason.__cause__ = error
         for sequence in failed:
             self.fail(sequence, reason)
+            if sequence.is_prefix:
+                self._prefixes.pop(sequence.origin.name, None)
         # A program that failed may have consumed the pools and rows that it was given.
         self.scheduler.lose_all()
         self._device.reset()
+        begun = {sequence.origin.name for sequence in self._alive() if sequence.is_prefix}
+        for name, kept in self._prefixes.items():
+            if name not in begun:
+                again = PrefixOutput(name, PrefixRequest())
+                self.scheduler.add(replace(kept, stage=Stage.WAITING, pages=[], keys=[], origin=again))
+
+
+def salt_of(regime: str, cache_salt: str) -> str:
+    """Return what a sequence's pages depend on besides its tokens; a regime has no slash, so no two give the same."""
+    return f"{regime}/{cache_salt}"
+
+
+def cache_salt_of(salt: str) -> str:
+    """Return the caller's part of `salt_of`."""
+    return salt.partition("/")[2]
 
 
 def rotary_regime(config: DecoderConfig, context_length: int) -> str:

@@ -95,11 +95,6 @@ class Device:
         self._axes = row_axes(self._described)
         self.reset()
 
-    @property
-    def pool_bytes(self) -> int:
-        """How many bytes all pages take."""
-        return sum(array.nbytes for array in jax.tree.leaves(self._pools))
-
     def reset(self) -> None:
         """Begin with empty rows and pools."""
         config, backend = self._programs.decoder.config, self._programs.decoder.backend
@@ -110,6 +105,10 @@ class Device:
 
         self._pools: Pools = tuple(tuple(pool(config.layers.count(kind)) for _ in range(2)) for kind in config.kinds)
         self._rows: Rows = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), self._described(self._num_rows))
+
+    def drop(self) -> None:
+        """Let go of pools and rows; `reset` makes them anew."""
+        del self._pools, self._rows
 
     def compute(self, tokens: Sequence[int], start: int, pages: Sequence[int], context_length: int) -> Any:
         """Write tokens from slot ``start`` on to a sequence's pages; return the last one's hidden state."""

@@ -1,12 +1,15 @@
 """Requests that come and go: continuous batching on pages, with any strategy that runs in rows."""
 
+import atexit
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
+from typing import TypeGuard
 
 from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.programs import Programs
@@ -16,7 +19,7 @@ from jaxinfer.engine.core import make_core
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
-from jaxinfer.engine.request import EngineRequest
+from jaxinfer.engine.request import EngineRequest, RequestStats
 from jaxinfer.engine.sequence import EngineSequence
 from jaxinfer.errors import EngineBusy, EngineClosed, EngineError, InvalidOption
 from jaxinfer.notation import Params
@@ -25,6 +28,10 @@ from jaxinfer.text_generation import TextRequest, start_row
 from jaxinfer.tokenizers import Tokenizer
 
 Callback = Callable[[StreamPiece], None]
+
+# Sums with times are floats, which integers can be too large for.
+_MOST_PRIORITY = 2**31 - 1
+_MOST_SECONDS = 10**9
 
 
 class Engine:
@@ -63,10 +70,15 @@ class Engine:
         self._numbers, self._names = itertools.count(), itertools.count()
         self._inbox: list[Callable[[], None]] = []
         self._changed = threading.Condition()
-        self._live: dict[EngineRequest, list[EngineSequence]] = {}
+        # All that somebody may wait for, from the call that takes it until it has ended.
+        self._live: dict[EngineRequest | PrefixRequest, list[EngineSequence]] = {}
         self._is_closing = self._is_closed = False
+        self._failure = ""
         self._thread = threading.Thread(target=self._serve, name="jaxinfer-engine", daemon=True)
         self._thread.start()
+        # The interpreter crashes if it ends while a thread is inside a program.
+        self._at_exit = partial(_cancel_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def submit(
         self,
@@ -83,13 +95,11 @@ class Engine:
 
         Of two requests that wait, the one of the higher ``priority`` comes first, until the other has waited long.
         After ``timeout`` seconds the request ends with `RequestTimedOut`. Requests of different ``cache_salt`` share no
-        cached prefix. ``callback`` gets each piece in the engine's thread, and must be quick. Raises `EngineBusy` if
-        too many requests wait, `EngineClosed` after `close`, and InvalidOption for what can never be served.
+        cached prefix. ``callback`` gets each piece of the first sample in the engine's thread, and must be quick: it
+        must not wait for a result. Raises `EngineBusy` if too many requests wait, `EngineClosed` after `close`, and
+        InvalidOption for what can never be served.
         """
-        if timeout is not None and not timeout > 0:
-            raise InvalidOption(f"timeout={timeout!r} is not a number of seconds above 0")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidOption(f"priority={priority!r} is not a whole number")
+        check_options(priority=priority, timeout=timeout, cache_salt=cache_salt, callback=callback)
         texts = self._make_requests([prompt], max_new_tokens, sampling)
         tokenizer = self._tokenizer()
         now = time.monotonic()
@@ -113,7 +123,8 @@ class Engine:
                     origin=output,
                 )
             )
-        self._check_size(sequences[0].max_length)
+        self._core.check_fits(sequences[0])
+        request.watch(partial(_stats_of, sequences[0]))
         with self._changed:
             self._check_open()
             if len(self._core.scheduler.waiting) + len(self._inbox) >= self.config.max_waiting:
@@ -127,14 +138,15 @@ class Engine:
 
         Whole pages are kept, of requests with the same ``cache_salt``.
         """
+        self._check_may_wait("prefix")
         if self.config.prefix_cache == "off":
             raise InvalidOption("prefix: the engine's prefix cache is off")
+        check_options(cache_salt=cache_salt)
         (text,) = self._make_requests([prompt], 1, None)
         size = self.config.page_size
         kept = len(text.request.prompt) // size * size
         if not kept:
             raise InvalidOption(f"prefix: {len(text.request.prompt)} tokens are less than a page of {size}")
-        self._check_size(kept + self.config.page_size)
         request, name, now = PrefixRequest(), str(next(self._names)), time.monotonic()
         sequence = EngineSequence(
             number=next(self._numbers),
@@ -145,10 +157,17 @@ class Engine:
             origin=PrefixOutput(name, request),
             is_prefix=True,
         )
+        self._core.check_fits(sequence)
         with self._changed:
             self._check_open()
+            self._live[request] = [sequence]
             self._post(lambda: self._core.add(sequence))
-        request.wait()
+        try:
+            request.wait()
+        except BaseException:
+            # Who was interrupted has nothing to release.
+            self._release(name)
+            raise
         return EnginePrefix(kept, lambda: self._release(name))
 
     def metrics(self) -> EngineMetrics:
@@ -160,7 +179,7 @@ class Engine:
             running=len(scheduler.running),
             pages_in_use=pool.in_use,
             pages_cached=pool.cached,
-            pages_free=pool.available - pool.cached,
+            pages_free=pool.free,
             preemptions=scheduler.preemptions,
             compilations=self._programs.compilations,
             compile_seconds=self._programs.compile_seconds,
@@ -169,14 +188,9 @@ class Engine:
 
     def close(self, *, cancel: bool = False) -> None:
         """Take no more requests and wait for those that run and wait, or ``cancel`` them; twice does nothing more."""
-        with self._changed:
-            self._is_closing = True
-            if cancel:
-                for sequences in self._live.values():
-                    for sequence in sequences:
-                        sequence.is_cancelled = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._check_may_wait("close")
+        self._end(cancel)
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> "Engine":
         return self
@@ -186,6 +200,16 @@ class Engine:
     ) -> None:
         self.close(cancel=error is not None)
 
+    def _end(self, cancel: bool) -> None:
+        with self._changed:
+            self._is_closing = True
+            if cancel:
+                for sequences in self._live.values():
+                    for sequence in sequences:
+                        sequence.is_cancelled = True
+            self._changed.notify_all()
+        self._thread.join()
+
     def _cancel(self, request: EngineRequest) -> None:
         with self._changed:
             for sequence in self._live.get(request, ()):
@@ -193,13 +217,9 @@ class Engine:
             self._changed.notify_all()
 
     def _release(self, name: str) -> None:
-        def unpin() -> None:
-            if name in self._core.scheduler.pinned:
-                self._core.scheduler.unpin(name)
-
         with self._changed:
             if not self._is_closed:
-                self._post(unpin)
+                self._post(lambda: self._core.release(name))
 
     def _post(self, command: Callable[[], object]) -> None:
         self._inbox.append(command)  # pyright: ignore[reportArgumentType]
@@ -207,16 +227,12 @@ class Engine:
 
     def _check_open(self) -> None:
         if self._is_closing or self._is_closed:
-            raise EngineClosed("the engine is closed")
+            raise EngineClosed(self._failure or "the engine is closed")
 
-    def _check_size(self, length: int) -> None:
-        scheduler = self._core.scheduler
-        needed, most = scheduler.pages_for(length), scheduler.most_pages()
-        if needed > most:
-            raise InvalidOption(
-                f"the request may need {needed} pages of {self.config.page_size} tokens, but the engine has {most}: "
-                "shorten it, or give the engine more memory"
-            )
+    def _check_may_wait(self, what: str) -> None:
+        """Refuse what waits for the engine's thread in that thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise EngineError(f"{what} waits for the engine, so a callback cannot call it: call it in another thread")
 
     def _serve(self) -> None:
         """Run until the engine is closed and nothing is left."""
@@ -237,6 +253,9 @@ class Engine:
         finally:
             with self._changed:
                 self._is_closing = self._is_closed = True
+                self._inbox.clear()
+            # Whoever keeps the closed engine does not keep the device's memory.
+            self._core.drop_device()
             self._on_close()
 
     def _rest(self) -> None:
@@ -245,7 +264,9 @@ class Engine:
         with self._changed:
             is_pending = self._inbox or self._is_closing
             if not is_pending and not self._core.scheduler.expired(time.monotonic()):
-                self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                left = None if deadline is None else deadline - time.monotonic()
+                # Some systems cannot wait as long as a deadline may be away.
+                self._changed.wait(None if left is None else min(max(0.0, left), threading.TIMEOUT_MAX))
 
     def _forget_ended(self) -> None:
         with self._changed:
@@ -255,11 +276,48 @@ class Engine:
     def _give_up(self, error: BaseException) -> None:
         """End all requests: the engine itself has failed."""
         reason = EngineError(f"the engine failed: {type(error).__name__}: {error}")
+        reason.__cause__ = error
         with self._changed:
-            self._is_closing = True
+            self._is_closing, self._failure = True, str(reason)
             requests, self._live = list(self._live), {}
         for request in requests:
             request.fail(reason)
-        for sequence in (*self._core.scheduler.waiting, *self._core.scheduler.prefilling):
-            with suppress(AttributeError):
-                sequence.origin.request.fail(reason)
+
+
+def _cancel_at_exit(reference: "weakref.ref[Engine]") -> None:
+    """Close an engine that nobody has closed."""
+    engine = reference()
+    if engine is not None:
+        engine._end(cancel=True)
+
+
+def _stats_of(sequence: EngineSequence) -> RequestStats:
+    return sequence.origin.stats(sequence.cached_tokens, sequence.preemptions)
+
+
+def check_options(
+    *, priority: object = 0, timeout: object = None, cache_salt: object = "", callback: object = None
+) -> None:
+    """Raise InvalidOption for what would otherwise fail in the engine's thread, and end all of its requests."""
+    if timeout is not None and not (_is_within(timeout, _MOST_SECONDS, int, float) and timeout > 0):
+        raise InvalidOption(f"timeout is not a number of seconds above 0 and up to {_MOST_SECONDS}")
+    if not _is_within(priority, _MOST_PRIORITY, int):
+        raise InvalidOption(f"priority is not a whole number within {_MOST_PRIORITY} of 0")
+    if not isinstance(cache_salt, str) or not _is_unicode(cache_salt):
+        raise InvalidOption(f"cache_salt={cache_salt!r} is not a text")
+    if callback is not None and not callable(callback):
+        raise InvalidOption(f"callback={callback!r} cannot be called")
+
+
+def _is_within(value: object, most: int, *kinds: type) -> TypeGuard[float]:
+    """Tell whether a value is a number of these kinds, not a bool, at most so far from 0."""
+    return isinstance(value, kinds) and not isinstance(value, bool) and -most <= value <= most  # pyright: ignore
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether a text can be written down: a lone half of a pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

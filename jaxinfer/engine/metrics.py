@@ -7,7 +7,7 @@ from jaxinfer.errors import RequestCancelled, RequestTimedOut
 
 @dataclass
 class Counters:
-    """Sums since the engine started.
+    """Sums since the engine started; each sample of a request ends, and is counted, by itself.
 
     ``prompt_tokens`` were computed, ``cached_tokens`` found in the prefix cache. ``steps`` counts decoding steps of the
     device, ``row_steps`` those of each sequence, which gave ``output_tokens`` with the first token of each.

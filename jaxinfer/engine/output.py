@@ -51,12 +51,13 @@ class SequenceOutput:
         return replace(piece, from_draft=tuple(self.from_draft[end - len(piece.tokens) : end]))
 
     def stats(self, cached_tokens: int = 0, preemptions: int = 0) -> RequestStats:
-        """Return the times so far."""
+        """Return the times so far, of the tokens up to the end of a stop string; any thread may ask."""
+        times = tuple(self.token_times[: len(self.row.tokens)])
         return RequestStats(
             prompt_tokens=len(self.row.request.request.prompt),
             queue_seconds=None if self.started is None else self.started - self.submitted,
-            first_token_seconds=self.token_times[0] if self.token_times else None,
-            token_seconds=tuple(self.token_times),
+            first_token_seconds=times[0] if times else None,
+            token_seconds=times,
             cached_tokens=cached_tokens,
             preemptions=preemptions,
         )

@@ -24,6 +24,11 @@ class PagePool:
         return len(self._free) + len(self._cached)
 
     @property
+    def free(self) -> int:
+        """How many pages hold nothing."""
+        return len(self._free)
+
+    @property
     def cached(self) -> int:
         """How many pages nobody uses that later prompts may find."""
         return len(self._cached)

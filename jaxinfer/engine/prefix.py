@@ -46,9 +46,10 @@ class PrefixRequest:
         self._ended.set()
 
     def fail(self, error: Exception) -> None:
-        """Tell that it cannot be computed."""
-        self._error = error
-        self._ended.set()
+        """Tell that it cannot be computed, unless it is already."""
+        if not self.done:
+            self._error = error
+            self._ended.set()
 
     def wait(self) -> None:
         """Wait until it is computed; raise its error."""

@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a window or an entry did to its rows; the host reads it while the next window runs.
+    """What a window or an entry did to its rows; nothing that runs later consumes it.
 
     ``tokens_BE`` int32, ``logprobs_BE`` float32 and ``from_draft_BE`` bool hold what is new, ``counts_B`` of it.
     Counters are those of the window. ``steps`` counts the window's steps.

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxinfer.errors import EngineError, InvalidOption
 from jaxinfer.results import GenerationResult, StreamPiece
@@ -43,7 +43,7 @@ class EngineRequest:
         self._results: dict[int, GenerationResult] = {}
         self._num_samples = num_samples
         self._error: Exception | None = None
-        self._stats = RequestStats(prompt_tokens)
+        self._stats: Callable[[], RequestStats] = lambda: RequestStats(prompt_tokens)
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -54,7 +54,7 @@ class EngineRequest:
     @property
     def stats(self) -> RequestStats:
         """The times of the request so far; of several samples, the first one's."""
-        return self._stats
+        return self._stats()
 
     def cancel(self) -> None:
         """End the request; its pages and rows are free after the window that runs."""
@@ -111,6 +111,10 @@ class EngineRequest:
             if not is_whole:
                 self.cancel()
 
+    def watch(self, stats: Callable[[], RequestStats]) -> None:
+        """Ask for the stats until the request ends."""
+        self._stats = stats
+
     def give(self, piece: StreamPiece) -> None:
         """Hand a piece to whoever iterates."""
         with self._changed:
@@ -121,7 +125,8 @@ class EngineRequest:
         """End a sample with its result."""
         with self._changed:
             self._results[result.sample] = result
-            self._stats = stats
+            if result.sample == 0:
+                self._stats = lambda: stats
             if self._num_samples == 1:
                 self._pieces.append(StreamPiece("", result=result))
             self._notify()
@@ -130,12 +135,10 @@ class EngineRequest:
         """End the request with an error; the first one stays."""
         with self._changed:
             if not self.done:
+                stats = self._stats()
+                self._stats = lambda: stats
                 self._error = error
                 self._notify()
-
-    def note(self, **times: object) -> None:
-        """Replace some of the stats."""
-        self._stats = replace(self._stats, **times)  # pyright: ignore[reportArgumentType]
 
     def _next(self) -> StreamPiece:
         if self._pieces:

@@ -79,6 +79,9 @@ class Scheduler:
         self.prefilling: list[EngineSequence] = []
         self.running: list[EngineSequence] = []
         self.pinned: dict[str, list[int]] = {}
+        # Replaced, never changed, since any thread may ask what fits.
+        self._pinned_keys: dict[str, tuple[bytes, ...]] = {}
+        self._num_pinned = 0
         self.preemptions = 0
         self._tokens_per_step, self._headroom = tokens_per_step, headroom
         self._shares_answers = shares_answers
@@ -97,9 +100,21 @@ class Scheduler:
         return -(-(length + self._headroom) // self.config.page_size)
 
     def most_pages(self) -> int:
-        """Return how many pages a single sequence can have."""
-        pinned = {page for pages in self.pinned.values() for page in pages}
-        return self.pool.num_pages - 1 - len(pinned)
+        """Return how many pages a single sequence can have for itself alone."""
+        return self.pool.num_pages - 1 - self._num_pinned
+
+    def own_pages(self, sequence: EngineSequence, salt: str) -> int:
+        """Return the most pages that a sequence may need besides the pinned ones that it finds."""
+        needed = self.pages_for(max(sequence.max_length, len(sequence.tokens) + 1))
+        pinned = {key for keys in self._pinned_keys.values() for key in keys}
+        if not pinned:
+            return needed
+        keys = self.index.keys(sequence.fill, salt)[: self._most_found(sequence)]
+        return needed - next((at for at, key in enumerate(keys) if key not in pinned), len(keys))
+
+    def fits(self, sequence: EngineSequence, salt: str) -> bool:
+        """Whether a sequence can ever have the pages that it may need."""
+        return self.own_pages(sequence, salt) <= self.most_pages()
 
     def add(self, sequence: EngineSequence) -> None:
         """Let a sequence wait."""
@@ -177,10 +192,16 @@ class Scheduler:
     def pin(self, name: str, keys: Sequence[bytes]) -> None:
         """Keep the pages of these keys until `unpin`, whoever else uses them."""
         self.pinned[name] = self.index.find(keys)
+        self._note_pins({**self._pinned_keys, name: tuple(keys[: len(self.pinned[name])])})
 
     def unpin(self, name: str) -> None:
         """Let the pages of a name go; later prompts may still find them."""
         self.pool.release(self.pinned.pop(name), self.index.holds)
+        self._note_pins({other: keys for other, keys in self._pinned_keys.items() if other != name})
+
+    def _note_pins(self, keys: dict[str, tuple[bytes, ...]]) -> None:
+        self._pinned_keys = keys
+        self._num_pinned = len({page for pages in self.pinned.values() for page in pages})
 
     def check(self) -> None:
         """Raise AssertionError if a page or a row is lost or has two owners."""
@@ -229,13 +250,15 @@ class Scheduler:
         uncomputed = sum(each.to_fill - each.computed for each in self.prefilling)
         promised = sum(each.max_length for each in admitted)
         ordered = self._ordered(self.waiting, now)
-        for place, sequence in enumerate(ordered):
+        # Those further back may not pass, and a long queue costs no more to look at.
+        for place, sequence in enumerate(ordered[: _MOST_PASSES + 1]):
             if place and ordered[0].passed_over >= _MOST_PASSES:
                 return None
             within = config.max_batch_total_tokens is None or (
                 promised + sequence.max_length <= config.max_batch_total_tokens
             )
-            within &= uncomputed + sequence.to_fill <= config.max_batch_prefill_tokens
+            to_compute = 0 if sequence.saved is not None else sequence.to_fill
+            within &= uncomputed + to_compute <= config.max_batch_prefill_tokens
             if (alone or within) and self._give_pages(sequence):
                 if place:
                     ordered[0].passed_over += 1
@@ -252,15 +275,19 @@ class Scheduler:
 
     def _give_pages(self, sequence: EngineSequence) -> bool:
         """Give a sequence the pages of all that it has to compute, those that are there already first."""
-        needed = self.pages_for(len(sequence.tokens) + 1)
+        needed = soon = self.pages_for(len(sequence.tokens) + 1)
+        if sequence.preemptions:
+            # With the pages of a first window too, or one that comes back would at once make room again.
+            soon = max(needed, self.pages_for(self._reach(sequence)))
+        if soon > self.most_pages():
+            # Only on pages that are pinned: these are found again, while what was saved has none of them.
+            sequence.saved = None
         found: list[int] = []
         if sequence.saved is None and self.config.prefix_cache != "off":
             sequence.keys = self.index.keys(sequence.fill, sequence.salt, sequence.keys)
-            # The last token is computed again, for what follows it.
-            most = (sequence.to_fill - 1) // self.config.page_size
-            found = self.index.find(sequence.keys[:most])
-        # Those that run get their next pages first. Otherwise one that comes back would at once make room again.
-        reserve = len(self.running)
+            found = self.index.find(sequence.keys[: self._most_found(sequence)])
+        # Those that run get their next pages first.
+        reserve = soon - needed + len(self.running)
         taken = None if needed - len(found) + reserve > self.pool.available else self.pool.take(needed - len(found))
         if taken is None:
             self.pool.release(found, self.index.holds)
@@ -271,25 +298,31 @@ class Scheduler:
             sequence.cached_tokens = max(sequence.cached_tokens, sequence.computed)
         return True
 
+    def _most_found(self, sequence: EngineSequence) -> int:
+        """Return how many pages of others serve: the last token is computed again, for what follows it."""
+        return (sequence.to_fill - 1) // self.config.page_size
+
+    def _reach(self, sequence: EngineSequence) -> int:
+        """Return how long a text may be after a window."""
+        return min(len(sequence.tokens) + self.config.steps_per_look * self._tokens_per_step, sequence.max_length)
+
     def _run(self, sequence: EngineSequence) -> None:
         sequence.stage = Stage.RUNNING
         self.running.append(sequence)
 
     def _window(self, now: float) -> Window | None:
         """Give every running sequence the pages of the coming steps, the first ones first."""
-        steps = self.config.steps_per_look
         for sequence in self._ordered(self.running, now):
             if sequence in self.running:
-                self._grow(sequence, steps, now)
+                self._grow(sequence, now)
         if not self.running:
             return None
         left = max(sequence.max_length - len(sequence.tokens) for sequence in self.running)
-        return Window(tuple(self.running), max(1, min(steps, left)), bool(self.waiting))
+        return Window(tuple(self.running), max(1, min(self.config.steps_per_look, left)), bool(self.waiting))
 
-    def _grow(self, sequence: EngineSequence, steps: int, now: float) -> None:
-        longest = min(len(sequence.tokens) + steps * self._tokens_per_step, sequence.max_length)
+    def _grow(self, sequence: EngineSequence, now: float) -> None:
         while True:
-            missing = self.pages_for(longest) - len(sequence.pages)
+            missing = self.pages_for(self._reach(sequence)) - len(sequence.pages)
             taken = self.pool.take(max(missing, 0))
             if taken is not None:
                 sequence.pages += taken

@@ -19,10 +19,11 @@ class Stage(Enum):
 class EngineSequence:
     """One row to be: a prompt's ids and what has been drawn after it.
 
-    ``tokens`` grows from the prompt's. ``max_length`` bounds it. ``computed`` tokens are in the cache, on ``pages``, of
-    which the first ``shared`` are also others'. ``slot`` is its row on the device. ``context_length`` is the length of
-    text that its rotary positions are for. ``saved`` is what the host keeps of a sequence that had to make room.
-    ``origin`` is what the scheduler need not know: the request that it belongs to.
+    ``tokens`` grows from the prompt's. ``max_length`` bounds it. ``computed`` tokens are in the cache, on ``pages``,
+    of which the first may be others' too. ``salt`` names what the pages depend on besides tokens. ``slot`` is its row
+    on the device. ``context_length`` is the length of text that its rotary positions are for. ``saved`` is what the
+    host keeps of a sequence that had to make room. ``origin`` is what the scheduler need not know: the request that
+    it belongs to.
     """
 
     number: int
@@ -64,8 +65,3 @@ class EngineSequence:
     def fill(self) -> Sequence[int]:
         """The tokens that the cache must hold."""
         return self.tokens[: self.to_fill]
-
-    @property
-    def has_slot(self) -> bool:
-        """Whether it has a row on the device."""
-        return self.slot is not None

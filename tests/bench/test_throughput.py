@@ -1,22 +1,39 @@
 """The throughput benchmark serves every prompt under each load, and reports what it took."""
 
 import json
+from collections import Counter
 
 import pytest
 
 import jaxinfer
 from jaxinfer import SamplingParams
-from jaxinfer.bench.throughput.measure import Load, ThroughputReport, Workload, measure_throughput, num_runs
+from jaxinfer.bench.throughput.measure import (
+    Load,
+    ThroughputReport,
+    Workload,
+    _by_clients,
+    measure_throughput,
+    num_runs,
+)
 from jaxinfer.bench.throughput.table import throughput_lines
 from jaxinfer.cli.main import main
+from jaxinfer.engine.engine import Engine
+from jaxinfer.errors import EngineBusy
 from tests.engine.test_engine import OPTIONS, PROMPTS
 from tests.toys import encode_bytes
 
 WORK = Workload("autoregressive", (2,), (50.0,), 12, 1, SamplingParams(ignore_eos=True))
 
 
-def test_every_load_serves_every_prompt(trained_folder):
-    lm, done = jaxinfer.load(trained_folder, max_len=200), []
+def test_every_load_serves_every_prompt(trained_folder, monkeypatch):
+    lm, done, salts = jaxinfer.load(trained_folder, max_len=200), [], []
+    submit = Engine.submit
+
+    def recorded(engine, prompt, **options):
+        salts.append(options["cache_salt"])
+        return submit(engine, prompt, **options)
+
+    monkeypatch.setattr(Engine, "submit", recorded)
     prompts = [encode_bytes(prompt) for prompt in PROMPTS]
     report = measure_throughput("toy", lm, prompts, WORK, OPTIONS, done.append)
     assert len(done) == num_runs(WORK) == 6
@@ -31,6 +48,16 @@ def test_every_load_serves_every_prompt(trained_folder):
             assert 0 < times[0] <= times[1] <= load.seconds
             assert 0 < times[2] <= times[3]
     assert not lm._has_engine
+    # Two loads of an engine run twice each, and none finds the prompts of another in the cache.
+    assert sorted(Counter(salts).values()) == [len(PROMPTS)] * 4
+
+
+def test_what_one_client_is_refused_ends_the_measurement():
+    def refuse(prompt):
+        raise EngineBusy("not now")
+
+    with pytest.raises(EngineBusy):
+        _by_clients(refuse, [[1], [2]], 2)
 
 
 def test_the_table():

@@ -1,6 +1,7 @@
 """The engine as its users see it: threads submit, iterate, cancel and close; bad input is one clear error."""
 
 import asyncio
+import atexit
 import gc
 import threading
 import time
@@ -8,17 +9,20 @@ import time
 import pytest
 
 import jaxinfer
-from jaxinfer import SamplingParams
+from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.engine import check_options
+from jaxinfer.engine.prefix import PrefixRequest
 from jaxinfer.errors import (
     EngineBusy,
     EngineClosed,
     EngineError,
     InvalidOption,
+    InvalidTokenizer,
     RequestCancelled,
     RequestTimedOut,
 )
-from tests.toys import encode_bytes
+from tests.toys import TINY_LLAMA, encode_bytes, float32_backend, random_params
 
 PROMPTS = ["The old", "A small otter", "One grey", "The quick"]
 SAMPLED = [SamplingParams(logprobs=True), SamplingParams(temperature=0.9, seed=3, logprobs=True)]
@@ -96,6 +100,8 @@ def test_stop_strings_and_samples(lm, engine):
     ]
     with pytest.raises(InvalidOption, match="n is 3"):
         request.result()
+    # Of the first sample, up to its stop string.
+    assert len(request.stats.token_seconds) == len(found[0].tokens)
 
 
 def test_a_request_that_is_cancelled_ends_alone(engine):
@@ -105,8 +111,26 @@ def test_a_request_that_is_cancelled_ends_alone(engine):
     request.cancel()
     with pytest.raises(RequestCancelled):
         request.result(60.0)
+    assert 0 < request.stats.first_token_seconds <= request.stats.token_seconds[-1]
     assert other.result(60.0).tokens
     request.cancel()
+
+
+@pytest.mark.parametrize("ends_by", ["cancelled", "timed_out", "failed"])
+def test_all_samples_of_a_request_end_together_and_each_is_counted_once(engine, ends_by):
+    before = engine.metrics()
+    sampling = SamplingParams(temperature=1.5, seed=5, n=3, ignore_eos=True)
+    how = {"timed_out": {"timeout": 0.05}, "failed": {"callback": lambda piece: 1 / 0}}.get(ends_by, {})
+    request = engine.submit("A small", max_new_tokens=150, sampling=sampling, **how)
+    if ends_by == "cancelled":
+        request.cancel()
+    error = {"cancelled": RequestCancelled, "timed_out": RequestTimedOut, "failed": EngineError}[ends_by]
+    with pytest.raises(error):
+        request.results(60.0)
+    after = engine.metrics()
+    names = ("finished", "cancelled", "timed_out", "failed")
+    counted = {name: getattr(after, name) - getattr(before, name) for name in names}
+    assert counted == {name: 3 if name == ends_by else 0 for name in names}
 
 
 def test_whoever_stops_reading_ends_the_request(engine):
@@ -142,6 +166,26 @@ def test_a_callback_gets_every_piece_and_its_mistakes_are_its_own(engine):
     assert "".join(piece.text for piece in pieces) == text
     with pytest.raises(EngineError, match="callback raised ZeroDivisionError"):
         bad.result(60.0)
+
+
+def test_a_callback_may_submit_and_cancel_but_not_wait_for_the_engine(engine):
+    refused, others = [], []
+
+    def callback(piece):
+        if others:
+            return
+        others.append(engine.submit("A small", max_new_tokens=5))
+        for wait in (engine.close, lambda: engine.prefix("The old badger")):
+            with pytest.raises(EngineError, match="waits for the engine") as caught:
+                wait()
+            refused.append(caught.value)
+        request.cancel()
+
+    request = engine.submit("The old", max_new_tokens=150, sampling=endless(), callback=callback)
+    with pytest.raises(RequestCancelled):
+        request.result(60.0)
+    assert len(refused) == 2
+    assert others[0].result(60.0).tokens
 
 
 def test_many_threads_submit_at_once(lm, engine):
@@ -186,13 +230,94 @@ def test_what_can_never_be_served_is_refused_at_once(lm, engine):
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens"),
         ({"prompt": "a", "timeout": -1.0}, "timeout"),
         ({"prompt": "a", "priority": True}, "priority"),
+        # Each of these would reach the engine's thread, and end it.
+        ({"prompt": "a", "priority": 10**400}, "priority"),
+        ({"prompt": "a", "timeout": float("inf")}, "timeout"),
+        ({"prompt": "a", "timeout": float("nan")}, "timeout"),
+        ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt"),
+        ({"prompt": "a", "sampling": 3}, "sampling is SamplingParams"),
+        ({"prompt": "a", "sampling": "a"}, "sampling is SamplingParams"),
     ]:
         with pytest.raises(InvalidOption, match=message):
             engine.submit(**wrong)
+    # A run-time type checker would raise its own message first.
+    for wrong in (
+        {"timeout": "a"},
+        {"timeout": True},
+        {"timeout": 10**5000},
+        {"priority": 1.5},
+        {"cache_salt": None},
+        {"callback": 3},
+    ):
+        with pytest.raises(InvalidOption, match=next(iter(wrong))):
+            check_options(**wrong)
+    assert engine.submit("a", max_new_tokens=2, timeout=1e9).result(60.0).tokens
     with pytest.raises(InvalidOption, match="less than a page"):
         engine.prefix("a")
     with pytest.raises(InvalidOption, match="has an engine that runs"):
         lm.engine()
+
+
+def test_stop_strings_need_a_tokenizer():
+    lm = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend(), max_len=64)
+    with lm.engine(**OPTIONS) as engine, pytest.raises(InvalidTokenizer, match="no tokenizer"):
+        engine.submit([5, 6], sampling=SamplingParams(stop=["e"]))
+
+
+@pytest.mark.parametrize("where", ["scheduler", "inbox"])
+def test_whoever_waits_hears_of_it_when_the_engine_itself_fails(where):
+    lm = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend(), max_len=64)
+    engine = lm.engine(**OPTIONS)
+
+    def fails(*arguments):
+        raise RuntimeError("a mistake of ours")
+
+    if where == "scheduler":
+        engine._core.scheduler.next = fails
+    else:
+        # What was posted after it is never added.
+        engine._changed.acquire()
+        engine._post(fails)
+    found = []
+
+    def wait():
+        try:
+            engine.prefix(list(range(2, 30)))
+        except EngineError as error:
+            found.append(str(error))
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    if where == "inbox":
+        request = engine.submit([5, 6])
+        engine._changed.release()
+        with pytest.raises(EngineError, match="a mistake of ours"):
+            request.result(10.0)
+    waiter.join(10.0)
+    assert "a mistake of ours" in found[0]
+    engine.close()
+    with pytest.raises(EngineClosed, match="a mistake of ours"):
+        engine.submit([5, 6])
+
+
+def test_an_engine_that_nobody_closed_ends_before_the_interpreter_does(monkeypatch):
+    """Else the interpreter crashes, where it ends while a thread is inside a program."""
+    at_exit, register = [], atexit.register
+    monkeypatch.setattr(atexit, "register", lambda *given: at_exit.append(given[0]) or register(*given))
+    lm = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend(), max_len=64)
+    engine = lm.engine(**OPTIONS)
+    at_exit[-1]()
+    assert not engine._thread.is_alive()
+    engine.close()
+
+
+def test_a_prefix_that_nobody_waits_for_any_more_is_not_kept(engine, monkeypatch):
+    def interrupted(request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PrefixRequest, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.prefix("The old badger walked to the river")
 
 
 def test_a_text_longer_than_all_pages_is_refused(trained_folder):
@@ -224,6 +349,9 @@ def test_closing_waits_for_what_runs_and_takes_no_more(trained_folder):
     engine.close()
     assert request.result(0.0).tokens
     engine.close()
+    # Whoever keeps a closed engine keeps none of the device's memory.
+    assert not vars(engine._core._device).keys() & {"_pools", "_rows"}
+    assert engine.metrics().finished == 1
     with pytest.raises(EngineClosed):
         engine.submit("The old")
     with pytest.raises(EngineClosed):
@@ -241,12 +369,8 @@ def test_closing_waits_for_what_runs_and_takes_no_more(trained_folder):
         requests[0].result(0.0)
 
 
-def test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others(lm, engine, monkeypatch):
-    options = {"max_new_tokens": 150, "sampling": endless(3)}
-    expected = lm.generate("The old", **options)[0].tokens
-    survivor = engine.submit("The old", **options)
-    next(iter_without_end(survivor))
-    device = engine._core._device
+def fail_once(device, monkeypatch):
+    """Let the next chunk of a prompt fail."""
     compute, calls = device.compute, []
 
     def fails_once(*arguments):
@@ -256,11 +380,38 @@ def test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others(lm,
         return compute(*arguments)
 
     monkeypatch.setattr(device, "compute", fails_once)
+
+
+def test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others(lm, engine, monkeypatch):
+    options = {"max_new_tokens": 150, "sampling": endless(3)}
+    expected = lm.generate("The old", **options)[0].tokens
+    survivor = engine.submit("The old", **options)
+    next(iter_without_end(survivor))
+    fail_once(engine._core._device, monkeypatch)
     victim = engine.submit("A small", max_new_tokens=10)
     with pytest.raises(EngineError, match="the device failed: RuntimeError: out of luck"):
         victim.result(60.0)
     assert not survivor.done
     assert survivor.result(60.0).tokens == expected
+
+
+def test_a_named_prefix_outlives_a_failure_of_the_device(engine, monkeypatch):
+    system = encode_bytes("The old badger walked to the river and ")
+    with engine.prefix(system) as prefix:
+        fail_once(engine._core._device, monkeypatch)
+        with pytest.raises(EngineError, match="the device failed"):
+            engine.submit("A small", max_new_tokens=10).result(60.0)
+        # The engine's thread has dealt with the failure, and then with the prefix.
+        is_past, deadline = threading.Event(), time.monotonic() + 10.0
+        with engine._changed:
+            engine._post(is_past.set)
+        assert is_past.wait(10.0)
+        while not engine._core.scheduler.pinned and time.monotonic() < deadline:
+            time.sleep(0.01)
+        request = engine.submit([*system, *encode_bytes("sat")], max_new_tokens=5)
+        request.result(60.0)
+        assert request.stats.cached_tokens == prefix.tokens
+        assert engine.metrics().pages_in_use == prefix.tokens // 8
 
 
 def iter_without_end(request):
@@ -285,6 +436,7 @@ def iter_without_end(request):
         ({"config": EngineConfig(), "max_rows": 3}, "not both"),
         ({"strategy": "beam:width=2"}, "beam does not run in an engine"),
         ({"strategy": "nonsense"}, "nonsense"),
+        ({"config": {"max_rows": 3}}, "is not an EngineConfig"),
     ],
 )
 def test_wrong_options(trained_folder, options, message):

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxinfer import SamplingParams
+from jaxinfer.decoding.batch import Request
+from jaxinfer.errors import EngineError
 from tests.decoding.covered_models import cover_random
 from tests.decoding.strategy_cases import CASES
 from tests.engine.harness import Arrival, Harness, tokens_of
@@ -105,6 +108,41 @@ def test_who_made_room_goes_on_where_it_was(covered, harnesses, name, preemption
     check_pattern(covered, harness, (pattern, preemption, "off"))
     assert harness.scheduler.preemptions > before + 2
     assert (harness.restored > restored + 2) == (preemption == "offload")
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_what_cannot_be_copied_to_the_host_is_computed_again(covered, harnesses, name, monkeypatch):
+    harness = harnesses(name)
+
+    def fails(slot, pages):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(harness.core._device, "save", fails)
+    before, restored = harness.scheduler.preemptions, harness.restored
+    check_pattern(covered, harness, ([(0, which, 0, None, "") for which in (2, 3, 1)], "offload", "off"))
+    assert harness.scheduler.preemptions > before
+    assert harness.restored == restored
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_of_those_that_wait_the_one_that_fits_no_more_is_refused(covered, harnesses, name):
+    """Five pages are pinned; the first text needs more than what is left, the second had to make room for it."""
+    harness = harnesses(name)
+    scheduler, sampling = harness.scheduler, SamplingParams(ignore_eos=True)
+    harness.change(prefix_cache="exact")
+    (first,) = harness.serve([Arrival(0, Request([5] * 41, 42, sampling))])
+    scheduler.pin("system", first.keys)
+    large, small = harness.submit(Arrival(0, Request([7] * 20, 100, sampling))), None
+    for _ in range(200):
+        if small is None and large in scheduler.running:
+            small = harness.submit(Arrival(0, Request([8] * 10, 60, sampling)))
+        if not harness.core.step() and small is not None:
+            break
+        harness.now += 1
+    scheduler.unpin("system")
+    assert len(small.origin.request.result(0.0).tokens) == 50
+    with pytest.raises(EngineError, match="pinned"):
+        large.origin.request.result(0.0)
 
 
 @pytest.mark.parametrize("name", USUAL)

@@ -274,6 +274,74 @@ def test_pinned_pages_stay_until_they_are_let_go():
     bench.scheduler.check()
 
 
+def pin(bench, text, name="system"):
+    bench.add(text, new=1)
+    bench.run()
+    bench.scheduler.pin(name, bench.index.keys(text, ""))
+
+
+def test_pinned_pages_count_for_those_that_begin_with_them():
+    """Six of eight pages are pinned: two are left for a text of eight pages that begins with them, and it is served."""
+    bench = Bench(pages=8)
+    text = list(range(48))
+    pin(bench, text)
+    pin(bench, text, "the same again")
+    sequence = bench.add([*text, 1, 2], new=12)
+    other = bench.add([9, *text, 2], new=12)
+    assert bench.scheduler.most_pages() == 2
+    assert bench.scheduler.own_pages(sequence, "") == 2
+    assert bench.scheduler.fits(sequence, "")
+    assert not bench.scheduler.fits(other, "")
+    assert not bench.scheduler.fits(sequence, "another tenant")
+    bench.scheduler.end(other)
+    bench.run()
+    assert len(sequence.tokens) == sequence.max_length
+    bench.scheduler.unpin("system")
+    assert bench.scheduler.most_pages() == 2
+    bench.scheduler.unpin("the same again")
+    assert bench.scheduler.most_pages() == 8
+
+
+def test_one_that_made_room_comes_back_on_pinned_pages():
+    """What was saved is for pages of its own, of which there are too few: it is computed again instead."""
+    bench = Bench(pages=10, max_rows=2, aging_seconds=1e9)
+    text = list(range(48))
+    pin(bench, text)
+    low = bench.add([*text, 1, 2], new=20)
+    for _ in range(3):
+        bench.step()
+    high = bench.add([5] * 4, new=20, priority=1)
+    bench.run()
+    assert low.preemptions >= 1
+    assert ("restore", low.number) not in bench.log
+    assert all(len(each.tokens) == each.max_length for each in (low, high))
+
+
+def test_nobody_comes_back_for_no_more_than_to_make_room_again():
+    """One that returns has the pages of a window, which takes three here; with one it would give way at once."""
+    bench = Bench(pages=20, tokens_per_step=9, headroom=9)
+    sequences = [bench.add(8, new=100) for _ in range(4)]
+    bench.run()
+    assert all(len(each.tokens) == each.max_length for each in sequences)
+    kinds = [entry[0] for entry in bench.log if entry[0] != "chunk"]
+    returns = [at for at, kind in enumerate(kinds) if kind == "restore"]
+    assert returns
+    assert not any(kinds[at + 1 : at + 2] == ["preempt"] for at in returns)
+
+
+def test_a_long_queue_is_not_looked_through_again_and_again():
+    bench = Bench(pages=12, max_rows=3)
+    bench.add(40, new=40)
+    bench.step()
+    for _ in range(200):
+        bench.add(60, new=4)
+    looked, find = [], bench.index.find
+    bench.index.find = lambda keys: looked.append(1) or find(keys)
+    bench.step()
+    bench.step()
+    assert 0 < len(looked) <= 40
+
+
 def test_when_the_device_loses_all_everything_begins_anew():
     bench = Bench()
     sequences = [bench.add(range(20), new=20) for _ in range(2)]

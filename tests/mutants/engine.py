@@ -49,8 +49,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the last token of a prompt is not computed again",
         _SCHEDULER,
-        "most = (sequence.to_fill - 1) // self.config.page_size",
-        "most = sequence.to_fill // self.config.page_size",
+        "return (sequence.to_fill - 1) // self.config.page_size",
+        "return sequence.to_fill // self.config.page_size",
         f"{_POLICY}::test_the_last_token_of_a_prompt_is_always_computed",
     ),
     Fault(
@@ -119,8 +119,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a window gets no pages for its last steps",
         _SCHEDULER,
-        "len(sequence.tokens) + steps * self._tokens_per_step, sequence.max_length",
-        "len(sequence.tokens) + steps, sequence.max_length",
+        "self.config.steps_per_look * self._tokens_per_step, sequence.max_length",
+        "self.config.steps_per_look, sequence.max_length",
         f"{_POLICY}::test_all_that_arrive_end_and_nothing_is_lost",
     ),
     Fault(
@@ -168,7 +168,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "texts of two rotations share pages",
         _CORE,
-        'sequence.salt = f"{sequence.salt}/{rotary_regime(self._config, sequence.context_length)}"',
+        "sequence.salt = salt_of(rotary_regime(self._config, sequence.context_length), sequence.salt)",
         "pass",
         _ROPE,
     ),

@@ -79,8 +79,8 @@ def measure_throughput(
 ) -> ThroughputReport:
     """Measure every load, static batches in turns with clients; ``options`` are the engine's.
 
-    Everything runs once before it is timed, so that no program is compiled while it is. ``advance`` is called
-    with the load's name after each run, of which there are `num_runs`.
+    Everything runs once before it is timed, so that no program is compiled while it is. No run finds what an earlier
+    one has cached. ``advance`` is called with the load's name after each run, of which there are `num_runs`.
     """
     loads = [("clients", float(size)) for size in work.at_once]
     loads = [load for pair in zip([("static", size) for _, size in loads], loads) for load in pair]
@@ -88,7 +88,7 @@ def measure_throughput(
     found: dict[tuple[str, float], list[Load]] = {load: [] for load in loads}
     with lm.engine(strategy=work.strategy, **options) as engine:
         for repeat, load in itertools.product(range(work.repeats + 1), loads):
-            measured = _measure(lm, engine, prompts, work, *load)
+            measured = _measure(lm, engine, prompts, work, *load, salt=f"{load_name(*load)}, run {repeat}")
             if repeat:
                 found[load].append(measured)
             advance(load_name(*load))
@@ -119,7 +119,14 @@ def load_name(kind: str, size: float) -> str:
 
 
 def _measure(
-    lm: LanguageModel, engine: Engine, prompts: Sequence[Sequence[int]], work: Workload, kind: str, size: float
+    lm: LanguageModel,
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    work: Workload,
+    kind: str,
+    size: float,
+    *,
+    salt: str,
 ) -> Load:
     began = time.perf_counter()
     if kind == "static":
@@ -130,7 +137,8 @@ def _measure(
         return Load(kind, size, len(results), tokens, seconds, tokens / seconds)
 
     def submit(prompt: Sequence[int]) -> EngineRequest:
-        return engine.submit(list(prompt), max_new_tokens=work.max_new_tokens, sampling=work.sampling)
+        options = {"max_new_tokens": work.max_new_tokens, "sampling": work.sampling, "cache_salt": salt}
+        return engine.submit(list(prompt), **options)
 
     requests = _by_clients(submit, prompts, int(size)) if kind == "clients" else _by_arrival(submit, prompts, size)
     seconds = time.perf_counter() - began
@@ -154,12 +162,12 @@ def _by_clients(
 
     def ask() -> None:
         while True:
-            with lock:
-                if not waiting or errors:
-                    return
-                request = submit(waiting.pop())
-                requests.append(request)
             try:
+                with lock:
+                    if not waiting or errors:
+                        return
+                    request = submit(waiting.pop())
+                    requests.append(request)
                 request.result()
             except Exception as error:
                 errors.append(error)
