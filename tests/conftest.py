@@ -34,9 +34,8 @@ QUICK = (
     "test_bad_input.py",
     "test_language_model.py",
 )
-# Bytes that a worker may hold before its programs are freed, after a file and after a test. They are then read again
-# where they are needed again.
-MUCH_MEMORY, TOO_MUCH_MEMORY = 3 * 2**29, 7 * 2**28
+# Bytes that a worker may hold before its programs are freed, which are then read again where they are needed again.
+MUCH_MEMORY = 3 * 2**29
 # The files that take minutes, first, so that no worker is left alone with one at the end.
 LONG = (
     "test_on_devices.py",
@@ -82,11 +81,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free programs once a worker holds much: without this it grows to several gigabytes."""
-    if sys.platform == "linux" and nextitem is not None:
+    """Free programs after a file's tests, once a worker holds much: without this it grows to several gigabytes.
+
+    Between a file's tests this would free, again and again, what the next one needs.
+    """
+    if sys.platform == "linux" and nextitem is not None and nextitem.path != item.path:
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-        most = TOO_MUCH_MEMORY if nextitem.path == item.path else MUCH_MEMORY
-        if resident_pages * resource.getpagesize() > most:
+        if resident_pages * resource.getpagesize() > MUCH_MEMORY:
             jax.clear_caches()
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
