@@ -81,10 +81,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free programs after a file's tests, once a worker holds much: without this it grows to several gigabytes.
-
-    Between a file's tests this would free, again and again, what the next one needs.
-    """
+    """Free programs after a file's tests, once a worker holds much: without this it grows to several gigabytes."""
     if sys.platform == "linux" and nextitem is not None and nextitem.path != item.path:
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
         if resident_pages * resource.getpagesize() > MUCH_MEMORY:

@@ -42,10 +42,7 @@ class DenseCache:
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens in the slots from ``start_B`` on; padding is written too, past the committed tokens."""
-        num_tokens = ancestors_BTT.shape[-1]
-        slots_BT = start_B[:, None] + jnp.arange(num_tokens, dtype=start_B.dtype)
-        mask_BTS = visible_slots(start_B, ancestors_BTT, extent or self.keys.shape[2], self.window)
-        return Placement(slots_BT, mask_BTS, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
+        return place_in_order(start_B, ancestors_BTT, counts_B, extent or self.keys.shape[2], self.window)
 
     def attend(
         self,
@@ -80,6 +77,19 @@ class DenseCache:
             return self
         from_BM, to_BM = (start_B[:, None] + places_BM for places_BM in path_moves(path_BM, count_B))
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
+
+
+def place_in_order(
+    start_B: Int[Array, " B"],
+    ancestors_BTT: Bool[Array, "#B T T"],
+    counts_B: Int[Array, " B"] | None,
+    num_slots: int,
+    window: int | None,
+) -> Placement:
+    """Place new tokens where slot ``s`` of a row holds the token at position ``s``; see `Cache.place`."""
+    slots_BT = start_B[:, None] + jnp.arange(ancestors_BTT.shape[-1], dtype=start_B.dtype)
+    mask_BTS = visible_slots(start_B, ancestors_BTT, num_slots, window)
+    return Placement(slots_BT, mask_BTS, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
 
 
 def create_dense_cache(

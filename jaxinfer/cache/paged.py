@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.cache.dense import place_in_order
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.slots import path_moves
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cache_attention import Seen, attend_to_pages
+from jaxinfer.ops.cache_attention import attend_to_pages
 from jaxinfer.ops.cache_write import as_rows
-from jaxinfer.ops.masks import visible_slots
 from jaxinfer.ops.pages import move_in_pages, write_in_pages
 
 
@@ -55,9 +55,7 @@ class PagedCache:
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens in the slots from ``start_B`` on; padding is written too, past the committed tokens."""
-        slots_BT = start_B[:, None] + jnp.arange(ancestors_BTT.shape[-1], dtype=start_B.dtype)
-        mask_BTS = visible_slots(start_B, ancestors_BTT, extent or self.num_slots, self.window)
-        return Placement(slots_BT, mask_BTS, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
+        return place_in_order(start_B, ancestors_BTT, counts_B, extent or self.num_slots, self.window)
 
     def attend(
         self,

@@ -23,6 +23,7 @@ from jaxinfer.engine.sequence import EngineSequence, Stage
 from jaxinfer.errors import EngineError, InvalidOption, RequestCancelled, RequestTimedOut
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params
+from jaxinfer.results import StreamPiece
 
 
 class EngineCore:
@@ -215,11 +216,11 @@ class EngineCore:
         stops = not sequence.origin.row.request.request.sampling.ignore_eos and sequence.tokens[-1] in self._stop_ids
         return is_finished and (stops or len(sequence.tokens) >= sequence.max_length)
 
-    def _tell(self, output: SequenceOutput, piece: object) -> None:
+    def _tell(self, output: SequenceOutput, piece: StreamPiece) -> None:
         if output.callback is not None:
-            output.callback(piece)  # pyright: ignore[reportArgumentType]
-        if output.is_streamed and (piece.text or piece.tokens):  # pyright: ignore[reportAttributeAccessIssue]
-            output.request.give(piece)  # pyright: ignore[reportArgumentType]
+            output.callback(piece)
+        if output.is_streamed and (piece.text or piece.tokens):
+            output.request.give(piece)
 
     def _recover(self, action: Chunk | Restore | Window, error: Exception) -> None:
         """End the requests of an action that failed; all others on the device begin anew."""
