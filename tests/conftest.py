@@ -34,12 +34,21 @@ QUICK = (
     "test_bad_input.py",
     "test_language_model.py",
 )
-# Bytes that a worker may hold before its programs are freed, which are then read again where they are needed again.
+# Programs are freed in a worker that holds this many bytes, and again once it has grown by so many: what is needed
+# again is then read again, so freeing all the time would cost more than it gives.
 MUCH_MEMORY = 3 * 2**29
-# The files that take minutes, first, so that no worker is left alone with one at the end.
+MUCH_GROWTH = 3 * 2**27
+# Of the C library's ``mallopt``.
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+# What a worker held when its programs were freed last.
+FREED = pytest.StashKey[int]()
+# The files that take minutes, first, so that no worker is left alone with one at the end; and those that load the
+# default model, while workers hold little.
 LONG = (
     "test_on_devices.py",
     "test_exactness.py",
+    "test_golden.py",
+    "test_shipped.py",
     "test_law.py",
     "test_parity.py",
     "test_strategies_compile.py",
@@ -55,6 +64,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Full products (``-m exhaustive``), and all runs of a newer JAX, compile as users do.
     """
+    if sys.platform == "linux":
+        # Few heaps, and arrays outside of them: what is freed goes back to the system.
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_ARENA_MAX, 2)
+        libc.mallopt(_MMAP_THRESHOLD, 2**18)
     if config.getoption("markexpr") != "exhaustive" and jax.__version_info__ < (0, 11):
         flags = os.environ.get("XLA_FLAGS", "")
         if "fusion_emitters" not in flags:
@@ -81,13 +95,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free programs after a file's tests, once a worker holds much: without this it grows to several gigabytes."""
-    if sys.platform == "linux" and nextitem is not None and nextitem.path != item.path:
-        resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-        if resident_pages * resource.getpagesize() > MUCH_MEMORY:
-            jax.clear_caches()
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)
+    """Free programs once a worker holds much: without this it grows to several gigabytes."""
+    if sys.platform != "linux" or nextitem is None:
+        return
+    held, stash = _resident_bytes(), item.session.stash
+    is_much = held > MUCH_MEMORY and nextitem.path != item.path
+    if is_much or held > max(MUCH_MEMORY, stash.get(FREED, 0) + MUCH_GROWTH):
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        stash[FREED] = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.fixture(scope="session", autouse=True)

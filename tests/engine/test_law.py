@@ -4,6 +4,7 @@ Whatever arrives with it, in whatever order; with a shared prefix or without, pr
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from jaxinfer import SamplingParams
 from jaxinfer.decoding.batch import Request
+from jaxinfer.decoding.fixed_rows import step_headroom
+from jaxinfer.engine.config import EngineConfig
 from jaxinfer.errors import EngineError
 from tests.decoding.covered_models import cover_random
 from tests.decoding.strategy_cases import CASES
-from tests.engine.harness import Arrival, Harness, tokens_of
+from tests.engine.harness import SMALL, Arrival, Harness, tokens_of
 
 MODEL, DTYPE = "gemma2", "bfloat16"
 # One that drafts by a model of its own, which a returning sequence has to find again, and one that learns as it goes.
@@ -36,10 +39,17 @@ def harnesses(covered):
         if name not in made:
             made.clear()
             strategy = CASES[name].strategy(MODEL, covered.lm, covered.whole.texts)
-            made[name] = Harness(covered.lm, strategy, eos_token_ids=covered.stopped.eos_token_ids)
+            made[name] = Harness(covered.lm, strategy, small(covered, strategy), covered.stopped.eos_token_ids)
         return made[name]
 
     return get
+
+
+def small(covered, strategy) -> EngineConfig:
+    """Return a configuration whose pages hold little more than the longest text and what a step writes past it."""
+    most = max(request.max_length for request in covered.stopped.requests)
+    most += step_headroom(strategy, covered.lm.programs.decoder.backend)
+    return replace(SMALL, pages=max(SMALL.pages, -(-most // SMALL.page_size) + 2))
 
 
 # When, which request, priority, after how many steps it is cancelled, and whose cache it may share.
