@@ -94,3 +94,77 @@ def test_bad_messages_are_refused_by_index(messages, message):
 def test_templates_without_a_default_say_which_there_are():
     with pytest.raises(InvalidTokenizer, match="no default chat template, only rag"):
         ChatTemplate({"rag": "x"}).render(MESSAGES)
+
+
+A_MILLION = "{% set x = 'a' * 1000000 %}"
+# Programs without end, of endless text and of values that grow without end, by every way that Jinja has.
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "text in a loop": "{% for a in range(99999) %}" + "x" * 5000 + "{% endfor %}",
+    "a loop that calls itself": "{% for a in [[1] * 99] * 9 recursive %}{{ loop([[1] * 99] * 99) }}{% endfor %}",
+    "a macro that calls itself": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(99) }}",
+    "a product": "{{ 'a' * 4000000000 }}",
+    "a product of a product": A_MILLION + "{% set y = x * 10000 %}",
+    "a list's product": "{% set x = [1] * 1000000000 %}",
+    "lists of a list": "{% set x = [[[1] * 1000] * 1000] * 1000 %}{{ x }}",
+    "bytes": "{{ 'a'.encode() * 4000000000 }}",
+    "a sum": "{% set x = 'abcdefgh' %}" + "{% set x = x + x %}" * 40,
+    "concatenation": "{% set x = 'abcdefgh' %}" + "{% set x = x ~ x %}" * 40,
+    "a block": "{% set x = 'abcdefgh' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 40,
+    "lists that share": "{% set x = [1] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}",
+    "tuples that share": "{% set x = (1,) %}" + "{% set x = (x, x) %}" * 60 + "{{ {x: 1} }}",
+    "dicts that share": "{% set x = {} %}" + "{% set x = dict(a=x, b=x) %}" * 60 + "{{ x | tojson }}",
+    "arguments that share": "{% macro m() %}{{ m(varargs, varargs) }}{% endmacro %}{{ m(1) }}",
+    "defaults that share": "{% set x = [1] %}"
+    + "{% set x = range(50) | map(attribute='q', default=x) | list %}" * 20
+    + "{{ x }}",
+    "powers": "{{ 9 ** (9 ** 9) }}",
+    "large numbers": "{% set s = namespace(x=2 ** 1000) %}{% for i in range(99) %}{% set s.x = s.x * s.x %}{% endfor %}",
+    "decimals": "{{ 1.5 | round(1000000000, 'ceil') }}",
+    "a number's bytes": "{{ (5).to_bytes(4000000000, 'big') | length }}",
+    "a wide field": "{{ '%999999999d' % 5 }}",
+    "a field of any width": "{{ '%*d' % (999999999, 5) }}",
+    "the filter format": "{{ '%999999999d' | format(5) }}",
+    "the method format": "{{ '{:{}}'.format(5, 999999999) }}",
+    "format_map": "{{ '{a:999999999}'.format_map({'a': 5}) }}",
+    "a field many times": A_MILLION + "{{ ('%(a)s' * 9999) % {'a': x} }}",
+    "center": "{{ 'x' | center(4000000000) }}",
+    "the method center": "{{ 'x'.center(4000000000) }}",
+    "ljust": "{{ 'x'.ljust(4000000000) | length }}",
+    "tabs": "{{ ('\t' * 9999).expandtabs(tabsize=1000000) | length }}",
+    "indent": "{{ ('a\n' * 9999) | indent(1000000) | length }}",
+    "indent by a text": A_MILLION + "{{ ('a\n' * 9999) | indent(width=x) | length }}",
+    "a filter on a block": "{% filter center(4000000000) %}x{% endfilter %}",
+    "slice": "{{ [1] | slice(4000000000) | list | length }}",
+    "batch": "{{ [1] | batch(4000000000, 'x') | list | length }}",
+    "tojson": "{{ [[1]] | tojson(indent=1000000000) }}",
+    "separators of JSON": A_MILLION + "{{ ([1] * 9999) | tojson(separators=(x, x)) | length }}",
+    "replace": A_MILLION + "{{ x | replace('a', x) | length }}",
+    "the method replace": A_MILLION + "{{ x.replace('', x) | length }}",
+    "join": A_MILLION + "{{ range(9999) | map('string') | join(x) | length }}",
+    "the method join": A_MILLION + "{{ x.join(range(9999) | map('string')) | length }}",
+    "translate": A_MILLION + "{{ x.translate({97: x}) | length }}",
+    "split": "{{ ('a ' * 4000000).split() | length }}",
+    "lines": "{{ ('a\n' * 4000000).splitlines() | length }}",
+    "list": "{{ ('é' * 8000000) | list | length }}",
+    "sum": "{{ range(9999) | map('string') | map('list') | sum(start=[]) | length }}",
+    "groupby": A_MILLION + "{{ range(99999) | groupby('q', default=x) | list }}",
+    "fromkeys": A_MILLION + "{{ dict.fromkeys(range(99999), x) }}",
+    "encodings": A_MILLION + "{{ x.encode('punycode') | length }}",
+    "tags": A_MILLION + "{{ x | striptags }}",
+    "lipsum": "{{ lipsum(n=1000000) }}",
+    "a long template": "{{ x }}" * 30_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_time_and_memory_are_bounded(name):
+    tracemalloc.start()
+    try:
+        began = time.thread_time()
+        with pytest.raises((InvalidTokenizer, InvalidOption), match=r"takes too long|too much|too l|too wide|any width|t"):
+            ChatTemplate(HOSTILE[name]).render(MESSAGES)
+        assert time.thread_time() - began < 30  # under tracemalloc; it is the third of a second without
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+    finally:
+        tracemalloc.stop()
