@@ -1,6 +1,5 @@
 """Errors that a user can fix. The command line prints them as one line and exits with code 2."""
 
-
 _LONGEST, _LEAST_END = 300, 90
 
 

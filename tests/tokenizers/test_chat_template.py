@@ -1,10 +1,17 @@
-"""Chat templates render as transformers renders them, and fail in one line."""
+"""Chat templates render as transformers renders them, and fail in one line, soon and without much memory."""
+
+import os
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
 from jaxinfer.tokenizers import ChatTemplate
 from jaxinfer.tokenizers.chat_template import _check_messages
+from jaxinfer.tokenizers.folder_settings import read_folder_settings
+from jaxinfer.tokenizers.sandbox import budget
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -102,7 +109,8 @@ HOSTILE = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "text in a loop": "{% for a in range(99999) %}" + "x" * 5000 + "{% endfor %}",
     "a loop that calls itself": "{% for a in [[1] * 99] * 9 recursive %}{{ loop([[1] * 99] * 99) }}{% endfor %}",
-    "a macro that calls itself": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(99) }}",
+    "a macro that calls itself": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
+    "{{ m(99) }}",
     "a product": "{{ 'a' * 4000000000 }}",
     "a product of a product": A_MILLION + "{% set y = x * 10000 %}",
     "a list's product": "{% set x = [1] * 1000000000 %}",
@@ -119,7 +127,7 @@ HOSTILE = {
     + "{% set x = range(50) | map(attribute='q', default=x) | list %}" * 20
     + "{{ x }}",
     "powers": "{{ 9 ** (9 ** 9) }}",
-    "large numbers": "{% set s = namespace(x=2 ** 1000) %}{% for i in range(99) %}{% set s.x = s.x * s.x %}{% endfor %}",
+    "large numbers": "{% set s = namespace(x=2 ** 999) %}{% for i in range(99) %}{% set s.x = s.x * s.x %}{% endfor %}",
     "decimals": "{{ 1.5 | round(1000000000, 'ceil') }}",
     "a number's bytes": "{{ (5).to_bytes(4000000000, 'big') | length }}",
     "a wide field": "{{ '%999999999d' % 5 }}",
@@ -157,14 +165,72 @@ HOSTILE = {
 }
 
 
+@pytest.fixture
+def few_steps(monkeypatch):
+    """A budget for less time: where all types are checked, as here, a million steps take minutes."""
+    monkeypatch.setattr(budget, "_STEPS", 500)
+    monkeypatch.setattr(budget, "_STEPS_PER_NODE", 0)
+
+
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_time_and_memory_are_bounded(name):
-    tracemalloc.start()
-    try:
-        began = time.thread_time()
-        with pytest.raises((InvalidTokenizer, InvalidOption), match=r"takes too long|too much|too l|too wide|any width|t"):
-            ChatTemplate(HOSTILE[name]).render(MESSAGES)
-        assert time.thread_time() - began < 30  # under tracemalloc; it is the third of a second without
-        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
-    finally:
-        tracemalloc.stop()
+def test_hostile_templates_end_soon_and_take_little_memory(name):
+    began, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((InvalidTokenizer, InvalidOption)) as raised:
+        ChatTemplate(HOSTILE[name]).render(MESSAGES)
+    assert time.thread_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 2**10
+    assert "MemoryError" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_template_has_the_steps_and_the_seconds_of_its_budget(monkeypatch):
+    """Each turn of a loop is a step; three messages, their keys and what else the template is given are 30 nodes."""
+    loops = "{% for a in range(4) %}{% for b in range(N) %}{% endfor %}{% endfor %}"
+    assert ChatTemplate(loops.replace("N", "120")).render(MESSAGES) == ""
+    with pytest.raises(InvalidTokenizer, match="cannot be run: it takes too long"):
+        ChatTemplate(loops.replace("N", "130")).render(MESSAGES)
+    monkeypatch.setattr(budget, "_SECONDS", 0.05)
+    turns = "{% for a in range(400) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}"
+    began = time.thread_time()
+    with pytest.raises(InvalidTokenizer, match="cannot be run: it takes too long"):
+        ChatTemplate(turns).render(MESSAGES)
+    assert time.thread_time() - began < 1
+
+
+def test_the_budget_grows_with_the_conversation():
+    """The template writes every message three times, and makes a longer list for each."""
+    template = (
+        "{% set seen = namespace(roles=[], text='') %}{% for m in messages %}"
+        "{% set seen.roles = seen.roles + [m.role] %}"
+        "{% set seen.text = m.content ~ m['content'] | trim + m.content %}{{ seen.text }}{{ seen.roles | length }}"
+        "{% endfor %}"
+    )
+    messages = [{"role": ("user", "assistant")[at % 2], "content": "ab" * 5000} for at in range(200)]
+    text = ChatTemplate(template).render(messages)
+    assert text == "".join("ab" * 15000 + str(at + 1) for at in range(200))
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_templates_of_several_threads_have_budgets_of_their_own():
+    template = ChatTemplate("{% for a in range(400) %}{% endfor %}x")
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: template.render(MESSAGES), range(4))) == ["x"] * 4
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link to nothing", "a large file"])
+def test_a_template_is_a_small_regular_file(tmp_path, name, kind):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    match kind:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a folder":
+            path.mkdir()
+        case "a link to nothing":
+            path.symlink_to(tmp_path / "absent")
+        case "a large file":
+            path.write_bytes(b" " * (2**20 + 1))
+    with pytest.raises(InvalidTokenizer, match=r"a chat template (must be a regular file|of 1048577 bytes)"):
+        read_folder_settings(tmp_path, {})

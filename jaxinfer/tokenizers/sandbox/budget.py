@@ -58,7 +58,7 @@ class Budget:
         if kind is str:
             self.write(len(value))
         elif kind in (list, tuple, dict):
-            nodes, characters = weigh(value, self._most_nodes, self._most_characters)
+            nodes, _ = weigh(value, self._most_nodes, self._most_characters)
             self.step(nodes // _NODES_PER_STEP)
         elif kind is int:
             self.small(value.bit_length(), MOST_BITS)

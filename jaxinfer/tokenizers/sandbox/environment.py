@@ -70,7 +70,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         budget.step()
         return budget.made(super().getitem(obj, argument))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as Jinja's
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = current()
         budget.step()
         if isinstance(__obj, types.MethodType | types.BuiltinMethodType):
@@ -82,7 +82,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
             budget.made(args)
             budget.made(kwargs)
-        return budget.made(super(BoundedEnvironment, __self).call(__context, __obj, *args, **kwargs))
+        return budget.made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         if super().wrap_str_format(value) is None:

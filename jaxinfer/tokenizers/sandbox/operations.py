@@ -170,7 +170,7 @@ def _translate(budget: Budget, text: Any, table: Any, *_: Any) -> None:
 
 def _encode(budget: Budget, text: Any, encoding: Any = "utf-8", *_: Any, **__: Any) -> None:
     if str(encoding).lower() not in ("utf-8", "utf8", "ascii", "latin-1"):
-        raise SecurityError(f"it asks for the encoding {str(encoding):.20}")
+        raise SecurityError(f"it asks for the encoding {encoding!s:.20}")
 
 
 def _bytes(budget: Budget, number: Any, length: Any = 1, *_: Any, **__: Any) -> None:
