@@ -1,8 +1,27 @@
 """Errors that a user can fix. The command line prints them as one line and exits with code 2."""
 
+_LONGEST, _LEAST_END = 300, 90
+
 
 class JaxinferError(Exception):
-    """Base of every error that names a user's mistake and how to fix it."""
+    """Base of every error that names a user's mistake and how to fix it: one line of at most 300 characters.
+
+    Messages quote what files and users say, of any length and with any characters.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
+
+
+def one_line(message: str) -> str:
+    """Return a message in one line without control characters; of a long one, the beginning and the end."""
+    line = " ".join(message[: 4 * _LONGEST].split()) if len(message) <= 4 * _LONGEST else message
+    if len(message) > 4 * _LONGEST:
+        line = " ".join(message[: 2 * _LONGEST].split()) + " " + " ".join(message[-2 * _LONGEST :].split())
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    if len(line) <= _LONGEST:
+        return line
+    return f"{line[: _LONGEST - _LEAST_END - 5]} ... {line[-_LEAST_END:]}"
 
 
 class InvalidOption(JaxinferError, ValueError):

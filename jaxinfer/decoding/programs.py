@@ -14,6 +14,7 @@ import numpy as np
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.layouts import DENSE, CacheLayout
 from jaxinfer.decoding.kept_programs import KeptPrograms
+from jaxinfer.decoding.live_programs import LIVE, LivePrograms
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
 from jaxinfer.decoding.strategy import Strategy
@@ -93,11 +94,12 @@ class ProgramTimes:
 
 
 class Programs:
-    """Compiles each program once for its strategy and shapes, and keeps it; states and memories are donated.
+    """Compiles each program for its strategy and shapes and keeps it; states and memories are donated.
 
     ``layout`` is how the caches of their states are laid out, ``partitioner`` how these and the parameters are split.
-    Programs that are ``kept`` are read instead, and those that are not are kept. ``compile_seconds`` adds up the time
-    spent tracing, compiling and reading, ``compilations`` how many programs were compiled; ``times`` has all of it.
+    Programs that are ``kept`` are read instead, and those that are not are kept. ``live`` bounds how many programs this
+    process has: one that it dropped is read or compiled again. ``compile_seconds`` adds up the time spent tracing,
+    compiling and reading, ``compilations`` how many programs were compiled; ``times`` has all of it.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Programs:
         layout: CacheLayout = DENSE,
         partitioner: Partitioner = ONE_DEVICE,
         kept: KeptPrograms | None = None,
+        live: LivePrograms = LIVE,
     ) -> None:
         self.decoder = decoder
         self.layout = layout
@@ -113,7 +116,13 @@ class Programs:
         self.kept = kept
         self.compile_seconds = 0.0
         self.times = ProgramTimes()
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._live = live
+        self._owner = live.enter(self)
+
+    @property
+    def live(self) -> dict[Any, Callable[..., Any]]:
+        """The programs that are ready to run, by name, structure and shapes."""
+        return self._live.of(self._owner)
 
     @property
     def compilations(self) -> int:
@@ -158,11 +167,13 @@ class Programs:
         """
         leaves, structure = jax.tree.flatten(arguments[1:])
         key = (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
-        if key not in self._compiled:
+        program = self._live.use(self._owner, key)
+        if program is None:
             began = time.perf_counter()
-            self._compiled[key] = self._get(function, donated, arguments)
+            program = self._get(function, donated, arguments)
+            self._live.add(self._owner, key, program)
             self.compile_seconds += time.perf_counter() - began
-        return self._compiled[key](*arguments)
+        return program(*arguments)
 
     def _get(
         self, function: Callable[..., Any], donated: tuple[int, ...], arguments: tuple[Any, ...]

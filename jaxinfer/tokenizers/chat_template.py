@@ -1,4 +1,4 @@
-"""Chat templates: a model's Jinja programs, run in a sandbox like that of transformers."""
+"""Chat templates: a model's Jinja programs, run in a sandbox like that of transformers, and within bounds."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
+from jaxinfer.tokenizers.sandbox import budget_for, make_environment
 
 
 class ChatTemplate:
@@ -30,20 +30,21 @@ class ChatTemplate:
 
         The text contains its special tokens: encode it with ``add_special_tokens=False``. The template sees
         ``variables`` by name; ``tools`` also selects the template named ``tool_use`` if there is one. Raises
-        InvalidOption if the messages do not fit the template, and InvalidTokenizer if the template is broken.
+        InvalidOption if the messages do not fit the template, and InvalidTokenizer if the template is broken or takes
+        more time or memory than any text of these messages needs.
         """
         _check_messages(messages)
         name = "tool_use" if variables.get("tools") is not None and "tool_use" in self.templates else "default"
         if name not in self.templates:
             raise InvalidTokenizer(f"the tokenizer has no default chat template, only {', '.join(self.templates)}")
         try:
-            if name not in self._compiled:
-                self._compiled[name] = _make_environment().from_string(self.templates[name])
             given = {"tools": None, "documents": None, **self.special_tokens, **variables}
             given = {key: _to_plain(value) for key, value in given.items()}
-            return self._compiled[name].render(
-                messages=_to_plain(messages), add_generation_prompt=add_generation_prompt, **given
-            )
+            given |= {"messages": _to_plain(messages), "add_generation_prompt": add_generation_prompt}
+            with budget_for(given):
+                if name not in self._compiled:
+                    self._compiled[name] = _make_environment().from_string(self.templates[name])
+                return self._compiled[name].render(given)
         except (TemplateSyntaxError, SecurityError) as error:
             raise InvalidTokenizer(f"the chat template cannot be run: {_one_line(error)}") from error
         except TemplateError as error:
@@ -73,11 +74,8 @@ class _TemplateDict:
         return dict.fromkeys(*args)
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+def _make_environment() -> jinja2.Environment:
+    environment = make_environment([_GenerationTag, loopcontrols], _to_json)
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_TemplateDict())
     return environment
 

@@ -1,6 +1,7 @@
 """Reads the settings beside a vocabulary in a Hugging Face folder."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from tokenizers import AddedToken
 from jaxinfer.errors import InvalidTokenizer
 from jaxinfer.tokenizers.chat_template import ChatTemplate
 
+_MOST_TEMPLATE_BYTES = 1 << 20
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -165,9 +167,18 @@ def _read_chat_templates(config: Mapping[str, Any], folder: Path) -> dict[str, s
     if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
         raise InvalidTokenizer(f"{folder}: chat_template must be a string or a list of named templates")
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if (folder / "chat_template.jinja").is_file():
+    # Links that lead nowhere count: a template that someone meant must not be left out silently.
+    if os.path.lexists(folder / "chat_template.jinja"):
         files["default"] = folder / "chat_template.jinja"
+    return {**given, **{name: _read_template(path) for name, path in files.items()}}
+
+
+def _read_template(path: Path) -> str:
+    if not path.is_file():
+        raise InvalidTokenizer(f"{path}: a chat template must be a regular file; fetch it again")
+    if path.stat().st_size > _MOST_TEMPLATE_BYTES:
+        raise InvalidTokenizer(f"{path}: a chat template of {path.stat().st_size} bytes is no template; fetch it again")
     try:
-        return {**given, **{name: path.read_text(encoding="utf-8") for name, path in files.items()}}
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidTokenizer(f"{folder}: a chat template is not UTF-8: {error}") from error
+        raise InvalidTokenizer(f"{path}: a chat template is not UTF-8: {error}") from error

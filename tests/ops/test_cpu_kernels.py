@@ -238,7 +238,7 @@ def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
     sizes = {"model_dim": 128, "ffn_dim": 256, "head_dim": 32, "layer_pattern": (LayerKind(Rope(10000.0, 32)),)}
     lm = jaxinfer.load(write_tiny_llama(tmp_path, **sizes), dtype=dtype)
     lm.generate([[5, 6, 7]], max_new_tokens=200)
-    text = next(each.as_text() for name, each in lm.programs._compiled.items() if name[0][0] == "decode")
+    text = next(each.as_text() for name, each in lm.programs.live.items() if name[0][0] == "decode")
     calls = [
         call.replace("%", "").split(", ")
         for call in re.findall(r"custom-call\(([^)]*)\), custom_call_target=\"jaxinfer_[ma]", text)

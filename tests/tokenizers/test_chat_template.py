@@ -1,10 +1,17 @@
-"""Chat templates render as transformers renders them, and fail in one line."""
+"""Chat templates render as transformers renders them, and fail in one line, soon and without much memory."""
+
+import os
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
 from jaxinfer.tokenizers import ChatTemplate
 from jaxinfer.tokenizers.chat_template import _check_messages
+from jaxinfer.tokenizers.folder_settings import read_folder_settings
+from jaxinfer.tokenizers.sandbox import budget
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -94,3 +101,136 @@ def test_bad_messages_are_refused_by_index(messages, message):
 def test_templates_without_a_default_say_which_there_are():
     with pytest.raises(InvalidTokenizer, match="no default chat template, only rag"):
         ChatTemplate({"rag": "x"}).render(MESSAGES)
+
+
+A_MILLION = "{% set x = 'a' * 1000000 %}"
+# Programs without end, of endless text and of values that grow without end, by every way that Jinja has.
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "text in a loop": "{% for a in range(99999) %}" + "x" * 5000 + "{% endfor %}",
+    "a loop that calls itself": "{% for a in [[1] * 99] * 9 recursive %}{{ loop([[1] * 99] * 99) }}{% endfor %}",
+    "a macro that calls itself": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
+    "{{ m(99) }}",
+    "a product": "{{ 'a' * 4000000000 }}",
+    "a product of a product": A_MILLION + "{% set y = x * 10000 %}",
+    "a list's product": "{% set x = [1] * 1000000000 %}",
+    "lists of a list": "{% set x = [[[1] * 1000] * 1000] * 1000 %}{{ x }}",
+    "bytes": "{{ 'a'.encode() * 4000000000 }}",
+    "a sum": "{% set x = 'abcdefgh' %}" + "{% set x = x + x %}" * 40,
+    "concatenation": "{% set x = 'abcdefgh' %}" + "{% set x = x ~ x %}" * 40,
+    "a block": "{% set x = 'abcdefgh' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 40,
+    "lists that share": "{% set x = [1] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}",
+    "tuples that share": "{% set x = (1,) %}" + "{% set x = (x, x) %}" * 60 + "{{ {x: 1} }}",
+    "dicts that share": "{% set x = {} %}" + "{% set x = dict(a=x, b=x) %}" * 60 + "{{ x | tojson }}",
+    "arguments that share": "{% macro m() %}{{ m(varargs, varargs) }}{% endmacro %}{{ m(1) }}",
+    "defaults that share": "{% set x = [1] %}"
+    + "{% set x = range(50) | map(attribute='q', default=x) | list %}" * 20
+    + "{{ x }}",
+    "powers": "{{ 9 ** (9 ** 9) }}",
+    "large numbers": "{% set s = namespace(x=2 ** 999) %}{% for i in range(99) %}{% set s.x = s.x * s.x %}{% endfor %}",
+    "decimals": "{{ 1.5 | round(1000000000, 'ceil') }}",
+    "a number's bytes": "{{ (5).to_bytes(4000000000, 'big') | length }}",
+    "a wide field": "{{ '%999999999d' % 5 }}",
+    "a field of any width": "{{ '%*d' % (999999999, 5) }}",
+    "the filter format": "{{ '%999999999d' | format(5) }}",
+    "the method format": "{{ '{:{}}'.format(5, 999999999) }}",
+    "format_map": "{{ '{a:999999999}'.format_map({'a': 5}) }}",
+    "a field many times": A_MILLION + "{{ ('%(a)s' * 9999) % {'a': x} }}",
+    "center": "{{ 'x' | center(4000000000) }}",
+    "the method center": "{{ 'x'.center(4000000000) }}",
+    "ljust": "{{ 'x'.ljust(4000000000) | length }}",
+    "tabs": "{{ ('\t' * 9999).expandtabs(tabsize=1000000) | length }}",
+    "indent": "{{ ('a\n' * 9999) | indent(1000000) | length }}",
+    "indent by a text": A_MILLION + "{{ ('a\n' * 9999) | indent(width=x) | length }}",
+    "a filter on a block": "{% filter center(4000000000) %}x{% endfilter %}",
+    "slice": "{{ [1] | slice(4000000000) | list | length }}",
+    "batch": "{{ [1] | batch(4000000000, 'x') | list | length }}",
+    "tojson": "{{ [[1]] | tojson(indent=1000000000) }}",
+    "separators of JSON": A_MILLION + "{{ ([1] * 9999) | tojson(separators=(x, x)) | length }}",
+    "replace": A_MILLION + "{{ x | replace('a', x) | length }}",
+    "the method replace": A_MILLION + "{{ x.replace('', x) | length }}",
+    "join": A_MILLION + "{{ range(9999) | map('string') | join(x) | length }}",
+    "the method join": A_MILLION + "{{ x.join(range(9999) | map('string')) | length }}",
+    "translate": A_MILLION + "{{ x.translate({97: x}) | length }}",
+    "split": "{{ ('a ' * 4000000).split() | length }}",
+    "lines": "{{ ('a\n' * 4000000).splitlines() | length }}",
+    "list": "{{ ('é' * 8000000) | list | length }}",
+    "sum": "{{ range(9999) | map('string') | map('list') | sum(start=[]) | length }}",
+    "groupby": A_MILLION + "{{ range(99999) | groupby('q', default=x) | list }}",
+    "fromkeys": A_MILLION + "{{ dict.fromkeys(range(99999), x) }}",
+    "encodings": A_MILLION + "{{ x.encode('punycode') | length }}",
+    "tags": A_MILLION + "{{ x | striptags }}",
+    "lipsum": "{{ lipsum(n=1000000) }}",
+    "a long template": "{{ x }}" * 30_000,
+}
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    """A budget for less time: where all types are checked, as here, a million steps take minutes."""
+    monkeypatch.setattr(budget, "_STEPS", 500)
+    monkeypatch.setattr(budget, "_STEPS_PER_NODE", 0)
+
+
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates_end_soon_and_take_little_memory(name):
+    began, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((InvalidTokenizer, InvalidOption)) as raised:
+        ChatTemplate(HOSTILE[name]).render(MESSAGES)
+    assert time.thread_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 2**10
+    assert "MemoryError" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_template_has_the_steps_and_the_seconds_of_its_budget(monkeypatch):
+    """Each turn of a loop is a step; three messages, their keys and what else the template is given are 30 nodes."""
+    loops = "{% for a in range(4) %}{% for b in range(N) %}{% endfor %}{% endfor %}"
+    assert ChatTemplate(loops.replace("N", "120")).render(MESSAGES) == ""
+    with pytest.raises(InvalidTokenizer, match="cannot be run: it takes too long"):
+        ChatTemplate(loops.replace("N", "130")).render(MESSAGES)
+    monkeypatch.setattr(budget, "_SECONDS", 0.05)
+    turns = "{% for a in range(400) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}"
+    began = time.thread_time()
+    with pytest.raises(InvalidTokenizer, match="cannot be run: it takes too long"):
+        ChatTemplate(turns).render(MESSAGES)
+    assert time.thread_time() - began < 1
+
+
+def test_the_budget_grows_with_the_conversation():
+    """The template writes every message three times, and makes a longer list for each."""
+    template = (
+        "{% set seen = namespace(roles=[], text='') %}{% for m in messages %}"
+        "{% set seen.roles = seen.roles + [m.role] %}"
+        "{% set seen.text = m.content ~ m['content'] | trim + m.content %}{{ seen.text }}{{ seen.roles | length }}"
+        "{% endfor %}"
+    )
+    messages = [{"role": ("user", "assistant")[at % 2], "content": "ab" * 5000} for at in range(200)]
+    text = ChatTemplate(template).render(messages)
+    assert text == "".join("ab" * 15000 + str(at + 1) for at in range(200))
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_templates_of_several_threads_have_budgets_of_their_own():
+    template = ChatTemplate("{% for a in range(400) %}{% endfor %}x")
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: template.render(MESSAGES), range(4))) == ["x"] * 4
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link to nothing", "a large file"])
+def test_a_template_is_a_small_regular_file(tmp_path, name, kind):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    match kind:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a folder":
+            path.mkdir()
+        case "a link to nothing":
+            path.symlink_to(tmp_path / "absent")
+        case "a large file":
+            path.write_bytes(b" " * (2**20 + 1))
+    with pytest.raises(InvalidTokenizer, match=r"a chat template (must be a regular file|of 1048577 bytes)"):
+        read_folder_settings(tmp_path, {})

@@ -96,7 +96,7 @@ def check_communication(lm: LanguageModel, split: Split, strategy: str = "") -> 
     # Of two layers each part that such a strategy runs is on one stage.
     is_cut = strategy in ("layerskip", "streams") and lm.config.num_layers == 2
     goes_around = mesh.sequence > 1 and split.model != "gemma2" and not lm.programs.decoder.backend.keeps_bits
-    for key, compiled in lm.programs._compiled.items():
+    for key, compiled in lm.programs.live.items():
         hlo, step = compiled.as_text(), key[0][0]
         kinds = {line.name: collective_kind(line.opcode) for line in sent(hlo)}
         is_ring = goes_around and step == "prefill"

@@ -23,8 +23,8 @@ def test_stages_send_hidden_states_and_keep_weights_and_cache(single):
     one, microbatches = single("llama"), 4
     lm = one.on("pipeline=2", microbatches)
     lm.generate([[5, 6, 7]] * 4, max_new_tokens=3)
-    name = next(key for key in lm.programs._compiled if key[0][0] == "decode")
-    walked = [found for found in walk(lm.programs._compiled[name].as_text()) if found.collective]
+    name = next(key for key in lm.programs.live if key[0][0] == "decode")
+    walked = [found for found in walk(lm.programs.live[name].as_text()) if found.collective]
     hidden_bytes = lm.config.model_dim * 4
     assert described(walked) == [
         ("all-reduce", 4 * hidden_bytes, 1),
