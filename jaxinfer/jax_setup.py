@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,15 +79,29 @@ def use_compilation_cache(folder: Path) -> None:
     warnings.showwarning = show
 
 
+class _Users:
+    """Counts who does without JAX's cache, and remembers how it was before the first of them."""
+
+    lock = threading.Lock()
+    count = 0
+    was_enabled = True
+
+
 @contextlib.contextmanager
 def without_persistent_cache() -> Iterator[None]:
-    """Compile afresh, and write to JAX's cache nothing of it."""
-    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_compilation_cache", False)
-    # JAX looks at the setting once and remembers the answer.
-    compilation_cache.reset_cache()
+    """Compile afresh, and write to JAX's cache nothing of it; several threads may at once."""
+    _change_users(1)
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        _change_users(-1)
+
+
+def _change_users(change: int) -> None:
+    with _Users.lock:
+        if not _Users.count:
+            _Users.was_enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+        _Users.count += change
+        jax.config.update("jax_enable_compilation_cache", _Users.was_enabled and not _Users.count)
+        # JAX looks at the setting once and remembers the answer.
         compilation_cache.reset_cache()

@@ -222,7 +222,9 @@ class LanguageModel:
         """Continue prompts, raw text or token ids; one result a prompt and sample, in the prompts' order.
 
         ``sampling`` is one for all or one a prompt; a prompt with ``n`` samples gives ``n`` results in a row. At most
-        ``batch_size`` rows run at a time, of which a beam search takes its width.
+        ``batch_size`` rows run at a time, of which a beam search takes its width. On a CPU a row that ends is given to
+        the next prompt at once (continuous batching); elsewhere, and for strategies that need a batch of their own, the
+        next batch begins when all rows have ended.
         """
         batches = self.generate_batches(
             prompts, max_new_tokens=max_new_tokens, sampling=sampling, strategy=strategy, batch_size=batch_size
@@ -238,13 +240,30 @@ class LanguageModel:
         strategy: str | Strategy = "autoregressive",
         batch_size: int = 16,
     ) -> Iterator[list[GenerationResult]]:
-        """Yield the results of `generate` as each batch ends; all prompts are checked before the first one runs."""
+        """Yield the results of `generate` in order, some at a time; all prompts are checked before the first one runs.
+
+        As each batch ends; or, where rows are refilled, as soon as the next result is there.
+        """
         if isinstance(prompts, str):
             prompts = [prompts]
         resolved = self.resolve(strategy)
         requests = self._requests(list(prompts), max_new_tokens, sampling, resolved)
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
+        if len(requests) > batch_size > 1 and self._can_refill(resolved):
+            from jaxinfer.engine.serve_all import serve_all
+
+            yield from serve_all(
+                self._paged_programs,
+                self.params,
+                resolved,
+                requests,
+                num_rows=batch_size,
+                max_len=self.max_len,
+                eos_token_ids=self.eos_token_ids,
+                tokenizer=self._tokenizer_for(requests),
+            )
+            return
         for group, num_prompts in cut_batches(requests, resolved.rows_per_prompt, batch_size):
             yield _exhaust(self._run(group, resolved, num_prompts, is_watched=False))
 
@@ -376,6 +395,18 @@ class LanguageModel:
         except InvalidTokenizer:
             return True
         return own is None or all(own.encode(text) == other.encode(text) for text in _PROBES)
+
+    def _can_refill(self, strategy: Strategy) -> bool:
+        """Tell whether a row that ends can be given to the next prompt, with the same bits."""
+        programs = self.programs
+        is_plain = programs.layout == DENSE and programs.partitioner.mesh is None
+        can_share = strategy.exactness != "beam" and not strategy.needs_dense_cache
+        return is_plain and can_share and programs.decoder.backend.keeps_bits
+
+    @cached_property
+    def _paged_programs(self) -> Programs:
+        """The programs of `generate` where rows are refilled."""
+        return Programs(self.programs.decoder, PagedLayout(), self.programs.partitioner, self.programs.kept)
 
     def _requests(
         self,

@@ -1,10 +1,11 @@
 """The compiled programs of generation: prefill, and a decode loop that stays on the device."""
 
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -118,6 +119,10 @@ class Programs:
         self.times = ProgramTimes()
         self._live = live
         self._owner = live.enter(self)
+        self._lock = threading.Lock()
+        self._making: dict[Any, Future[Callable[..., Any]]] = {}
+        self._preparing: Future[None] | None = None
+        self._failed: set[Any] = set()
 
     @property
     def live(self) -> dict[Any, Callable[..., Any]]:
@@ -165,15 +170,62 @@ class Programs:
 
         ``name`` tells apart all that ``function`` closes over; ``donated`` numbers the arguments that it consumes.
         """
-        leaves, structure = jax.tree.flatten(arguments[1:])
-        key = (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        key = _key(name, arguments)
         program = self._live.use(self._owner, key)
         if program is None:
             began = time.perf_counter()
-            program = self._get(function, donated, arguments)
-            self._live.add(self._owner, key, program)
+            program = self._make(key, function, donated, arguments)
             self.compile_seconds += time.perf_counter() - began
         return program(*arguments)
+
+    def is_ready(self, name: Any, *arguments: Any) -> bool:
+        """Tell whether `run` would run at once; arrays may be described by ``jax.ShapeDtypeStruct``, here and below."""
+        return self._live.use(self._owner, _key(name, arguments)) is not None
+
+    def prepare(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> None:
+        """Read or compile what `run` would run; any thread may call it."""
+        key = _key(name, arguments)
+        if self._live.use(self._owner, key) is None:
+            self._make(key, function, donated, arguments)
+
+    def prepare_soon(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> None:
+        """Do as `prepare` does in another thread; nothing while that thread is at work, so ask again when needed."""
+        is_at_work = self._preparing is not None and not self._preparing.done()
+        if not is_at_work and _key(name, arguments) not in self._failed:
+            self._preparing = _background().submit(self._try_to_prepare, name, function, donated, *arguments)
+
+    def _try_to_prepare(self, name: Any, *rest: Any) -> None:
+        try:
+            self.prepare(name, *rest)
+        except Exception:
+            # Whoever cannot do without the program meets the error again in `run`.
+            self._failed.add(_key(name, rest[2:]))
+
+    def _make(
+        self, key: Any, function: Callable[..., Any], donated: tuple[int, ...], arguments: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """Return a program that is not there yet; of several threads that ask for it, one makes it."""
+        with self._lock:
+            program = self._live.use(self._owner, key)
+            if program is not None:
+                return program
+            future = self._making.get(key)
+            is_first = future is None
+            if future is None:
+                future = self._making[key] = Future()
+        if not is_first:
+            return future.result()
+        try:
+            program = self._get(function, donated, arguments)
+            self._live.add(self._owner, key, program)
+            future.set_result(program)
+            return program
+        except BaseException as error:
+            future.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._making[key]
 
     def _get(
         self, function: Callable[..., Any], donated: tuple[int, ...], arguments: tuple[Any, ...]
@@ -210,3 +262,14 @@ class Programs:
         times.compile_seconds += time.perf_counter() - traced
         times.compilations += 1
         return compiled
+
+
+def _key(name: Any, arguments: tuple[Any, ...]) -> Any:
+    leaves, structure = jax.tree.flatten(arguments[1:])
+    return (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+@cache
+def _background() -> ThreadPoolExecutor:
+    """Return the thread that compiles while others run; the interpreter waits for it before it exits."""
+    return ThreadPoolExecutor(1, thread_name_prefix="jaxinfer-compile")

@@ -72,6 +72,10 @@ class EngineCore:
             if sequence.is_prefix and sequence.origin.name == name:
                 self.fail(sequence, RequestCancelled("the prefix was released"))
 
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Read or compile all programs; see `Device.warm_up`."""
+        self._device.warm_up(progress)
+
     def drop_device(self) -> None:
         """Let go of the device's memory; nothing runs afterwards."""
         self._device.drop()
@@ -205,7 +209,7 @@ class EngineCore:
                 self.scheduler.end(sequence)
                 self.counters.ended(None)
                 stats = output.stats(sequence.cached_tokens, sequence.preemptions)
-                output.request.finish(output.result(0.0), stats)
+                output.request.finish(output.result(), stats)
             elif report.finished_B[index]:
                 regime = rotary_regime(self._config, len(sequence.tokens))
                 sequence.salt = salt_of(regime, cache_salt_of(sequence.salt))
@@ -273,8 +277,12 @@ def make_core(
     max_len: int,
     eos_token_ids: Sequence[int],
     clock: Callable[[], float],
+    rounds_up: bool = False,
 ) -> EngineCore:
-    """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved."""
+    """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved.
+
+    If it ``rounds_up``, larger programs run until those that fit are compiled (`Device`).
+    """
     decoder = programs.decoder
     headroom = step_headroom(strategy, decoder.backend)
     num_slots = max_len + headroom
@@ -288,7 +296,9 @@ def make_core(
         num_pages=num_pages,
         page_size=config.page_size,
         most_steps=config.steps_per_look,
+        chunk=config.prefill_chunk,
         eos_token_ids=eos_token_ids,
+        rounds_up=rounds_up,
     )
     pool = PagePool(num_pages)
     scheduler = Scheduler(

@@ -1,8 +1,9 @@
 """The device's side of an engine: pools of pages, rows, and the compiled programs that work on them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -58,6 +59,20 @@ class Entry:
     sample: int
 
 
+# Stands for all of them where only shapes are asked for.
+_ANY_ENTRY = Entry([0], 1, 1, 2, True, SamplingParams(), 0)
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    """A program for certain shapes: what `Programs.run` takes, with arrays described."""
+
+    name: Any
+    function: Callable[..., Any]
+    donated: tuple[int, ...]
+    arguments: tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class Saved:
     """A sequence that had to make room: the content of its pages and its row, in the host's memory."""
@@ -69,7 +84,9 @@ class Saved:
 class Device:
     """Runs one thing after the other; only one thread may call it.
 
-    ``num_slots`` is the longest text with what a step writes past it. All rows begin empty.
+    ``num_slots`` is the longest text with what a step writes past it. Prompts come in chunks of at most ``chunk``
+    tokens. All rows begin empty. If it ``rounds_up``, only the largest program of each kind is waited for; smaller ones
+    are compiled in the background, and larger ones run meanwhile.
     """
 
     def __init__(
@@ -83,8 +100,11 @@ class Device:
         num_pages: int,
         page_size: int,
         most_steps: int,
+        chunk: int,
         eos_token_ids: Sequence[int],
+        rounds_up: bool = False,
     ) -> None:
+        self._chunk, self._rounds_up = chunk, rounds_up
         self._programs, self._params, self._strategy = programs, params, strategy
         self._num_rows, self._page_size, self._num_pages = num_rows, page_size, num_pages
         self._num_slots = slots_for(num_slots)
@@ -92,6 +112,7 @@ class Device:
         self._eos_token_ids = tuple(eos_token_ids)
         self._most_new = most_steps * (strategy.max_depth + 1)
         self._widths = self._sampling_widths([SamplingParams()])
+        self._entry_shapes = _described(self._state_of(_ANY_ENTRY))
         self._axes = row_axes(self._described)
         self.reset()
 
@@ -110,57 +131,70 @@ class Device:
         """Let go of pools and rows; `reset` makes them anew."""
         del self._pools, self._rows
 
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Read or compile every program, the largest ones first; ``progress`` gets how many are done, and of how many.
+
+        Those that move sequences which make room are not among them.
+        """
+        columns = self._columns_from(1)
+        everything = [
+            *(self._shaped_window(size, wide) for wide in reversed(columns) for size in reversed(self._sizes(1))),
+            *(self._shaped_chunk(size, wide) for wide in reversed(columns) for size in reversed(self._chunks(1))),
+            *(self._shaped_enter(tokens, wide) for wide in reversed(columns) for tokens in self._texts_within(wide)),
+        ]
+        for done, one in enumerate(everything):
+            progress(done, len(everything))
+            self._programs.prepare(one.name, one.function, one.donated, *one.arguments)
+        progress(len(everything), len(everything))
+
     def compute(self, tokens: Sequence[int], start: int, pages: Sequence[int], context_length: int) -> Any:
         """Write tokens from slot ``start`` on to a sequence's pages; return the last one's hidden state."""
-        size = max(_LEAST_CHUNK, 1 << (len(tokens) - 1).bit_length())
+        shapes = list(product(self._chunks(len(tokens)), self._columns_from(len(pages))))
+        size, columns = self._pick(self._shaped_chunk, shapes)
         tokens_1T = np.zeros((1, size), np.int32)
         tokens_1T[0, : len(tokens)] = tokens
         numbers = np.int32(start), np.int32(len(tokens)), np.int32(context_length)
-        function = partial(compute_chunk, self._programs.decoder)
-        arguments = self._params, self._pools, self._table([pages]), tokens_1T, *numbers
-        self._pools, hidden_1D = self._programs.run(("chunk", size), function, (1,), *arguments)
+        program = self._shaped_chunk(size, columns)
+        arguments = self._params, self._pools, _table([pages], columns), tokens_1T, *numbers
+        self._pools, hidden_1D = self._run(program, *arguments)
         return hidden_1D
 
     def enter(self, slot: int, pages: Sequence[int], hidden_1D: Any, entry: Entry) -> Report:
         """Put a sequence into a row; the report has the token that it drew, if it does."""
         self._make_room_for(entry.sampling)
-        num_tokens = min(_level(len(entry.tokens)), self._num_slots)
-        function = partial(enter, self._programs.decoder, self._strategy, self._axes, num_tokens)
-        state = self._state_of(entry)
+        shapes = list(product(self._texts(len(entry.tokens)), self._columns_from(len(pages))))
+        num_tokens, columns = self._pick(self._shaped_enter, shapes)
         arguments = (
             self._params,
             self._strategy.parameters,
             self._pools,
             self._rows,
             np.int32(slot),
-            self._table([pages]),
-            state,
+            _table([pages], columns),
+            self._state_of(entry),
             hidden_1D,
             np.bool_(entry.draws),
         )
-        name = "enter", self._strategy, num_tokens
-        self._pools, self._rows, report = self._programs.run(name, function, (2, 3), *arguments)
+        self._pools, self._rows, report = self._run(self._shaped_enter(num_tokens, columns), *arguments)
         return jax.device_get(report)
 
     def run(self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, ends_early: bool) -> Report:
         """Decode rows for at most so many steps; the report has them in this order, and rows that pad it after them."""
-        size = min(1 << (len(slots) - 1).bit_length(), self._num_rows)
+        shapes = list(product(self._sizes(len(slots)), self._columns_from(max(map(len, pages)))))
+        size, columns = self._pick(self._shaped_window, shapes)
         idle = [slot for slot in range(self._num_rows) if slot not in set(slots)][: size - len(slots)]
-        runs_B = np.arange(size) < len(slots)
-        function = partial(run_window, self._programs.decoder, self._strategy, self._axes, self._most_new)
         arguments = (
             self._params,
             self._strategy.parameters,
             self._pools,
             self._rows,
             np.array([*slots, *idle], np.int32),
-            self._table([*pages, *([] for _ in idle)]),
-            runs_B,
+            _table([*pages, *([] for _ in idle)], columns),
+            np.arange(size) < len(slots),
             np.int32(max_steps),
             np.bool_(ends_early),
         )
-        name = "window", self._strategy, self._most_new
-        self._pools, self._rows, report = self._programs.run(name, function, (2, 3), *arguments)
+        self._pools, self._rows, report = self._run(self._shaped_window(size, columns), *arguments)
         return jax.device_get(report)
 
     def save(self, slot: int, pages: Sequence[int]) -> Saved:
@@ -185,13 +219,71 @@ class Device:
         function = partial(write_row, self._axes)
         self._rows = self._programs.run("write_row", function, (0,), self._rows, np.int32(slot), row)
 
-    def _table(self, pages: Sequence[Sequence[int]]) -> np.ndarray:
-        longest = max(len(held) for held in pages)
-        columns = min(-(-_level(longest * self._page_size) // self._page_size), self._columns)
-        table_BX = np.zeros((len(pages), columns), np.int32)
-        for row, held in enumerate(pages):
-            table_BX[row, : len(held)] = held
-        return table_BX
+    def _pick(self, shaped: Callable[[int, int], _Shaped], shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Return the first shape that is ready, and have the first one of all prepared; the shapes grow."""
+        if not self._rounds_up or len(shapes) == 1:
+            return shapes[0]
+        for shape in shapes:
+            program = shaped(*shape)
+            if self._programs.is_ready(program.name, *program.arguments):
+                break
+        else:
+            # The largest one serves whatever comes next.
+            shape = shapes[-1]
+        if shape != shapes[0]:
+            best = shaped(*shapes[0])
+            self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
+        return shape
+
+    def _run(self, program: _Shaped, *arguments: Any) -> Any:
+        return self._programs.run(program.name, program.function, program.donated, *arguments)
+
+    def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
+        function = partial(compute_chunk, self._programs.decoder)
+        numbers = [_integers()] * 3
+        arguments = self._params, _described(self._pools), _integers(1, columns), _integers(1, size), *numbers
+        return _Shaped(("chunk", size), function, (1,), arguments)
+
+    def _shaped_enter(self, num_tokens: int, columns: int) -> _Shaped:
+        strategy, decoder = self._strategy, self._programs.decoder
+        name = "enter", strategy, num_tokens
+        function = partial(enter, decoder, strategy, self._axes, num_tokens)
+        hidden_1D = jax.ShapeDtypeStruct((1, decoder.config.model_dim), decoder.backend.compute_dtype)
+        draws = jax.ShapeDtypeStruct((), np.bool_)
+        entry = self._entry_shapes, hidden_1D, draws
+        arguments = *self._shaped_rows(), _integers(), _integers(1, columns), *entry
+        return _Shaped(name, function, (2, 3), arguments)
+
+    def _shaped_window(self, size: int, columns: int) -> _Shaped:
+        name = "window", self._strategy, self._most_new
+        function = partial(run_window, self._programs.decoder, self._strategy, self._axes, self._most_new)
+        runs_B, is_true = (jax.ShapeDtypeStruct(shape, np.bool_) for shape in ((size,), ()))
+        arguments = *self._shaped_rows(), _integers(size), _integers(size, columns), runs_B, _integers(), is_true
+        return _Shaped(name, function, (2, 3), arguments)
+
+    def _shaped_rows(self) -> tuple[Any, ...]:
+        return self._params, self._strategy.parameters, _described(self._pools), _described(self._rows)
+
+    def _chunks(self, count: int) -> list[int]:
+        """Return the sizes of chunks that hold so many tokens."""
+        return _powers(max(_LEAST_CHUNK, count), max(_LEAST_CHUNK, self._chunk))
+
+    def _sizes(self, count: int) -> list[int]:
+        """Return the numbers of rows that a window of so many may have."""
+        return _powers(count, self._num_rows)
+
+    def _texts(self, count: int) -> list[int]:
+        """Return the numbers of tokens that a text of so many may be padded to."""
+        return _levels(count, self._num_slots)
+
+    def _texts_within(self, columns: int) -> list[int]:
+        """Return those that a text on so many pages may be padded to."""
+        return [tokens for tokens in self._texts(1) if tokens <= columns * self._page_size] or self._texts(1)[:1]
+
+    def _columns_from(self, count: int) -> list[int]:
+        """Return the widths of tables that hold so many pages."""
+        levels = _levels(count * self._page_size, self._columns * self._page_size)
+        return [-(-level // self._page_size) for level in levels]
 
     def _padded(self, pages: Sequence[int], fill: int) -> np.ndarray:
         """Return page numbers, as many as a power of two."""
@@ -215,7 +307,7 @@ class Device:
     def _described(self, batch: int) -> Rows:
         """Describe what the device holds of so many rows."""
         decoder, strategy = self._programs.decoder, self._strategy
-        one = self._state_of(Entry([0], 1, 1, 2, True, SamplingParams(), 0))
+        one = self._state_of(_ANY_ENTRY)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), one)
 
         def remembered(params: Params, drafter_params: Any, state: DecodeState) -> Any:
@@ -238,6 +330,7 @@ class Device:
         widths = biases, stops
         if widths != self._widths:
             self._widths = widths
+            self._entry_shapes = _described(self._state_of(_ANY_ENTRY))
             state = self._rows.state
             self._rows = self._rows._replace(state=state._replace(sampling=_widened(state.sampling, widths)))
 
@@ -258,9 +351,37 @@ def _widened(arrays: SamplingArrays, widths: tuple[int, int]) -> SamplingArrays:
     )
 
 
-def _level(slots: int) -> int:
-    """Return how many slots stand for so many."""
+def _levels(count: int, most: int) -> list[int]:
+    """Return what so many slots may be padded to: `_LEAST_SLOTS` times a power of 4, or the most there is."""
     level = _LEAST_SLOTS
-    while level < slots:
+    while level < count:
         level *= 4
-    return level
+    levels = []
+    while level < most:
+        levels.append(level)
+        level *= 4
+    return [*levels, most]
+
+
+def _powers(count: int, most: int) -> list[int]:
+    """Return the powers of two from a count on, up to the most there is."""
+    power, powers = 1 << (count - 1).bit_length(), []
+    while power < most:
+        powers.append(power)
+        power *= 2
+    return [*powers, most]
+
+
+def _table(pages: Sequence[Sequence[int]], columns: int) -> np.ndarray:
+    table_BX = np.zeros((len(pages), columns), np.int32)
+    for row, held in enumerate(pages):
+        table_BX[row, : len(held)] = held
+    return table_BX
+
+
+def _described(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def _integers(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32)

@@ -64,7 +64,14 @@ class Engine:
         self._eos_token_ids, self._on_close = tuple(eos_token_ids), on_close
         self._programs = Programs(programs.decoder, PagedLayout(config.page_size), programs.partitioner, programs.kept)
         self._core = make_core(
-            self._programs, params, strategy, config, max_len=max_len, eos_token_ids=eos_token_ids, clock=time.monotonic
+            self._programs,
+            params,
+            strategy,
+            config,
+            max_len=max_len,
+            eos_token_ids=eos_token_ids,
+            clock=time.monotonic,
+            rounds_up=True,
         )
         self._max_depth = strategy.max_depth
         self._numbers, self._names = itertools.count(), itertools.count()
@@ -169,6 +176,17 @@ class Engine:
             self._release(name)
             raise
         return EnginePrefix(kept, lambda: self._release(name))
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile, or read, every program before the first request comes, the largest ones first.
+
+        Without it a request waits for the largest programs only, and smaller ones come in the background. ``progress``
+        gets how many programs are done, and of how many. Requests are served meanwhile.
+        """
+        self._check_may_wait("warm_up")
+        with self._changed:
+            self._check_open()
+        self._core.warm_up(progress)
 
     def metrics(self) -> EngineMetrics:
         """Return what the engine is like now."""

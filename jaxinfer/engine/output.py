@@ -17,6 +17,7 @@ class SequenceOutput:
     """What a sequence has given so far; times are in seconds of the engine's clock.
 
     ``callback`` gets each piece in the engine's thread. ``is_streamed`` if the request's pieces are this sequence's.
+    ``compile_seconds`` tells what was spent compiling, where the clock leaves that out.
     """
 
     request: EngineRequest
@@ -25,6 +26,7 @@ class SequenceOutput:
     submitted: float
     callback: Callable[[StreamPiece], None] | None = None
     is_streamed: bool = True
+    compile_seconds: Callable[[], float] = lambda: 0.0
     logprobs: list[float] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)
@@ -62,7 +64,7 @@ class SequenceOutput:
             preemptions=preemptions,
         )
 
-    def result(self, compile_seconds: float) -> GenerationResult:
+    def result(self) -> GenerationResult:
         """Return the result of an output that has ended."""
         counters = self._counters
         by_depth = () if self._by_depth is None else tuple(self._by_depth.tolist())[: self.max_depth]
@@ -75,5 +77,5 @@ class SequenceOutput:
             accepted_by_depth=by_depth,
         )
         decode_seconds = self.token_times[-1] - self.token_times[0] if self.token_times else 0.0
-        times = RowTimes(self.prefill_seconds, decode_seconds, compile_seconds)
+        times = RowTimes(self.prefill_seconds, decode_seconds, self.compile_seconds())
         return finish_row(self.row, counts, self.logprobs, self.from_draft, times)

@@ -130,8 +130,14 @@ def _measure(
 ) -> Load:
     began = time.perf_counter()
     if kind == "static":
-        options = {"max_new_tokens": work.max_new_tokens, "sampling": work.sampling, "strategy": work.strategy}
-        results = lm.generate([list(prompt) for prompt in prompts], batch_size=int(size), **options)
+        options = {
+            "max_new_tokens": work.max_new_tokens,
+            "sampling": work.sampling,
+            "strategy": work.strategy,
+            "batch_size": int(size),
+        }
+        groups = [prompts[first : first + int(size)] for first in range(0, len(prompts), int(size))]
+        results = [one for group in groups for one in lm.generate([list(prompt) for prompt in group], **options)]
         seconds = time.perf_counter() - began
         tokens = sum(len(result.tokens) for result in results)
         return Load(kind, size, len(results), tokens, seconds, tokens / seconds)

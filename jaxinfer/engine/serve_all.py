@@ -1,0 +1,101 @@
+"""Runs a list of requests on the engine's scheduler, in the caller's thread: a row that ends is refilled."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from jaxinfer.cache.layouts import PagedLayout
+from jaxinfer.decoding.batch import cache_bucket
+from jaxinfer.decoding.fixed_rows import step_headroom
+from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.core import make_core
+from jaxinfer.engine.output import SequenceOutput
+from jaxinfer.engine.request import EngineRequest
+from jaxinfer.engine.sequence import EngineSequence
+from jaxinfer.notation import Params
+from jaxinfer.results import GenerationResult
+from jaxinfer.text_generation import TextRequest, start_row
+from jaxinfer.tokenizers import Tokenizer
+
+# Small, since a row that ends waits for its window to end; `jaxinfer bench throughput` measures what that costs.
+_STEPS = 8
+
+
+def serve_all(
+    programs: Programs,
+    params: Params,
+    strategy: Strategy,
+    requests: Sequence[TextRequest],
+    *,
+    num_rows: int,
+    max_len: int,
+    eos_token_ids: Sequence[int],
+    tokenizer: Tokenizer | None,
+) -> Iterator[list[GenerationResult]]:
+    """Yield the requests' results in their order, each list as soon as its first one is there; no list is empty.
+
+    ``programs`` have a paged cache, ``num_rows`` requests decode together, and no text is longer than ``max_len``.
+    """
+    longest = max(request.request.max_length for request in requests)
+    # Of a few lengths, so that calls share their programs.
+    bucket = min(cache_bucket(longest, 0, max_len), max_len)
+    assert isinstance(programs.layout, PagedLayout)
+    page_size = programs.layout.page
+    headroom = step_headroom(strategy, programs.decoder.backend)
+    config = EngineConfig(
+        max_rows=num_rows,
+        page_size=page_size,
+        # Nobody makes room: every row has the pages of the longest text.
+        pages=max(2, num_rows * -(-(bucket + headroom) // page_size)),
+        # Whoever waits comes as soon as a row is free.
+        max_waiting_tokens=1,
+        max_batch_prefill_tokens=num_rows * bucket,
+        max_waiting=len(requests),
+        steps_per_look=_STEPS,
+    )
+    compiled_before = programs.compile_seconds
+
+    def compile_seconds() -> float:
+        return programs.compile_seconds - compiled_before
+
+    core = make_core(
+        programs,
+        params,
+        strategy,
+        config,
+        max_len=bucket,
+        eos_token_ids=eos_token_ids,
+        # Compiling is no part of a request's times.
+        clock=lambda: time.perf_counter() - programs.compile_seconds,
+        rounds_up=True,
+    )
+    handles: list[EngineRequest] = []
+    for number, request in enumerate(requests):
+        if request.request.sample == 0:
+            num_samples = _num_samples(requests, number)
+            handles.append(EngineRequest(num_samples, len(request.request.prompt), lambda handle: None))
+        row = start_row(request, eos_token_ids, tokenizer)
+        output = SequenceOutput(handles[-1], row, strategy.max_depth, 0.0, compile_seconds=compile_seconds)
+        prompt, max_length = list(request.request.prompt), request.request.max_length
+        core.add(EngineSequence(number=number, tokens=prompt, max_length=max_length, arrival=0.0, origin=output))
+    try:
+        told = 0
+        while told < len(handles):
+            while not handles[told].done:
+                core.step()
+            ready = told
+            while ready < len(handles) and handles[ready].done:
+                ready += 1
+            yield [result for handle in handles[told:ready] for result in handle.results(0.0)]
+            told = ready
+    finally:
+        core.drop_device()
+
+
+def _num_samples(requests: Sequence[TextRequest], first: int) -> int:
+    """Return how many samples the prompt has whose first one this is."""
+    count = 1
+    while first + count < len(requests) and requests[first + count].request.sample == count:
+        count += 1
+    return count
