@@ -39,11 +39,9 @@ class Served:
         return Limits(self.options.model, self.lm.config.vocab_size, self.engine.longest_text)
 
     def check_open(self) -> None:
-        """Raise ApiError if no requests are taken."""
+        """Raise ApiError if no requests are taken any more."""
         if self.is_draining:
             raise not_ready("the server is shutting down")
-        if not self.engine.is_open:
-            raise not_ready("the engine is closed")
 
     def why_not_ready(self) -> str | None:
         """Return why a client should go elsewhere, None if it need not."""
