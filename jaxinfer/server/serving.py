@@ -65,6 +65,8 @@ class Serving:
 
     async def _run(self, on_listening: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._served.is_draining:
+            self._stopping.set()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self.stop, number)

@@ -18,7 +18,7 @@ from jaxinfer.server.serving import Serving, listen
 
 MODEL = "fable"
 STRATEGY = "prompt_lookup"
-ENGINE = {"max_rows": 2, "page_size": 8, "pages": 60, "prefill_chunk": 16, "steps_per_look": 4}
+ENGINE = {"max_rows": 2, "page_size": 8, "pages": 60, "prefill_chunk": 16, "steps_per_look": 4, "max_waiting": 16}
 PROMPT = "The old"
 # So many tokens that they take a while.
 LONG = {"model": MODEL, "prompt": PROMPT, "max_tokens": 150, "temperature": 1.5, "seed": 1, "ignore_eos": True}

@@ -44,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file of keys, one a line: KEY, or sha256:HASH",
     )
     for name, default, text in (
-        ("--timeout", 600, "for a request, waiting included"),
-        ("--read-timeout", 30, "for a client to send a request"),
-        ("--write-timeout", 30, "for a client that has stopped reading to go on"),
-        ("--grace", 30, "for requests to finish after a signal to end"),
+        ("--timeout", 600.0, "for a request, waiting included"),
+        ("--read-timeout", 30.0, "for a client to send a request"),
+        ("--write-timeout", 30.0, "for a client that has stopped reading to go on"),
+        ("--grace", 30.0, "for requests to finish after a signal to end"),
     ):
         group.add_argument(
-            name, metavar="S", type=positive_number, default=default, help=f"seconds {text} (default: %(default)s)"
+            name, metavar="S", type=positive_number, default=default, help=f"seconds {text} (default: %(default)g)"
         )
     for name, default, text in (
         ("--max-body-bytes", 4 << 20, "most bytes of a request"),
