@@ -55,10 +55,21 @@ class Served:
         return "requests wait, and nothing runs" if is_stuck else None
 
     def warm(self) -> None:
-        """Compute a prompt of more than a chunk and a few tokens, which compiles what most requests need."""
-        config = self.engine.config
-        most = self.engine.longest_text // 2
-        prompt = [0] * min(config.prefill_chunk + 1, most)
-        num_new, sampling = min(2 * config.steps_per_look, most), SamplingParams(ignore_eos=True)
-        self.engine.submit(prompt, max_new_tokens=num_new, sampling=sampling, cache_salt="warm").result()
+        """Compute prompts of all sizes that chunks are padded to, and a few tokens of each: what most requests need.
+
+        Compiling takes most of the time, and the prompts are kept apart, so that all of each is computed.
+        """
+        config, most = self.engine.config, self.engine.longest_text // 2
+        sizes = [2**power for power in range(4, config.prefill_chunk.bit_length())] + [config.prefill_chunk + 1]
+        requests = [
+            self.engine.submit(
+                [0] * min(size, most),
+                max_new_tokens=min(2 * config.steps_per_look, most),
+                sampling=SamplingParams(ignore_eos=True),
+                cache_salt=f"warm {size}",
+            )
+            for size in sizes
+        ]
+        for request in requests:
+            request.result()
         self.is_warm = True
