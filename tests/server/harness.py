@@ -33,6 +33,9 @@ class Running:
         self.lm, self.engine = served.lm, served.engine
         host, _, port = address.removeprefix("http://").rpartition(":")
         self.host, self.port = host, int(port)
+        # Each request has a connection of its own, but they share what takes long to make.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(base_url=address, timeout=SECONDS, limits=alone, verify=False, trust_env=False)
 
     def client(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key=key, max_retries=0, timeout=SECONDS)
@@ -41,10 +44,10 @@ class Running:
         return openai.AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=SECONDS)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(f"{self.address}{path}", timeout=SECONDS, **options)
+        return self.http.get(path, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.address}{path}", json=body, timeout=SECONDS, **options)
+        return self.http.post(path, json=body, **options)
 
     def complete(self, **fields: Any) -> httpx.Response:
         return self.post("/v1/completions", {"model": MODEL, **fields})
@@ -90,9 +93,11 @@ def running(lm: LanguageModel, leave: Callable[[int], object] = int, **options: 
     thread = threading.Thread(target=serving.run, args=(begin,))
     thread.start()
     assert has_begun.wait(SECONDS)
+    server = Running(serving, served, addresses[0], thread)
     try:
-        yield Running(serving, served, addresses[0], thread)
+        yield server
     finally:
+        server.http.close()
         if not served.is_draining:
             serving.stop()
         thread.join(SECONDS)

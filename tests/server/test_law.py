@@ -12,7 +12,8 @@ from jaxinfer import GenerationResult, SamplingParams
 from tests.server.harness import LONG, SECONDS, Running, http_request
 from tests.toys import encode_bytes
 
-PROMPTS = ("The old", "A small otter found", "One grey", "The quick fox followed the river at dawn.\nThe quick")
+# The last is computed in chunks; the others are padded alike, since what generate compiles is what takes the time.
+PROMPTS = ("The old", "A small otter", "One grey", "The quick fox followed the river")
 
 
 def draw_request(rng: random.Random) -> dict[str, Any]:
