@@ -104,10 +104,14 @@ class Endpoints:
         served = self._served
         body = await self._body(request)
         served.check_open()
-        # Texts are encoded in another thread: long ones would keep everybody waiting.
-        job = await asyncio.to_thread(read, body)
-        served.check_open()
-        generation = submit(served.engine, job, served.options.request_seconds)
+
+        def begin() -> tuple[Job, Generation]:
+            job = read(body)
+            served.check_open()
+            return job, submit(served.engine, job, served.options.request_seconds)
+
+        # In another thread: long texts, and many of them, would keep everybody waiting.
+        job, generation = await asyncio.to_thread(begin)
         served.live.add(generation)
         head = new_head(prefix, served.options.model, served.system_fingerprint, job.sampling.seed)
         form = make_form(head, job)

@@ -186,7 +186,9 @@ def test_prompts_that_leave_no_room_are_too_long() -> None:
     assert read("completion", prompt=[5] * 50, max_tokens=10).max_tokens == 10
     for fields in ({"prompt": [5] * 51, "max_tokens": 10}, {"prompt": [5] * 60, "max_tokens": 1}):
         assert error_of("completion", **fields).code == "context_length_exceeded"
-    assert error_of("chat", messages=[{"role": "user", "content": "x" * 60}]).code == "context_length_exceeded"
+    # With "user: " and the end of the line.
+    assert len(read("chat", messages=[{"role": "user", "content": "x" * 52}]).prompts[0]) == 59
+    assert error_of("chat", messages=[{"role": "user", "content": "x" * 53}]).code == "context_length_exceeded"
     job = read("chat")
     assert len(job.prompts[0]) + job.new_tokens(job.prompts[0], LIMITS.longest_text) == LIMITS.longest_text
 
