@@ -106,5 +106,5 @@ def running(lm: LanguageModel, leave: Callable[[int], object] = int, **options: 
 
 def http_request(path: str, body: bytes, *, length: int | None = None, more: str = "") -> bytes:
     """Return a request as it goes over the wire; ``length`` is what it says of its body."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{more}"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
     return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body

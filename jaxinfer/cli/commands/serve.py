@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import importlib.util
-import ipaddress
 import logging
 import sys
 from pathlib import Path
@@ -75,15 +74,18 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.cli.loading import load_model
     from jaxinfer.decoding.registry import parse_strategy
     from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.server.http.hosts import is_loopback
     from jaxinfer.server.options import ServerOptions
     from jaxinfer.server.served import Served
     from jaxinfer.server.serving import Serving, listen
 
     parse_strategy(options.strategy)
+    is_local = is_loopback(options.host)
     name = options.name or _name_of(DEFAULT_MODEL if options.model is None else options.model)
     server_options = ServerOptions(
         model=name,
         keys=keys,
+        is_local=is_local,
         max_body_bytes=options.max_body_bytes,
         read_seconds=options.read_timeout,
         write_seconds=options.write_timeout,
@@ -98,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             served = Served(lm, engine, server_options, options.strategy)
             logging.basicConfig(level=logging.WARNING)
-            if not keys.are_needed and not _is_loopback(options.host):
+            if not keys.are_needed and not is_local:
                 _say("everybody who reaches this address may use it: add --api-key-file")
             Serving(served, listener).run(lambda address: _say(f"{name} on {address}"))
         finally:
@@ -131,13 +133,6 @@ def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _say(line: str) -> None:

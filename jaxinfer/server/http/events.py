@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -55,7 +56,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all."""
         try:
-            await unless_gone(receive, self._send(send))
+            with suppress(ClientGone):
+                await unless_gone(receive, self._send(send))
         finally:
             self._on_end()
             await self._events.aclose()
