@@ -110,7 +110,7 @@ FAULTS: tuple[Fault, ...] = (
         "a client that does not read is waited for",
         f"{_HTTP}/protocol.py",
         "self._write_timer or self.loop.call_later(self.write_seconds, self._abort)",
-        "self._write_timer or self.loop.call_later(self.write_seconds, self.resume_writing)",
+        "self._write_timer or self.loop.call_later(1000 * self.write_seconds, self._abort)",
         f"{_ERRORS}::test_clients_that_do_not_read_are_left",
     ),
     Fault(

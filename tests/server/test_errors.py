@@ -328,7 +328,7 @@ def test_a_request_that_fails_ends_alone(server: Running, monkeypatch: pytest.Mo
 
 def test_slow_clients_are_left(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     protocol: Any = server.serving._server.config.http_protocol_class
-    monkeypatch.setattr(protocol, "head_seconds", 0.1)
+    monkeypatch.setattr(protocol, "head_seconds", 0.3)
     for start in (b"", b"POST /v1/completions HTTP/1.1\r\nHost:"):
         began = time.monotonic()
         assert send_raw(server, start) == b""
