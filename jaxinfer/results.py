@@ -57,7 +57,9 @@ class StreamPiece:
 
     ``texts`` splits the text by token: each entry is the text that became certain with that token. The text of a token
     that ends amid a character, or where a stop string may have begun, comes with a later token. ``from_draft`` tells
-    for each token whether it was accepted from a draft. ``result`` is set on the last piece.
+    for each token whether it was accepted from a draft; ``logprobs`` has each token's if the request asks for them.
+    ``result`` is set on the last piece. Of a request for several samples each has its own pieces, which name it by
+    ``sample``.
     """
 
     text: str
@@ -65,3 +67,5 @@ class StreamPiece:
     texts: tuple[str, ...] = ()
     from_draft: tuple[bool, ...] = ()
     result: GenerationResult | None = field(default=None, repr=False)
+    logprobs: tuple[float, ...] = ()
+    sample: int = 0

@@ -99,7 +99,7 @@ def run_requests(
         pieces = [row.take(tokens, batch.finished(index)) for index, (row, tokens) in enumerate(zip(rows, news))]
         batch.stop([index for index, row in enumerate(rows) if row.is_cut and not batch.finished(index)])
         yield (
-            [_mark_drafts(piece, row, index, batch) for index, (row, piece) in enumerate(zip(rows, pieces))]
+            [_add_details(piece, row, index, batch) for index, (row, piece) in enumerate(zip(rows, pieces))]
             if is_watched
             else pieces
         )
@@ -109,10 +109,26 @@ def run_requests(
     return [_finish_row(row, index, batch) for index, row in enumerate(rows)]
 
 
-def _mark_drafts(piece: StreamPiece, row: TextRow, index: int, batch: Runner) -> StreamPiece:
-    """Mark which of a piece's tokens were accepted from drafts."""
-    end = len(row.tokens)
-    return replace(piece, from_draft=tuple(batch.from_draft(index)[end - len(piece.tokens) : end]))
+def _add_details(piece: StreamPiece, row: TextRow, index: int, batch: Runner) -> StreamPiece:
+    """Mark which of a piece's tokens were accepted from drafts, and add their log-probabilities if they are wanted."""
+    wants_logprobs = row.request.request.sampling.logprobs
+    logprobs = batch.log_probabilities(index, len(row.tokens)) if wants_logprobs else []
+    return add_details(piece, row, batch.from_draft(index), logprobs)
+
+
+def add_details(piece: StreamPiece, row: TextRow, from_draft: Sequence[bool], logprobs: Sequence[float]) -> StreamPiece:
+    """Add what is known of a piece's tokens, the last that the row has taken; lists are of the row's, and may go on.
+
+    ``logprobs`` is looked at only if the request asks for them.
+    """
+    request, end = row.request.request, len(row.tokens)
+    start = end - len(piece.tokens)
+    return replace(
+        piece,
+        from_draft=tuple(from_draft[start:end]),
+        logprobs=tuple(logprobs[start:end]) if request.sampling.logprobs else (),
+        sample=request.sample,
+    )
 
 
 def start_row(request: TextRequest, stop_token_ids: Sequence[int], tokenizer: Tokenizer | None) -> TextRow:

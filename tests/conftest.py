@@ -30,6 +30,7 @@ QUICK = (
     "models",
     "parallel",
     "sampling",
+    "server",
     "train",
     "test_bad_input.py",
     "test_language_model.py",

@@ -197,6 +197,7 @@ def test_streamed_pieces_join_to_the_generated_text(kind, sampling, request):
     pieces = list(lm.stream(PROMPT, max_new_tokens=40, sampling=sampling))
     assert "".join(piece.text for piece in pieces) == expected.text
     assert tuple(token for piece in pieces for token in piece.tokens) == expected.tokens
+    assert tuple(value for piece in pieces for value in piece.logprobs) == expected.logprobs
     assert len(pieces) > 2
     assert [piece.result is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     final = pieces[-1].result

@@ -223,7 +223,7 @@ class EngineCore:
     def _tell(self, output: SequenceOutput, piece: StreamPiece) -> None:
         if output.callback is not None:
             output.callback(piece)
-        if output.is_streamed and (piece.text or piece.tokens):
+        if piece.text or piece.tokens:
             output.request.give(piece)
 
     def _recover(self, action: Chunk | Restore | Window, error: Exception) -> None:

@@ -339,7 +339,7 @@ def _widened(arrays: SamplingArrays, widths: tuple[int, int]) -> SamplingArrays:
     """Pad lists of biases and stop tokens."""
     biases, stops = widths
 
-    def padded(array: Any, width: int, fill: float) -> Any:
+    def padded(array: Any, width: int, fill: int | float) -> Any:
         return jnp.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
     if (arrays.bias_ids_BX.shape[1], arrays.stop_ids_BE.shape[1]) == widths:

@@ -115,9 +115,7 @@ class Engine:
         for text in texts:
             row = start_row(text, self._eos_token_ids, tokenizer)
             is_first = text.request.sample == 0
-            output = SequenceOutput(
-                request, row, self._max_depth, now, callback if is_first else None, is_streamed=len(texts) == 1
-            )
+            output = SequenceOutput(request, row, self._max_depth, now, callback if is_first else None)
             sequences.append(
                 EngineSequence(
                     number=next(self._numbers),
@@ -187,6 +185,16 @@ class Engine:
         with self._changed:
             self._check_open()
         self._core.warm_up(progress)
+
+    @property
+    def longest_text(self) -> int:
+        """The most tokens, prompt and output, that a request can reach now: of the context, and of the pages."""
+        return min(self._max_len, self._core.scheduler.longest_text())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken: not once it is closed, closes or has failed."""
+        return not (self._is_closing or self._is_closed)
 
     def metrics(self) -> EngineMetrics:
         """Return what the engine is like now."""

@@ -1,7 +1,7 @@
 """The output of one sequence: its text and counters as reports come, and the result at the end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,14 +9,14 @@ from jaxinfer.decoding.batch import RowCounts
 from jaxinfer.engine.programs import Report
 from jaxinfer.engine.request import EngineRequest, RequestStats
 from jaxinfer.results import GenerationResult, StreamPiece
-from jaxinfer.text_generation import RowTimes, TextRow, finish_row
+from jaxinfer.text_generation import RowTimes, TextRow, add_details, finish_row
 
 
 @dataclass
 class SequenceOutput:
     """What a sequence has given so far; times are in seconds of the engine's clock.
 
-    ``callback`` gets each piece in the engine's thread. ``is_streamed`` if the request's pieces are this sequence's.
+    ``callback`` gets each piece in the engine's thread.
     ``compile_seconds`` tells what was spent compiling, where the clock leaves that out.
     """
 
@@ -25,7 +25,6 @@ class SequenceOutput:
     max_depth: int
     submitted: float
     callback: Callable[[StreamPiece], None] | None = None
-    is_streamed: bool = True
     compile_seconds: Callable[[], float] = lambda: 0.0
     logprobs: list[float] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
@@ -48,9 +47,7 @@ class SequenceOutput:
             self._counters[name] = self._counters.get(name, 0) + getattr(report, f"{name}_B")[index]
         by_depth = report.accepted_by_depth_BM[index]
         self._by_depth = by_depth if self._by_depth is None else self._by_depth + by_depth
-        piece = self.row.take(tokens, is_last)
-        end = len(self.row.tokens)
-        return replace(piece, from_draft=tuple(self.from_draft[end - len(piece.tokens) : end]))
+        return add_details(self.row.take(tokens, is_last), self.row, self.from_draft, self.logprobs)
 
     def stats(self, cached_tokens: int = 0, preemptions: int = 0) -> RequestStats:
         """Return the times so far, of the tokens up to the end of a stop string; any thread may ask."""

@@ -33,7 +33,8 @@ class EngineRequest:
     """A request that an engine has taken; any thread may use it.
 
     Iterate over it, or ``async for``, for its `StreamPiece` as they come, the last of which carries the result; or wait
-    for `result`. Errors of the request are raised there.
+    for `result`. Of several samples the pieces come as they are made, the last of each with its result. Errors of the
+    request are raised there.
     """
 
     def __init__(self, num_samples: int, prompt_tokens: int, cancel: Callable[["EngineRequest"], None]) -> None:
@@ -62,7 +63,8 @@ class EngineRequest:
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         """Wait for the only result; raise TimeoutError after ``timeout`` seconds, which ends nothing."""
-        self._only_one("result")
+        if self._num_samples != 1:
+            raise InvalidOption(f"result is of one sample, but n is {self._num_samples}: use results")
         return self.results(timeout)[0]
 
     def results(self, timeout: float | None = None) -> list[GenerationResult]:
@@ -74,22 +76,20 @@ class EngineRequest:
             return [self._results[sample] for sample in range(self._num_samples)]
 
     def __iter__(self) -> Iterator[StreamPiece]:
-        self._only_one("iteration")
-        is_whole = False
+        num_open = self._num_samples
         try:
-            while not is_whole:
+            while num_open:
                 with self._changed:
                     self._changed.wait_for(lambda: self._pieces or self.done)
                     piece = self._next()
-                is_whole = piece.result is not None
+                num_open -= piece.result is not None
                 yield piece
         finally:
-            if not is_whole:
+            if num_open:
                 self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[StreamPiece]:
-        self._only_one("iteration")
-        loop, has_news, is_whole = asyncio.get_running_loop(), asyncio.Event(), False
+        loop, has_news, num_open = asyncio.get_running_loop(), asyncio.Event(), self._num_samples
 
         def listen() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
@@ -97,18 +97,18 @@ class EngineRequest:
 
         self._listeners.append(listen)
         try:
-            while not is_whole:
+            while num_open:
                 with self._changed:
                     has_news.clear()
                     piece = self._next() if self._pieces or self.done else None
                 if piece is None:
                     await has_news.wait()
                     continue
-                is_whole = piece.result is not None
+                num_open -= piece.result is not None
                 yield piece
         finally:
             self._listeners.remove(listen)
-            if not is_whole:
+            if num_open:
                 self.cancel()
 
     def watch(self, stats: Callable[[], RequestStats]) -> None:
@@ -127,8 +127,7 @@ class EngineRequest:
             self._results[result.sample] = result
             if result.sample == 0:
                 self._stats = lambda: stats
-            if self._num_samples == 1:
-                self._pieces.append(StreamPiece("", result=result))
+            self._pieces.append(StreamPiece("", result=result, sample=result.sample))
             self._notify()
 
     def fail(self, error: Exception) -> None:
@@ -156,7 +155,3 @@ class EngineRequest:
         self._changed.notify_all()
         for listener in list(self._listeners):
             listener()
-
-    def _only_one(self, what: str) -> None:
-        if self._num_samples != 1:
-            raise InvalidOption(f"{what} is of one sample, but n is {self._num_samples}: use results")

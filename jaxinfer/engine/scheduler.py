@@ -103,6 +103,10 @@ class Scheduler:
         """Return how many pages a single sequence can have for itself alone."""
         return self.pool.num_pages - 1 - self._num_pinned
 
+    def longest_text(self) -> int:
+        """Return how many tokens a sequence that finds no pinned page can reach, without what a step writes past it."""
+        return self.most_pages() * self.config.page_size - self._headroom
+
     def own_pages(self, sequence: EngineSequence, salt: str) -> int:
         """Return the most pages that a sequence may need besides the pinned ones that it finds."""
         needed = self.pages_for(max(sequence.max_length, len(sequence.tokens) + 1))

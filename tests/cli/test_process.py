@@ -17,7 +17,7 @@ import sys
 from jaxinfer.cli.main import main
 
 for arguments in (["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"], ["bench", "latency", "--help"],
-                  ["convert", "--help"],
+                  ["convert", "--help"], ["serve", "--help"], ["serve", "--port", "x"], ["serve", "--api-key", ""],
                   ["generate"], ["generate", "x", "--bogus"], ["generate", "x", "--max-new-tokens", "-1"]):
     try:
         main(arguments)

@@ -140,6 +140,38 @@ def test_stop_strings_and_samples(lm, engine):
     assert len(request.stats.token_seconds) == len(found[0].tokens)
 
 
+@pytest.mark.parametrize("reads", ["threads", "async"])
+def test_pieces_of_several_samples_come_side_by_side(lm, engine, reads):
+    sampling = SamplingParams(temperature=0.9, seed=4, n=3, stop=["e"], logprobs=True)
+    expected = lm.generate("The old", max_new_tokens=30, sampling=sampling)
+    request = engine.submit("The old", max_new_tokens=30, sampling=sampling)
+
+    async def read():
+        return [piece async for piece in request]
+
+    pieces = list(request) if reads == "threads" else asyncio.run(read())
+    for one in expected:
+        own = [piece for piece in pieces if piece.sample == one.sample]
+        assert [piece.result is not None for piece in own] == [False] * (len(own) - 1) + [True]
+        assert "".join(piece.text for piece in own) == one.text == own[-1].result.text
+        assert tuple(token for piece in own for token in piece.tokens) == one.tokens
+        assert tuple(value for piece in own for value in piece.logprobs) == one.logprobs
+    assert [piece.sample for piece in pieces] != sorted(piece.sample for piece in pieces)
+
+
+def test_the_longest_text_is_bounded_by_the_context_and_by_the_pages(lm, engine):
+    assert engine.longest_text == lm.max_len == 200
+    assert engine.is_open
+    with engine.prefix("x" * 160):
+        longest = engine.longest_text
+        assert 40 < longest < lm.max_len
+        engine.submit([2] * 20, max_new_tokens=longest - 20).cancel()
+        with pytest.raises(InvalidOption, match="the request may need"):
+            engine.submit([2] * 20, max_new_tokens=longest - 19)
+    engine.submit("The old", max_new_tokens=2).result(60.0)  # after which the engine has seen the release
+    assert engine.longest_text == lm.max_len
+
+
 def test_a_request_that_is_cancelled_ends_alone(engine):
     other = engine.submit("The old", max_new_tokens=40)
     request = engine.submit("A small", max_new_tokens=150, sampling=endless())

@@ -93,7 +93,10 @@ def test_head_k_looks_k_plus_two_tokens_ahead_along_the_path_and_never_into_anot
         ("medusa", 0.3),
         ("own matrices", 0.0),
         ("hydra", 0.3),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("medusa", 0), ("own matrices", 0.3), ("hydra", 0))),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("medusa", 0.0), ("own matrices", 0.3), ("hydra", 0.0))
+        ),
     ],
 )
 def test_loss_is_the_formula_written_out_and_heads_alone_learn(lm, states, name, soft):

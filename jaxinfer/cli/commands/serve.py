@@ -1,0 +1,139 @@
+"""``jaxinfer serve``: an OpenAI-compatible server."""
+
+import argparse
+import dataclasses
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from jaxinfer.cli.arguments import add_model_arguments, positive_number, whole_number
+from jaxinfer.engine.config import EngineConfig, Preemption, PrefixCache
+from jaxinfer.errors import InvalidOption
+
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+_CHOICES = {"preemption": get_args(Preemption), "prefix_cache": get_args(PrefixCache)}
+_DECIMALS = ("memory", "waiting_served_ratio", "aging_seconds")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``serve``."""
+    parser.add_argument(
+        "--host", metavar="H", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)"
+    )
+    parser.add_argument(
+        "--port", metavar="N", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: 8000)"
+    )
+    parser.add_argument(
+        "--strategy",
+        metavar="S",
+        default="autoregressive",
+        help="how to decode: NAME or NAME:key=value,... (default: %(default)s)",
+    )
+    parser.add_argument("--name", metavar="M", help="the model's name in requests (default: the end of --model)")
+    group = parser.add_argument_group("clients")
+    group.add_argument(
+        "--api-key", metavar="KEY", action="append", default=[], help="let in who sends this key; may be repeated"
+    )
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help="file of keys, one a line: KEY, or sha256:HASH",
+    )
+    for name, default, text in (
+        ("--timeout", 600.0, "for a request, waiting included"),
+        ("--read-timeout", 30.0, "for a client to send a request"),
+        ("--write-timeout", 30.0, "for a client that has stopped reading to go on"),
+        ("--grace", 30.0, "for requests to finish after a signal to end"),
+    ):
+        group.add_argument(
+            name, metavar="S", type=positive_number, default=default, help=f"seconds {text} (default: %(default)g)"
+        )
+    for name, default, text in (
+        ("--max-body-bytes", 4 << 20, "most bytes of a request"),
+        ("--max-connections", 1024, "most connections at a time"),
+    ):
+        group.add_argument(
+            name, metavar="N", type=whole_number(1), default=default, help=f"{text} (default: %(default)s)"
+        )
+    add_model_arguments(parser)
+    _add_engine_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal; return 0."""
+    if any(importlib.util.find_spec(name) is None for name in _PACKAGES):
+        raise InvalidOption('serve needs packages that are not installed: pip install "jaxinfer[serve]"')
+    from jaxinfer.server.http.keys import read_keys
+
+    keys = read_keys(options.api_key, options.api_key_file)
+    config = EngineConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(EngineConfig)})
+    # Imported here: a mistake in the options is told before JAX is waited for.
+    from jaxinfer.cli.loading import load_model
+    from jaxinfer.decoding.registry import parse_strategy
+    from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.server.http.hosts import is_loopback
+    from jaxinfer.server.options import ServerOptions
+    from jaxinfer.server.served import Served
+    from jaxinfer.server.serving import Serving, listen
+
+    parse_strategy(options.strategy)
+    is_local = is_loopback(options.host)
+    name = options.name or _name_of(DEFAULT_MODEL if options.model is None else options.model)
+    server_options = ServerOptions(
+        model=name,
+        keys=keys,
+        is_local=is_local,
+        max_body_bytes=options.max_body_bytes,
+        read_seconds=options.read_timeout,
+        write_seconds=options.write_timeout,
+        request_seconds=options.timeout,
+        grace_seconds=options.grace,
+        max_connections=options.max_connections,
+    )
+    with listen(options.host, options.port) as listener:
+        lm = load_model(options)
+        lm.tokenizer  # noqa: B018 - raises what is wrong with it
+        engine = lm.engine(config, strategy=options.strategy)
+        try:
+            served = Served(lm, engine, server_options, options.strategy)
+            logging.basicConfig(level=logging.WARNING)
+            if not keys.are_needed and not is_local:
+                _say("everybody who reaches this address may use it: add --api-key-file")
+            Serving(served, listener).run(lambda address: _say(f"{name} on {address}"))
+        finally:
+            engine.close(cancel=True)
+    return 0
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine (jaxinfer/engine/README.md explains each)")
+    for field in dataclasses.fields(EngineConfig):
+        kind: dict[str, Any] = {"type": positive_number if field.name in _DECIMALS else whole_number(1), "metavar": "N"}
+        if field.name in _CHOICES:
+            kind = {"choices": _CHOICES[field.name]}
+        shown = "by the memory" if field.default is None else field.default
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}", default=field.default, help=f"(default: {shown})", **kind
+        )
+
+
+def _name_of(model: str) -> str:
+    """Return the name of a hub id, which is the id, or of a path: its last part without its ending."""
+    path = Path(model)
+    if path.exists() or model.count("/") != 1 or model.startswith((".", "~", "/")):
+        path = path.resolve() if path.exists() else path
+        return path.stem if path.suffix in (".gguf", ".bin") else path.name
+    return model
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,115 @@
+"""``/v1/completions``: what its requests may say, and the form of its answers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxinfer.server.api.choices import Choice, Head
+from jaxinfer.server.api.errors import wrong_field
+from jaxinfer.server.api.fields import Fields, is_ids
+from jaxinfer.server.api.sampling import (
+    Job,
+    Limits,
+    check_lengths,
+    check_model,
+    take_delivery,
+    take_max_tokens,
+    take_sampling,
+)
+from jaxinfer.tokenizers import Tokenizer
+
+_MAX_TOKENS = 16
+
+
+def read_completion(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> Job:
+    """Check a request and return what it asks for."""
+    fields = Fields(body)
+    check_model(fields, limits)
+    prompt = fields.required("prompt")
+    logprobs = fields.raw("logprobs")
+    if logprobs is not None and (type(logprobs) is not int or logprobs < 0):
+        raise fields.wrong_type("logprobs", logprobs, "a whole number from 0")
+    if logprobs:
+        raise wrong_field("logprobs", "is 0 at most: only drawn tokens have log-probabilities", "unsupported_value")
+    sampling = take_sampling(fields, limits, logprobs=logprobs is not None)
+    echo = fields.flag("echo")
+    if echo and logprobs is not None:
+        raise wrong_field("echo", "prompts have no log-probabilities: leave out logprobs", "unsupported_value")
+    max_tokens = take_max_tokens(fields, "max_tokens", _MAX_TOKENS)
+    delivery = take_delivery(fields)
+    fields.refuse("best_of", "answers are not ranked: use n", 1, sampling.n)
+    fields.refuse("suffix", "text is not inserted before a suffix", "")
+    fields.end()
+    prompts = _read_prompts(prompt)
+    ids = tuple(tuple(tokenizer.encode(one) if isinstance(one, str) else one) for one in prompts)
+    if not all(ids):
+        raise wrong_field("prompt", "has no token")
+    job = check_lengths(Job(ids, sampling, max_tokens, **delivery), limits, "prompt")
+    if not echo:
+        return job
+    echoes = tuple(one if isinstance(one, str) else tokenizer.decode(one) for one in prompts)
+    return Job(ids, sampling, max_tokens, **delivery, echoes=echoes)
+
+
+def _read_prompts(prompt: Any) -> Sequence[Any]:
+    """Return the prompts, each a text or a list of ids: they come alone or in a list."""
+    if isinstance(prompt, str) or is_ids(prompt):
+        return [prompt]
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or is_ids(one) for one in prompt):
+        return prompt
+    wanted = "a text, a list of token ids, or a list of either"
+    raise wrong_field("prompt", f"is not {wanted}", "invalid_type")
+
+
+class CompletionForm:
+    """The JSON of answers to a completion request."""
+
+    def __init__(self, head: Head, job: Job) -> None:
+        self._head, self._job = head, job
+
+    def whole(self, choices: Sequence[Choice], usage: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an answer that comes at once."""
+        made = []
+        for choice in choices:
+            one = self._choice(choice, 0, choice.echo + choice.text, choice.finish_reason)
+            made.append(one | self._prompt_ids(choice))
+        return self._head.stamp("text_completion", made, {"usage": usage})
+
+    def first(self, choice: Choice) -> dict[str, Any] | None:
+        """Return the chunk before a choice's tokens, if there is anything to say: its prompt."""
+        prompt_ids = self._prompt_ids(choice)
+        if not choice.echo and not prompt_ids:
+            return None
+        return self._chunk(self._choice(choice, None, choice.echo, None) | prompt_ids)
+
+    def delta(self, choice: Choice, start: int, text: str) -> dict[str, Any]:
+        """Return the chunk of a choice's tokens from ``start`` on."""
+        return self._chunk(self._choice(choice, start, text, None))
+
+    def last(self, choice: Choice) -> dict[str, Any]:
+        """Return the chunk that ends a choice."""
+        return self._chunk(self._choice(choice, None, "", choice.finish_reason))
+
+    def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the chunk that ends a stream whose usage is asked for."""
+        return self._head.stamp("text_completion", [], {"usage": usage})
+
+    def _chunk(self, one: dict[str, Any]) -> dict[str, Any]:
+        return self._head.stamp("text_completion", [one], {"usage": None} if self._job.include_usage else {})
+
+    def _prompt_ids(self, choice: Choice) -> dict[str, Any]:
+        return {"prompt_token_ids": list(choice.prompt)} if self._job.return_token_ids else {}
+
+    def _choice(self, choice: Choice, start: int | None, text: str, finish_reason: str | None) -> dict[str, Any]:
+        """Return a choice with its tokens from ``start`` on (None: without any)."""
+        logprobs = None
+        if self._job.sampling.logprobs and start is not None:
+            logprobs = {
+                "tokens": choice.texts[start:],
+                "token_logprobs": choice.logprobs[start:],
+                "top_logprobs": None,
+                "text_offset": choice.offsets(start),
+            }
+        made = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        if self._job.return_token_ids and start is not None:
+            made["token_ids"] = choice.tokens[start:]
+        return made

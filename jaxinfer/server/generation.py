@@ -1,0 +1,84 @@
+"""One HTTP request's work: its requests to the engine, and their pieces as they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.request import EngineRequest, RequestStats
+from jaxinfer.results import StreamPiece
+from jaxinfer.server.api.choices import Choice
+from jaxinfer.server.api.sampling import Job
+
+
+class Generation:
+    """The choices of a job, a request to the engine for each of its prompts."""
+
+    def __init__(self, job: Job, requests: Sequence[EngineRequest]) -> None:
+        self._requests, self._num_samples = requests, job.sampling.n
+        self.choices = [
+            Choice(index, prompt, job.echoes[index // self._num_samples] if job.echoes else "")
+            for index, prompt in enumerate(prompt for prompt in job.prompts for _ in range(self._num_samples))
+        ]
+
+    @property
+    def stats(self) -> list[RequestStats]:
+        """The times so far, of each prompt's first sample."""
+        return [request.stats for request in self._requests]
+
+    async def pieces(self) -> AsyncGenerator[tuple[Choice, int, StreamPiece], None]:
+        """Add pieces to choices as they come; yield the choice, how many tokens it had before, and the piece.
+
+        If one request fails, all end.
+        """
+        news: asyncio.Queue[tuple[int, StreamPiece | Exception]] = asyncio.Queue()
+
+        async def read(number: int, request: EngineRequest) -> None:
+            try:
+                async for piece in request:
+                    news.put_nowait((number, piece))
+            except Exception as error:
+                news.put_nowait((number, error))
+
+        readers = [asyncio.ensure_future(read(*numbered)) for numbered in enumerate(self._requests)]
+        num_open = len(self.choices)
+        try:
+            while num_open:
+                number, piece = await news.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                choice = self.choices[number * self._num_samples + piece.sample]
+                num_open -= piece.result is not None
+                yield choice, choice.take(piece), piece
+        finally:
+            self.cancel()
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    def cancel(self) -> None:
+        """End what has not ended."""
+        for request in self._requests:
+            if not request.done:
+                request.cancel()
+
+
+def submit(engine: Engine, job: Job, seconds: float) -> Generation:
+    """Hand a job to the engine; if it does not take all of it, it runs none of it."""
+    requests: list[EngineRequest] = []
+    longest_text = engine.longest_text
+    try:
+        for prompt in job.prompts:
+            request = engine.submit(
+                prompt,
+                max_new_tokens=job.new_tokens(prompt, longest_text),
+                sampling=job.sampling,
+                priority=job.priority,
+                timeout=seconds,
+                cache_salt=job.cache_salt,
+            )
+            requests.append(request)
+    except BaseException:
+        for request in requests:
+            request.cancel()
+        raise
+    return Generation(job, requests)

@@ -1,0 +1,75 @@
+"""What all endpoints share: the model, its engine, and what is going on."""
+
+import time
+from functools import cached_property
+
+from jaxinfer import __version__
+from jaxinfer.engine.engine import Engine
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.sampling.params import SamplingParams
+from jaxinfer.server.api.errors import not_ready
+from jaxinfer.server.api.sampling import Limits
+from jaxinfer.server.generation import Generation
+from jaxinfer.server.metrics import ServerMetrics
+from jaxinfer.server.options import ServerOptions
+from jaxinfer.server.progress import Progress
+
+
+class Served:
+    """A model that is served by an engine; ``live`` are the generations that have not ended."""
+
+    def __init__(self, lm: LanguageModel, engine: Engine, options: ServerOptions, strategy: str) -> None:
+        self.lm, self.engine, self.options = lm, engine, options
+        self.created = int(time.time())
+        self.live: set[Generation] = set()
+        self.is_warm = self.is_draining = False
+        self.progress = Progress()
+        dtype = lm.backend.param_dtype
+        facts = {"model": options.model, "strategy": strategy, "dtype": dtype, "version": __version__}
+        self.metrics = ServerMetrics(engine, {**facts, "weights": lm.fingerprint})
+
+    @cached_property
+    def system_fingerprint(self) -> str:
+        """What decides an answer besides the request: the version, the dtype and the weights."""
+        return f"jaxinfer-{__version__}-{self.lm.backend.param_dtype}-{self.lm.fingerprint}"
+
+    @property
+    def limits(self) -> Limits:
+        """What requests may ask of the model now."""
+        return Limits(self.options.model, self.lm.config.vocab_size, self.engine.longest_text)
+
+    def check_open(self) -> None:
+        """Raise ApiError if no requests are taken any more."""
+        if self.is_draining:
+            raise not_ready("the server is shutting down")
+
+    def why_not_ready(self) -> str | None:
+        """Return why a client should go elsewhere, None if it need not."""
+        is_stuck = self.progress.is_stuck(self.engine.metrics(), time.monotonic())
+        if not self.engine.is_open:
+            return "the engine is closed"
+        if self.is_draining:
+            return "the server is shutting down"
+        if not self.is_warm:
+            return "programs are being compiled"
+        return "requests wait, and nothing runs" if is_stuck else None
+
+    def warm(self) -> None:
+        """Compute prompts of all sizes that chunks are padded to, and a few tokens of each: what most requests need.
+
+        Compiling takes most of the time, and the prompts are kept apart, so that all of each is computed.
+        """
+        config, most = self.engine.config, self.engine.longest_text // 2
+        sizes = [2**power for power in range(4, config.prefill_chunk.bit_length())] + [config.prefill_chunk + 1]
+        requests = [
+            self.engine.submit(
+                [0] * min(size, most),
+                max_new_tokens=min(2 * config.steps_per_look, most),
+                sampling=SamplingParams(ignore_eos=True),
+                cache_salt=f"warm {size}",
+            )
+            for size in sizes
+        ]
+        for request in requests:
+            request.result()
+        self.is_warm = True
