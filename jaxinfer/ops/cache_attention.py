@@ -81,7 +81,7 @@ def attend_to_layer(
             return reference_attention(query, *cache, ancestors_BTT, **options)
         how = {**options, "interpret": backend.kernels == "interpret"}
         if is_prompt:
-            return flash_prefill(query, *cache, counts_B, **how, **_fixed(backend, "block_q", "block_k"))
+            return flash_prefill(query, *cache, counts_B, **how, **_fixed(backend, "block_q", "block_k", "block_s"))
         how |= _fixed(backend, "block_slots")
         if num_tokens == 1:
             return flash_decode(query, *cache, **how)
