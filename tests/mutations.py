@@ -70,10 +70,10 @@ def mutate_json(value: Any, rng: random.Random) -> Any:
             holder, key = node, rng.choice(keys)
             node = node[key]
         if holder is None:
-            return rng.choice(ODD_VALUES)
+            return copy.deepcopy(rng.choice(ODD_VALUES))
         match rng.randrange(5):
             case 0 | 1 | 2:
-                holder[key] = rng.choice(ODD_VALUES)
+                holder[key] = copy.deepcopy(rng.choice(ODD_VALUES))
             case 3:
                 del holder[key]
             case 4 if isinstance(holder, dict):

@@ -24,7 +24,7 @@ from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
 from jaxinfer.checkpoint.hf_folder import read_json_object, refuse_pickle
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, shown
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.drafters.heads import heads_width, is_conditioned
 from jaxinfer.notation import Params
@@ -201,9 +201,7 @@ def _read_own(path: Path) -> HeadsDescription:
 def _count(path: Path, settings: Mapping[str, Any], key: str, least: int, most: int = _MOST) -> int:
     value = settings.get(key)
     if type(value) is not int or not least <= value < most:
-        raise InvalidCheckpoint(
-            f"{path}: {key} must be a whole number of {least} or more, {most} at most, not {value!r}"
-        )
+        raise InvalidCheckpoint(f"{path}: {key} must be a whole number from {least} to {most}, not {shown(value)}")
     return value
 
 
