@@ -59,7 +59,7 @@ FAULTS: tuple[Fault, ...] = (
         "an old program is held on to",
         _PROGRAMS,
         "            self._live.add(self._owner, key, program)",
-        "            self._live.add(self._owner, key, program)\n            self.__dict__.setdefault('_held', []).append(program)",
+        "            self._live.add(self._owner, key, program)\n            vars(self)[key] = program",
         f"{_OF_LIVE}test_dropped_programs_are_unmapped_and_come_back_bit_for_bit",
     ),
     Fault(

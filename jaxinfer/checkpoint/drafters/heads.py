@@ -200,7 +200,7 @@ def _read_own(path: Path) -> HeadsDescription:
 
 def _count(path: Path, settings: Mapping[str, Any], key: str, least: int, most: int = _MOST) -> int:
     value = settings.get(key)
-    if type(value) is not int or not least <= value < most:
+    if type(value) is not int or not least <= value <= most:
         raise InvalidCheckpoint(f"{path}: {key} must be a whole number from {least} to {most}, not {shown(value)}")
     return value
 
