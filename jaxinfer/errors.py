@@ -13,6 +13,14 @@ class JaxinferError(Exception):
         super().__init__(one_line(str(message)))
 
 
+def shown(value: object) -> str:
+    """Return how a value is written in a message, cut short."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return f"a number of type {type(value).__name__} with thousands of digits"
+
+
 def one_line(message: str) -> str:
     """Return a message in one line without control characters; of a long one, the beginning and the end."""
     line = " ".join(message[: 4 * _LONGEST].split()) if len(message) <= 4 * _LONGEST else message

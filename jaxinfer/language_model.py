@@ -1,6 +1,6 @@
 """A language model as people use it: text in, text out."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.runner import start_batch
 from jaxinfer.decoding.strategy import Strategy, Target
-from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer, shown
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
@@ -86,6 +86,9 @@ def load(
     the user's alone. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
     `jaxinfer.errors.JaxinferError`.
     """
+    for name, value in (("model", model), ("revision", revision or ""), ("token", token or ""), ("kept", kept or "")):
+        if not isinstance(value, str | Path):
+            raise InvalidOption(f"{name} {shown(value)} is no text and no path")
     backend, layout = choose_backend(dtype, scan_layers=scan_layers, exact=exact), parse_layout(cache)
     partitioner = partitioner_of(mesh)
     times, clock = LoadTimes(), Clock()
@@ -142,6 +145,7 @@ def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayou
     check_layout(config, layout)
     if max_len is None:
         return
+    _check_whole("max_len", max_len)
     longest = None if is_endless(layout) else config.longest_text
     if max_len < 2 or (longest is not None and max_len > longest):
         raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {longest or 'any length'}")
@@ -150,6 +154,11 @@ def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayou
             f"cache streaming: sinks={layout.sinks} and window={layout.window} are more than max_len={max_len} tokens: "
             "use the dense cache"
         )
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidOption(f"{name} {value!r} is not a whole number")
 
 
 def check_mesh(layout: CacheLayout, partitioner: Partitioner) -> None:
@@ -246,6 +255,9 @@ class LanguageModel:
         """
         if isinstance(prompts, str):
             prompts = [prompts]
+        if not isinstance(prompts, Iterable):
+            raise InvalidOption(f"prompts {prompts!r} are neither a text nor a list of texts or of token ids")
+        _check_whole("batch_size", batch_size)
         resolved = self.resolve(strategy)
         requests = self._requests(list(prompts), max_new_tokens, sampling, resolved)
         if batch_size < 1:
@@ -351,6 +363,8 @@ class LanguageModel:
 
         Texts of unequal length are padded on the right; what stands there means nothing.
         """
+        if not isinstance(token_ids, Iterable):
+            raise InvalidOption(f"{token_ids!r} is not a list of sequences of token ids")
         rows = [self._check_ids(ids) for ids in token_ids]
         if not rows:
             raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
@@ -375,6 +389,8 @@ class LanguageModel:
 
         ``overwrite`` replaces one that this method or `jaxinfer convert` wrote.
         """
+        if not isinstance(folder, str | Path):
+            raise InvalidOption(f"folder {shown(folder)} is no text and no path")
         if self._checkpoint is None:
             raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
         if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(self.params)):
@@ -491,7 +507,7 @@ class LanguageModel:
             raise InvalidOption("the prompt is empty: give at least one token")
         wrong = next((token for token in checked if not 0 <= token < self.config.vocab_size), None)
         if wrong is not None:
-            raise InvalidOption(f"token id {wrong} is not in the vocabulary of {self.config.vocab_size}")
+            raise InvalidOption(f"token id {shown(wrong)} is not in the vocabulary of {self.config.vocab_size}")
         return checked
 
 

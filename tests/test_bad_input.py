@@ -2,6 +2,7 @@
 
 import pytest
 import tokenizers
+from jaxtyping import config as typing_config
 
 import jaxinfer
 from jaxinfer import DecoderConfig, LanguageModel, SamplingParams
@@ -22,7 +23,8 @@ def lm(folder):
 def check_refused(kind: type[JaxinferError], pattern: str, function) -> None:
     with pytest.raises(kind, match=pattern) as caught:
         function()
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 300
 
 
 GENERATE = {
@@ -63,6 +65,52 @@ def test_generate_refuses(lm, name):
     check_refused(InvalidOption, pattern, lambda: lm.generate(prompts, **options))
 
 
+WRONG_TYPES = {
+    "a number for a strategy": (lambda lm, _: lm.generate("The", strategy=3), "strategy 3 is neither"),
+    "no strategy": (lambda lm, _: lm.generate("The", strategy=None), "strategy None is neither"),
+    "no sampling parameters": (lambda lm, _: lm.generate("The", sampling=[None]), r"sampling is .*, not \[None\]"),
+    "a number for prompts": (lambda lm, _: lm.generate(3), "prompts 3 are neither"),
+    "numbers for prompts": (lambda lm, _: lm.generate([3]), "a prompt is a text or a sequence of token ids, not 3"),
+    "fractions of tokens": (lambda lm, _: lm.generate([[1.5]]), r"not \[1.5\]"),
+    "an id of many digits": (lambda lm, _: lm.generate([[10**5000]]), "thousands of digits is not in the vocabulary"),
+    "a text for rows": (lambda lm, _: lm.generate("The", batch_size="2"), "batch_size '2' is not a whole number"),
+    "a number to stream": (lambda lm, _: lm.stream(3), "not 3"),
+    "a number for logits": (lambda lm, _: lm.logits(3), "3 is not a list"),
+    "a number for a folder": (lambda lm, _: lm.save(3), "folder 3 is no text"),
+    "a number for a model": (lambda *_: jaxinfer.load(3), "model 3 is no text"),
+    "a number for a revision": (lambda _, folder: jaxinfer.load(folder, revision=3), "revision 3 is no text"),
+    "a number for a dtype": (lambda _, folder: jaxinfer.load(folder, dtype=3), "dtype 3 is not a text"),
+    "a number for a cache": (lambda _, folder: jaxinfer.load(folder, cache=3), "cache 3 is neither"),
+    "a number for a mesh": (lambda _, folder: jaxinfer.load(folder, mesh=3), "mesh 3 is neither"),
+    "a text for a length": (lambda _, folder: jaxinfer.load(folder, max_len="9"), "max_len '9' is not a whole number"),
+    "a cache of many digits": (lambda _, f: jaxinfer.load(f, cache="paged:page=" + "9" * 5000), "cache paged: page="),
+    "a strategy of many letters": (lambda lm, _: lm.generate("The", strategy="x" * 5000), "unknown strategy"),
+    "a strategy of two lines": (lambda lm, _: lm.generate("The", strategy="a\nb\x1b"), r"strategy 'a\\nb\\x1b'"),
+    "a folder of many letters": (lambda lm, _: lm.generate("The", strategy="medusa:heads=" + "x" * 5000), "no path"),
+    "a tree of many letters": (
+        lambda lm, folder: lm.generate("The", strategy=f"medusa:heads={folder},tree=" + "x" * 5000),
+        "no path",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_arguments_of_other_types_are_refused(lm, folder, name, monkeypatch):
+    monkeypatch.setattr(typing_config, "jaxtyping_disable", True)  # as users call it, whose types nobody checks
+    call, pattern = WRONG_TYPES[name]
+    check_refused(InvalidOption, pattern, lambda: call(lm, folder))
+
+
+@pytest.mark.parametrize("kind", [InvalidOption, CheckpointNotFound, InvalidCheckpoint])
+def test_an_error_is_one_line_with_its_beginning_and_its_end(kind):
+    assert str(kind("a\nfolder\x1b: is wrong")) == "a folder\\x1b: is wrong"
+    for length in (300, 301, 10_000):
+        message = str(kind("begin " + "x" * (length - 10) + " end"))
+        assert len(message) == 300
+        assert (message[:6], message[-4:]) == ("begin ", " end")
+        assert (" ... " in message) == (length > 300)
+
+
 def test_a_refused_call_leaves_the_model_usable(lm):
     check_refused(InvalidOption, "vocabulary", lambda: lm.generate([[3], [-1]]))
     assert len(lm.generate([[3, 4]], max_new_tokens=2)[0].tokens) == 2
@@ -79,6 +127,10 @@ def test_a_refused_call_leaves_the_model_usable(lm):
         ({"top_k": -4}, "top_k=-4"),
         ({"min_p": 1.5}, "min_p=1.5"),
         ({"n": 0}, "n=0"),
+        ({"n": 10**9}, "n=1000000000"),
+        ({"seed": 10**5000}, "thousands of digits"),
+        ({"temperature": 10**5000}, "thousands of digits"),
+        ({"stop": 3}, "stop=3"),
         ({"seed": -1}, "seed=-1"),
         ({"stop": [""]}, "stop=''"),
     ],

@@ -44,8 +44,10 @@ _KINDS = (("dense", DenseLayout), ("paged", PagedLayout), ("streaming", Streamin
 
 def parse_layout(spec: str | CacheLayout) -> CacheLayout:
     """Return the layout of a specification; a layout is returned unchanged."""
-    if not isinstance(spec, str):
+    if isinstance(spec, CacheLayout):
         return spec
+    if not isinstance(spec, str):
+        raise InvalidOption(f"cache {spec!r} is neither a text, such as 'dense', nor a cache layout")
     name, _, options = spec.partition(":")
     kind = dict(_KINDS).get(name)
     if kind is None:
@@ -58,7 +60,7 @@ def parse_layout(spec: str | CacheLayout) -> CacheLayout:
             raise InvalidOption(
                 f"unknown option {key!r} of cache {name}; its options are: {', '.join(known) or 'none'}"
             )
-        if not text.isdecimal():
+        if not (text.isdecimal() and len(text) < 10):
             raise InvalidOption(f"cache {name}: {key}={text!r} is not a whole number")
         values[key] = int(text)
     return kind(**values)

@@ -13,6 +13,8 @@ from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+# No file system has longer names, and asking for one is an error.
+_LONGEST_NAME = 255
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -86,7 +88,7 @@ def _open_shards(folder: Path) -> _Shards:
         # A shard must be a plain file name: an index must not point outside its folder.
         if shard in ("", ".", "..") or Path(shard).name != shard or "\0" in shard:
             raise InvalidCheckpoint(f"{folder / _INDEX}: {shard!r} is not a plain file name")
-        if not (folder / shard).is_file():
+        if len(shard) > _LONGEST_NAME or not (folder / shard).is_file():
             raise InvalidCheckpoint(f"{folder / shard}: this shard is missing; fetch all files of the model")
         files[shard] = SafetensorsFile(folder / shard)
     held = {shard: file.shapes().keys() for shard, file in files.items()}

@@ -12,7 +12,7 @@ from jaxinfer import __version__
 from jaxinfer.cli.interrupts import delivered_interrupts
 from jaxinfer.cli.processes import error_stream
 from jaxinfer.command_line import Parser, describe
-from jaxinfer.errors import JaxinferError
+from jaxinfer.errors import JaxinferError, one_line
 
 # Where each subcommand's ``add_arguments`` and ``run`` stand; only the one that is asked for is imported.
 COMMANDS = MappingProxyType(
@@ -116,7 +116,7 @@ def _make_output_total() -> None:
 
 def _report(message: str) -> int:
     _drain_output()
-    print(f"error: {' '.join(message.split())}", file=error_stream(), flush=True)
+    print(f"error: {one_line(message)}", file=error_stream(), flush=True)
     return EXIT_MISTAKE
 
 

@@ -46,6 +46,8 @@ def read_prompts(options: argparse.Namespace) -> list[str]:
 def read_entries(source: str) -> list[PromptEntry]:
     """Return the prompts of a file or standard input with their categories, at least one and none of them empty."""
     if source == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise InvalidOption("standard input is closed: give a prompt, or --prompts FILE.jsonl")
         return _read_lines("standard input", sys.stdin.buffer, plain_allowed=True)
     with open(source, "rb") as file:
         return _read_lines(source, file, plain_allowed=False)

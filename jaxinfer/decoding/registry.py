@@ -51,6 +51,8 @@ def parse_strategy(spec: str | Strategy) -> Strategy:
     """Return the strategy that a specification names; a strategy object is returned as it is."""
     if isinstance(spec, Strategy):
         return spec
+    if not isinstance(spec, str):
+        raise InvalidOption(f"strategy {spec!r} is neither a text, such as 'prompt_lookup', nor a Strategy")
     terms = _terms(spec)
     if len(terms) > 1:
         return _parse_sum(terms)

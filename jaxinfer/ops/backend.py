@@ -160,7 +160,11 @@ class Backend:
 
 def default_platform() -> Platform:
     """Return the platform that JAX uses in this process."""
-    name = jax.default_backend()
+    try:
+        name = jax.default_backend()
+    except (RuntimeError, ValueError) as error:  # a platform that JAX does not know, or that is not here
+        known = "; unset JAX_PLATFORMS, or set it to cpu" if jax.config.jax_platforms else ""  # pyright: ignore[reportAttributeAccessIssue]
+        raise InvalidOption(f"JAX finds no device: {error}{known}") from error
     return {"cpu": "cpu", "tpu": "tpu"}.get(name, "gpu")  # pyright: ignore[reportReturnType]
 
 
@@ -182,6 +186,9 @@ def choose_backend(
     strategies share with plain decoding: ``bits``, or the tokens wherever their ``margin`` is larger than rounding
     (default). Where the CPU kernels run, they share all bits in either case.
     """
+    for name, value in (("exact", exact), ("dtype", dtype)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidOption(f"{name} {value!r} is not a text")
     if exact is not None and exact not in get_args(Exact):
         raise InvalidOption(f"unknown exactness {exact!r}; use one of {', '.join(get_args(Exact))}")
     platform = platform or default_platform()

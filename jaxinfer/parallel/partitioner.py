@@ -179,6 +179,8 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         mesh = parse_mesh(mesh)
     if isinstance(mesh, MeshConfig):
         mesh = mesh.build(jax.devices())
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise InvalidOption(f"mesh {mesh!r} is neither a text, such as 'tensor=4', nor a MeshConfig or a Mesh")
     if mesh is not None and mesh.axis_names != MESH_AXES:
         raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
     if mesh is not None:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
-from jaxinfer.errors import InvalidOption
+from jaxinfer.errors import InvalidOption, shown
 
 MAX_SEED = 2**63 - 1
+# Of one prompt: each has a row of its own.
+MAX_SAMPLES = 2**16
 # The least and the greatest temperature above zero. Beyond them, divided logits leave float32's range.
 MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 1e6
@@ -59,7 +61,7 @@ class SamplingParams:
         self._set("frequency_penalty", _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
         self._set("logit_bias", _bias(self.logit_bias))
         self._set("seed", _integer("seed", self.seed, 0, "0 to 2**63 - 1", most=MAX_SEED))
-        self._set("n", _integer("n", self.n, 1, "1 or more"))
+        self._set("n", _integer("n", self.n, 1, f"1 to {MAX_SAMPLES}", most=MAX_SAMPLES))
         self._set("stop", _stop(self.stop))
         self._set("min_new_tokens", _integer("min_new_tokens", self.min_new_tokens, 0, "0 or more"))
         for name in ("ignore_eos", "logprobs"):
@@ -71,13 +73,16 @@ class SamplingParams:
 
 
 def _invalid(name: str, value: Any, valid: str) -> InvalidOption:
-    return InvalidOption(f"{name}={value!r} is not valid: use {valid}")
+    return InvalidOption(f"{name}={shown(value)} is not valid: use {valid}")
 
 
 def _real(name: str, value: Any, valid: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or value != value:  # NaN
         raise _invalid(name, value, valid)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _invalid(name, value, valid) from None
 
 
 def _between(name: str, value: Any, least: float, most: float) -> float:

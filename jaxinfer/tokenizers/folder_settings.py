@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import AddedToken
 from jaxinfer.errors import InvalidTokenizer
 from jaxinfer.tokenizers.chat_template import ChatTemplate
 
+_ID = re.compile(r"[0-9]{1,10}")
 _MOST_TEMPLATE_BYTES = 1 << 20
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -112,7 +114,7 @@ def _read_added_tokens(config: Mapping[str, Any], folder: Path) -> dict[int, Add
     declared = config.get("added_tokens_decoder") or {}
     tokens: dict[int, AddedToken] = {}
     for key, value in declared.items() if isinstance(declared, dict) else [("", declared)]:
-        if not key.isdecimal() or not isinstance(value, dict):
+        if not _ID.fullmatch(key) or not isinstance(value, dict):
             raise InvalidTokenizer(f"{folder}: added_tokens_decoder must map ids to tokens, not {key!r} to {value!r}")
         flags = {name: bool(value.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "special")}
         normalized = bool(value.get("normalized", not flags["special"]))

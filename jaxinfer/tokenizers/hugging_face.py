@@ -1,5 +1,7 @@
 """Tokenizers run by the ``tokenizers`` library: a ``tokenizer.json``, or the vocabulary of a GGUF file."""
 
+import base64
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from jaxinfer.tokenizers.chat_template import ChatTemplate
 from jaxinfer.tokenizers.folder_settings import FolderSettings
 from jaxinfer.tokenizers.tokenizer import check_text
 
+_CHARSMAP = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _BYTE_NAMES = tuple(f"<0x{value:02X}>" for value in range(256))
 
 
@@ -40,12 +43,18 @@ class HuggingFaceTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the same ids as transformers."""
         check_text(text)
-        return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            raise (_failure("encode a text", error) if _is_of_library(error) else error) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of the ids; ids outside the vocabulary are skipped."""
         known = [int(token) for token in ids if 0 <= token < self.vocab_size]
-        return self._pipeline.decode(known, skip_special_tokens=skip_special_tokens)
+        try:
+            return self._pipeline.decode(known, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise (_failure("decode tokens", error) if _is_of_library(error) else error) from error
 
     def token(self, token_id: int) -> str | None:
         """Return a token as written in the vocabulary."""
@@ -56,11 +65,34 @@ class HuggingFaceTokenizer:
         return self._pipeline.to_str()
 
 
+def _is_of_library(error: BaseException) -> bool:
+    """Tell whether the library raised an error: bare exceptions, and panics, which are no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _failure(what: str, error: BaseException) -> InvalidTokenizer:
+    return InvalidTokenizer(f"the tokenizer is damaged: it cannot {what} ({error}); fetch its files again")
+
+
+def _check_charsmaps(content: str) -> None:
+    """Look at compiled maps of characters as the library does, which panics and prints a trace where one is broken."""
+    for found in _CHARSMAP.finditer(content):
+        data = base64.b64decode(found[1].replace("\\/", "/"))
+        size = int.from_bytes(data[:4], "little")
+        if len(data) < 4 or 4 + size > len(data):
+            raise ValueError("precompiled_charsmap is cut short")
+        data[4 + size // 4 * 4 :].decode("utf-8")
+
+
 def read_tokenizer_json(path: Path, settings: FolderSettings) -> HuggingFaceTokenizer:
     """Build a folder's tokenizer from its ``tokenizer.json`` and the settings beside it."""
     try:
-        pipeline = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises bare exceptions
+        content = path.read_text(encoding="utf-8")
+        _check_charsmaps(content)
+        pipeline = tokenizers.Tokenizer.from_str(content)
+    except BaseException as error:  # the library raises bare exceptions, and panics that are none
+        if not _is_of_library(error):
+            raise
         reason = " ".join(str(error).split())
         raise InvalidTokenizer(f"{path} is damaged: {reason}; fetch it again") from error
     add_declared_tokens(pipeline, settings, path.name)

@@ -102,6 +102,7 @@ def test_a_missing_shard_is_named(tmp_path):
         ({"x": "../x.safetensors"}, "plain file name"),
         ({"x": "/etc/passwd"}, "plain file name"),
         ({"x": ""}, "plain file name"),
+        ({"x": "x" * 5000}, "this shard is missing"),
     ],
 )
 def test_a_bad_index_is_refused(tmp_path, weight_map, named):

@@ -1,7 +1,11 @@
 """Every mistake of a user's ends in exit code 2 and one line that names the thing; nothing is printed as a result."""
 
+import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +28,8 @@ def assert_mistake(outcome: Outcome, *named: str) -> None:
     assert outcome.out == ""
     assert outcome.err.splitlines() == outcome.error_lines
     assert len(outcome.error_lines) == 1
+    assert outcome.error_lines[0].isprintable()
+    assert len(outcome.error_lines[0]) <= len("error: ") + 300
     for name in named:
         assert name in outcome.error_lines[0]
 
@@ -57,6 +63,10 @@ OPTION_MISTAKES = {
     "no samples": (["generate", "x", "--num-samples", "0"], ["--num-samples", "0"]),
     "logprobs in text": (["generate", "x", "--logprobs"], ["--logprobs", "--json"]),
     "unknown strategy": (["generate", "x", "--strategy", "magic"], ["magic", "autoregressive"]),
+    "a strategy of many letters": (["generate", "x", "--strategy", "x" * 5000], ["unknown strategy 'xxx", "beam"]),
+    "a strategy of two lines": (["generate", "x", "--strategy", "a\nb\x1b[31m"], ["unknown strategy 'a\\nb\\x1b[31m'"]),
+    "a file of many letters": (["generate", "--prompts", "x" * 5000], ["File name too long"]),
+    "a model of many letters": (["generate", "x", "--model", "./" + "x" * 5000], ["no such file"]),
     "unknown strategy option": (["generate", "x", "--strategy", "autoregressive:k=1"], ["'k'", "autoregressive"]),
     "a search of no text": (["generate", "x", "--strategy", "beam:width=0"], ["beam", "width=0"]),
     "more results than beams": (
@@ -201,6 +211,21 @@ def test_a_bad_line_of_prompts_is_named(run: Run, tmp_path: Path, content: bytes
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
     assert_mistake(run("generate", "--prompts", path), "prompts.jsonl", *named)
+
+
+@pytest.mark.parametrize("command", [["generate", "-"], ["generate", "--prompts", "-"], ["chat"]])
+def test_a_closed_standard_input_is_one_line(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr(io, "TextIOWrapper", lambda *_, **__: None)  # what Python makes of a closed one is None
+    assert_mistake(run(*command, "--model", folder), "standard input is closed")
+
+
+def test_a_platform_that_jax_does_not_know_is_one_line(folder: Path) -> None:
+    command = [sys.executable, "-m", "jaxinfer", "generate", "x", "--model", str(folder)]
+    environment = {**os.environ, "JAX_PLATFORMS": "foo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert_mistake(Outcome(done.returncode, done.stdout, done.stderr), "JAX finds no device", "foo", "JAX_PLATFORMS")
 
 
 def test_a_wrong_checksum_on_fetch_is_one_error_and_leaves_no_file(

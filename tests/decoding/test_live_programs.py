@@ -111,20 +111,21 @@ def bits(results: list[GenerationResult]) -> list[Any]:
 def test_dropped_programs_are_unmapped_and_come_back_bit_for_bit(tiny_llama_folder: Callable[..., Path]) -> None:
     model, live = load(tiny_llama_folder(num_layers=1)), LivePrograms(Bound(most=1, least=1))
     model.programs = Programs(model.programs.decoder, live=live)
-    first = np.asarray(model.logits([[1, 40, 41]]))
+    model.logits([[1, 2], [1, 3], [1, 4]])
     before = num_maps()
+    first = np.asarray(model.logits([[1, 40, 41]]))
     model.logits([[1, 40, 41], [1, 42]])
     grown = num_maps() - before
     assert len(model.programs.live) == 1
     for _ in range(2):
         assert np.array_equal(np.asarray(model.logits([[1, 40, 41]])), first)
-        assert model.programs.compilations == 3
-    # What else a call of new shapes leaves is less than its program, which goes without a collection of garbage.
+        assert model.programs.compilations == 4
+    # What else two calls of new shapes leave is little beside a program, which goes without a collection of garbage.
     gc.disable()
     try:
         before = num_maps()
         del model.programs
-        assert before - num_maps() > max(grown, 20)
+        assert before - num_maps() > max(3 * grown, 20)
     finally:
         gc.enable()
 
@@ -159,27 +160,39 @@ def test_an_engine_serves_the_same_with_few_programs(
 @ON_LINUX
 @pytest.mark.exhaustive
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("num_calls", [3000])
-def test_a_process_that_meets_many_shapes_stays_as_it_is(tmp_path: Path, num_calls: int) -> None:
-    """Random strategies, rows and lengths, some 800 programs in all; maps and memory as after the first tenth.
+@pytest.mark.parametrize(
+    ("num_calls", "most_rows", "longest", "most_maps"),
+    [(3000, 2, 100, 6000), (5000, 8, 400, None)],
+    ids=["few", "many"],
+)
+def test_a_process_that_meets_many_shapes_stays_as_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_calls: int,
+    most_rows: int,
+    longest: int,
+    most_maps: int | None,
+) -> None:
+    """Random strategies, rows and lengths: many more programs than may live; maps and memory as once all are compiled.
 
     Programs are kept in a folder, from which those that were dropped are read: that makes thousands of calls possible.
     Every hundredth call repeats the first one, which has the same bits.
     """
     model = load(shared_data("models/stories260K-hf"), kept=tmp_path / "kept")
-    assert model.programs.kept is not None
-    allowed, rng = system_bound().most_maps, random.Random(5)
+    if most_maps is not None:
+        monkeypatch.setattr(LIVE, "_bound", Bound(most_maps=most_maps, least=4))
+    allowed, rng = LIVE.bound.most_maps, random.Random(5)
     assert allowed is not None
     first = bits(say(model, 1, 5))
     maps, resident = [], []
     for number in range(num_calls):
         if number % 100 == 99:
             assert bits(say(model, 1, 5)) == first
-        say(model, rng.randint(1, 8), rng.randint(5, 400), rng.choice(STRATEGIES))
+        say(model, rng.randint(1, most_rows), rng.randint(5, longest), rng.choice(STRATEGIES))
         maps.append(num_maps())
         ctypes.CDLL(None).malloc_trim(0)
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
-        if number % 50 == 49:
+        if number % 100 == 99:
             times = model.programs.times
             print(
                 f"{number + 1} calls: {maps[-1]} maps, {resident[-1] >> 20} MiB, {len(model.programs.live)} programs "
@@ -187,7 +200,7 @@ def test_a_process_that_meets_many_shapes_stays_as_it_is(tmp_path: Path, num_cal
                 file=sys.stderr,
                 flush=True,
             )
-    assert max(maps) <= allowed
-    tenth = num_calls // 10
-    assert max(maps[-tenth:]) <= 1.1 * max(maps[: 2 * tenth])
-    assert max(resident[-tenth:]) <= 1.3 * max(resident[: 2 * tenth])
+    assert max(maps) <= allowed + 100  # the small programs that make a call's arrays come after its last look
+    half = num_calls // 2
+    assert max(maps[half:]) <= 1.05 * max(maps[:half])
+    assert max(resident[half:]) <= 1.1 * max(resident[:half])

@@ -4,6 +4,27 @@ from tests.mutants.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "there may be any number of heads",
+        "jaxinfer/checkpoint/drafters/heads.py",
+        "if type(value) is not int or not least <= value <= most:",
+        "if type(value) is not int or value < least:",
+        "tests/checkpoint/drafters/test_heads.py::test_a_number_of_heads_that_no_file_holds_is_refused_before_anything_is_made_of_it",
+    ),
+    Fault(
+        "numbers of any length name heads",
+        "jaxinfer/checkpoint/drafters/heads.py",
+        'r"[0-9]{1,4}"',
+        'r"[0-9]+"',
+        "tests/checkpoint/drafters/test_heads.py::test_a_tensor_whose_head_has_many_digits_has_no_place",
+    ),
+    Fault(
+        "a shard's name may be too long for a file system",
+        "jaxinfer/checkpoint/hf_folder.py",
+        "if len(shard) > _LONGEST_NAME or not",
+        "if not",
+        "tests/checkpoint/test_hf_folder.py::test_a_bad_index_is_refused",
+    ),
+    Fault(
         "Q4_0 has its zero a step too low",
         "jaxinfer/checkpoint/gguf/blocks.py",
         "np.int8(8)",

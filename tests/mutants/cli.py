@@ -8,6 +8,41 @@ _LANGUAGE = "tests/test_language_model.py"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "an error is as long as what it quotes",
+        "jaxinfer/errors.py",
+        "    if len(line) <= _LONGEST:\n",
+        "    if line:\n",
+        "tests/test_bad_input.py::test_an_error_is_one_line_with_its_beginning_and_its_end",
+    ),
+    Fault(
+        "an error quotes control characters",
+        "jaxinfer/errors.py",
+        "char if char.isprintable() else ascii(char)[1:-1]",
+        "char",
+        "tests/test_bad_input.py::test_an_error_is_one_line_with_its_beginning_and_its_end",
+    ),
+    Fault(
+        "a strategy of any type is parsed",
+        "jaxinfer/decoding/registry.py",
+        "    if not isinstance(spec, str):\n",
+        "    if spec is True:\n",
+        "tests/test_bad_input.py::test_arguments_of_other_types_are_refused",
+    ),
+    Fault(
+        "a closed standard input is read",
+        "jaxinfer/cli/prompts.py",
+        "        if sys.stdin is None:\n",
+        "        if sys.stdin is False:\n",
+        f"{_CLI}/test_mistakes.py::test_a_closed_standard_input_is_one_line",
+    ),
+    Fault(
+        "JAX's own error about platforms passes",
+        "jaxinfer/ops/backend.py",
+        "    except (RuntimeError, ValueError) as error:  # a platform",
+        "    except KeyError as error:  # a platform",
+        f"{_CLI}/test_mistakes.py::test_a_platform_that_jax_does_not_know_is_one_line",
+    ),
+    Fault(
         "an audit that fails exits with 0",
         "jaxinfer/cli/commands/verify.py",
         "EXIT_UNEXPLAINED = 1",

@@ -10,7 +10,58 @@ _SCRIPTED, _OF_STRATEGIES = "tests/decoding/test_tree_step.py::", "tests/decodin
 _SIBLINGS = "tests/decoding/acceptance/test_rejection.py::test_trees_with_equal_siblings_follow_the_law[2.0]"
 _EXACT = "tests/decoding/test_exactness.py::test_texts_are_those_of_plain_decoding"
 
+_LIVE, _OF_LIVE = "jaxinfer/decoding/live_programs.py", "tests/decoding/test_live_programs.py::"
+
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "programs are never dropped",
+        _LIVE,
+        "while self.bound.is_exceeded(len(self._programs)):",
+        "while False:",
+        f"{_OF_LIVE}test_dropped_programs_are_unmapped_and_come_back_bit_for_bit",
+    ),
+    Fault(
+        "a program that is used stays as old as it was",
+        _LIVE,
+        "            if program is not None:\n                self._programs.move_to_end((owner, key))\n",
+        "",
+        f"{_OF_LIVE}test_the_program_that_was_used_longest_ago_goes_first_whoever_owns_it",
+    ),
+    Fault(
+        "programs outlive their owner",
+        _LIVE,
+        "del self._programs[owner, key]",
+        "self._programs[owner, key]",
+        f"{_OF_LIVE}test_an_owner_takes_its_programs_along",
+    ),
+    Fault(
+        "maps of others drop even the programs that run",
+        _LIVE,
+        "if num_programs <= self.least:",
+        "if num_programs <= 1:",
+        f"{_OF_LIVE}test_maps_bound_programs_but_for_the_few_that_were_used_last",
+    ),
+    Fault(
+        "maps are not counted",
+        _LIVE,
+        "_num_maps() > self.most_maps",
+        "_num_maps() < 0",
+        f"{_OF_LIVE}test_maps_bound_programs_but_for_the_few_that_were_used_last",
+    ),
+    Fault(
+        "all of the system's maps may be taken",
+        _LIVE,
+        "_PART = 3",
+        "_PART = 1",
+        f"{_OF_LIVE}test_the_bound_is_a_third_of_what_the_system_allows",
+    ),
+    Fault(
+        "an old program is held on to",
+        _PROGRAMS,
+        "            self._live.add(self._owner, key, program)",
+        "            self._live.add(self._owner, key, program)\n            vars(self)[key] = program",
+        f"{_OF_LIVE}test_dropped_programs_are_unmapped_and_come_back_bit_for_bit",
+    ),
     Fault(
         "nodes that fill a step are drafts",
         _FIXED,

@@ -4,6 +4,13 @@ from tests.mutants.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "a head may have any number of lanes",
+        "jaxinfer/models/families/rope.py",
+        "    if dim > _MOST_LANES:",
+        "    if dim < 0:",
+        "tests/models/families/test_rope.py::test_heads_of_more_lanes_than_any_has_are_refused_before_their_angles_are_computed",
+    ),
+    Fault(
         "linear scaling is forgotten",
         "jaxinfer/models/rope_frequencies.py",
         "return plain / scaling.factor, 1.0",

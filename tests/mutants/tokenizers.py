@@ -2,7 +2,109 @@
 
 from tests.mutants.fault import Fault
 
+_ENVIRONMENT, _BUDGET = "jaxinfer/tokenizers/sandbox/environment.py", "jaxinfer/tokenizers/sandbox/budget.py"
+_OPERATIONS, _OF_TEMPLATES = "jaxinfer/tokenizers/sandbox/operations.py", "tests/tokenizers/test_chat_template.py::"
+_HOSTILE = f"{_OF_TEMPLATES}test_hostile_templates_end_soon_and_take_little_memory"
+
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "turns of a loop cost nothing",
+        _ENVIRONMENT,
+        "    if isinstance(node, nodes.For):\n        node.body.insert",
+        "    if False:\n        node.body.insert",
+        f"{_OF_TEMPLATES}test_a_template_has_the_steps_and_the_seconds_of_its_budget",
+    ),
+    Fault(
+        "text in a loop costs nothing",
+        _ENVIRONMENT,
+        "is_repeated |= isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block)",
+        "is_repeated = False",
+        f"{_OF_TEMPLATES}test_text_that_a_template_repeats_counts_wherever_it_stands",
+    ),
+    Fault(
+        "concatenation is Jinja's own",
+        _ENVIRONMENT,
+        "if isinstance(node, nodes.Concat):",
+        "if False:",
+        _HOSTILE + "[concatenation]",
+    ),
+    Fault(
+        "literals may share parts without end",
+        _ENVIRONMENT,
+        'if isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):',
+        "if False:",
+        _HOSTILE + "[lists that share]",
+    ),
+    Fault(
+        "values of any size are made",
+        _BUDGET,
+        "if most_nodes is not None and nodes + len(waiting) > most_nodes:",
+        "if False:",
+        f"{_OF_TEMPLATES}test_a_value_has_a_bound_of_its_own",
+    ),
+    Fault(
+        "a filter's result is not looked at",
+        _ENVIRONMENT,
+        "return budget.made(function(*args, **kwargs))",
+        "return function(*args, **kwargs)",
+        _HOSTILE + "[defaults that share]",
+    ),
+    Fault(
+        "products are made before they are looked at",
+        _OPERATIONS,
+        "                budget.write(len(many) * max(times, 0))",
+        "                pass",
+        _HOSTILE + "[a product of a product]",
+    ),
+    Fault(
+        "fields are as wide as a template asks for",
+        _OPERATIONS,
+        '    if width > _WIDEST:\n        raise SecurityError("it asks for too wide a field")\n',
+        "",
+        _HOSTILE + "[the method format]",
+    ),
+    Fault(
+        "methods of strings cost nothing",
+        _ENVIRONMENT,
+        "elif isinstance(owner, str | bytes | int) and (rule := operations.METHODS.get(__obj.__name__)):",
+        "elif False and (rule := operations.METHODS.get(__obj.__name__)):",
+        _HOSTILE + "[the method replace]",
+    ),
+    Fault(
+        "a template may take any time",
+        _BUDGET,
+        "and time.thread_time() > self._end)",
+        "and time.thread_time() < 0)",
+        f"{_OF_TEMPLATES}test_a_template_has_the_steps_and_the_seconds_of_its_budget",
+    ),
+    Fault(
+        "long conversations have the budget of short ones",
+        _BUDGET,
+        "_CHARACTERS + _CHARACTERS_PER_CHARACTER * characters",
+        "_CHARACTERS",
+        f"{_OF_TEMPLATES}test_the_budget_grows_with_the_conversation",
+    ),
+    Fault(
+        "pipes are read as templates",
+        "jaxinfer/tokenizers/folder_settings.py",
+        'if os.path.lexists(folder / "chat_template.jinja"):',
+        'if (folder / "chat_template.jinja").is_file():',
+        f"{_OF_TEMPLATES}test_a_template_is_a_small_regular_file",
+    ),
+    Fault(
+        "panics of the library pass",
+        "jaxinfer/tokenizers/hugging_face.py",
+        'return isinstance(error, Exception) or type(error).__name__ == "PanicException"',
+        "return isinstance(error, Exception)",
+        "tests/tokenizers/test_folder.py::test_a_panic_of_the_library_is_one_of_our_errors",
+    ),
+    Fault(
+        "maps of characters are left to the library",
+        "jaxinfer/tokenizers/hugging_face.py",
+        "        _check_charsmaps(content)\n",
+        "",
+        "tests/tokenizers/test_folder.py::test_a_broken_map_of_characters_is_refused_and_the_library_does_not_panic",
+    ),
     Fault(
         "a character that is cut in a stream is shown broken",
         "jaxinfer/tokenizers/stream.py",
@@ -40,7 +142,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "lines of a template leave their line ends",
-        "jaxinfer/tokenizers/chat_template.py",
+        "jaxinfer/tokenizers/sandbox/environment.py",
         "trim_blocks=True",
         "trim_blocks=False",
         "tests/tokenizers/test_chat_template.py::test_templates_have_the_features_of_transformers",

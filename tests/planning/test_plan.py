@@ -50,7 +50,7 @@ def test_each_of_many_devices_holds_a_copy_of_a_key_head(topology, tensor):
 @pytest.mark.parametrize(
     ("topology", "tensor"),
     [
-        pytest.param("v5e:4x8", 32, marks=pytest.mark.slow),
+        pytest.param("v5e:4x8", 32, marks=pytest.mark.exhaustive),
         pytest.param("v6e:2x4", 8, marks=pytest.mark.exhaustive),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_estimated(refused):
 
 @CHECKED_BY_COMPILING
 @pytest.mark.parametrize(
-    "temporaries", [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(0.02, marks=pytest.mark.slow), 0.4]
+    "temporaries", [pytest.param(0.0, marks=pytest.mark.exhaustive), pytest.param(0.02, marks=pytest.mark.slow), 0.4]
 )
 def test_what_fits_instead_is_the_most_that_does(refused, monkeypatch, temporaries):
     """The compiler's part is played by a sum in which temporaries are a share of the cache, rounded as it rounds."""

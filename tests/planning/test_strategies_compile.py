@@ -69,10 +69,14 @@ CASES = {name: _SHAPED.get(name) or parse_strategy(name) for name in STRATEGIES 
     "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads())
 }
 
+# A chain, a model of its own, a tree of heads, one of streams, three levels of caches, a memory of the whole text.
+WIDE = ("prompt_lookup", "draft_model", "streams", "triforce", "token_recycling", "medusa:tree=dynamic:64")
+
 
 # In the ordinary run test_eight_chips compiles plain decoding and a given tree.
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in CASES]
+)
 def test_a_step_copies_no_cache(name):
     """Temporaries stay under a twentieth of the cache, of which a copy would take half."""
     strategy = CASES[name]

@@ -116,15 +116,15 @@ HOSTILE = {
     "a list's product": "{% set x = [1] * 1000000000 %}",
     "lists of a list": "{% set x = [[[1] * 1000] * 1000] * 1000 %}{{ x }}",
     "bytes": "{{ 'a'.encode() * 4000000000 }}",
-    "a sum": "{% set x = 'abcdefgh' %}" + "{% set x = x + x %}" * 40,
-    "concatenation": "{% set x = 'abcdefgh' %}" + "{% set x = x ~ x %}" * 40,
-    "a block": "{% set x = 'abcdefgh' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 40,
-    "lists that share": "{% set x = [1] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}",
-    "tuples that share": "{% set x = (1,) %}" + "{% set x = (x, x) %}" * 60 + "{{ {x: 1} }}",
-    "dicts that share": "{% set x = {} %}" + "{% set x = dict(a=x, b=x) %}" * 60 + "{{ x | tojson }}",
+    "a sum": "{% set x = 'abcdefgh' %}" + "{% set x = x + x %}" * 26,
+    "concatenation": "{% set x = 'abcdefgh' %}" + "{% set x = x ~ x %}" * 26,
+    "a block": "{% set x = 'abcdefgh' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 26,
+    "lists that share": "{% set x = [1] %}" + "{% set x = [x, x] %}" * 26 + "{{ x }}",
+    "tuples that share": "{% set x = (1,) %}" + "{% set x = (x, x) %}" * 26 + "{{ {x: 1} }}",
+    "dicts that share": "{% set x = {} %}" + "{% set x = dict(a=x, b=x) %}" * 26 + "{{ x | tojson }}",
     "arguments that share": "{% macro m() %}{{ m(varargs, varargs) }}{% endmacro %}{{ m(1) }}",
     "defaults that share": "{% set x = [1] %}"
-    + "{% set x = range(50) | map(attribute='q', default=x) | list %}" * 20
+    + "{% set x = range(50) | map(attribute='q', default=x) | list %}" * 4
     + "{{ x }}",
     "powers": "{{ 9 ** (9 ** 9) }}",
     "large numbers": "{% set s = namespace(x=2 ** 999) %}{% for i in range(99) %}{% set s.x = s.x * s.x %}{% endfor %}",
@@ -191,11 +191,32 @@ def test_a_template_has_the_steps_and_the_seconds_of_its_budget(monkeypatch):
     with pytest.raises(InvalidTokenizer, match="cannot be run: it takes too long"):
         ChatTemplate(loops.replace("N", "130")).render(MESSAGES)
     monkeypatch.setattr(budget, "_SECONDS", 0.05)
-    turns = "{% for a in range(400) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}"
+    turns = "{% set r = range(99999) %}{% for a in range(400) %}{% for b in r if false %}{% endfor %}{% endfor %}"
     began = time.thread_time()
     with pytest.raises(InvalidTokenizer, match="cannot be run: it takes too long"):
         ChatTemplate(turns).render(MESSAGES)
     assert time.thread_time() - began < 1
+
+
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(300) %}TEXT{% endfor %}",
+        "{% macro m() %}TEXT{% endmacro %}{% for a in range(300) %}{% set b = m() %}{% endfor %}",
+        "{% block b %}TEXT{% endblock %}{% for a in range(300) %}{% set b = self.b() %}{% endfor %}",
+    ],
+)
+def test_text_that_a_template_repeats_counts_wherever_it_stands(source):
+    with pytest.raises(InvalidTokenizer, match="cannot be run: it writes too much"):
+        ChatTemplate(source.replace("TEXT", "x" * 60_000)).render(MESSAGES)
+
+
+def test_a_value_has_a_bound_of_its_own():
+    template = "{% set x = [1] %}" + "{% set x = [x, x] %}" * 18
+    with pytest.raises(InvalidTokenizer, match="cannot be run: it makes too large a value"):
+        ChatTemplate(template).render(MESSAGES)
+    assert ChatTemplate(template.replace("x, x", "x")).render(MESSAGES) == ""
 
 
 def test_the_budget_grows_with_the_conversation():

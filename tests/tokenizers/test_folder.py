@@ -142,3 +142,32 @@ def test_bytes_that_are_not_text_are_refused(folder):
 def test_a_checkpoint_without_a_tokenizer_says_what_to_add(tmp_path):
     with pytest.raises(InvalidTokenizer, match=r"has no tokenizer: put the model's tokenizer\.json"):
         load_tokenizer(open_folder(tmp_path))
+
+
+def with_parts(pipeline, **parts):
+    return {**json.loads(pipeline.to_str()), **parts}
+
+
+@pytest.mark.parametrize("charsmap", ["", "AAAA", "/////w==", "BAAAAAAAAAD/"])
+def test_a_broken_map_of_characters_is_refused_and_the_library_does_not_panic(pipeline, folder, capfd, charsmap):
+    parts = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}}
+    write(folder, "tokenizer.json", with_parts(pipeline, **parts))
+    with pytest.raises(InvalidTokenizer, match=r"tokenizer\.json is damaged"):
+        load_tokenizer(open_folder(folder))
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_panic_of_the_library_is_one_of_our_errors(pipeline, folder):
+    """It strips more from the end of a token than the token has."""
+    parts = {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}}
+    write(folder, "tokenizer.json", with_parts(pipeline, **parts))
+    tokenizer = load_tokenizer(open_folder(folder))
+    with pytest.raises(InvalidTokenizer, match="the tokenizer is damaged: it cannot decode tokens"):
+        tokenizer.decode(tokenizer.encode("a"))
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "-1", "1.5", "\N{ARABIC-INDIC DIGIT ONE}"])
+def test_a_declared_id_that_is_no_number_is_refused(folder, key):
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": {key: {"content": "x"}}})
+    with pytest.raises(InvalidTokenizer, match="added_tokens_decoder must map ids to tokens"):
+        load_tokenizer(open_folder(folder))

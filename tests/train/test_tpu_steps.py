@@ -91,7 +91,7 @@ def test_a_step_of_medusa_1_fits(base):
     check(compile_medusa_1(CONFIG, base, abstract_heads(base[2]), NUM_HEADS, rows=64))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_of_medusa_2_fits(base):
     """Adapters of rank 32 on all linear layers, rows of 2,048 tokens, blocks computed anew on the way back."""
     mesh, backend, params = base

@@ -24,7 +24,7 @@ from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
 from jaxinfer.checkpoint.hf_folder import read_json_object, refuse_pickle
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, shown
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.drafters.heads import heads_width, is_conditioned
 from jaxinfer.notation import Params
@@ -34,6 +34,9 @@ _OWN, _OWN_WEIGHTS = "heads.json", "heads.safetensors"
 _MEDUSA, _MEDUSA_WEIGHTS, _MEDUSA_PICKLE = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _SCALE = "_scale"
 _PREFIX = re.compile(r"medusa_heads?\.")
+_HEAD = re.compile(r"[0-9]{1,4}")
+# Heads and their layers, and channels and tokens. No file holds more, but any number is quickly written in JSON.
+_MOST, _WIDEST = 1024, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ def _describe(folder: Path, config: DecoderConfig) -> tuple[HeadsDescription, Pa
     listed = _count(folder / _MEDUSA, settings, "medusa_num_heads", 1)
     # Published checkpoints hold more heads than their config says.
     held = [name.split(".")[0] for name in (_PREFIX.sub("", name, count=1) for name in SafetensorsFile(path).shapes())]
-    num_heads = max([listed, *(int(head) + 1 for head in held if head.isdecimal())])
+    # A longer number leads nowhere: its tensor has no place then.
+    num_heads = max([listed, *(int(head) + 1 for head in held if _HEAD.fullmatch(head))])
     num_layers = _count(folder / _MEDUSA, settings, "medusa_num_layers", 0)
     base = settings.get("base_model_name_or_path")
     return HeadsDescription(num_heads, num_layers, config.model_dim, config.vocab_size, base=base), path
@@ -178,10 +182,8 @@ def _read_own(path: Path) -> HeadsDescription:
     known = {field.name for field in fields(HeadsDescription)}
     if unknown := sorted(settings.keys() - known):
         raise InvalidCheckpoint(f"{path}: unknown field {unknown[0]}; the fields are {', '.join(sorted(known))}")
-    counts = {
-        key: _count(path, settings, key, least)
-        for key, least in {"num_heads": 1, "num_layers": 0, "model_dim": 1, "vocab_size": 1}.items()
-    }
+    bounds = {"num_heads": (1, _MOST), "num_layers": (0, _MOST), "model_dim": (1, _WIDEST), "vocab_size": (1, _WIDEST)}
+    counts = {key: _count(path, settings, key, *bound) for key, bound in bounds.items()}
     for key in ("conditioned", "share_lm_head"):
         if type(settings.get(key, False)) is not bool:
             raise InvalidCheckpoint(f"{path}: {key} must be true or false, not {settings[key]!r}")
@@ -196,10 +198,10 @@ def _read_own(path: Path) -> HeadsDescription:
     return HeadsDescription(**{**settings, **counts, "draft_ids": ids})
 
 
-def _count(path: Path, settings: Mapping[str, Any], key: str, least: int) -> int:
+def _count(path: Path, settings: Mapping[str, Any], key: str, least: int, most: int = _MOST) -> int:
     value = settings.get(key)
-    if type(value) is not int or not least <= value <= 1 << 24:
-        raise InvalidCheckpoint(f"{path}: {key} must be a whole number of {least} or more, not {value!r}")
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidCheckpoint(f"{path}: {key} must be a whole number from {least} to {most}, not {shown(value)}")
     return value
 
 

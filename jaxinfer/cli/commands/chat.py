@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     if model.tokenizer.chat_template is None:
         raise InvalidTokenizer("this model has no chat template: use jaxinfer generate")
     conversation = Conversation(model, sampling, options)
+    if sys.stdin is None:
+        raise InvalidOption("standard input is closed: chat reads from it")
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):  # gives the prompt history and cursor keys; not on every system

@@ -1,11 +1,11 @@
 """The options that drafters with trained parameters share: where these come from, and the tree that they draft."""
 
 from dataclasses import dataclass, field, replace
-from os.path import expanduser
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxinfer.checkpoint.drafters.shipped import shipped_folder, tree_beside
+from jaxinfer.checkpoint.named_path import named_path
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.decoding.trees.static import OWN_TREE, Paths, check_tree, is_product, paths_for, read_tree, tree_depth
 from jaxinfer.notation import Params
@@ -50,7 +50,7 @@ class TreeDrafter(Strategy):
 
     def folder_for(self, target: Target) -> Path:
         """Return the folder to read parameters from; raises InvalidOption where there is none."""
-        given = Path(expanduser(self.heads)) if self.heads else None
+        given = named_path(self.heads) if self.heads else None
         return given or shipped_folder(self.folder_kind, target.fingerprint, f"python -m {self.trainer}")
 
     def read_paths(self, folder: Path | None = None, most: int | None = None) -> Paths:

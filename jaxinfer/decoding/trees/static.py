@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import product
-from os.path import expanduser
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.checkpoint.named_path import named_path
 from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Float, Int
@@ -118,7 +117,7 @@ def read_tree(name: str) -> Paths:
         if not depth.isdecimal() or not 1 <= int(depth) <= 64:
             raise InvalidOption(f"tree {name!r}: a chain has 1 to 64 nodes, as in chain:4")
         return tuple((0,) * length for length in range(1, int(depth) + 1))
-    path = Path(expanduser(name))
+    path = named_path(name)
     if not path.is_file():
         known = ", ".join((OWN_TREE, *PUBLISHED_TREES, "chain:K"))
         raise InvalidOption(f"tree {name!r} is none of {known}, a product such as 4.2.1 or a JSON file of paths")

@@ -4,6 +4,7 @@ from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.rope_frequencies import angles_are_finite
 
+_MOST_LANES = 1 << 14
 _KINDS = {kind: kind for kind in ("default", "linear", "dynamic", "llama3", "yarn", "longrope")}
 _KINDS["su"] = "longrope"  # its name in the first files of Phi-3
 
@@ -70,6 +71,8 @@ def _rotary_lanes(reader: ConfigReader, head_dim: int, partial: float | None) ->
     if dim % 2 or not 0 < dim <= head_dim:
         name = "head_dim" if partial is None else "partial_rotary_factor"
         raise reader.refuse(name, partial or head_dim, f"rotary positions need an even number of lanes, not {dim}")
+    if dim > _MOST_LANES:  # a table of angles is made of them
+        raise reader.refuse("head_dim", head_dim, f"no head has more than {_MOST_LANES} rotary lanes")
     return dim
 
 

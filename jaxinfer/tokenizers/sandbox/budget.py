@@ -14,7 +14,8 @@ from jinja2.exceptions import SecurityError
 _STEPS, _STEPS_PER_NODE = 1_000_000, 256
 _CHARACTERS, _CHARACTERS_PER_CHARACTER = 1 << 24, 64
 _NODES_OF_ONE, _CHARACTERS_OF_ONE, _TIMES_INPUT = 100_000, 1 << 22, 4
-_SECONDS = 3.0
+# Of processor time, looked at every few steps: none takes long.
+_SECONDS, _STEPS_PER_LOOK = 3.0, 16
 # The library counts this many nodes of a value about as fast as a template makes a step.
 _NODES_PER_STEP = 8
 # Integers with more bits are slow to multiply and to print.
@@ -30,12 +31,13 @@ class Budget:
         self._characters = _CHARACTERS + _CHARACTERS_PER_CHARACTER * characters
         self._most_nodes = _NODES_OF_ONE + _TIMES_INPUT * nodes
         self._most_characters = _CHARACTERS_OF_ONE + _TIMES_INPUT * characters
-        self._end = time.thread_time() + _SECONDS
+        self._end, self._looks = time.thread_time() + _SECONDS, 0
 
     def step(self, count: int = 1) -> None:
         """Spend steps; each loop's turn, call, filter, test and operator is one."""
         self._steps -= count
-        if self._steps < 0 or time.thread_time() > self._end:
+        self._looks += 1
+        if self._steps < 0 or (self._looks % _STEPS_PER_LOOK == 0 and time.thread_time() > self._end):
             raise SecurityError("it takes too long")
 
     def write(self, count: int) -> None:

@@ -14,7 +14,9 @@ _WIDEST, _MOST_DECIMALS = 4096, 300
 # For filters that take long for each character or node.
 _SLOW = 20_000
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?")
+# What stands between a field's key and the letter of its kind.
+_FIELD = re.compile(r"[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?")
+_PARENTHESIS = re.compile(r"[()]")
 
 Rule = Callable[..., Any]
 
@@ -105,16 +107,32 @@ def field(number: str) -> int:
     return width
 
 
+def _end_of_key(text: str, start: int) -> int:
+    """Return where a field's key ends, if it has one: parentheses are counted."""
+    if not text.startswith("(", start):
+        return start
+    depth = 0
+    for found in _PARENTHESIS.finditer(text, start):
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            return found.end()
+    return len(text)
+
+
 def percent(budget: Budget, text: str | bytes, given: Any) -> None:
     """Look at ``text % given``."""
     if isinstance(text, bytes):
         text = text.decode("latin-1")
-    count, widest = 0, 0
-    for found in _FIELD.finditer(text):
+    count, widest, at = 0, 0, text.find("%")
+    while at >= 0:
+        budget.step()
+        found = _FIELD.match(text, _end_of_key(text, at + 1))
+        assert found is not None
         if "*" in found.groups():
             raise SecurityError("it asks for a field of any width")
         count += 1
         widest = max(widest, *(field(number or "") for number in found.groups()))
+        at = text.find("%", found.end() + (found.end() < len(text)))  # after the letter of its kind, which may be %
     nodes, characters = weigh(given)
     # Fields of a mapping may name one value many times.
     budget.write(count * widest + (count if "%(" in text else 1) * (16 * nodes + 4 * characters))

@@ -136,12 +136,12 @@ def test_tensors_that_do_not_add_up_are_refused(tmp_path):
     write_medusa(folder, {**medusa_tensors(), "1.3.weight": np.zeros((VOCAB, WIDTH), np.float32)})
     check_refused(InvalidCheckpoint, "3 heads of 2 layers leave no place for tensor 1.3.weight", folder)
     write_medusa(folder, medusa_tensors(), num_layers=-1)
-    check_refused(InvalidCheckpoint, "medusa_num_layers must be a whole number of 0 or more, not -1", folder)
+    check_refused(InvalidCheckpoint, "medusa_num_layers must be a whole number from 0 to 1024, not -1", folder)
 
 
 DAMAGE = {
     "an unknown field": ({"colour": 1}, "unknown field colour"),
-    "no number": ({"num_heads": "2"}, "num_heads must be a whole number of 1 or more, not '2'"),
+    "no number": ({"num_heads": "2"}, "num_heads must be a whole number from 1 to 1024, not '2'"),
     "no flag": ({"conditioned": 1}, "conditioned must be true or false, not 1"),
     "ids past the vocabulary": ({"draft_ids": [VOCAB]}, "draft_ids must list ids below vocab_size 258"),
     "ids twice": ({"draft_ids": [4, 4]}, "draft_ids lists 1 ids more than once"),
@@ -185,3 +185,23 @@ def test_heads_in_eight_bits_are_read_as_what_they_stand_for(tmp_path):
         steps = np.abs(was).max(axis=-1, keepdims=True) / 127 if was.ndim > 1 else 0
         assert now.dtype == was.dtype
         assert np.all(np.abs(was - now) <= 0.501 * steps)
+
+
+@pytest.mark.parametrize("key", ["num_heads", "num_layers"])
+@pytest.mark.parametrize("value", [1025, 2**24])
+def test_a_number_of_heads_that_no_file_holds_is_refused_before_anything_is_made_of_it(tmp_path, key, value):
+    """With an output that is shared and no layers, no tensor would be missing."""
+    block = {"kernel": np.ones((WIDTH, WIDTH), np.float32), "bias": np.ones(WIDTH, np.float32)}
+    write_heads(tmp_path / "heads", {"heads": ({"blocks": (block,)},)}, VOCAB)
+    description = tmp_path / "heads" / "heads.json"
+    settings = json.loads(description.read_text())
+    description.write_text(json.dumps({**settings, "num_layers": 0, key: value}))
+    with pytest.raises(InvalidCheckpoint, match=f"{key} must be a whole number from [01] to 1024"):
+        read_heads(tmp_path / "heads", TINY_LLAMA, BACKEND)
+
+
+def test_a_tensor_whose_head_has_many_digits_has_no_place(tmp_path):
+    tensors = medusa_tensors()
+    tensors["9" * 5000 + ".0.linear.bias"] = np.zeros(WIDTH, np.float32)
+    with pytest.raises(InvalidCheckpoint, match="leave no place for tensor 999"):
+        read_heads(write_medusa(tmp_path / "heads", tensors), TINY_LLAMA, BACKEND)

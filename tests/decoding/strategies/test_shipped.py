@@ -36,8 +36,14 @@ def test_they_are_found(lm):
     assert streams.max_depth >= 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "pace"), [("medusa", 1.4), ("streams", 1.3), ("streams+prompt_lookup", 1.3)])
+@pytest.mark.parametrize(
+    ("strategy", "pace"),
+    [
+        pytest.param("medusa", 1.4, marks=pytest.mark.slow),
+        pytest.param("streams", 1.3, marks=pytest.mark.exhaustive),
+        pytest.param("streams+prompt_lookup", 1.3, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_they_draft_well_and_change_no_token(lm, prompts, plain, strategy, pace):
     drafted = lm.generate(prompts, max_new_tokens=32, sampling=SAMPLINGS, strategy=strategy)
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]

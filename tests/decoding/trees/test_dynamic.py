@@ -99,7 +99,10 @@ def test_certain_heads_grow_a_chain_before_anything_else():
 )
 def test_a_malformed_number_of_nodes_is_named(count):
     name = f"dynamic{count}"
-    with pytest.raises(InvalidOption, match=f"tree {name!r}: a dynamic tree has 2 to 1024 nodes, as in dynamic:16"):
+    # A name of many digits is cut in the middle.
+    with pytest.raises(
+        InvalidOption, match=f"tree {name[:100]!r}"[:-1] + ".*: a dynamic tree has 2 to 1024 nodes, as in"
+    ):
         read_growth(name)
 
 

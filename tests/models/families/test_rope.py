@@ -106,6 +106,12 @@ def test_numbers_that_give_no_finite_angles_are_refused(config, head_dim):
         read_rope(ConfigReader(config, "llama"), 4096, head_dim)
 
 
+def test_heads_of_more_lanes_than_any_has_are_refused_before_their_angles_are_computed():
+    assert read_rope(ConfigReader({}, "llama"), 4096, 2**14).dim == 2**14
+    with pytest.raises(UnsupportedModel, match="no head has more than 16384 rotary lanes"):
+        read_rope(ConfigReader({}, "llama"), 4096, 2**24)
+
+
 def test_contradictions_between_the_two_forms_are_refused():
     linear = {"type": "linear", "factor": 2}
     with pytest.raises(UnsupportedModel, match="keep one"):
