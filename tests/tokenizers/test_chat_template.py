@@ -124,7 +124,7 @@ HOSTILE = {
     "dicts that share": "{% set x = {} %}" + "{% set x = dict(a=x, b=x) %}" * 26 + "{{ x | tojson }}",
     "arguments that share": "{% macro m() %}{{ m(varargs, varargs) }}{% endmacro %}{{ m(1) }}",
     "defaults that share": "{% set x = [1] %}"
-    + "{% set x = range(50) | map(attribute='q', default=x) | list %}" * 4
+    + "{% set x = range(50) | map(attribute='q', default=x) | list %}" * 5
     + "{{ x }}",
     "powers": "{{ 9 ** (9 ** 9) }}",
     "large numbers": "{% set s = namespace(x=2 ** 999) %}{% for i in range(99) %}{% set s.x = s.x * s.x %}{% endfor %}",
