@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import pytest
 
+from jaxinfer.decoding.live_programs import LIVE
 from jaxinfer.language_model import LanguageModel, load
 from tests.toys import write_tiny_llama, write_trained_llama
 
@@ -100,8 +101,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if sys.platform != "linux" or nextitem is None:
         return
     held, stash = _resident_bytes(), item.session.stash
-    is_much = held > MUCH_MEMORY and nextitem.path != item.path
+    is_between_files = nextitem.path != item.path
+    is_much = held > MUCH_MEMORY and is_between_files
     if is_much or held > max(MUCH_MEMORY, stash.get(FREED, 0) + MUCH_GROWTH):
+        if is_between_files:
+            # Of the models that all files share; within a file tests may count programs.
+            LIVE.clear()
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

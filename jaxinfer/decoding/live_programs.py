@@ -91,6 +91,11 @@ class LivePrograms:
             while self.bound.is_exceeded(len(self._programs)):
                 self._programs.popitem(last=False)
 
+    def clear(self) -> None:
+        """Drop all programs of all owners; each is read or compiled again where it is needed again."""
+        with self._lock:
+            self._programs.clear()
+
     def of(self, owner: int) -> dict[Any, Program]:
         """Return an owner's programs by their keys."""
         with self._lock:

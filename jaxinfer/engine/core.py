@@ -181,7 +181,7 @@ class EngineCore:
     def _decode(self, window: Window) -> None:
         slots = [sequence.slot for sequence in window.sequences if sequence.slot is not None]
         pages = [sequence.pages for sequence in window.sequences]
-        report = self._device.run(slots, pages, window.steps, window.ends_early)
+        report = self._device.run(slots, pages, window.steps)
         self.counters.steps += int(report.steps)
         self.counters.row_steps += int(report.steps_B[: len(slots)].sum())
         self._take(window.sequences, report)

@@ -178,8 +178,8 @@ class Device:
         self._pools, self._rows, report = self._run(self._shaped_enter(num_tokens, columns), *arguments)
         return jax.device_get(report)
 
-    def run(self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, ends_early: bool) -> Report:
-        """Decode rows for at most so many steps; the report has them in this order, and rows that pad it after them."""
+    def run(self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int) -> Report:
+        """Decode rows until one ends, at most so many steps; the report has them in this order, then those that pad."""
         shapes = list(product(self._sizes(len(slots)), self._columns_from(max(map(len, pages)))))
         size, columns = self._pick(self._shaped_window, shapes)
         idle = [slot for slot in range(self._num_rows) if slot not in set(slots)][: size - len(slots)]
@@ -192,7 +192,6 @@ class Device:
             _table([*pages, *([] for _ in idle)], columns),
             np.arange(size) < len(slots),
             np.int32(max_steps),
-            np.bool_(ends_early),
         )
         self._pools, self._rows, report = self._run(self._shaped_window(size, columns), *arguments)
         return jax.device_get(report)
@@ -257,8 +256,8 @@ class Device:
     def _shaped_window(self, size: int, columns: int) -> _Shaped:
         name = "window", self._strategy, self._most_new
         function = partial(run_window, self._programs.decoder, self._strategy, self._axes, self._most_new)
-        runs_B, is_true = (jax.ShapeDtypeStruct(shape, np.bool_) for shape in ((size,), ()))
-        arguments = *self._shaped_rows(), _integers(size), _integers(size, columns), runs_B, _integers(), is_true
+        runs_B = jax.ShapeDtypeStruct((size,), np.bool_)
+        arguments = *self._shaped_rows(), _integers(size), _integers(size, columns), runs_B, _integers()
         return _Shaped(name, function, (2, 3), arguments)
 
     def _shaped_rows(self) -> tuple[Any, ...]:

@@ -119,9 +119,8 @@ def run_window(
     table_BX: Int[Array, "B X"],
     runs_B: Bool[Array, " B"],
     max_steps: Int[Array, ""],
-    ends_early: Bool[Array, ""],
 ) -> tuple[Pools, Rows, Report]:
-    """Decode the rows of ``slots_B`` that run, at most ``max_steps`` steps; ``ends_early`` if one that ends is enough.
+    """Decode the rows of ``slots_B`` that run, until one ends, at most ``max_steps`` steps.
 
     ``most_new`` is the most tokens that a row can gain.
     """
@@ -132,7 +131,7 @@ def run_window(
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
         step, now, _ = carry
         has_ended = (now.finished_B & runs_B).any()
-        return (step < max_steps) & ~now.finished_B.all() & ~(ends_early & has_ended)
+        return (step < max_steps) & ~has_ended
 
     def advance(carry: tuple[Any, DecodeState, Any]) -> tuple[Any, DecodeState, Any]:
         step, now, remembered = carry

@@ -17,6 +17,8 @@ from jaxinfer.engine.sequence import EngineSequence, Stage
 
 # Sequences that have part of their prompt computed at a time, and how often a longer one lets a shorter one go first.
 _MOST_PREFILLING, _MOST_SKIPS = 4, 4
+# How much shorter windows are while prompts are computed. `jaxinfer bench throughput` measures what that is worth.
+_SHORTER = 4
 # How many sequences may pass one that does not fit yet.
 _MOST_PASSES = 16
 
@@ -44,11 +46,10 @@ class Restore:
 
 @dataclass(frozen=True)
 class Window:
-    """Decode these sequences, at most ``steps`` steps each; ``ends_early`` if one that ends makes room for others."""
+    """Decode these sequences until one ends, at most ``steps`` steps each."""
 
     sequences: tuple[EngineSequence, ...]
     steps: int
-    ends_early: bool
 
 
 Action = Chunk | Restore | Window
@@ -322,7 +323,11 @@ class Scheduler:
         if not self.running:
             return None
         left = max(sequence.max_length - len(sequence.tokens) for sequence in self.running)
-        return Window(tuple(self.running), max(1, min(self.config.steps_per_look, left)), bool(self.waiting))
+        steps = self.config.steps_per_look
+        if self.prefilling:
+            # Rows that wait for their prompts are idle.
+            steps = max(1, steps // _SHORTER)
+        return Window(tuple(self.running), max(1, min(steps, left)))
 
     def _grow(self, sequence: EngineSequence, now: float) -> None:
         while True:

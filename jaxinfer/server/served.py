@@ -55,21 +55,16 @@ class Served:
         return "requests wait, and nothing runs" if is_stuck else None
 
     def warm(self) -> None:
-        """Compute prompts of all sizes that chunks are padded to, and a few tokens of each: what most requests need.
+        """Compute a prompt of more than a chunk and a few tokens: the largest programs, which all others wait for.
 
-        Compiling takes most of the time, and the prompts are kept apart, so that all of each is computed.
+        Smaller ones are compiled in the background, once requests ask for them.
         """
         config, most = self.engine.config, self.engine.longest_text // 2
-        sizes = [2**power for power in range(4, config.prefill_chunk.bit_length())] + [config.prefill_chunk + 1]
-        requests = [
-            self.engine.submit(
-                [0] * min(size, most),
-                max_new_tokens=min(2 * config.steps_per_look, most),
-                sampling=SamplingParams(ignore_eos=True),
-                cache_salt=f"warm {size}",
-            )
-            for size in sizes
-        ]
-        for request in requests:
-            request.result()
+        request = self.engine.submit(
+            [0] * min(config.prefill_chunk + 1, most),
+            max_new_tokens=min(2 * config.steps_per_look, most),
+            sampling=SamplingParams(ignore_eos=True),
+            cache_salt="warm",
+        )
+        request.result()
         self.is_warm = True

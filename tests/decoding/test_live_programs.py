@@ -147,9 +147,10 @@ def test_a_program_that_is_dropped_while_it_runs_ends() -> None:
 def test_an_engine_serves_the_same_with_few_programs(
     tiny_llama_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, prompt = load(tiny_llama_folder(num_layers=1)), [1, 40, 41, 42]
+    model, prompt = load(tiny_llama_folder(num_layers=1), max_len=64), [1, 40, 41, 42]
     monkeypatch.setattr(LIVE, "_bound", Bound(most=2, least=1))
-    with model.engine(EngineConfig(max_rows=1, page_size=8)) as engine:
+    # One program of each kind, so that none is prepared in the background.
+    with model.engine(EngineConfig(max_rows=1, page_size=8, prefill_chunk=16)) as engine:
         texts = [engine.submit(prompt, max_new_tokens=6).result() for _ in range(2)]
         assert len(engine._programs.live) == 2
         assert engine._programs.compilations == 6

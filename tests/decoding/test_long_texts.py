@@ -34,8 +34,8 @@ from tests.shared_data import shared_data
 from tests.toys import encode_bytes
 
 WIDE_TELLERS = ("prompt_lookup", "streams", "triforce", "draft_model+prompt_lookup", "medusa+jacobi")
-WRITERS = ("medusa",)
-WIDE_WRITERS = ("draft_model", "prompt_lookup", "lookahead", "streams", "triforce", "streams+prompt_lookup")
+WRITERS = ("prompt_lookup",)
+WIDE_WRITERS = ("draft_model", "medusa", "lookahead", "streams", "triforce", "streams+prompt_lookup")
 
 
 def in_runs(ordinary: Collection[str], wide: Collection[str]) -> list[Any]:

@@ -114,7 +114,7 @@ def test_who_made_room_goes_on_where_it_was(covered, harnesses, name, preemption
     """All arrive at once on few pages, and the last of those that run give way again and again."""
     harness = harnesses(name)
     before, restored = harness.scheduler.preemptions, harness.restored
-    pattern = [(0, which, 0, None, "") for which in (2, 3, 1, 2, 3, 1)]
+    pattern = [(0, which, 0, None, "") for which in (2, 3, 1) * 3]
     check_pattern(covered, harness, (pattern, preemption, "off"))
     assert harness.scheduler.preemptions > before + 2
     assert (harness.restored > restored + 2) == (preemption == "offload")

@@ -82,6 +82,21 @@ def chunks_of(bench, number):
     return [entry[2:] for entry in bench.log if entry[:2] == ("chunk", number)]
 
 
+def test_windows_are_short_while_a_prompt_is_computed():
+    """Its row is idle until then, and those that run lose little."""
+    bench, steps = Bench(steps_per_look=8, waiting_served_ratio=0.1), []
+    bench.add(4, new=60)
+    for _ in range(3):
+        bench.step()
+    bench.add(40, new=60)
+    for _ in range(10):
+        action = bench.step()
+        if isinstance(action, Window):
+            steps.append((len(action.sequences), action.steps))
+    assert steps[:2] == [(1, 2)] * 2
+    assert set(steps[2:]) == {(2, 8)}
+
+
 def test_a_prompt_is_computed_in_chunks_between_which_others_decode():
     bench = Bench()
     bench.add(4, new=12)

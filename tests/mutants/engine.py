@@ -6,6 +6,7 @@ _PAGES, _PREFIXES, _SCHEDULER = (f"jaxinfer/engine/{name}.py" for name in ("page
 _CORE, _PROGRAMS, _DEVICE = (f"jaxinfer/engine/{name}.py" for name in ("core", "programs", "device"))
 _PAGED, _ATTENTION = "jaxinfer/cache/paged.py", "jaxinfer/ops/cpu_kernels/attention_code.py"
 _POOL, _POLICY, _LAW = (f"tests/engine/test_{name}.py" for name in ("pages", "scheduler", "law"))
+_SERVE_ALL, _ALL = "jaxinfer/engine/serve_all.py", "tests/engine/test_serve_all.py"
 _USERS, _ROPE = "tests/engine/test_engine.py", "tests/engine/test_rope.py"
 _GOES_ON = f"{_LAW}::test_who_made_room_goes_on_where_it_was"
 _CHANGES_NO_BIT = f"{_LAW}::test_load_changes_no_bit[draft_model]"
@@ -192,5 +193,62 @@ FAULTS: tuple[Fault, ...] = (
         'code.arithmetic("sub", begin, start))\n        place',
         "0)\n        place",
         "tests/ops/test_cpu_attention.py::test_pages_change_no_bit_wherever_they_lie",
+    ),
+    Fault(
+        "a smaller program is never prepared",
+        _DEVICE,
+        "if shape != shapes[0]:",
+        "if not shapes:",
+        f"{_USERS}::test_larger_programs_run_until_those_that_fit_are_there",
+    ),
+    Fault(
+        "a request waits for the program that fits it",
+        _DEVICE,
+        "shape = shapes[-1]",
+        "shape = shapes[0]",
+        f"{_USERS}::test_larger_programs_run_until_those_that_fit_are_there",
+    ),
+    Fault(
+        "warming up leaves out how sequences enter",
+        _DEVICE,
+        "            *(self._shaped_enter(tokens, wide) for wide in reversed(columns) for tokens in "
+        "self._texts_within(wide)),\n",
+        "",
+        f"{_USERS}::test_after_warming_up_no_request_waits_for_a_program",
+    ),
+    Fault(
+        "generate gives no row to the next prompt before all have ended",
+        _SERVE_ALL,
+        "max_rows=num_rows,",
+        "max_rows=1,",
+        f"{_ALL}::test_results_are_those_of_each_prompt_alone[prompt_lookup]",
+    ),
+    Fault(
+        "samples of a prompt are results of several",
+        _SERVE_ALL,
+        "        count += 1\n",
+        "        break\n",
+        f"{_ALL}::test_results_are_those_of_each_prompt_alone[prompt_lookup]",
+    ),
+    Fault(
+        "generate refills the rows of a beam search",
+        "jaxinfer/language_model.py",
+        'strategy.exactness != "beam" and',
+        "",
+        f"{_ALL}::test_what_needs_no_other_prompt_runs_as_batches[options2]",
+    ),
+    Fault(
+        "every thread that asks compiles a program of its own",
+        "jaxinfer/decoding/programs.py",
+        "is_first = future is None",
+        "is_first = True",
+        "tests/decoding/test_prepared_programs.py::test_threads_that_ask_together_get_one_program",
+    ),
+    Fault(
+        "what cannot be compiled is tried again and again",
+        "jaxinfer/decoding/programs.py",
+        "            self._failed.add(_key(name, rest[2:]))\n",
+        "            pass\n",
+        "tests/decoding/test_prepared_programs.py::test_what_cannot_be_compiled_is_tried_once_and_raises_where_it_runs",
     ),
 )
