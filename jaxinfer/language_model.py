@@ -262,7 +262,7 @@ class LanguageModel:
         requests = self._requests(list(prompts), max_new_tokens, sampling, resolved)
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
-        if len(requests) > batch_size > 1 and self._can_refill(resolved):
+        if self.refills(len(requests), batch_size, resolved):
             from jaxinfer.engine.serve_all import serve_all
 
             yield from serve_all(
@@ -412,12 +412,12 @@ class LanguageModel:
             return True
         return own is None or all(own.encode(text) == other.encode(text) for text in _PROBES)
 
-    def _can_refill(self, strategy: Strategy) -> bool:
-        """Tell whether a row that ends can be given to the next prompt, with the same bits."""
-        programs = self.programs
+    def refills(self, num_rows: int, batch_size: int, strategy: str | Strategy = "autoregressive") -> bool:
+        """Tell whether `generate` gives a row that ends to the next of ``num_rows`` prompts and samples."""
+        programs, strategy = self.programs, self.resolve(strategy)
         is_plain = programs.layout == DENSE and programs.partitioner.mesh is None
         can_share = strategy.exactness != "beam" and not strategy.needs_dense_cache
-        return is_plain and can_share and programs.decoder.backend.keeps_bits
+        return num_rows > batch_size > 1 and is_plain and can_share and programs.decoder.backend.keeps_bits
 
     @cached_property
     def _paged_programs(self) -> Programs:

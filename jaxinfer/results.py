@@ -9,7 +9,8 @@ class GenerationStats:
     """Counters and times of one request.
 
     ``steps`` counts verifications by the target. ``target_passes`` counts every read of the target's blocks while
-    decoding, drafting included, as layers read / layers. Times are in seconds, of the batch that the request ran in.
+    decoding, drafting included, as layers read / layers. Times are in seconds, of the batch that the request ran in;
+    where rows are refilled (`LanguageModel.generate`), of the request's own prompt, and from its first to its last token.
     ``tokens_per_second`` is this request's decoded tokens over the decoding time. On a mesh with pipeline stages,
     ``prefill_bubble`` and ``decode_bubble`` are the fraction of a pass in which a stage is idle: a pass over a prompt
     (or a chunk of it), and a pass that verifies.

@@ -86,9 +86,11 @@ def run(options: argparse.Namespace) -> int:
         print(*stats_lines([result.stats for batch in batches for result in batch]), sep="\n", file=sys.stderr)
         prefill_seconds = batches[0][0].stats.prefill_seconds
         print(*start_lines(model, import_seconds, prefill_seconds, first_token_seconds), sep="\n", file=sys.stderr)
-        first = [inputs[row // num_results] for row in range(len(batches[0]))]
-        for line in pace_lines(model, options.strategy, first, batches, options.max_new_tokens, sampling):
-            print(line, file=sys.stderr)
+        # Where rows are refilled, a request's times include what others did: they say nothing of plain decoding.
+        if not model.refills(len(inputs) * num_results, options.batch_size, options.strategy):
+            first = [inputs[row // num_results] for row in range(len(batches[0]))]
+            lines = pace_lines(model, options.strategy, first, batches, options.max_new_tokens, sampling)
+            print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
     return 0
 
 
