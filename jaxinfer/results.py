@@ -10,7 +10,7 @@ class GenerationStats:
 
     ``steps`` counts verifications by the target. ``target_passes`` counts every read of the target's blocks while
     decoding, drafting included, as layers read / layers. Times are in seconds, of the batch that the request ran in;
-    where rows are refilled (`LanguageModel.generate`), of the request's own prompt, and from its first to its last token.
+    where rows are refilled (`LanguageModel.generate`), of its own prompt, and from its first token to its last.
     ``tokens_per_second`` is this request's decoded tokens over the decoding time. On a mesh with pipeline stages,
     ``prefill_bubble`` and ``decode_bubble`` are the fraction of a pass in which a stage is idle: a pass over a prompt
     (or a chunk of it), and a pass that verifies.
