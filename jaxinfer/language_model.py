@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout, parse_layout
+from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, parse_layout
 from jaxinfer.checkpoint.kept_params import KeptParams
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
@@ -24,15 +24,16 @@ from jaxinfer.decoding.runner import start_batch
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer, shown
 from jaxinfer.kept.folder import KeptFolder
+from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.fingerprint import fingerprint
-from jaxinfer.models.streaming import check_layout, is_endless
+from jaxinfer.models.streaming import is_endless
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.parallel.partitioner import Partitioner, partitioner_of
+from jaxinfer.parallel.partitioner import partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.start_times import Clock, LoadTimes
@@ -140,33 +141,6 @@ def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
     return tokenizer
 
 
-def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayout = DENSE) -> None:
-    """Refuse a cache or a bound on the text's length that the model's positions do not allow."""
-    check_layout(config, layout)
-    if max_len is None:
-        return
-    _check_whole("max_len", max_len)
-    longest = None if is_endless(layout) else config.longest_text
-    if max_len < 2 or (longest is not None and max_len > longest):
-        raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {longest or 'any length'}")
-    if isinstance(layout, StreamingLayout) and layout.sinks + layout.window > max_len:
-        raise InvalidOption(
-            f"cache streaming: sinks={layout.sinks} and window={layout.window} are more than max_len={max_len} tokens: "
-            "use the dense cache"
-        )
-
-
-def _check_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidOption(f"{name} {value!r} is not a whole number")
-
-
-def check_mesh(layout: CacheLayout, partitioner: Partitioner) -> None:
-    """Refuse a cache that runs on one device where there are several."""
-    if isinstance(layout, PagedLayout) and partitioner.mesh is not None:
-        raise InvalidOption("cache paged runs on one device: load the model with the dense cache, or without a mesh")
-
-
 class LanguageModel:
     """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint.
 
@@ -257,7 +231,7 @@ class LanguageModel:
             prompts = [prompts]
         if not isinstance(prompts, Iterable):
             raise InvalidOption(f"prompts {prompts!r} are neither a text nor a list of texts or of token ids")
-        _check_whole("batch_size", batch_size)
+        check_whole("batch_size", batch_size)
         resolved = self.resolve(strategy)
         requests = self._requests(list(prompts), max_new_tokens, sampling, resolved)
         if batch_size < 1:
@@ -365,7 +339,7 @@ class LanguageModel:
         """
         if not isinstance(token_ids, Iterable):
             raise InvalidOption(f"{token_ids!r} is not a list of sequences of token ids")
-        rows = [self._check_ids(ids) for ids in token_ids]
+        rows = [check_ids(ids, self.config.vocab_size) for ids in token_ids]
         if not rows:
             raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
         longest = max(len(row) for row in rows)
@@ -443,7 +417,8 @@ class LanguageModel:
             )
         requests = []
         for prompt, params in zip(prompts, sampling):
-            ids = self._check_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            ids = check_ids(ids, self.config.vocab_size)
             if len(ids) >= self.max_len:
                 mend = "shorten it" if self.max_len == self.config.longest_text else "shorten it or raise max_len"
                 raise InvalidOption(
@@ -498,17 +473,6 @@ class LanguageModel:
             return self.tokenizer
         except InvalidTokenizer:
             return None
-
-    def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        if not isinstance(ids, Sequence | np.ndarray) or not all(isinstance(token, int | np.integer) for token in ids):
-            raise InvalidOption(f"a prompt is a text or a sequence of token ids, not {ids!r:.80}")
-        checked = [int(token) for token in ids]
-        if not checked:
-            raise InvalidOption("the prompt is empty: give at least one token")
-        wrong = next((token for token in checked if not 0 <= token < self.config.vocab_size), None)
-        if wrong is not None:
-            raise InvalidOption(f"token id {shown(wrong)} is not in the vocabulary of {self.config.vocab_size}")
-        return checked
 
 
 def _exhaust(run: Run) -> list[GenerationResult]:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -192,7 +193,8 @@ class Programs:
         """Do as `prepare` does in another thread; nothing while that thread is at work, so ask again when needed."""
         is_at_work = self._preparing is not None and not self._preparing.done()
         if not is_at_work and _key(name, arguments) not in self._failed:
-            self._preparing = _background().submit(self._try_to_prepare, name, function, donated, *arguments)
+            with suppress(RuntimeError):  # the interpreter is about to exit
+                self._preparing = _background().submit(self._try_to_prepare, name, function, donated, *arguments)
 
     def _try_to_prepare(self, name: Any, *rest: Any) -> None:
         try:

@@ -16,8 +16,8 @@ from jaxinfer.text_generation import RowTimes, TextRow, add_details, finish_row
 class SequenceOutput:
     """What a sequence has given so far; times are in seconds of the engine's clock.
 
-    ``callback`` gets each piece in the engine's thread.
-    ``compile_seconds`` tells what was spent compiling, where the clock leaves that out.
+    ``callback`` gets each piece in the engine's thread. ``compile_seconds`` tells what was spent compiling, where the
+    clock leaves that out.
     """
 
     request: EngineRequest

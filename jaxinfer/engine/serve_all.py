@@ -18,9 +18,6 @@ from jaxinfer.results import GenerationResult
 from jaxinfer.text_generation import TextRequest, start_row
 from jaxinfer.tokenizers import Tokenizer
 
-# Small, since a row that ends waits for its window to end; `jaxinfer bench throughput` measures what that costs.
-_STEPS = 8
-
 
 def serve_all(
     programs: Programs,
@@ -52,7 +49,6 @@ def serve_all(
         max_waiting_tokens=1,
         max_batch_prefill_tokens=num_rows * bucket,
         max_waiting=len(requests),
-        steps_per_look=_STEPS,
     )
     compiled_before = programs.compile_seconds
 

@@ -71,42 +71,6 @@ def test_results_are_those_of_generate(lm, engine):
         assert len(stats.token_seconds) == len(found.tokens)
 
 
-def test_after_warming_up_no_request_waits_for_a_program(trained_folder):
-    lm, seen = jaxinfer.load(trained_folder, max_len=64), []
-    with lm.engine(**(OPTIONS | {"max_rows": 1, "prefill_chunk": 8})) as engine:
-        engine.warm_up(lambda done, total: seen.append((done, total)))
-        total = seen[0][1]
-        assert seen == [(done, total) for done in range(total + 1)]
-        before = engine.metrics()
-        requests = [engine.submit(prompt, max_new_tokens=5) for prompt in PROMPTS]
-        assert all(request.result(60.0).tokens for request in requests)
-        after = engine.metrics()
-    assert before.compilations >= total
-    assert (after.compilations, after.compile_seconds) == (before.compilations, before.compile_seconds)
-    with pytest.raises(EngineClosed):
-        engine.warm_up()
-
-
-def test_larger_programs_run_until_those_that_fit_are_there(trained_folder):
-    """Whatever is ready first, the text is the same."""
-    lm = jaxinfer.load(trained_folder, max_len=64)
-    (expected,) = lm.generate("The old", max_new_tokens=30)
-    with lm.engine(**(OPTIONS | {"max_rows": 4})) as engine:
-        device, sizes = engine._core._device, []
-        run = device._run
-
-        def watched(program, *arguments):
-            if program.name[0] == "window":
-                sizes.append(program.arguments[4].shape[0])
-            return run(program, *arguments)
-
-        device._run = watched
-        deadline = time.monotonic() + 60.0
-        while not sizes or (sizes[-1] != 1 and time.monotonic() < deadline):
-            assert engine.submit("The old", max_new_tokens=30).result(60.0).tokens == expected.tokens
-        assert (sizes[0], sizes[-1]) == (4, 1)
-
-
 def test_a_request_yields_its_text_as_it_comes(lm, engine):
     (expected,) = lm.generate("The old", max_new_tokens=30)
     pieces = list(engine.submit("The old", max_new_tokens=30))

@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _MODEL, _TEXT = "jaxinfer/language_model.py", "jaxinfer/text_generation.py"
+_CHECKS = "jaxinfer/model_checks.py"
 _GENERATE, _CLI = "jaxinfer/cli/commands/generate.py", "tests/cli"
 _LANGUAGE = "tests/test_language_model.py"
 
@@ -142,16 +143,16 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "max_len beyond the model's context is let through",
-        _MODEL,
+        _CHECKS,
         "if max_len < 2 or (longest is not None and max_len > longest):",
         "if max_len < 2:",
         "tests/test_bad_input.py::test_load_refuses",
     ),
     Fault(
         "a token past the vocabulary is let through",
-        _MODEL,
-        "if not 0 <= token < self.config.vocab_size), None)",
-        "if not 0 <= token <= self.config.vocab_size), None)",
+        _CHECKS,
+        "if not 0 <= token < vocab_size), None)",
+        "if not 0 <= token <= vocab_size), None)",
         "tests/test_bad_input.py::test_generate_refuses[an id outside the vocabulary]",
     ),
     Fault(

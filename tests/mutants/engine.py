@@ -8,6 +8,7 @@ _PAGED, _ATTENTION = "jaxinfer/cache/paged.py", "jaxinfer/ops/cpu_kernels/attent
 _POOL, _POLICY, _LAW = (f"tests/engine/test_{name}.py" for name in ("pages", "scheduler", "law"))
 _SERVE_ALL, _ALL = "jaxinfer/engine/serve_all.py", "tests/engine/test_serve_all.py"
 _USERS, _ROPE = "tests/engine/test_engine.py", "tests/engine/test_rope.py"
+_WARM = "tests/engine/test_warm_up.py"
 _GOES_ON = f"{_LAW}::test_who_made_room_goes_on_where_it_was"
 _CHANGES_NO_BIT = f"{_LAW}::test_load_changes_no_bit[draft_model]"
 
@@ -199,14 +200,14 @@ FAULTS: tuple[Fault, ...] = (
         _DEVICE,
         "if shape != shapes[0]:",
         "if not shapes:",
-        f"{_USERS}::test_larger_programs_run_until_those_that_fit_are_there",
+        f"{_WARM}::test_larger_programs_run_until_those_that_fit_are_there",
     ),
     Fault(
         "a request waits for the program that fits it",
         _DEVICE,
         "shape = shapes[-1]",
         "shape = shapes[0]",
-        f"{_USERS}::test_larger_programs_run_until_those_that_fit_are_there",
+        f"{_WARM}::test_larger_programs_run_until_those_that_fit_are_there",
     ),
     Fault(
         "warming up leaves out how sequences enter",
@@ -214,7 +215,7 @@ FAULTS: tuple[Fault, ...] = (
         "            *(self._shaped_enter(tokens, wide) for wide in reversed(columns) for tokens in "
         "self._texts_within(wide)),\n",
         "",
-        f"{_USERS}::test_after_warming_up_no_request_waits_for_a_program",
+        f"{_WARM}::test_after_warming_up_no_request_waits_for_a_program",
     ),
     Fault(
         "generate gives no row to the next prompt before all have ended",

@@ -73,6 +73,7 @@ def test_a_missing_libtpu_is_named_with_its_mend(monkeypatch):
         compile_programs(TINY, "v5e:1x1", batch=1, max_len=512)
 
 
+@pytest.mark.slow
 def test_rows_over_data_and_heads_over_tensor_share_weights_and_cache_out_and_gather_neither():
     """Six heads on four devices are filled up to eight; what the two halves of the batch sum is a few numbers."""
     config = dataclasses.replace(TINY, num_heads=6, num_kv_heads=6)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxinfer import errors
 from jaxinfer.server.api.errors import ApiError, wrong_field
 
 _SHOWN = 60
@@ -112,8 +113,6 @@ def objects(value: Any, name: str) -> Sequence[Mapping[str, Any]]:
 
 def shown(value: Any) -> str:
     """Return the beginning of a value on one line, for an error's message."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return "a number of many digits"
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else errors.shown(value)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

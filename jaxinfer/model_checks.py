@@ -1,0 +1,53 @@
+"""Refuses options and prompts that a model, its cache or its mesh does not allow."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout
+from jaxinfer.errors import InvalidOption, shown
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.streaming import check_layout, is_endless
+from jaxinfer.parallel.partitioner import Partitioner
+
+
+def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayout = DENSE) -> None:
+    """Refuse a cache or a bound on the text's length that the model's positions do not allow."""
+    check_layout(config, layout)
+    if max_len is None:
+        return
+    check_whole("max_len", max_len)
+    longest = None if is_endless(layout) else config.longest_text
+    if max_len < 2 or (longest is not None and max_len > longest):
+        raise InvalidOption(f"max_len {max_len} is not between 2 and the model's context of {longest or 'any length'}")
+    if isinstance(layout, StreamingLayout) and layout.sinks + layout.window > max_len:
+        raise InvalidOption(
+            f"cache streaming: sinks={layout.sinks} and window={layout.window} are more than max_len={max_len} tokens: "
+            "use the dense cache"
+        )
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Refuse what is not a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidOption(f"{name} {value!r} is not a whole number")
+
+
+def check_mesh(layout: CacheLayout, partitioner: Partitioner) -> None:
+    """Refuse a cache that runs on one device where there are several."""
+    if isinstance(layout, PagedLayout) and partitioner.mesh is not None:
+        raise InvalidOption("cache paged runs on one device: load the model with the dense cache, or without a mesh")
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Return a prompt's token ids; refuse what is none of the vocabulary's, and a prompt of nothing."""
+    if not isinstance(ids, Sequence | np.ndarray) or not all(isinstance(token, int | np.integer) for token in ids):
+        raise InvalidOption(f"a prompt is a text or a sequence of token ids, not {ids!r:.80}")
+    checked = [int(token) for token in ids]
+    if not checked:
+        raise InvalidOption("the prompt is empty: give at least one token")
+    wrong = next((token for token in checked if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InvalidOption(f"token id {shown(wrong)} is not in the vocabulary of {vocab_size}")
+    return checked
