@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
-from jaxinfer.models.decoder import Decoder, init_params
+from jaxinfer.models.decoder import Decoder, abstract_params
+from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
 from train.loop.step import Schedule, train
@@ -50,20 +52,25 @@ def float32_backend(scan_layers: bool = False) -> Backend:
 
 def random_params(config: DecoderConfig, seed: int = 0, scan_layers: bool = False) -> Params:
     """Draw weights for which attention is sharp, biases and norms matter, and logits have a deviation above 1."""
-    params = init_params(config, float32_backend(scan_layers), jax.random.key(seed))
     rng = np.random.default_rng(seed)
+    neutral = 0.0 if config.norm == "rms_plus_one" else 1.0
 
-    def scale(path: Any, leaf: Any) -> Any:
+    def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         names = [key.key for key in path]
+        center, deviation = 0.0, 0.02
         if names[-1] == "scale":
-            return leaf + 0.3 * rng.standard_normal(leaf.shape).astype(leaf.dtype)
-        if names[-1] == "bias":
-            return leaf + 0.5 * rng.standard_normal(leaf.shape).astype(leaf.dtype)
-        if names[0] in ("embed", "head"):
-            return leaf * (1.5 * config.model_dim**-0.5 / 0.02)
-        return leaf * (1.5 if names[-2] in ("query", "key") else 1.0)
+            center, deviation = neutral, 0.3
+        elif names[-1] == "bias":
+            deviation = 0.5
+        elif names[0] in ("embed", "head"):
+            deviation = 1.5 * config.model_dim**-0.5
+        elif names[-1] in (KERNEL, TRANSPOSED_KERNEL):
+            width = leaf.shape[-1 if names[-1] == KERNEL else -2]
+            deviation = width**-0.5 * (1.5 if names[-2] in ("query", "key") else 1.0)
+        return jnp.asarray(center + deviation * rng.standard_normal(leaf.shape), leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(scale, params)
+    # Not by `init_params`: it would run the network by single operations, each compiled anew in every process.
+    return jax.tree_util.tree_map_with_path(draw, abstract_params(config, float32_backend(scan_layers)))
 
 
 def write_byte_tokenizer(folder: Path) -> Path:
