@@ -41,7 +41,7 @@ def models() -> Models:
     def get(name: str, dtype: str) -> LanguageModel:
         if (name, dtype) not in made:
             backend = replace(choose_backend(dtype, "cpu", scan_layers=True, exact="bits"), min_matmul_rows=1)
-            params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_params(CONFIG[name], 1, scan_layers=True))
+            params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_params(CONFIG[name], 10, scan_layers=True))
             made[name, dtype] = LanguageModel(CONFIG[name], params, backend)
         return made[name, dtype]
 

@@ -33,9 +33,9 @@ from tests.decoding.watched import run_watched
 from tests.shared_data import shared_data
 from tests.toys import encode_bytes
 
-WIDE_TELLERS = ("prompt_lookup", "streams", "triforce", "draft_model+prompt_lookup", "medusa+jacobi")
+WIDE_TELLERS = ("triforce", "draft_model+prompt_lookup")
 WRITERS = ("prompt_lookup",)
-WIDE_WRITERS = ("draft_model", "medusa", "lookahead", "streams", "triforce", "streams+prompt_lookup")
+WIDE_WRITERS = ("draft_model", "medusa", "lookahead", "streams+prompt_lookup")
 
 
 def in_runs(ordinary: Collection[str], wide: Collection[str]) -> list[Any]:

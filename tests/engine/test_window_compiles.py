@@ -71,7 +71,7 @@ def test_a_window_of_single_tokens_reads_pages_where_they_lie():
     decoder = Decoder(CONFIG, BACKEND)
     function = partial(run_window, decoder, Autoregressive(), row_axes(rows_of), 8)
     table_BX = number(jnp.int32, ROWS, SLOTS // PAGE)
-    rows = number(jnp.int32, ROWS), table_BX, number(jnp.bool_, ROWS), number(), number(jnp.bool_)
+    rows = number(jnp.int32, ROWS), table_BX, number(jnp.bool_, ROWS), number()
     program = compiled(function, (2, 3), abstract_params(CONFIG, BACKEND), (), pools(), rows_of(ROWS), *rows)
     assert "paged_decode" in (program.as_text() or "")
     check_pools(program)

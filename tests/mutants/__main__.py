@@ -2,7 +2,7 @@
 
 Each fault runs in a copy of the checkout, against the test that must catch it; that these tests pass without faults is
 checked first. Each area's section of ``tests/MUTANTS.md`` is written once all of its faults ran, so that an interrupted
-run goes on with ``--area``. Exit code 1 if a fault survives.
+run goes on with ``--missing``: the faults that the table does not have. Exit code 1 if a fault survives.
 """
 
 import argparse
@@ -158,23 +158,44 @@ def end(run: Run, status: int) -> Outcome:
     return Outcome(run.fault, code < 0 or (code == FAILED and failed is not None), by, time.perf_counter() - run.began)
 
 
-def section(outcomes: Sequence[Outcome]) -> str:
-    """Return the table of an area as Markdown."""
-    lines = ["| fault | in | caught by | seconds |", "|---|---|---|---|"]
-    for outcome in outcomes:
-        by = f"`{outcome.by.removeprefix('tests/')}`" if outcome.caught else "**survives**"
-        cells = outcome.fault.name, f"`{outcome.fault.file}`", by, f"{outcome.seconds:.0f}"
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+def row(outcome: Outcome) -> str:
+    """Return a fault's line of its area's table."""
+    by = f"`{outcome.by.removeprefix('tests/')}`" if outcome.caught else "**survives**"
+    cells = outcome.fault.name, f"`{outcome.fault.file}`", by, f"{outcome.seconds:.0f}"
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 
-def write_sections(new: Mapping[str, str]) -> None:
-    """Write the sections of some areas; those of others stay, unless the area is gone."""
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """Return the table's lines by area and by the fault's cell; a survivor is to run again."""
     text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
-    found = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    sections = {area: (found | new)[area] for area in all_faults() if area in found | new}
-    rows = [row for table in sections.values() for row in table.splitlines()[2:]]
-    survive = sum("**survives**" in row for row in rows)
+    found = re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return {
+        area: {
+            line.split(" | ")[0].removeprefix("| "): line
+            for line in table.splitlines()[2:]
+            if "**survives**" not in line
+        }
+        for area, table in found
+    }
+
+
+def write_sections(new: Mapping[str, Sequence[Outcome]]) -> None:
+    """Write lines for these outcomes; other lines stay, unless their fault is gone."""
+    known = recorded()
+    for area, outcomes in new.items():
+        known.setdefault(area, {}).update((_cell(outcome.fault.name), row(outcome)) for outcome in outcomes)
+    lines = {
+        area: [known[area][_cell(fault.name)] for fault in faults if _cell(fault.name) in known.get(area, {})]
+        for area, faults in all_faults().items()
+    }
+    head_of_table = "| fault | in | caught by | seconds |\n|---|---|---|---|"
+    sections = {area: "\n".join([head_of_table, *found]) for area, found in lines.items() if found}
+    rows = [line for found in lines.values() for line in found]
+    survive = sum("**survives**" in line for line in rows)
     head = [
         "# Deliberate faults, and the ordinary tests that catch them",
         "",
@@ -206,8 +227,7 @@ def apply_all(chosen: Mapping[str, Sequence[Fault]], folder: Path, copies: list[
         if not outcome.caught:
             print(run.said.read_text(errors="replace")[-1500:], file=sys.stderr)
         if is_recorded and len(done) == len(chosen[run.area]):
-            order = list(chosen[run.area])
-            write_sections({run.area: section(sorted(done, key=lambda outcome: order.index(outcome.fault)))})
+            write_sections({run.area: done})
     return all(outcome.caught for done in outcomes.values() for outcome in done)
 
 
@@ -215,12 +235,14 @@ def main() -> int:
     """Run the faults that are asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--area", action="append", help="faults of this area alone; may be repeated")
+    parser.add_argument("--missing", action="store_true", help="only faults that the table does not have yet")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has this text; writes no table")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--known-to-pass", action="store_true", help="do not first run the tests without faults")
     options = parser.parse_args()
+    known = recorded() if options.missing else {}
     chosen = {
-        area: [fault for fault in faults if options.only in fault.name]
+        area: [fault for fault in faults if options.only in fault.name and _cell(fault.name) not in known.get(area, {})]
         for area, faults in all_faults().items()
         if not options.area or area in options.area
     }

@@ -73,14 +73,13 @@ def test_a_tree_and_plain_decoding_multiply_the_same_shapes(config):
         assert copies_of_the_cache(program) == [], largest_buffers(program.hlo)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "batch", "devices", "least", "most"),
     [
-        (LLAMA_2_7B, 1, 1, 1.0, 1.01),
-        (LLAMA_2_7B, 8, 8, 1.0, 1.03),
+        pytest.param(LLAMA_2_7B, 1, 1, 1.0, 1.01, marks=pytest.mark.slow),
+        pytest.param(LLAMA_2_7B, 8, 8, 1.0, 1.03, marks=pytest.mark.exhaustive),
         # Why it is not the default: the logits of 16 nodes are large beside a small model's weights.
-        (planned_config("smollm2-135m"), 8, 1, 1.03, 1.2),
+        pytest.param(planned_config("smollm2-135m"), 8, 1, 1.03, 1.2, marks=pytest.mark.slow),
     ],
     ids=["7b-1", "7b-8", "135m-8"],
 )

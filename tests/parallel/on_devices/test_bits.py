@@ -1,8 +1,10 @@
 """On a mesh that splits sums, too, a text has the same bits with any strategy, in any batch, and however it was cut.
 
-Where no sum is split, the bits are those of one device (`test_logits.py`, `test_tokens.py`). All strategies run in the
-wide run.
+Where no sum is split, the bits are those of one device (`test_logits.py`, `test_tokens.py`). In the wide run every
+strategy has one of these meshes.
 """
+
+import zlib
 
 import pytest
 
@@ -12,7 +14,12 @@ from tests.decoding.identity import check_identical
 from tests.decoding.strategy_cases import CASES
 from tests.parallel.on_devices.meshes import make_model, on_mesh
 
-WIDE = [("tensor=4", "llama", "float32"), ("sequence=2,tensor=2", "gemma2", "float16"), ("tensor=2", "opt", "bfloat16")]
+# Without optimisations, XLA's conversions of float16 differ between programs where numbers are subnormal.
+WIDE = [
+    ("tensor=4", "llama", "float32"),
+    pytest.param("sequence=2,tensor=2", "gemma2", "float16", marks=pytest.mark.optimised),
+    ("tensor=2", "opt", "bfloat16"),
+]
 
 
 def check(monkeypatch, mesh: str, model: str, dtype: str, strategies) -> None:
@@ -35,4 +42,15 @@ def test_bits_are_those_of_each_row_alone(monkeypatch, dtype, strategy):
 @pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "model", "dtype"), WIDE)
 def test_bits_of_every_strategy_are_those_of_each_row_alone(monkeypatch, mesh, model, dtype):
+    check(monkeypatch, mesh, model, dtype, [name for name in CASES if mesh_of(name) == mesh])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("mesh", "model", "dtype"), WIDE)
+def test_bits_of_all_strategies_are_those_of_each_row_alone(monkeypatch, mesh, model, dtype):
     check(monkeypatch, mesh, model, dtype, CASES)
+
+
+def mesh_of(name: str) -> str:
+    """Return a strategy's mesh in the wide run, which depends on its name alone."""
+    return ("tensor=4", "sequence=2,tensor=2", "tensor=2")[zlib.crc32(name.encode()) % 3]

@@ -77,7 +77,7 @@ def test_the_card_and_the_metrics_say_how_often_each_exit_agrees(run):
     assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_that_was_trained_longer_drafts_well(scratch, tmp_path):
     out = tmp_path / "run"
     assert train("--init", scratch, "--data", scratch / "texts.jsonl", *LONG, "--out", out) == 0

@@ -48,7 +48,7 @@ def tokens_per_step(lm, strategy):
     return sum(one.stats.new_tokens - 1 for one in drafted) / sum(one.stats.steps for one in drafted)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_streams_that_were_trained_longer_draft_well(trained_folder, answers, tmp_path):
     same = ("--model", trained_folder, "--data", answers, "--out", tmp_path / "run")
     longer = (*OPTIONS, "--eval-every", 60, "--epochs", 40, "--learning-rate", 1e-2)
