@@ -33,7 +33,7 @@ from tests.decoding.watched import run_watched
 from tests.shared_data import shared_data
 from tests.toys import encode_bytes
 
-WIDE_TELLERS = ("triforce", "draft_model+prompt_lookup")
+WIDE_TELLERS = ("draft_model+prompt_lookup",)
 WRITERS = ("prompt_lookup",)
 WIDE_WRITERS = ("draft_model", "medusa", "lookahead", "streams+prompt_lookup")
 

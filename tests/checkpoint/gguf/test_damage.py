@@ -84,7 +84,7 @@ def test_a_file_cut_anywhere_is_refused(sound, header_bytes, scratch, max_exampl
     read()
 
 
-@examples(100, 400)
+@examples(100, 200)
 def test_flipped_header_bits_are_read_or_refused(sound, header_bytes, scratch, max_examples):
     @settings(derandomize=True, max_examples=max_examples, deadline=None)
     @given(data=st.data())

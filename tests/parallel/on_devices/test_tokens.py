@@ -50,8 +50,10 @@ def test_tokens_that_devices_find_in_their_own_slots_are_those_of_one_device(sin
     check(single, "jacobi", Split("sequence=2,tensor=2", "llama"), cpu_kernels=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(name, marks=pytest.mark.exhaustive if name in EVERY_KIND else pytest.mark.slow) for name in CASES],
+)
 def test_tokens_of_every_strategy_are_those_of_one_device(single, strategy):
     check(single, strategy, CASES[strategy].split)
 
