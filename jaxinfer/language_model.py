@@ -390,8 +390,8 @@ class LanguageModel:
         """Tell whether `generate` gives a row that ends to the next of ``num_rows`` prompts and samples."""
         programs, strategy = self.programs, self.resolve(strategy)
         is_plain = programs.layout == DENSE and programs.partitioner.mesh is None
-        can_share = strategy.exactness != "beam" and not strategy.needs_dense_cache
-        return num_rows > batch_size > 1 and is_plain and can_share and programs.decoder.backend.keeps_bits
+        can_share = is_plain and not strategy.needs_dense_cache
+        return num_rows > batch_size > 1 and can_share and programs.decoder.backend.keeps_bits
 
     @cached_property
     def _paged_programs(self) -> Programs:

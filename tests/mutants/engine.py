@@ -234,8 +234,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "generate refills the rows of a beam search",
         "jaxinfer/language_model.py",
-        'strategy.exactness != "beam" and',
-        "",
+        "can_share = is_plain and not strategy.needs_dense_cache",
+        "can_share = is_plain",
         f"{_ALL}::test_what_needs_no_other_prompt_runs_as_batches[options2]",
     ),
     Fault(

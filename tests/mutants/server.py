@@ -76,7 +76,7 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/server/generation.py",
         "        for request in requests:\n            request.cancel()\n        raise",
         "        raise",
-        f"{_ERRORS}::test_too_many_requests_are_refused_until_there_is_room",
+        f"{_ERRORS}::test_of_several_prompts_none_runs_when_one_is_refused",
     ),
     Fault(
         "a body may be of any size",
@@ -153,6 +153,6 @@ FAULTS: tuple[Fault, ...] = (
         f"{_API}/sampling.py",
         "        top_k=max(top_k, 0),",
         "        top_k=0,",
-        _LAW,
+        f"{_FIELDS}::test_implemented_fields_arrive",
     ),
 )

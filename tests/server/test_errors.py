@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from jaxinfer.errors import EngineClosed, EngineError, InvalidOption, RequestCancelled, RequestTimedOut
+from jaxinfer.errors import EngineBusy, EngineClosed, EngineError, InvalidOption, RequestCancelled, RequestTimedOut
 from jaxinfer.server.api.errors import from_library
 from jaxinfer.server.http.keys import hash_key, read_keys
 from tests.server.harness import LONG, MODEL, PROMPT, Running, http_request
@@ -292,6 +292,23 @@ def test_too_many_requests_are_refused_until_there_is_room(server: Running) -> N
         assert server.complete(**{**SHORT, "prompt": [PROMPT] * 3}).status_code == 429
     server.until(lambda: server.is_idle)
     assert server.complete(**SHORT).status_code == 200
+
+
+def test_of_several_prompts_none_runs_when_one_is_refused(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+    submit = server.engine.submit
+
+    def takes_two(*prompt: Any, **options: Any) -> Any:
+        if len(taken) == 2:
+            raise EngineBusy("the queue is full")
+        taken.append(submit(*prompt, **options))
+        return taken[-1]
+
+    monkeypatch.setattr(server.engine, "submit", takes_two)
+    assert server.complete(**{**LONG, "prompt": [PROMPT] * 3}).status_code == 429
+    for request in taken:
+        with pytest.raises(RequestCancelled):
+            request.result(10.0)
 
 
 def test_a_request_that_takes_too_long_ends(server: Running) -> None:

@@ -42,7 +42,7 @@ SHARED: dict[str, tuple[Any, str, Any]] = {
     "stop": ("x", "sampling.stop", ("x",)),
     "temperature": (0.5, "sampling.temperature", 0.5),
     "top_p": (0.5, "sampling.top_p", 0.5),
-    "top_k": (-1, "sampling.top_k", 0),
+    "top_k": (7, "sampling.top_k", 7),
     "min_p": (0.5, "sampling.min_p", 0.5),
     "repetition_penalty": (2, "sampling.repetition_penalty", 2.0),
     "presence_penalty": (1, "sampling.presence_penalty", 1.0),
@@ -159,6 +159,11 @@ def test_wrong_values_are_refused_by_the_name_of_their_field(kind: str) -> None:
         error = error_of(kind, **{name: value})
         assert error.status == 400, name
         assert (error.param or "").split(".")[0] == name, (name, value)
+
+
+@pytest.mark.parametrize("off", [0, -1])
+def test_no_top_k_is_written_in_two_ways(off: int) -> None:
+    assert read("chat", top_k=off).sampling.top_k == 0
 
 
 def test_fields_that_need_or_exclude_others() -> None:
