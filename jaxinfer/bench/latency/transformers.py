@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import time
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ def time_transformers(
 
     model = _load(path, dtype)
     ids = torch.tensor(prompts)
+    # Its name from transformers 5.24 on, and before.
+    cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     times = []
     with torch.inference_mode():
         for _ in range(1 + repeats):
@@ -42,7 +45,7 @@ def time_transformers(
             token = output.logits[:, -1:].argmax(-1)
             prefilled = time.perf_counter()
             for _ in range(new_tokens - 1):
-                output = model(token, past_key_values=output.past_key_values, use_cache=True)
+                output = model(token, use_cache=True, **{cache: output[cache]})
                 token = output.logits[:, -1:].argmax(-1)
             prefill = prefilled - began
             times.append(Times(prefill, time.perf_counter() - prefilled, prefill))
