@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jaxinfer import distributed
     from jaxinfer.decoding.registry import describe_strategies as strategies
     from jaxinfer.decoding.strategy import Strategy
+    from jaxinfer.grammar.grammar import Grammar
     from jaxinfer.language_model import LanguageModel, load
     from jaxinfer.models.config import DecoderConfig
     from jaxinfer.parallel.mesh import MeshConfig
@@ -22,6 +23,7 @@ __all__ = [
     "DecoderConfig",
     "GenerationResult",
     "GenerationStats",
+    "Grammar",
     "LanguageModel",
     "MeshConfig",
     "SamplingParams",
@@ -39,6 +41,7 @@ _HOMES = MappingProxyType(
         "DecoderConfig": ("jaxinfer.models.config", "DecoderConfig"),
         "GenerationResult": ("jaxinfer.results", "GenerationResult"),
         "GenerationStats": ("jaxinfer.results", "GenerationStats"),
+        "Grammar": ("jaxinfer.grammar.grammar", "Grammar"),
         "LanguageModel": ("jaxinfer.language_model", "LanguageModel"),
         "MeshConfig": ("jaxinfer.parallel.mesh", "MeshConfig"),
         "SamplingParams": ("jaxinfer.sampling.params", "SamplingParams"),

@@ -23,8 +23,9 @@ from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.runner import start_batch
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer, shown
+from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
-from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole
+from jaxinfer.model_checks import check_grammar, check_ids, check_max_len, check_mesh, check_whole
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
@@ -394,6 +395,10 @@ class LanguageModel:
         return num_rows > batch_size > 1 and can_share and programs.decoder.backend.keeps_bits
 
     @cached_property
+    def _grammars(self) -> GrammarTables:
+        return GrammarTables(lambda: self.tokenizer, self.eos_token_ids, self.config.vocab_size)
+
+    @cached_property
     def _paged_programs(self) -> Programs:
         """The programs of `generate` where rows are refilled."""
         return Programs(self.programs.decoder, PagedLayout(), self.programs.partitioner, self.programs.kept)
@@ -416,7 +421,7 @@ class LanguageModel:
                 f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each prompt"
             )
         requests = []
-        for prompt, params in zip(prompts, sampling):
+        for prompt, params in zip(prompts, map(self._grammars.in_tokens, sampling)):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             ids = check_ids(ids, self.config.vocab_size)
             if len(ids) >= self.max_len:
@@ -428,6 +433,7 @@ class LanguageModel:
             max_length = min(len(ids) + max_new_tokens, self.max_len)
             text = prompt if isinstance(prompt, str) else None
             samples = range(strategy.num_results(params))
+            check_grammar(params, strategy)
             requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in samples]
         return requests
 

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout
+from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption, shown
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.streaming import check_layout, is_endless
 from jaxinfer.parallel.partitioner import Partitioner
+from jaxinfer.sampling.params import SamplingParams
 
 
 def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayout = DENSE) -> None:
@@ -51,3 +53,9 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     if wrong is not None:
         raise InvalidOption(f"token id {shown(wrong)} is not in the vocabulary of {vocab_size}")
     return checked
+
+
+def check_grammar(params: SamplingParams, strategy: Strategy) -> None:
+    """Raise InvalidOption for a grammar with a strategy that searches instead of drawing."""
+    if params.grammar is not None and strategy.exactness == "beam":
+        raise InvalidOption("beam search follows no grammar: choose another strategy")

@@ -3,7 +3,11 @@
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.grammar.grammar import Grammar
 
 
 def whole_number(least: int) -> Callable[[str], int]:
@@ -156,6 +160,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ignore-eos", action="store_true", default=None, help="ignore stop tokens, and go on to --max-new-tokens"
     )
+    grammar = group.add_mutually_exclusive_group()
+    grammar.add_argument("--json-schema", metavar="FILE", help="write JSON of the schema in this file")
+    grammar.add_argument("--regex", metavar="PATTERN", help="write a text that matches this pattern as a whole")
 
 
 _SAMPLING = (
@@ -176,5 +183,16 @@ _SAMPLING = (
 
 def sampling_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the sampling parameters that the user gave, as arguments of SamplingParams."""
-    given = {name: getattr(options, name) for name in _SAMPLING}
+    given = {name: getattr(options, name) for name in _SAMPLING} | {"grammar": _grammar(options)}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _grammar(options: argparse.Namespace) -> Grammar | None:
+    if options.regex is not None:
+        return Grammar.regex(options.regex)
+    if options.json_schema is None:
+        return None
+    try:
+        return Grammar.json_schema(Path(options.json_schema).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"--json-schema {options.json_schema} cannot be read: {error}") from error

@@ -23,6 +23,7 @@ class DecodeState(NamedTuple):
     ``steps_B`` counts a row's verifications by the target after prefill, ``passes_B`` float32 the reads of its blocks
     that they and drafting took (layers read / layers); ``drafted_B`` and ``accepted_B`` the draft tokens that they
     verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
+    ``grammar_states_B`` int32 is the state of the row's grammar after its text, -1 without one.
     """
 
     tokens_BS: Any
@@ -38,13 +39,15 @@ class DecodeState(NamedTuple):
     drafted_B: Any
     accepted_B: Any
     accepted_by_depth_BM: Any
+    grammar_states_B: Any
     cache: LayeredCache
     sampling: SamplingArrays
 
     @property
     def history(self) -> History:
         """The committed text, as the sampling transforms read it."""
-        return History(self.tokens_BS, self.prompt_lengths_B, self.lengths_B)
+        states_B1 = self.grammar_states_B[:, None]
+        return History(self.tokens_BS, self.prompt_lengths_B, self.lengths_B, grammar_states_BM=states_B1)
 
 
 def is_stop(state: DecodeState, tokens_BM: Int[Array, "B M"]) -> Bool[Array, "B M"]:
@@ -88,6 +91,7 @@ def initial_state(
         "drafted_B": counts(),
         "accepted_B": counts(),
         "accepted_by_depth_BM": counts(max(max_depth, 1)),
+        "grammar_states_B": np.asarray(sampling.grammar_start_B),
     }
     # All at once, and made by NumPy: JAX would compile a program for each kind of them.
     return DecodeState(**jax.device_put(rows), cache=cache, sampling=sampling)

@@ -14,6 +14,7 @@ from jaxinfer.decoding.acceptance.walk import Walk, emitted_tokens, is_draft, ma
 from jaxinfer.decoding.fixed_rows import filled, first_nodes, step_nodes, widened
 from jaxinfer.decoding.state import DecodeState, is_stop
 from jaxinfer.decoding.strategy import LastNode, Nodes, Prefilled, Proposal, Strategy, Verified
+from jaxinfer.decoding.trees.forced import with_forced_tokens
 from jaxinfer.decoding.trees.tree import DraftTree, ancestors, depths
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
@@ -22,6 +23,7 @@ from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.ops.ring_attention import goes_around, in_text_order, ring_order
 from jaxinfer.ops.rows import set_in_rows, take_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
+from jaxinfer.sampling.grammar import states_along, states_at_nodes
 
 
 def forward_prompt(
@@ -121,7 +123,10 @@ def decode_step(
     backend = model.decoder.backend
     drafted = strategy.propose(model, drafter_params, state, memory)
     num_drafted = drafted.tree.tokens_BM.shape[1]
-    tree = filled(drafted.tree, step_nodes(strategy, num_drafted, backend))
+    tree = drafted.tree
+    if strategy.acceptance == "match":
+        tree = with_forced_tokens(tree, state.sampling, state.grammar_states_B)
+    tree = filled(tree, step_nodes(strategy, num_drafted, backend))
     proposal = drafted._replace(tree=tree)
     if proposal.cache is not None:
         state = state._replace(cache=proposal.cache)
@@ -193,7 +198,11 @@ def accept(
 ) -> tuple[Int[Array, "B M"], Walk]:
     """Return the target's own token at every node, and the path that is taken."""
     tree, arrays = proposal.tree, state.sampling
-    history = state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=nodes.ancestors_BMM)
+    history = state.history._replace(
+        node_tokens_BM=tree.tokens_BM,
+        ancestors_BMM=nodes.ancestors_BMM,
+        grammar_states_BM=states_at_nodes(arrays, state.grammar_states_B, tree.tokens_BM, tree.parents_BM),
+    )
     draws_BM = draw(logits_BMV, nodes.positions_BM + 1, arrays, history, backend=backend)
     if strategy.acceptance == "match":
         return draws_BM, match(tree, draws_BM, strategy.max_depth)
@@ -263,4 +272,5 @@ def _append(
         from_draft_BS=set_in_rows(state.from_draft_BS, slots_BM, from_draft_BM),
         lengths_B=lengths_B,
         finished_B=state.finished_B | stopped_B | (lengths_B >= state.limits_B),
+        grammar_states_B=states_along(state.sampling, state.grammar_states_B, tokens_BM, count_B),
     )

@@ -30,6 +30,7 @@ from jaxinfer.engine.programs import (
     write_row,
 )
 from jaxinfer.engine.row_axes import row_axes
+from jaxinfer.grammar.table import TokenTable
 from jaxinfer.models.decoder import create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
@@ -300,8 +301,10 @@ class Device:
             NO_CACHE,
             _widened(arrays, self._widths),
         )
-        lengths = (np.array([length], np.int32) for length in (entry.prompt_length, entry.context_length))
-        return rows._replace(**dict(zip(("prompt_lengths_B", "context_lengths_B"), lengths)))
+        numbers = {"prompt_lengths_B": entry.prompt_length, "context_lengths_B": entry.context_length}
+        if isinstance(entry.sampling.grammar, TokenTable):
+            numbers["grammar_states_B"] = entry.sampling.grammar.after(entry.tokens[entry.prompt_length :])
+        return rows._replace(**{name: np.array([number], np.int32) for name, number in numbers.items()})
 
     def _described(self, batch: int) -> Rows:
         """Describe what the device holds of so many rows."""
@@ -318,15 +321,14 @@ class Device:
 
         return Rows(state, jax.eval_shape(remembered, self._params, strategy.parameters, state))
 
-    def _sampling_widths(self, sampling: Sequence[SamplingParams]) -> tuple[int, int]:
+    def _sampling_widths(self, sampling: Sequence[SamplingParams]) -> tuple[int, ...]:
         config = self._programs.decoder.config
         arrays = sampling_arrays(sampling, [0] * len(sampling), self._eos_token_ids, config.num_tokens)
-        return arrays.bias_ids_BX.shape[1], arrays.stop_ids_BE.shape[1]
+        return _widths(arrays)
 
     def _make_room_for(self, sampling: SamplingParams) -> None:
-        """Widen the rows' lists of biases and stop tokens where a sequence needs more."""
-        biases, stops = map(max, self._widths, self._sampling_widths([sampling]))
-        widths = biases, stops
+        """Widen the rows' lists of biases and stop tokens, and their grammars, where a sequence needs more."""
+        widths = tuple(map(max, self._widths, self._sampling_widths([sampling])))
         if widths != self._widths:
             self._widths = widths
             self._entry_shapes = _described(self._state_of(_ANY_ENTRY))
@@ -334,19 +336,30 @@ class Device:
             self._rows = self._rows._replace(state=state._replace(sampling=_widened(state.sampling, widths)))
 
 
-def _widened(arrays: SamplingArrays, widths: tuple[int, int]) -> SamplingArrays:
-    """Pad lists of biases and stop tokens."""
-    biases, stops = widths
+def _widths(arrays: SamplingArrays) -> tuple[int, ...]:
+    """Return the numbers of biases, stop tokens, a grammar's states and classes, and the tokens of its vocabulary."""
+    lists = arrays.bias_ids_BX, arrays.stop_ids_BE
+    return *(array.shape[1] for array in lists), *arrays.grammar_next_BNC.shape[1:], arrays.grammar_classes_BV.shape[1]
 
-    def padded(array: Any, width: int, fill: int | float) -> Any:
-        return jnp.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
-    if (arrays.bias_ids_BX.shape[1], arrays.stop_ids_BE.shape[1]) == widths:
+def _widened(arrays: SamplingArrays, widths: tuple[int, ...]) -> SamplingArrays:
+    """Pad lists of biases and stop tokens, and grammars."""
+    biases, stops, num_states, num_classes, vocab_size = widths
+
+    def padded(array: Any, *width_and_fill: int | float) -> Any:
+        *width, fill = width_and_fill
+        pads = [(0, 0), *((0, new - old) for new, old in zip(width, array.shape[1:], strict=True))]
+        return jnp.pad(array, pads, constant_values=fill)
+
+    if _widths(arrays) == widths:
         return arrays
     return arrays._replace(
         bias_ids_BX=padded(arrays.bias_ids_BX, biases, NO_TOKEN),
         bias_values_BX=padded(arrays.bias_values_BX, biases, 0.0),
         stop_ids_BE=padded(arrays.stop_ids_BE, stops, NO_TOKEN),
+        grammar_next_BNC=padded(arrays.grammar_next_BNC, num_states, num_classes, -1),
+        grammar_classes_BV=padded(arrays.grammar_classes_BV, vocab_size, 0),
+        grammar_only_BN=padded(arrays.grammar_only_BN, num_states, NO_TOKEN),
     )
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.grammar.table import TokenTable
 from jaxinfer.notation import Array, Bool, Float, Int, UInt32
 from jaxinfer.sampling.noise import request_key
 from jaxinfer.sampling.params import SamplingParams
@@ -14,12 +15,15 @@ from jaxinfer.sampling.params import SamplingParams
 # Padding of bias_ids_BX and stop_ids_BE.
 NO_TOKEN = -1
 MIN_WIDTH = 8
+# Of states and classes of grammars.
+MIN_GRAMMAR = 64
 
 
 class SamplingArrays(NamedTuple):
     """Sampling parameters of B rows, with X bias entries and E stop ids per row, padded with NO_TOKEN.
 
-    ``reports_B`` marks rows that return log-probabilities.
+    ``reports_B`` marks rows that return log-probabilities. Rows with a grammar have its `TokenTable`, of up to N states
+    and C classes, and start in state 0, others in state -1; where no row has one, N and C are 0.
     """
 
     temperature_B: Float[Array, "B"]
@@ -35,6 +39,10 @@ class SamplingArrays(NamedTuple):
     min_new_tokens_B: Int[Array, "B"]
     stop_ids_BE: Int[Array, "B E"]
     reports_B: Bool[Array, "B"]
+    grammar_start_B: Int[Array, "B"]
+    grammar_next_BNC: Int[Array, "B N C"]
+    grammar_classes_BV: Int[Array, "B V"]
+    grammar_only_BN: Int[Array, "B N"]
 
     def samples_B(self) -> Bool[Array, "B"]:
         """Mark the rows that draw noise; the others are greedy."""
@@ -87,9 +95,39 @@ def sampling_arrays(
         "min_new_tokens_B": counts("min_new_tokens"),
         "stop_ids_BE": _padded(stops, NO_TOKEN, np.int32),
         "reports_B": np.asarray([row.logprobs for row in params], bool),
+        **_grammar_arrays([row.grammar for row in params]),
     }
     # All at once, and made by NumPy: JAX would compile a program for each kind of them.
     return SamplingArrays(**jax.device_put(arrays))
+
+
+def _grammar_arrays(grammars: Sequence[Any]) -> dict[str, Any]:
+    """Return the rows' tables, padded to powers of two."""
+    tables = [table for table in grammars if table is not None]
+    assert all(isinstance(table, TokenTable) for table in tables), "a grammar that was not compiled"
+    num_states, num_classes = (
+        _power(max((table.next_NC.shape[axis] for table in tables), default=0)) for axis in (0, 1)
+    )
+    vocab_size = max((len(table.classes_V) for table in tables), default=0)
+    count = len(grammars)
+    arrays = {
+        "grammar_start_B": np.asarray([-1 if table is None else 0 for table in grammars], np.int32),
+        "grammar_next_BNC": np.full((count, num_states, num_classes), -1, np.int16),
+        "grammar_classes_BV": np.zeros((count, vocab_size), np.int16),
+        "grammar_only_BN": np.full((count, num_states), NO_TOKEN, np.int32),
+    }
+    for row, table in enumerate(grammars):
+        if table is not None:
+            states, classes = table.next_NC.shape
+            arrays["grammar_next_BNC"][row, :states, :classes] = table.next_NC
+            arrays["grammar_classes_BV"][row] = table.classes_V
+            arrays["grammar_only_BN"][row, :states] = table.only_N
+    return arrays
+
+
+def _power(count: int) -> int:
+    """Return the least power of two from `MIN_GRAMMAR` up that is no less; 0 for none."""
+    return max(MIN_GRAMMAR, 1 << (count - 1).bit_length()) if count else 0
 
 
 def _padded(rows: Sequence[Sequence[int | float]], fill: int | float, dtype: type) -> Any:

@@ -13,7 +13,8 @@ class History(NamedTuple):
 
     ``tokens_BS`` holds prompt and output; slots from ``lengths_B`` on are never read. ``ancestors_BMM[b, m]`` marks the
     nodes on the path to node m, including m. Node 0 is the last committed token and is not counted again. Without a
-    tree both node fields are None, and every node has only the committed tokens.
+    tree both node fields are None, and every node has only the committed tokens. ``grammar_states_BM`` is the state of
+    the row's grammar after each node, or None where grammars do not count.
     """
 
     tokens_BS: Int[Array, "B S"]
@@ -21,6 +22,7 @@ class History(NamedTuple):
     lengths_B: Int[Array, "B"]
     node_tokens_BM: Int[Array, "B M"] | None = None
     ancestors_BMM: Bool[Array, "B M M"] | None = None
+    grammar_states_BM: Int[Array, "B #M"] | None = None
 
 
 def prompt_counts(history: History, vocab_size: int) -> Int[Array, "B V"]:

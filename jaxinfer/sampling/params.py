@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, no_type_check
 
 from jaxinfer.errors import InvalidOption, shown
+from jaxinfer.grammar.grammar import Grammar
+from jaxinfer.grammar.table import TokenTable
 
 MAX_SEED = 2**63 - 1
 # Of one prompt: each has a row of its own.
@@ -25,7 +27,9 @@ class SamplingParams:
 
     Applied in this order: logit_bias, min_new_tokens, penalties, temperature, top_k, top_p, min_p. The repetition
     penalty counts prompt and output, the presence and frequency penalties count only the output. ``seed`` has 63 bits.
-    ``n`` is the number of samples of the prompt. ``logprobs`` are of the raw, untempered logits.
+    ``n`` is the number of samples of the prompt. ``logprobs`` are of the raw, untempered logits. A ``grammar``, which
+    is applied after the penalties, says which texts may come (``jaxinfer/grammar/README.md``). It ends the text itself,
+    so that it goes with neither min_new_tokens nor ignore_eos.
     """
 
     temperature: float = 0.0
@@ -42,6 +46,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     ignore_eos: bool = False
     logprobs: bool = False
+    grammar: Grammar | TokenTable | None = None
 
     def __post_init__(self) -> None:
         temperature = _real(
@@ -67,6 +72,11 @@ class SamplingParams:
         for name in ("ignore_eos", "logprobs"):
             if not isinstance(getattr(self, name), bool):
                 raise _invalid(name, getattr(self, name), "True or False")
+        if self.grammar is not None:
+            if not isinstance(self.grammar, Grammar | TokenTable):
+                raise _invalid("grammar", self.grammar, "a jaxinfer.Grammar")
+            if self.min_new_tokens or self.ignore_eos:
+                raise InvalidOption("a grammar ends the text: it goes with neither min_new_tokens nor ignore_eos")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

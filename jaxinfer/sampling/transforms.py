@@ -8,6 +8,7 @@ from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rounding import rounded
 from jaxinfer.sampling.arrays import SamplingArrays
+from jaxinfer.sampling.grammar import has_grammars, keep_to_grammar, restricts_any
 from jaxinfer.sampling.history import History, output_counts, prompt_counts
 from jaxinfer.sampling.threshold import min_p_threshold, top_k_threshold, top_p_threshold
 
@@ -19,9 +20,9 @@ def transform_logits(
     positions_BM: Int[Array, "B M"],
     backend: Backend | None = None,
 ) -> Float[Array, "B M V"]:
-    """Apply logit bias, min_new_tokens, penalties, temperature, top-k, top-p and min-p; dropped tokens are -inf.
+    """Apply logit bias, min_new_tokens, penalties, grammar, temperature, top-k, top-p, min-p; dropped tokens are -inf.
 
-    Positions are the drawn tokens' positions in prompt + output. A row at temperature 0 gets only the first three.
+    Positions are the drawn tokens' positions in prompt + output. A row at temperature 0 gets only the first four.
     Float64 logits stay float64, all others become float32. Transforms that no row needs are skipped.
     The logits' ``backend`` may have kernels for sums (`jaxinfer.sampling.mass`).
     """
@@ -31,20 +32,30 @@ def transform_logits(
 
 
 def edits_any(arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]) -> Bool[Array, ""]:
-    """Tell whether any row's bias, minimum length or penalty changes logits at these positions."""
-    return arrays.biases_B().any() | arrays.penalizes_B().any() | _bans_stop_BM(arrays, history, positions_BM).any()
+    """Tell whether any row's bias, minimum length, penalty or grammar changes logits at these positions."""
+    states_BM = history.grammar_states_BM
+    edits = arrays.biases_B().any() | arrays.penalizes_B().any() | _bans_stop_BM(arrays, history, positions_BM).any()
+    return edits if states_BM is None or not has_grammars(arrays) else edits | restricts_any(states_BM)
 
 
 def edit_logits(
     logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]
 ) -> Float[Array, "B M V"]:
-    """Apply logit bias, min_new_tokens and penalties, which also apply to greedy rows."""
+    """Apply logit bias, min_new_tokens, penalties and grammar, which also apply to greedy rows."""
     bans_BM = _bans_stop_BM(arrays, history, positions_BM)
 
     def edited(logits_BMV: Array) -> Array:
         logits_BMV = lax.cond(arrays.biases_B().any(), lambda x: _add_bias(x, arrays), lambda x: x, logits_BMV)
         logits_BMV = lax.cond(bans_BM.any(), lambda x: _ban_stops(x, arrays, bans_BM), lambda x: x, logits_BMV)
-        return lax.cond(arrays.penalizes_B().any(), lambda x: _penalize(x, arrays, history), lambda x: x, logits_BMV)
+        logits_BMV = lax.cond(
+            arrays.penalizes_B().any(), lambda x: _penalize(x, arrays, history), lambda x: x, logits_BMV
+        )
+        states_BM = history.grammar_states_BM
+        if states_BM is None or not has_grammars(arrays):
+            return logits_BMV
+        return lax.cond(
+            restricts_any(states_BM), lambda x: keep_to_grammar(x, arrays, states_BM), lambda x: x, logits_BMV
+        )
 
     if logits_BMV.dtype != jnp.float64:
         logits_BMV = logits_BMV.astype(jnp.float32)

@@ -142,8 +142,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "penalties ignore the drafts above a node",
         _STEP,
-        "state.history._replace(node_tokens_BM=tree.tokens_BM, ancestors_BMM=nodes.ancestors_BMM)",
-        "state.history",
+        "        node_tokens_BM=tree.tokens_BM,\n        ancestors_BMM=nodes.ancestors_BMM,\n",
+        "",
         f"{_SCRIPTED}test_a_perfect_drafter_is_accepted_whole",
     ),
     Fault(

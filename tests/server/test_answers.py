@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from typing import Any
 
 import openai
@@ -208,3 +209,26 @@ def test_texts_become_ids_and_texts_again(server: Running) -> None:
     assert server.post("/detokenize", {"tokens": ids, "model": MODEL}).json() == {"prompt": "Grüße 🙂"}
     assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
     assert server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"] == server.lm.encode_chat(MESSAGES)
+
+
+def test_answers_follow_the_schema_that_the_official_client_sends(server: Running) -> None:
+    """Drafted or not, streamed or not, and beside answers without a schema."""
+    schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "owl"]}, "age": {"type": "boolean"}}}
+    schema["required"] = ["kind", "age"]
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "animal", "strict": True, "schema": schema}}
+    create = server.client().chat.completions.create
+    messages: Any = [{"role": "user", "content": "hi"}]
+    asked: Any = {"model": MODEL, "messages": messages, "temperature": 1.0, "seed": 3, "max_tokens": 60}
+    answer = create(**asked, response_format=wanted).choices[0]
+    content = answer.message.content or ""
+    assert answer.finish_reason == "stop"
+    found = json.loads(content)
+    assert list(found) == ["kind", "age"]
+    assert found["kind"] in ("fox", "owl")
+    assert isinstance(found["age"], bool)
+    parts = create(**asked, response_format=wanted, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == content
+    own = {"structured_outputs": {"regex": "(fox|owl)(, (fox|owl)){3}"}}
+    text = create(**asked, extra_body=own).choices[0].message.content or ""
+    assert set(text.split(", ")) <= {"fox", "owl"}
+    assert len(text.split(", ")) == 4

@@ -92,8 +92,10 @@ def test_the_clients_errors_are_those_of_openai(server: Running) -> None:
         ask(model=MODEL, messages=[{"role": "user", "content": "x" * 300}])
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as refused:
-        ask(model=MODEL, messages=messages, response_format={"type": "json_object"})
-    assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_parameter")
+        ask(model=MODEL, messages=messages, reasoning_effort="low")
+    assert (refused.value.param, refused.value.code) == ("reasoning_effort", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError, match="cannot be compiled"):
+        ask(model=MODEL, messages=messages, extra_body={"structured_outputs": {"regex": "(("}})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from jaxinfer.grammar import Grammar
 from jaxinfer.server.api.chat import read_chat
 from jaxinfer.server.api.completions import read_completion
 from jaxinfer.server.api.errors import ApiError
@@ -56,6 +57,12 @@ SHARED: dict[str, tuple[Any, str, Any]] = {
     "cache_salt": ("s", "cache_salt", "s"),
     "return_token_ids": (True, "return_token_ids", True),
     "user": ("someone", "priority", 0),
+    "response_format": (
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "integer"}}},
+        "sampling.grammar",
+        Grammar.json_schema({"type": "integer"}),
+    ),
+    "structured_outputs": ({"choice": ["yes", "n.o"]}, "sampling.grammar", Grammar.regex("(yes)|(n\\.o)")),
 }
 TAKEN = {
     "completion": {
@@ -70,7 +77,7 @@ TAKEN = {
         "max_completion_tokens": (9, "max_tokens", 9),
         "logprobs": (True, "sampling.logprobs", True),
         "top_logprobs": (0, "sampling.logprobs", False),
-        "response_format": ({"type": "text"}, "priority", 0),
+        "response_format": ({"type": "text"}, "sampling.grammar", None),
         "tools": ([], "priority", 0),
         "tool_choice": ("none", "priority", 0),
         "store": (False, "priority", 0),
@@ -79,7 +86,6 @@ TAKEN = {
 REFUSED = {
     "completion": {"best_of": 2, "suffix": "end", "logprobs": 1, "messages": MESSAGES, "max_completion_tokens": 5},
     "chat": {
-        "response_format": {"type": "json_object"},
         "tools": [{"type": "function"}],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
@@ -110,6 +116,13 @@ WRONG: tuple[tuple[str, Any], ...] = (
     ("seed", -1), ("seed", 2**63), ("seed", 1.5), ("seed", 10**400),
     ("stop", 3), ("stop", [3]), ("stop", [""]), ("stop", ""), ("stop", ["x"] * 17), ("stop", "x" * 257), ("stop", {}),
     ("temperature", -0.1), ("temperature", 2.1), ("temperature", "1"), ("temperature", True), ("temperature", 10**400),
+    ("response_format", "json"), ("response_format", {}), ("response_format", {"type": "xml"}),
+    ("response_format", {"type": "json_schema"}), ("response_format", {"type": "json_object", "schema": {}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": "{"}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    ("structured_outputs", "a+"), ("structured_outputs", {}), ("structured_outputs", {"grammar": "root ::= x"}),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}), ("structured_outputs", {"choice": []}),
+    ("structured_outputs", {"regex": 5}),
     ("top_p", 0), ("top_p", 1.1), ("top_p", "x"), ("top_k", -2), ("top_k", 0.5), ("top_k", 2**31),
     ("min_p", 1.1), ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3),
     ("logit_bias", []), ("logit_bias", {"x": 1}), ("logit_bias", {"258": 1}), ("logit_bias", {"-1": 1}),
@@ -167,6 +180,10 @@ def test_no_top_k_is_written_in_two_ways(off: int) -> None:
 
 
 def test_fields_that_need_or_exclude_others() -> None:
+    json_object = {"response_format": {"type": "json_object"}}
+    assert error_of("chat", **json_object, structured_outputs={"regex": "a"}).param == "structured_outputs"
+    assert error_of("chat", **json_object, ignore_eos=True).param == "ignore_eos"
+    assert error_of("completion", **json_object, min_tokens=3).param == "min_tokens"
     assert error_of("completion", echo=True, logprobs=0).param == "echo"
     assert error_of("chat", max_tokens=3, max_completion_tokens=4).param == "max_tokens"
     assert read("chat", max_tokens=3, max_completion_tokens=3).max_tokens == 3

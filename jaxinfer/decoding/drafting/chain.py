@@ -11,6 +11,7 @@ from jaxinfer.decoding.strategy import current_tokens
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.rows import set_in_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
+from jaxinfer.sampling.grammar import states_after
 from jaxinfer.sampling.history import History
 from jaxinfer.sampling.noise import ROLE_DRAFT, ROLE_TARGET, role
 
@@ -57,25 +58,27 @@ def draft_chain(
     log_q_BMV = jnp.zeros((batch, most + 1, vocab_size), jnp.float32) if own_noise else None
 
     def draft(loop: tuple[Any, ...], next_logits: NextLogits = next_logits) -> tuple[Any, ...]:
-        index, goes_on_B, text_BS, tokens_BM, drafted_BM, log_q_BMV, carry = loop
+        index, goes_on_B, text_BS, tokens_BM, drafted_BM, log_q_BMV, states_B, carry = loop
         logits_BV, carry = next_logits(tokens_BM[:, index], index, carry)
-        history = History(text_BS, state.prompt_lengths_B, length_B + index)
+        history = History(text_BS, state.prompt_lengths_B, length_B + index, grammar_states_BM=states_B[:, None])
         position_B1 = (length_B + index)[:, None]
         drawn_B = draw(logits_BV[:, None], position_B1, state.sampling, history, kind)[:, 0]
         if own_noise:
             log_q_BV = drawing_distribution(logits_BV[:, None], position_B1, state.sampling, history)[:, 0]
             log_q_BMV = log_q_BMV.at[:, index].set(log_q_BV)
+        states_B = states_after(state.sampling, states_B, drawn_B)
         text_BS = set_in_rows(text_BS, position_B1, drawn_B[:, None])
         tokens_BM = tokens_BM.at[:, index + 1].set(drawn_B)
         drafted_BM = drafted_BM.at[:, index + 1].set(goes_on_B)
         if confidence is not None:
             log_p_B = log_probabilities(logits_BV[:, None], drawn_B[:, None])[:, 0]
             goes_on_B = goes_on_B & (jnp.exp(log_p_B) >= confidence)
-        return index + 1, goes_on_B, text_BS, tokens_BM, drafted_BM, log_q_BMV, carry
+        return index + 1, goes_on_B, text_BS, tokens_BM, drafted_BM, log_q_BMV, states_B, carry
 
-    loop = (jnp.int32(0), ~state.finished_B, state.tokens_BS, tokens_BM, drafted_BM, log_q_BMV, carry)
+    states_B = state.grammar_states_B
+    loop = (jnp.int32(0), ~state.finished_B, state.tokens_BS, tokens_BM, drafted_BM, log_q_BMV, states_B, carry)
     if first_logits is not None:
         loop = draft(loop, first_logits)
     loop = jax.lax.while_loop(lambda loop: (loop[0] < count) & loop[1].any(), draft, loop)
-    _, _, _, tokens_BM, drafted_BM, log_q_BMV, carry = loop
+    _, _, _, tokens_BM, drafted_BM, log_q_BMV, _, carry = loop
     return ChainDraft(tokens_BM, drafted_BM, log_q_BMV, carry)

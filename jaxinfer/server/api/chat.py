@@ -21,7 +21,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 # Fields of OpenAI's that are not implemented: why, and the values that ask for nothing.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("response_format", "structured output is not implemented", ({"type": "text"},)),
     ("tools", "tool calls are not implemented", ([],)),
     ("tool_choice", "tool calls are not implemented", ("none",)),
     ("parallel_tool_calls", "tool calls are not implemented", ()),

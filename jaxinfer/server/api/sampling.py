@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxinfer.grammar.grammar import Grammar
 from jaxinfer.sampling.params import MAX_SEED, SamplingParams
 from jaxinfer.server.api.errors import ApiError, wrong_field
 from jaxinfer.server.api.fields import Fields, check_number, shown
+from jaxinfer.server.api.grammars import take_grammar
 
 # Of one request: all samples of all of its prompts.
 MOST_CHOICES = 128
@@ -80,7 +82,16 @@ def take_sampling(fields: Fields, limits: Limits, *, logprobs: bool) -> Sampling
         min_new_tokens=fields.whole("min_tokens", 0, 0, _MOST_TOKENS) or 0,
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
+        grammar=_take_grammar(fields),
     )
+
+
+def _take_grammar(fields: Fields) -> Grammar | None:
+    grammar = take_grammar(fields)
+    for name in ("min_tokens", "ignore_eos"):
+        if grammar is not None and fields.raw(name):
+            raise wrong_field(name, "does not go with a grammar, which ends the text itself")
+    return grammar
 
 
 def take_delivery(fields: Fields) -> dict[str, Any]:
