@@ -95,6 +95,7 @@ class RunningBatch:
             strategy.max_depth,
             programs.create_cache(len(prompts), num_slots, headroom),
             sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
+            np.array([-1 if params.grammar is None else 0 for params in sampling], np.int32),
         )
         self.prefill_bubble, self.decode_bubble = (
             programs.bubble(params, state.cache, len(prompts), tokens) for tokens in (num_tokens, headroom)

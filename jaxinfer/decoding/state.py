@@ -62,10 +62,12 @@ def initial_state(
     max_depth: int,
     cache: LayeredCache,
     sampling: SamplingArrays,
+    grammar_states_B: np.ndarray | None = None,
 ) -> DecodeState:
     """Place prompts into a state that nothing has been computed for; an empty prompt marks a row that pads the batch.
 
-    ``num_slots`` is the cache's; every prompt, its new tokens and the strategy's headroom fit into it.
+    Without ``grammar_states_B`` no row has a grammar. ``num_slots`` is the cache's; every prompt, its new tokens and the
+    strategy's headroom fit into it.
     """
     batch = len(prompts)
     tokens_BS = np.zeros((batch, num_slots), np.int32)
@@ -91,7 +93,7 @@ def initial_state(
         "drafted_B": counts(),
         "accepted_B": counts(),
         "accepted_by_depth_BM": counts(max(max_depth, 1)),
-        "grammar_states_B": np.asarray(sampling.grammar_start_B),
+        "grammar_states_B": np.full((batch,), -1, np.int32) if grammar_states_B is None else grammar_states_B,
     }
     # All at once, and made by NumPy: JAX would compile a program for each kind of them.
     return DecodeState(**jax.device_put(rows), cache=cache, sampling=sampling)

@@ -38,7 +38,7 @@ def automaton(grammar: Grammar) -> Automaton:
 def _compiled(grammar: Grammar) -> Automaton:
     """Compile in another process (`jaxinfer.grammar.compiling`), whose time and memory are bounded."""
     asked = json.dumps({"kind": grammar.kind, "text": grammar.text}).encode()
-    command = [sys.executable, "-I", compiling.__file__]
+    command = [sys.executable, "-P", compiling.__file__]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, timeout=2 * compiling.SECONDS)
     except subprocess.TimeoutExpired:

@@ -23,7 +23,7 @@ class SamplingArrays(NamedTuple):
     """Sampling parameters of B rows, with X bias entries and E stop ids per row, padded with NO_TOKEN.
 
     ``reports_B`` marks rows that return log-probabilities. Rows with a grammar have its `TokenTable`, of up to N states
-    and C classes, and start in state 0, others in state -1; where no row has one, N and C are 0.
+    and C classes; where no row has one, N and C are 0.
     """
 
     temperature_B: Float[Array, "B"]
@@ -39,7 +39,6 @@ class SamplingArrays(NamedTuple):
     min_new_tokens_B: Int[Array, "B"]
     stop_ids_BE: Int[Array, "B E"]
     reports_B: Bool[Array, "B"]
-    grammar_start_B: Int[Array, "B"]
     grammar_next_BNC: Int[Array, "B N C"]
     grammar_classes_BV: Int[Array, "B V"]
     grammar_only_BN: Int[Array, "B N"]
@@ -111,7 +110,6 @@ def _grammar_arrays(grammars: Sequence[Any]) -> dict[str, Any]:
     vocab_size = max((len(table.classes_V) for table in tables), default=0)
     count = len(grammars)
     arrays = {
-        "grammar_start_B": np.asarray([-1 if table is None else 0 for table in grammars], np.int32),
         "grammar_next_BNC": np.full((count, num_states, num_classes), -1, np.int16),
         "grammar_classes_BV": np.zeros((count, vocab_size), np.int16),
         "grammar_only_BN": np.full((count, num_states), NO_TOKEN, np.int32),
