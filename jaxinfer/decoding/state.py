@@ -66,8 +66,8 @@ def initial_state(
 ) -> DecodeState:
     """Place prompts into a state that nothing has been computed for; an empty prompt marks a row that pads the batch.
 
-    Without ``grammar_states_B`` no row has a grammar. ``num_slots`` is the cache's; every prompt, its new tokens and the
-    strategy's headroom fit into it.
+    Without ``grammar_states_B`` no row has a grammar. ``num_slots`` is the cache's; every prompt, its new tokens and
+    the strategy's headroom fit into it.
     """
     batch = len(prompts)
     tokens_BS = np.zeros((batch, num_slots), np.int32)
