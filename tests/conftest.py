@@ -28,6 +28,7 @@ QUICK = (
     "colab",
     "decoding",
     "engine",
+    "grammar",
     "models",
     "parallel",
     "sampling",

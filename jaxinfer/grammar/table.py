@@ -1,13 +1,17 @@
 """A grammar over a model's tokens: what follows each token in each state."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxinfer.errors import InvalidOption
 from jaxinfer.grammar.automaton import DEAD, Automaton, smallest, trimmed
 
 NO_TOKEN = -1
+# Of a table: it is copied for each row. Classes are numbered in 16 bits.
+MOST_ENTRIES, MOST_CLASSES = 2**22, 2**15 - 1
+_STATES_AT_ONCE = 64
 
 
 class TokenTable(NamedTuple):
@@ -40,17 +44,21 @@ def token_table(
     no such text.
     """
     ends = [token for token in eos_token_ids if 0 <= token < vocab_size]
-    next_NV = np.full((len(given.ends_N), vocab_size), DEAD, np.int32)
-    next_NV[:, : len(spellings)] = _walked(given.next_NB, spellings)[:, :vocab_size]
-    next_NV[:, ends] = DEAD
-    classes_V, next_NC = _classes(next_NV)
+    may_come = [spelling if token not in ends else None for token, spelling in enumerate(spellings[:vocab_size])]
+    walk = _Walk(may_come + [None] * (vocab_size - len(may_come)))
+    classes_V, first_C = walk.classes(given.next_NB)
+    _check_size(len(given.next_NB), len(first_C), 16)
+    next_NC = np.concatenate(
+        [walk.states_after(given.next_NB, states, first_C) for states in _pieces(len(given.next_NB))], axis=1
+    ).T
     found = smallest(trimmed(Automaton(next_NC, given.ends_N)))
     # Now the classes again: pruned states may have joined some.
-    joined_V, next_NC = _classes(found.next_NB)
-    classes_V = joined_V[classes_V]
+    next_NC, joined_C = np.unique(found.next_NB, axis=1, return_inverse=True)
+    classes_V = joined_C.reshape(-1)[classes_V]
     states_N, end_class = np.arange(len(found.ends_N), dtype=np.int32), next_NC.shape[1]
     next_NC = np.concatenate([next_NC, np.where(found.ends_N, states_N, DEAD)[:, None]], axis=1).astype(np.int32)
     classes_V[ends] = end_class
+    _check_size(*next_NC.shape)
     sizes_C = np.bincount(classes_V, minlength=end_class + 1)
     first_C = np.full(end_class + 1, NO_TOKEN)
     first_C[classes_V[::-1]] = np.arange(vocab_size)[::-1]
@@ -60,39 +68,58 @@ def token_table(
     return TokenTable(classes_V.astype(np.int32), next_NC, only_N)
 
 
-def _walked(next_NB: np.ndarray, spellings: Sequence[bytes | None]) -> np.ndarray:
-    """Return the state after each token, from every state ``[N, V]``: by the tree of all spellings, level by level."""
-    numbers: dict[bytes, int] = {b"": 0}
-    for spelling in spellings:
-        for length in range(1, len(spelling or b"") + 1):
-            numbers.setdefault((spelling or b"")[:length], len(numbers))
-    count = len(next_NB)
-    padded_NB = np.concatenate([next_NB, np.full((1, 256), DEAD, np.int32)])
-    reached_XN = np.full((len(numbers), count), DEAD, np.int32)
-    reached_XN[0] = np.arange(count)
-    levels: dict[int, list[bytes]] = {}
-    for prefix in numbers:
-        levels.setdefault(len(prefix), []).append(prefix)
-    for length in range(1, max(levels) + 1):
-        prefixes = levels.get(length, [])
-        here = np.array([numbers[prefix] for prefix in prefixes])
-        parents = np.array([numbers[prefix[:-1]] for prefix in prefixes])
-        last_X = np.array([prefix[-1] for prefix in prefixes])
-        reached_XN[here] = padded_NB[reached_XN[parents], last_X[:, None]]
-    reached_XN[0] = DEAD  # a token without text would change nothing for ever
-    return reached_XN[[numbers[spelling or b""] for spelling in spellings]].T
+def _check_size(states: int, classes: int, slack: int = 1) -> None:
+    """Refuse a table that is too large; ``slack`` is for one that may still lose states and classes."""
+    if states * classes > slack * MOST_ENTRIES or classes > slack * MOST_CLASSES:
+        raise InvalidOption(f"the grammar is too large: its table has {states} states of {classes} classes of tokens")
 
 
-def _classes(next_NV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each column's number among the different ones, and these."""
-    # Columns are compared by a hash first, whose sums of products are exact modulo 2^64; then by what they are.
-    weights_N = np.random.default_rng(0).integers(1, 2**63, len(next_NV), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        hashes_V = (next_NV.astype(np.int64).astype(np.uint64) * weights_N[:, None]).sum(axis=0, dtype=np.uint64)
-    _, first_C, classes_V = np.unique(hashes_V, return_index=True, return_inverse=True)
-    classes_V = classes_V.reshape(-1)
-    next_NC = next_NV[:, first_C]
-    if not (next_NC[:, classes_V] == next_NV).all():  # once in 2^64 pairs
-        next_NC, classes_V = np.unique(next_NV, axis=1, return_inverse=True)
-        classes_V = classes_V.reshape(-1)
-    return classes_V, next_NC
+def _pieces(count: int) -> list[np.ndarray]:
+    """Return states, some at a time: walked from all of them at once, a large vocabulary would take gigabytes."""
+    return np.split(np.arange(count), range(_STATES_AT_ONCE, count, _STATES_AT_ONCE))
+
+
+class _Walk:
+    """Walks the bytes of V tokens through automata, by the tree of all spellings, level by level."""
+
+    def __init__(self, spellings: Sequence[bytes | None]) -> None:
+        numbers: dict[bytes, int] = {b"": 0}
+        for spelling in filter(None, spellings):
+            for length in range(1, len(spelling) + 1):
+                numbers.setdefault(spelling[:length], len(numbers))
+        self._size = len(numbers)
+        self._places_V = np.array([numbers[spelling or b""] for spelling in spellings])
+        levels: dict[int, list[bytes]] = {}
+        for prefix in numbers:
+            levels.setdefault(len(prefix), []).append(prefix)
+        self._levels = [
+            tuple(
+                np.array(column)
+                for column in zip(*((numbers[one], numbers[one[:-1]], one[-1]) for one in levels[length]), strict=True)
+            )
+            for length in range(1, max(levels) + 1)
+        ]
+
+    def states_after(self, next_NB: np.ndarray, states_S: np.ndarray, tokens: Any = slice(None)) -> np.ndarray:
+        """Return the state after tokens from some states, ``[tokens, S]``; `DEAD` after one without text."""
+        padded_NB = np.concatenate([next_NB, np.full((1, 256), DEAD, np.int32)])
+        reached_XS = np.full((self._size, len(states_S)), DEAD, np.int32)
+        reached_XS[0] = states_S
+        for here, parents, last in self._levels:
+            reached_XS[here] = padded_NB[reached_XS[parents], last[:, None]]
+        reached_XS[0] = DEAD  # a token without text would change nothing for ever
+        return reached_XS[self._places_V[tokens]]
+
+    def classes(self, next_NB: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return each token's class, and the first token of each class: its tokens lead from all states to the same.
+
+        Tokens are compared by a sum over all states with random factors, modulo 2^64: two of a large vocabulary look
+        alike by chance once in a billion grammars.
+        """
+        weights_N = np.random.default_rng(0).integers(1, 2**63, len(next_NB), dtype=np.uint64)
+        hashes_V = np.zeros(len(self._places_V), np.uint64)
+        for states in _pieces(len(next_NB)):
+            after_VS = self.states_after(next_NB, states).astype(np.int64).astype(np.uint64)
+            hashes_V += (after_VS * weights_N[states]).sum(axis=1, dtype=np.uint64)
+        _, first_C, classes_V = np.unique(hashes_V, return_index=True, return_inverse=True)
+        return classes_V.reshape(-1), first_C

@@ -22,7 +22,8 @@ class GrammarTables:
         self._tokenizer, self._ends, self._vocab_size = tokenizer, tuple(eos_token_ids), vocab_size
         self._spellings: list[bytes | None] | None = None
         self._kept: OrderedDict[Grammar, TokenTable] = OrderedDict()
-        self._lock = threading.Lock()
+        # Grammars that are there do not wait for one that is compiled.
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
 
     def in_tokens(self, sampling: Any) -> Any:
         """Return sampling parameters whose grammar, if they have one, is compiled."""
@@ -32,13 +33,23 @@ class GrammarTables:
 
     def table(self, grammar: Grammar) -> TokenTable:
         """Return a grammar's table; raise InvalidOption for one that cannot be compiled."""
-        with self._lock:
-            if grammar not in self._kept:
+        found = self._find(grammar)
+        if found is not None:
+            return found
+        with self._compiling:
+            found = self._find(grammar)
+            if found is None:
                 if self._spellings is None:
                     self._spellings = token_bytes(self._tokenizer())
                 found = token_table(automaton(grammar), self._spellings, self._ends, self._vocab_size)
-                self._kept[grammar] = found
-                while len(self._kept) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(grammar)
-            return self._kept[grammar]
+                with self._lock:
+                    self._kept[grammar] = found
+                    while len(self._kept) > _MOST_KEPT:
+                        self._kept.popitem(last=False)
+            return found
+
+    def _find(self, grammar: Grammar) -> TokenTable | None:
+        with self._lock:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+            return self._kept.get(grammar)

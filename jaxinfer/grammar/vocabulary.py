@@ -1,7 +1,6 @@
 """The bytes that each token adds to a text."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -38,8 +37,10 @@ def _byte_ids(tokenizer: Tokenizer) -> Sequence[int]:
     return sorted(getattr(tokenizer, "byte_fallback_ids", ()))
 
 
-def _written(tokenizer: Any, token: int) -> str:
-    return tokenizer.token(token) or ""
+def _written(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token as written in the vocabulary, where the tokenizer can tell."""
+    name: Callable[[int], str | None] = getattr(tokenizer, "token", lambda _: None)
+    return name(token) or ""
 
 
 def _spelled(written: str) -> bytes | None:

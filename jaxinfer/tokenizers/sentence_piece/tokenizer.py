@@ -83,6 +83,10 @@ class SentencePieceTokenizer:
         known = [self._pieces[int(token)] for token in ids if int(token) in self._pieces and int(token) not in skipped]
         return self._decoder.decode(known)
 
+    def token(self, token_id: int) -> str | None:
+        """Return a token as written in the vocabulary."""
+        return self._pieces.get(token_id)
+
     def _encode_segment(self, text: str, is_first: bool) -> list[int]:
         """Encode text between added tokens; only the first segment, or with ``legacy`` every segment, begins a word."""
         begins_word = self._add_prefix_space and (is_first or self._settings.legacy)
