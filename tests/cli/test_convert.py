@@ -42,7 +42,7 @@ def test_a_converted_model_answers_as_its_source_does(run, source, tmp_path):
     assert found["text"] == expected["text"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.optimised
 def test_the_default_model_keeps_its_chat_template_and_its_answer(tmp_path):
     """Convert the real GGUF, whose template and vocabulary are in its metadata, and ask what it knows."""

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("jacobi", "medusa", "beam"), marks=pytest.mark.slow),
+        pytest.param(("jacobi", "beam"), marks=pytest.mark.slow),
         pytest.param(tuple(STRATEGIES), marks=pytest.mark.exhaustive),
     ],
     ids=len,

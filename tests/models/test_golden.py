@@ -59,7 +59,7 @@ def test_smollm2_has_its_golden_logits(smollm, smollm_cases):
         np.testing.assert_allclose(last_V[list(ids)], values, atol=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parity
 def test_smollm2_equals_transformers_own_reading_of_the_gguf(smollm, smollm_cases):
     """To a thousandth of the logits' deviation, at every position of the prompts and of their golden answers."""

@@ -59,7 +59,9 @@ def tiles(program: CompiledProgram) -> Counter[tuple[object, ...]]:
     return found
 
 
-@pytest.mark.parametrize("config", [NARROW, pytest.param(LLAMA_2_7B, marks=pytest.mark.slow)], ids=["narrow", "7b"])
+@pytest.mark.parametrize(
+    "config", [NARROW, pytest.param(LLAMA_2_7B, marks=pytest.mark.exhaustive)], ids=["narrow", "7b"]
+)
 def test_a_tree_and_plain_decoding_multiply_the_same_shapes(config):
     plain, tree = (step(config, strategy, "bits") for strategy in (Autoregressive(), GivenTree(12)))
     found = products(plain)
@@ -79,7 +81,7 @@ def test_a_tree_and_plain_decoding_multiply_the_same_shapes(config):
         pytest.param(LLAMA_2_7B, 1, 1, 1.0, 1.01, marks=pytest.mark.slow),
         pytest.param(LLAMA_2_7B, 8, 8, 1.0, 1.03, marks=pytest.mark.exhaustive),
         # Why it is not the default: the logits of 16 nodes are large beside a small model's weights.
-        pytest.param(planned_config("smollm2-135m"), 8, 1, 1.03, 1.2, marks=pytest.mark.slow),
+        pytest.param(planned_config("smollm2-135m"), 8, 1, 1.03, 1.2, marks=pytest.mark.exhaustive),
     ],
     ids=["7b-1", "7b-8", "135m-8"],
 )

@@ -69,8 +69,8 @@ CASES = {name: _SHAPED.get(name) or parse_strategy(name) for name in STRATEGIES 
     "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads())
 }
 
-# A model of its own, three levels of caches, a table.
-WIDE = ("draft_model", "triforce", "token_recycling")
+# Three levels of caches, a table.
+WIDE = ("triforce", "token_recycling")
 
 
 # In the ordinary run test_eight_chips compiles plain decoding and a given tree.

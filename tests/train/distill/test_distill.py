@@ -262,7 +262,7 @@ def tokens_per_step(teacher, run):
     return sum(one.stats.new_tokens - 1 for one in drafted) / sum(one.stats.steps for one in drafted)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_draft_that_was_distilled_longer_drafts_well(teacher, trained_folder, data, tmp_path):
     arguments = ("--model", trained_folder, "--student-layers", 1, "--data", data, *OPTIONS, *SAMPLED)
     assert distil(*arguments, "--epochs", 4, "--out", tmp_path / "run") == 0

@@ -214,7 +214,7 @@ def trained_acceptance(schedule, num_steps, seed=0):
     return ExitEvaluation(decoder, lambda params: params, held_out, schedule.all_exits()).measure(state.params)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_exits_of_a_model_trained_from_scratch_agree_with_it_far_more_often_than_without():
     """The same steps, texts and seed."""
     plain = ExitSchedule(4, 120, 0.0, 0.0, "none", from_scratch=True)
