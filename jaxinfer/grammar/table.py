@@ -1,7 +1,8 @@
 """A grammar over a model's tokens: what follows each token in each state."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,8 @@ MOST_ENTRIES, MOST_CLASSES = 2**22, 2**15 - 1
 _STATES_AT_ONCE = 64
 
 
-class TokenTable(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TokenTable:
     """N states, of which 0 is the first, and C classes of tokens that lead to the same states.
 
     ``classes_V`` int32 is each token's class. ``next_NC`` int32 is the state after a token of a class, or `DEAD`: the

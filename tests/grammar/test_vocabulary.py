@@ -8,6 +8,7 @@ from jaxinfer.grammar import Grammar
 from jaxinfer.grammar.automaton import DEAD
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.grammar.vocabulary import token_bytes
+from jaxinfer.sampling import SamplingParams
 from jaxinfer.tokenizers import load_tokenizer
 from tests.tokenizers.vocabularies import open_folder, train_sentence_piece
 from tests.toys import write_byte_tokenizer
@@ -48,4 +49,6 @@ def test_special_tokens_may_not_come(tokenizer):
 def test_what_was_compiled_is_kept(tokenizer):
     tables = GrammarTables(lambda: tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size)
     assert tables.table(Grammar.regex("a+")) is tables.table(Grammar.regex("a+"))
-    assert tables.table(Grammar.regex("b+")) is not tables.table(Grammar.regex("a+"))
+    one, other = (SamplingParams(grammar=tables.table(Grammar.regex(pattern))) for pattern in ("a+", "b+"))
+    assert one == SamplingParams(grammar=tables.table(Grammar.regex("a+"))) != other
+    assert len({one, other}) == 2
