@@ -48,7 +48,7 @@ def test_texts_follow_their_grammar(alone):
     "strategy",
     [
         "prompt_lookup",
-        "token_recycling",
+        pytest.param("token_recycling", marks=pytest.mark.slow),
         pytest.param("jacobi", marks=pytest.mark.slow),
         pytest.param("layerskip:exit_layer=1", marks=pytest.mark.slow),
         pytest.param("token_recycling+prompt_lookup", marks=pytest.mark.slow),
