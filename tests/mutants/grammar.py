@@ -23,8 +23,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "tokens without text may come",
         "jaxinfer/grammar/table.py",
-        "    reached_XN[0] = DEAD",
-        "    reached_XN[0] = reached_XN[0]",
+        "        reached_XS[0] = DEAD",
+        "        reached_XS[0] = states_S",
         f"{_TABLE}::test_from_every_state_a_text_can_end",
     ),
     Fault(
