@@ -18,8 +18,6 @@ from tests.decoding.strategy_cases import CASES
 
 Cover = Callable[..., Covered]
 
-# What a strategy does in one row may depend on the others here, and may not show.
-ALONE = ("draft_model", "prompt_lookup")
 # The families that a strategy meets neither in every run nor on a mesh (`tests.parallel.on_devices.test_tokens`).
 MEETINGS = [
     (name, model) for name, case in CASES.items() for model in MODELS if model not in (case.model, case.split.model)
@@ -92,8 +90,9 @@ def test_texts_are_those_of_plain_decoding(covered, name):
     assert one.lm.programs.compilations == 2
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [pytest.param("draft_model", marks=pytest.mark.slow), "prompt_lookup"])
 def test_texts_of_single_rows_are_those_of_plain_decoding(covered, name):
+    """What a strategy does in one row may depend on the others of a batch, and may not show."""
     one = covered(CASES[name].model)
     check_covered(one, CASES[name].strategy("alone", one.lm, one.whole.texts), alone=True)
 

@@ -29,7 +29,9 @@ def check(monkeypatch, mesh: str, model: str, dtype: str, strategies) -> None:
         assert not strategy.max_depth or seen["deep"] > 0
 
 
-@pytest.mark.parametrize(("dtype", "strategy"), [("float32", "prompt_lookup"), ("bfloat16", "lookahead")])
+@pytest.mark.parametrize(
+    ("dtype", "strategy"), [pytest.param("float32", "prompt_lookup", marks=pytest.mark.slow), ("bfloat16", "lookahead")]
+)
 def test_bits_are_those_of_each_row_alone(monkeypatch, dtype, strategy):
     check(monkeypatch, "data=2,tensor=2", "llama", dtype, [strategy])
 
