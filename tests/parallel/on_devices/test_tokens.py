@@ -40,7 +40,9 @@ def check(single, strategy: str, split: Split, **changes: Any) -> None:
     check_communication(lm, split, strategy)
 
 
-@pytest.mark.parametrize("strategy", EVERY_KIND)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=pytest.mark.slow) if name == "medusa" else name for name in EVERY_KIND]
+)
 def test_tokens_are_those_of_one_device(single, strategy):
     check(single, strategy, EVERY_KIND[strategy])
 
