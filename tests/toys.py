@@ -102,7 +102,7 @@ def write_trained_llama(folder: Path) -> Path:
     params, losses = train(
         Decoder(TRAINED_LLAMA, float32_backend()),
         Schedule(num_steps=200, peak_rate=1e-2),
-        window_batches(fable_tokens(600), num_rows=6, length=96, num_steps=200, seed=0),
+        window_batches(fable_tokens(600), num_rows=12, length=96, num_steps=200, seed=0),
     )
     assert losses[-1] < 0.4, f"the toy has not learned its text: its loss is {losses[-1]:.2f}"
     save_hf_folder(folder, TRAINED_LLAMA, params)

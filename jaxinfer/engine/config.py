@@ -7,6 +7,7 @@ from jaxinfer.errors import InvalidOption
 
 Preemption = Literal["offload", "recompute"]
 PrefixCache = Literal["exact", "all", "off"]
+Drafting = Literal["auto", "always"]
 
 
 # The validation below must see any value; a run-time type checker would raise its own message first.
@@ -25,7 +26,7 @@ class EngineConfig:
     computed, ``max_batch_total_tokens`` the prompt and output tokens that admitted requests may reach (None: what the
     pages hold). ``max_waiting`` requests may wait; more are refused. ``preemption`` says how a request gives its pages
     back while it waits, ``prefix_cache`` which pages later prompts may share. ``aging_seconds`` is the wait that counts
-    as one step of priority.
+    as one step of priority. ``drafting`` says whether windows leave drafts out where these were seen to lose time.
     """
 
     max_rows: int = 16
@@ -34,7 +35,7 @@ class EngineConfig:
     memory: float | None = None
     prefill_chunk: int = 128
     waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
+    max_waiting_tokens: int = 1
     max_batch_prefill_tokens: int = 4096
     max_batch_total_tokens: int | None = None
     max_waiting: int = 1024
@@ -42,6 +43,7 @@ class EngineConfig:
     preemption: Preemption = "offload"
     prefix_cache: PrefixCache = "exact"
     aging_seconds: float = 10.0
+    drafting: Drafting = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_waiting_tokens", "max_batch_prefill_tokens", "max_waiting", "steps_per_look"):
@@ -59,7 +61,8 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise InvalidOption(f"engine: {name}={value!r} is not a number above 0")
-        for name, known in (("preemption", ("offload", "recompute")), ("prefix_cache", ("exact", "all", "off"))):
+        choices = {"preemption": ("offload", "recompute"), "prefix_cache": ("exact", "all", "off")}
+        for name, known in {**choices, "drafting": ("auto", "always")}.items():
             if getattr(self, name) not in known:
                 raise InvalidOption(f"engine: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
 

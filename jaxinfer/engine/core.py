@@ -14,6 +14,7 @@ from jaxinfer.engine.device import Device, Entry
 from jaxinfer.engine.memory import count_pages
 from jaxinfer.engine.metrics import Counters
 from jaxinfer.engine.output import SequenceOutput
+from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.pages import PagePool
 from jaxinfer.engine.prefix import PrefixOutput, PrefixRequest
 from jaxinfer.engine.prefixes import PrefixIndex
@@ -47,9 +48,12 @@ class EngineCore:
         # The prefixes that are kept, by name.
         self._prefixes: dict[str, EngineSequence] = {}
         self._is_stuck = False
+        # Of drafts that change the text, none may be left out for the sake of speed.
+        self._pace = Pace() if device.may_rest and scheduler.config.drafting == "auto" else None
 
     def add(self, sequence: EngineSequence) -> None:
         """Let a sequence wait."""
+        sequence.drafts = sequence.drafts or not self._device.drafts
         sequence.salt = salt_of(rotary_regime(self._config, sequence.context_length), sequence.salt)
         self.scheduler.add(sequence)
 
@@ -144,6 +148,7 @@ class EngineCore:
 
     def _compute(self, chunk: Chunk) -> None:
         sequence, output = chunk.sequence, chunk.sequence.origin
+        sequence.rests = False
         began = self._clock()
         if output.started is None:
             output.started = began
@@ -179,9 +184,23 @@ class EngineCore:
         self.scheduler.restored(sequence)
 
     def _decode(self, window: Window) -> None:
-        slots = [sequence.slot for sequence in window.sequences if sequence.slot is not None]
-        pages = [sequence.pages for sequence in window.sequences]
-        report = self._device.run(slots, pages, window.steps)
+        sequences, pace = window.sequences, self._pace
+        slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
+        pages = [sequence.pages for sequence in sequences]
+        drafts = sequences[0].drafts and (pace is None or pace.drafts(sequences))
+        for sequence, slot in zip(sequences, slots):
+            if drafts and sequence.rests:
+                self._device.start_drafting(slot, sequence.pages, len(sequence.tokens))
+            sequence.rests = not drafts
+        began, made = self._clock(), self._device.compile_seconds
+        report = self._device.run(slots, pages, window.steps, drafts=drafts)
+        seconds = self._clock() - began
+        if pace is not None and sequences[0].drafts:
+            for index, sequence in enumerate(sequences if drafts else ()):
+                pace.gained(sequence, int(report.counts_B[index]), int(report.steps_B[index]))
+            # Waiting for a program says nothing about it.
+            if self._device.compile_seconds == made:
+                pace.ran(sequences, drafts, int(report.steps), seconds)
         self.counters.steps += int(report.steps)
         self.counters.row_steps += int(report.steps_B[: len(slots)].sum())
         self._take(window.sequences, report)

@@ -26,10 +26,12 @@ from jaxinfer.engine.programs import (
     read_pages,
     read_row,
     run_window,
+    start_drafting,
     write_pages,
     write_row,
 )
 from jaxinfer.engine.row_axes import row_axes
+from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.grammar.table import TokenTable
 from jaxinfer.models.decoder import create_cache
 from jaxinfer.models.model import Model
@@ -59,6 +61,8 @@ class Entry:
     sampling: SamplingParams
     sample: int
 
+
+UNDRAFTED = Undrafted()
 
 # Stands for all of them where only shapes are asked for.
 _ANY_ENTRY = Entry([0], 1, 1, 2, True, SamplingParams(), 0)
@@ -111,7 +115,10 @@ class Device:
         self._num_slots = slots_for(num_slots)
         self._columns = -(-num_slots // page_size)
         self._eos_token_ids = tuple(eos_token_ids)
-        self._most_new = most_steps * (strategy.max_depth + 1)
+        self._most_steps = most_steps
+        # Whether there are drafts, and whether the text is the same without them.
+        self.drafts = strategy.max_depth > 0
+        self.may_rest = self.drafts and strategy.exactness == "identical"
         self._widths = self._sampling_widths([SamplingParams()])
         self._entry_shapes = _described(self._state_of(_ANY_ENTRY))
         self._axes = row_axes(self._described)
@@ -139,14 +146,29 @@ class Device:
         """
         columns = self._columns_from(1)
         everything = [
-            *(self._shaped_window(size, wide) for wide in reversed(columns) for size in reversed(self._sizes(1))),
+            *(
+                self._shaped_window(strategy, size, wide)
+                for strategy in (self._strategy, *([UNDRAFTED] if self.drafts else []))
+                for wide in reversed(columns)
+                for size in reversed(self._sizes(1))
+            ),
             *(self._shaped_chunk(size, wide) for wide in reversed(columns) for size in reversed(self._chunks(1))),
-            *(self._shaped_enter(tokens, wide) for wide in reversed(columns) for tokens in self._texts_within(wide)),
+            *(
+                shaped(tokens, wide)
+                for shaped in (self._shaped_enter, *([self._shaped_start] if self.drafts else []))
+                for wide in reversed(columns)
+                for tokens in self._texts_within(wide)
+            ),
         ]
         for done, one in enumerate(everything):
             progress(done, len(everything))
             self._programs.prepare(one.name, one.function, one.donated, *one.arguments)
         progress(len(everything), len(everything))
+
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds that calls have waited for programs."""
+        return self._programs.compile_seconds
 
     def compute(self, tokens: Sequence[int], start: int, pages: Sequence[int], context_length: int) -> Any:
         """Write tokens from slot ``start`` on to a sequence's pages; return the last one's hidden state."""
@@ -179,14 +201,28 @@ class Device:
         self._pools, self._rows, report = self._run(self._shaped_enter(num_tokens, columns), *arguments)
         return jax.device_get(report)
 
-    def run(self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int) -> Report:
-        """Decode rows until one ends, at most so many steps; the report has them in this order, then those that pad."""
+    def start_drafting(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """Begin a row's drafts anew, after windows without; it has so many tokens."""
+        shapes = list(product(self._texts(num_tokens), self._columns_from(len(pages))))
+        spanned, columns = self._pick(self._shaped_start, shapes)
+        arguments = np.int32(slot), _table([pages], columns)
+        held = self._params, self._strategy.parameters, self._pools, self._rows
+        self._rows = self._run(self._shaped_start(spanned, columns), *held, *arguments)
+
+    def run(
+        self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, *, drafts: bool = True
+    ) -> Report:
+        """Decode rows until one ends, at most so many steps; the report has them in this order, then those that pad.
+
+        Where it does not draft, rows keep what `start_drafting` needs.
+        """
+        strategy = self._strategy if drafts else UNDRAFTED
         shapes = list(product(self._sizes(len(slots)), self._columns_from(max(map(len, pages)))))
-        size, columns = self._pick(self._shaped_window, shapes)
+        size, columns = self._pick(partial(self._shaped_window, strategy), shapes)
         idle = [slot for slot in range(self._num_rows) if slot not in set(slots)][: size - len(slots)]
         arguments = (
             self._params,
-            self._strategy.parameters,
+            strategy.parameters,
             self._pools,
             self._rows,
             np.array([*slots, *idle], np.int32),
@@ -194,7 +230,7 @@ class Device:
             np.arange(size) < len(slots),
             np.int32(max_steps),
         )
-        self._pools, self._rows, report = self._run(self._shaped_window(size, columns), *arguments)
+        self._pools, self._rows, report = self._run(self._shaped_window(strategy, size, columns), *arguments)
         return jax.device_get(report)
 
     def save(self, slot: int, pages: Sequence[int]) -> Saved:
@@ -251,18 +287,24 @@ class Device:
         hidden_1D = jax.ShapeDtypeStruct((1, decoder.config.model_dim), decoder.backend.compute_dtype)
         draws = jax.ShapeDtypeStruct((), np.bool_)
         entry = self._entry_shapes, hidden_1D, draws
-        arguments = *self._shaped_rows(), _integers(), _integers(1, columns), *entry
+        arguments = *self._shaped_rows(strategy), _integers(), _integers(1, columns), *entry
         return _Shaped(name, function, (2, 3), arguments)
 
-    def _shaped_window(self, size: int, columns: int) -> _Shaped:
-        name = "window", self._strategy, self._most_new
-        function = partial(run_window, self._programs.decoder, self._strategy, self._axes, self._most_new)
+    def _shaped_start(self, num_tokens: int, columns: int) -> _Shaped:
+        name = "start drafting", self._strategy, num_tokens
+        function = partial(start_drafting, self._programs.decoder, self._strategy, self._axes, num_tokens)
+        return _Shaped(name, function, (3,), (*self._shaped_rows(self._strategy), _integers(), _integers(1, columns)))
+
+    def _shaped_window(self, strategy: Strategy, size: int, columns: int) -> _Shaped:
+        most_new = self._most_steps * (strategy.max_depth + 1)
+        name = "window", strategy, most_new
+        function = partial(run_window, self._programs.decoder, strategy, self._axes, most_new)
         runs_B = jax.ShapeDtypeStruct((size,), np.bool_)
-        arguments = *self._shaped_rows(), _integers(size), _integers(size, columns), runs_B, _integers()
+        arguments = *self._shaped_rows(strategy), _integers(size), _integers(size, columns), runs_B, _integers()
         return _Shaped(name, function, (2, 3), arguments)
 
-    def _shaped_rows(self) -> tuple[Any, ...]:
-        return self._params, self._strategy.parameters, _described(self._pools), _described(self._rows)
+    def _shaped_rows(self, strategy: Strategy) -> tuple[Any, ...]:
+        return self._params, strategy.parameters, _described(self._pools), _described(self._rows)
 
     def _chunks(self, count: int) -> list[int]:
         """Return the sizes of chunks that hold so many tokens."""
@@ -319,7 +361,8 @@ class Device:
             prefilled = Prefilled(hidden_BD, prompt_bucket(1))
             return strategy.start(Model(decoder, params), drafter_params, state._replace(cache=cache), prefilled)
 
-        return Rows(state, jax.eval_shape(remembered, self._params, strategy.parameters, state))
+        hidden_BD = jax.ShapeDtypeStruct((batch, decoder.config.model_dim), decoder.backend.compute_dtype)
+        return Rows(state, jax.eval_shape(remembered, self._params, strategy.parameters, state), hidden_BD)
 
     def _sampling_widths(self, sampling: Sequence[SamplingParams]) -> tuple[int, ...]:
         config = self._programs.decoder.config

@@ -96,17 +96,19 @@ class Engine:
         priority: int = 0,
         timeout: float | None = None,
         cache_salt: str = "",
+        drafts: bool = True,
         callback: Callback | None = None,
     ) -> EngineRequest:
         """Take a request and return at once; see `LanguageModel.generate` for the prompt and its sampling.
 
         Of two requests that wait, the one of the higher ``priority`` comes first, until the other has waited long.
         After ``timeout`` seconds the request ends with `RequestTimedOut`. Requests of different ``cache_salt`` share no
-        cached prefix. ``callback`` gets each piece of the first sample in the engine's thread, and must be quick: it
-        must not wait for a result. Raises `EngineBusy` if too many requests wait, `EngineClosed` after `close`, and
-        InvalidOption for what can never be served.
+        cached prefix. Without ``drafts`` the request is decoded plainly, whatever the engine's strategy. ``callback``
+        gets each piece of the first sample in the engine's thread, and must be quick: it must not wait for a result.
+        Raises `EngineBusy` if too many requests wait, `EngineClosed` after `close`, and InvalidOption for what can
+        never be served.
         """
-        check_options(priority=priority, timeout=timeout, cache_salt=cache_salt, callback=callback)
+        check_options(priority=priority, timeout=timeout, cache_salt=cache_salt, drafts=drafts, callback=callback)
         texts = self._make_requests([prompt], max_new_tokens, sampling)
         tokenizer = self._tokenizer()
         now = time.monotonic()
@@ -125,6 +127,7 @@ class Engine:
                     priority=priority,
                     deadline=None if timeout is None else now + timeout,
                     salt=cache_salt,
+                    drafts=drafts,
                     origin=output,
                 )
             )
@@ -322,7 +325,12 @@ def _stats_of(sequence: EngineSequence) -> RequestStats:
 
 
 def check_options(
-    *, priority: object = 0, timeout: object = None, cache_salt: object = "", callback: object = None
+    *,
+    priority: object = 0,
+    timeout: object = None,
+    cache_salt: object = "",
+    drafts: object = True,
+    callback: object = None,
 ) -> None:
     """Raise InvalidOption for what would otherwise fail in the engine's thread, and end all of its requests."""
     if timeout is not None and not (_is_within(timeout, _MOST_SECONDS, int, float) and timeout > 0):
@@ -331,6 +339,8 @@ def check_options(
         raise InvalidOption(f"priority is not a whole number within {_MOST_PRIORITY} of 0")
     if not isinstance(cache_salt, str) or not _is_unicode(cache_salt):
         raise InvalidOption(f"cache_salt={cache_salt!r} is not a text")
+    if not isinstance(drafts, bool):
+        raise InvalidOption(f"drafts={drafts!r} is neither True nor False")
     if callback is not None and not callable(callback):
         raise InvalidOption(f"callback={callback!r} cannot be called")
 

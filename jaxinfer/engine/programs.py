@@ -16,6 +16,7 @@ from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, draw_first
 from jaxinfer.decoding.strategy import Prefilled, Strategy
 from jaxinfer.engine.row_axes import put_batch, take_batch
+from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
@@ -30,10 +31,14 @@ NO_CACHE = LayeredCache(())
 
 
 class Rows(NamedTuple):
-    """What the device holds of every row between windows: a `DecodeState` without its cache, and a memory."""
+    """What the device holds of every row between windows: a `DecodeState` without its cache, and the drafter's memory.
+
+    ``hidden_BD`` are the hidden states that current tokens were drawn from, where the drafter rests.
+    """
 
     state: DecodeState
     memory: Any
+    hidden_BD: Any
 
 
 class Report(NamedTuple):
@@ -102,8 +107,27 @@ def enter(
     after = draw_first(model, before, hidden_1D[:, None], draws.astype(jnp.int32)[None])
     memory = strategy.start(model, drafter_params, after, Prefilled(hidden_1D, num_tokens))
     report = _report(before, after, 1, jnp.int32(0))
-    kept = Rows(after._replace(cache=NO_CACHE), memory)
+    kept = Rows(after._replace(cache=NO_CACHE), memory, hidden_1D)
     return _pools(after.cache), put_batch(rows, kept, axes, slot[None]), report
+
+
+def start_drafting(
+    decoder: Decoder,
+    strategy: Strategy,
+    axes: Rows,
+    num_tokens: int,
+    params: Params,
+    drafter_params: Any,
+    pools: Pools,
+    rows: Rows,
+    slot: Int[Array, ""],
+    table_1X: Int[Array, "1 X"],
+) -> Rows:
+    """Begin a row's memory anew, after windows in which its drafter rested; ``num_tokens`` spans its tokens."""
+    row = take_batch(rows, axes, slot[None])
+    state = row.state._replace(cache=_cache(decoder.config, pools, table_1X))
+    memory = strategy.start(Model(decoder, params), drafter_params, state, Prefilled(row.hidden_BD, num_tokens))
+    return rows._replace(memory=put_batch(rows.memory, memory, axes.memory, slot[None]))
 
 
 def run_window(
@@ -122,10 +146,12 @@ def run_window(
 ) -> tuple[Pools, Rows, Report]:
     """Decode the rows of ``slots_B`` that run, until one ends, at most ``max_steps`` steps.
 
-    ``most_new`` is the most tokens that a row can gain.
+    ``most_new`` is the most tokens that a row can gain. With `Undrafted` memories rest, else hidden states.
     """
     model = Model(decoder, params)
-    state, memory = take_batch(rows, axes, slots_B)
+    remembers = "hidden_BD" if isinstance(strategy, Undrafted) else "memory"
+    used, their_axes = (getattr(tree, remembers) for tree in (rows, axes))
+    state, memory = take_batch((rows.state, used), (axes.state, their_axes), slots_B)
     state = state._replace(finished_B=~runs_B, cache=_cache(decoder.config, pools, table_BX))
 
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
@@ -139,8 +165,9 @@ def run_window(
 
     steps, after, memory = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), state, memory))
     report = _report(state, after, most_new, steps)
-    kept = Rows(after._replace(cache=NO_CACHE), memory)
-    return _pools(after.cache), put_batch(rows, kept, axes, slots_B), report
+    kept = after._replace(cache=NO_CACHE), memory
+    new_state, used = put_batch((rows.state, used), kept, (axes.state, their_axes), slots_B)
+    return _pools(after.cache), rows._replace(state=new_state, **{remembers: used}), report
 
 
 def read_pages(pools: Pools, pages_X: Int[Array, " X"]) -> Pools:

@@ -17,7 +17,7 @@ from jaxinfer.engine.sequence import EngineSequence, Stage
 
 # Sequences that have part of their prompt computed at a time, and how often a longer one lets a shorter one go first.
 _MOST_PREFILLING, _MOST_SKIPS = 4, 4
-# How much shorter windows are while prompts are computed. `jaxinfer bench throughput` measures what that is worth.
+# How much shorter windows are while prompts come. `jaxinfer bench throughput` measures what that is worth.
 _SHORTER = 4
 # How many sequences may pass one that does not fit yet.
 _MOST_PASSES = 16
@@ -46,7 +46,7 @@ class Restore:
 
 @dataclass(frozen=True)
 class Window:
-    """Decode these sequences until one ends, at most ``steps`` steps each."""
+    """Decode these sequences until one ends, at most ``steps`` steps each; all of them may draft, or none."""
 
     sequences: tuple[EngineSequence, ...]
     steps: int
@@ -90,6 +90,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_rows - 1, -1, -1))
         self._steps_since_admission = 0
         self._was_chunk = False
+        self._is_turn_of_drafts = False
 
     @property
     def is_idle(self) -> bool:
@@ -140,13 +141,16 @@ class Scheduler:
 
         Call `computed` after a chunk, `restored` after a restoration and `ran` after a window.
         """
-        window = self._window(now) if self._was_chunk else None
-        self._was_chunk = False
-        if window is not None:
-            return window
+        if self._was_chunk:
+            self._was_chunk = False
+            # Rows that wait for prompts are idle.
+            others_come = bool(self.prefilling or (self.waiting and self._free_slots))
+            window = self._window(now, self.config.steps_per_look // (_SHORTER if others_come else 1))
+            if window is not None:
+                return window
         action = self._next_prefill(now)
         self._was_chunk = action is not None
-        return action or self._window(now)
+        return action or self._window(now, self.config.steps_per_look)
 
     def computed(self, chunk: Chunk) -> None:
         """Note that a chunk is in the cache."""
@@ -315,19 +319,19 @@ class Scheduler:
         sequence.stage = Stage.RUNNING
         self.running.append(sequence)
 
-    def _window(self, now: float) -> Window | None:
+    def _window(self, now: float, most_steps: int) -> Window | None:
         """Give every running sequence the pages of the coming steps, the first ones first."""
         for sequence in self._ordered(self.running, now):
             if sequence in self.running:
                 self._grow(sequence, now)
         if not self.running:
             return None
-        left = max(sequence.max_length - len(sequence.tokens) for sequence in self.running)
-        steps = self.config.steps_per_look
-        if self.prefilling:
-            # Rows that wait for their prompts are idle.
-            steps = max(1, steps // _SHORTER)
-        return Window(tuple(self.running), max(1, min(steps, left)))
+        # Those that draft take turns with those that do not.
+        self._is_turn_of_drafts = not self._is_turn_of_drafts
+        turn = [each for each in self.running if each.drafts == self._is_turn_of_drafts]
+        sequences = turn or self.running
+        left = max(sequence.max_length - len(sequence.tokens) for sequence in sequences)
+        return Window(tuple(sequences), max(1, min(most_steps, left)))
 
     def _grow(self, sequence: EngineSequence, now: float) -> None:
         while True:

@@ -22,7 +22,9 @@ class EngineSequence:
     ``tokens`` grows from the prompt's. ``max_length`` bounds it. ``computed`` tokens are in the cache, on ``pages``,
     of which the first may be others' too. ``salt`` names what the pages depend on besides tokens. ``slot`` is its row
     on the device. ``context_length`` is the length of text that its rotary positions are for. ``saved`` is what the
-    host keeps of a sequence that had to make room. ``origin`` is what the scheduler need not know: the request that
+    host keeps of a sequence that had to make room. One that ``drafts`` may be decoded with the engine's strategy; its
+    drafter ``rests`` after windows without, and its ``gain`` is how many tokens a step with drafts gave it of late.
+    ``origin`` is what the scheduler need not know: the request that
     it belongs to.
     """
 
@@ -48,6 +50,9 @@ class EngineSequence:
     preemptions: int = 0
     cached_tokens: int = 0
     is_cancelled: bool = False
+    drafts: bool = True
+    rests: bool = False
+    gain: float | None = None
 
     def __post_init__(self) -> None:
         self.prompt_length = self.prompt_length or len(self.tokens)

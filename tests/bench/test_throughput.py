@@ -36,7 +36,7 @@ def test_every_load_serves_every_prompt(trained_folder, monkeypatch):
     monkeypatch.setattr(Engine, "submit", recorded)
     prompts = [encode_bytes(prompt) for prompt in PROMPTS]
     report = measure_throughput("toy", lm, prompts, WORK, OPTIONS, done.append)
-    assert len(done) == num_runs(WORK) == 6
+    assert len(done) == num_runs(WORK) == 7
     assert [(load.kind, load.size) for load in report.loads] == [("static", 2), ("clients", 2), ("arrivals", 50)]
     for load in report.loads:
         assert (load.requests, load.output_tokens) == (len(PROMPTS), 12 * len(PROMPTS))

@@ -1,6 +1,7 @@
 """Load changes no bit: a request's tokens and log-probabilities are those that it has alone, by plain decoding.
 
-Whatever arrives with it, in whatever order; with a shared prefix or without, preempted or not, in any row.
+Whatever arrives with it, in whatever order; with a shared prefix or without, preempted or not, in any row, whether it
+drafts or not, and wherever its drafter rests.
 """
 
 from collections import Counter
@@ -76,7 +77,8 @@ def check_pattern(covered, harness, pattern) -> Counter:
     asked = covered.stopped
     served = harness.serve(
         [
-            Arrival(step, asked.requests[which], priority, cancelled, salt)
+            # One in four does not draft.
+            Arrival(step, asked.requests[which], priority, cancelled, salt, drafts=(step + which) % 4 != 3)
             for step, which, priority, cancelled, salt in events
         ]
     )
@@ -84,10 +86,11 @@ def check_pattern(covered, harness, pattern) -> Counter:
     for (_, which, _, cancelled, _), sequence in zip(events, served):
         expected, found = asked.oracle[which], tokens_of(sequence)
         if cancelled is None:
-            assert found == expected.tokens
             result = sequence.origin.request.result(0.0)
+            assert found == expected.tokens
             assert result.logprobs == tuple(expected.logprobs)
             seen["accepted"] += result.stats.accepted
+            assert sequence.drafts or result.stats.drafted == 0
         else:
             assert found == expected.tokens[: len(found)]
             seen["cancelled"] += len(found) < len(expected.tokens)

@@ -97,6 +97,28 @@ def test_windows_are_short_while_a_prompt_is_computed():
     assert set(steps[2:]) == {(2, 8)}
 
 
+def test_windows_are_short_while_somebody_waits_for_a_free_row():
+    """A prompt of one chunk is followed by a short window, as long as another prompt can come."""
+    bench = Bench(steps_per_look=8, max_rows=3)
+    for _ in range(4):
+        bench.add(4, new=60)
+    kinds = [bench.step() for _ in range(8)]
+    steps = [(len(each.sequences), each.steps) for each in kinds if isinstance(each, Window)]
+    # The third takes the last row: the fourth waits for a row, and short windows would bring it none.
+    assert steps[:4] == [(1, 2), (2, 2), (3, 8), (3, 8)]
+
+
+def test_a_free_row_is_given_after_the_next_step():
+    bench = Bench(max_rows=8, steps_per_look=8, pages=400)
+    for _ in range(7):
+        bench.add(4, new=1000)
+    for _ in range(20):
+        bench.step()
+    bench.add(4)
+    kinds = [type(bench.step()) for _ in range(2)]
+    assert Chunk in kinds
+
+
 def test_a_prompt_is_computed_in_chunks_between_which_others_decode():
     bench = Bench()
     bench.add(4, new=12)
@@ -167,8 +189,19 @@ def test_who_waits_long_enough_interrupts_whatever_the_ratio():
     bench.add(4, new=1000)
     bench.step()
     bench.add(4)
-    kinds = [type(bench.step()).__name__ for _ in range(7)]
-    assert kinds == ["Window"] * 5 + ["Chunk", "Window"]
+    kinds = [type(bench.step()).__name__ for _ in range(8)]
+    # The first window is short, since a row is free: nine steps in five.
+    assert kinds == ["Window"] * 6 + ["Chunk", "Window"]
+
+
+def test_those_that_draft_take_turns_with_those_that_do_not():
+    bench = Bench()
+    for drafts in (True, False, True):
+        bench.add(4, new=40, drafts=drafts)
+    for _ in range(12):
+        bench.step()
+    windows = [entry[1:] for entry in bench.log if entry[0] == "window"]
+    assert windows[-4:] in ([(0, 2), (1,)] * 2, [(1,), (0, 2)] * 2)
 
 
 def test_first_come_first_served_and_priorities_before():

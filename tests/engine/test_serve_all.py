@@ -35,9 +35,9 @@ def windows(monkeypatch):
     """The number of rows of each window that runs."""
     sizes, run = [], Device.run
 
-    def watched(device, slots, *rest):
+    def watched(device, slots, *rest, **options):
         sizes.append(len(slots))
-        return run(device, slots, *rest)
+        return run(device, slots, *rest, **options)
 
     monkeypatch.setattr(Device, "run", watched)
     return sizes
@@ -90,7 +90,7 @@ def test_a_second_call_compiles_nothing_that_it_waits_for(lm):
 
 
 def test_a_device_that_fails_is_told(lm, monkeypatch):
-    def fails(*_):
+    def fails(*_, **__):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(Device, "run", fails)

@@ -8,6 +8,7 @@ _PAGED, _ATTENTION = "jaxinfer/cache/paged.py", "jaxinfer/ops/cpu_kernels/attent
 _POOL, _POLICY, _LAW = (f"tests/engine/test_{name}.py" for name in ("pages", "scheduler", "law"))
 _SERVE_ALL, _ALL = "jaxinfer/engine/serve_all.py", "tests/engine/test_serve_all.py"
 _USERS, _ROPE = "tests/engine/test_engine.py", "tests/engine/test_rope.py"
+_PACE, _PACES = "jaxinfer/engine/pace.py", "tests/engine/test_pace.py"
 _WARM = "tests/engine/test_warm_up.py"
 _GOES_ON = f"{_LAW}::test_who_made_room_goes_on_where_it_was"
 _CHANGES_NO_BIT = f"{_LAW}::test_load_changes_no_bit[draft_model]"
@@ -84,10 +85,59 @@ FAULTS: tuple[Fault, ...] = (
         f"{_POLICY}::test_who_waits_long_enough_interrupts_whatever_the_ratio",
     ),
     Fault(
+        "those that draft run with those that do not",
+        _SCHEDULER,
+        "if each.drafts == self._is_turn_of_drafts]",
+        "if True]",
+        f"{_POLICY}::test_those_that_draft_take_turns_with_those_that_do_not",
+    ),
+    Fault(
+        "a drafter that has rested goes on as if it had seen all",
+        _CORE,
+        "if drafts and sequence.rests:",
+        "if False:",
+        "tests/engine/test_resting.py::test_a_drafter_that_has_rested_begins_anew",
+    ),
+    Fault(
+        "windows without drafts forget the hidden state",
+        "jaxinfer/engine/undrafted.py",
+        "return verified.last.hidden_BD",
+        "return proposal.memory",
+        "tests/engine/test_resting.py::test_windows_without_drafts_keep_the_state_that_the_current_token_was_drawn_from",
+    ),
+    Fault(
+        "drafting goes on where it loses",
+        _PACE,
+        "return seen.ages[True] >= seen.rest",
+        "return True",
+        f"{_PACES}::test_where_drafts_lose_windows_go_at_plain_speed[1]",
+    ),
+    Fault(
+        "drafting that lost is never tried again",
+        _PACE,
+        "return seen.ages[True] >= seen.rest",
+        "return False",
+        f"{_PACES}::test_drafting_begins_again_when_the_text_changes",
+    ),
+    Fault(
+        "all numbers of rows share their costs",
+        _PACE,
+        "self._by_rows.setdefault((len(sequences) - 1).bit_length(), _Seen())",
+        "self._by_rows.setdefault(0, _Seen())",
+        f"{_PACES}::test_each_number_of_rows_has_its_own_costs",
+    ),
+    Fault(
+        "windows are long while others wait for a free row",
+        _SCHEDULER,
+        "bool(self.prefilling or (self.waiting and self._free_slots))",
+        "bool(self.prefilling)",
+        f"{_POLICY}::test_windows_are_short_while_somebody_waits_for_a_free_row",
+    ),
+    Fault(
         "two chunks run between two windows",
         _SCHEDULER,
-        "window = self._window(now) if self._was_chunk else None",
-        "window = None",
+        "self._was_chunk = action is not None",
+        "self._was_chunk = False",
         f"{_POLICY}::test_a_prompt_is_computed_in_chunks_between_which_others_decode",
     ),
     Fault(
@@ -128,8 +178,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a window's rows go back to other rows",
         _PROGRAMS,
-        "    return _pools(after.cache), put_batch(rows, kept, axes, slots_B), report",
-        "    return _pools(after.cache), put_batch(rows, kept, axes, jnp.roll(slots_B, 1)), report",
+        "put_batch((rows.state, used), kept, (axes.state, their_axes), slots_B)",
+        "put_batch((rows.state, used), kept, (axes.state, their_axes), jnp.roll(slots_B, 1))",
         _CHANGES_NO_BIT,
     ),
     Fault(
@@ -212,9 +262,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "warming up leaves out how sequences enter",
         _DEVICE,
-        "            *(self._shaped_enter(tokens, wide) for wide in reversed(columns) for tokens in "
-        "self._texts_within(wide)),\n",
-        "",
+        "for shaped in (self._shaped_enter, *([self._shaped_start] if self.drafts else []))",
+        "for shaped in ()",
         f"{_WARM}::test_after_warming_up_no_request_waits_for_a_program",
     ),
     Fault(

@@ -79,14 +79,16 @@ def measure_throughput(
 ) -> ThroughputReport:
     """Measure every load, static batches in turns with clients; ``options`` are the engine's.
 
-    Everything runs once before it is timed, so that no program is compiled while it is. No run finds what an earlier
-    one has cached. ``advance`` is called with the load's name after each run, of which there are `num_runs`.
+    The engine's programs are compiled first, and everything runs once before it is timed, so that nothing is compiled
+    meanwhile. No run finds what an earlier one has cached. ``advance`` is called with a name after each of `num_runs`.
     """
     loads = [("clients", float(size)) for size in work.at_once]
     loads = [load for pair in zip([("static", size) for _, size in loads], loads) for load in pair]
     loads += [("arrivals", rate) for rate in work.rates]
     found: dict[tuple[str, float], list[Load]] = {load: [] for load in loads}
     with lm.engine(strategy=work.strategy, **options) as engine:
+        engine.warm_up()
+        advance("programs")
         for repeat, load in itertools.product(range(work.repeats + 1), loads):
             measured = _measure(lm, engine, prompts, work, *load, salt=f"{load_name(*load)}, run {repeat}")
             if repeat:
@@ -108,8 +110,8 @@ def measure_throughput(
 
 
 def num_runs(work: Workload) -> int:
-    """Return how many runs `measure_throughput` makes."""
-    return (work.repeats + 1) * (2 * len(work.at_once) + len(work.rates))
+    """Return how many runs `measure_throughput` makes; compiling the engine's programs counts as one."""
+    return 1 + (work.repeats + 1) * (2 * len(work.at_once) + len(work.rates))
 
 
 def load_name(kind: str, size: float) -> str:

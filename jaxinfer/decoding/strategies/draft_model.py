@@ -141,7 +141,9 @@ class DraftModel(Strategy):
         batch, num_slots = state.tokens_BS.shape
         cache = create_cache(drafter.config, batch, num_slots, drafter.decoder.backend, self.headroom)
         tokens_BT = state.tokens_BS[:, : prefilled.num_tokens]
-        _, cache = forward_prompt(drafter, tokens_BT, state.context_lengths_B, cache, PREFILL_CHUNK)
+        # All but the current token: of a text that goes on, its output too.
+        counts_B = state.lengths_B - 1
+        _, cache = forward_prompt(drafter, tokens_BT, counts_B, cache, PREFILL_CHUNK, state.context_lengths_B)
         return DraftModelMemory(cache, first_lengths(batch, self.first))
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: DraftModelMemory) -> Proposal:
