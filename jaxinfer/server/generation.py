@@ -75,6 +75,7 @@ def submit(engine: Engine, job: Job, seconds: float) -> Generation:
                 priority=job.priority,
                 timeout=seconds,
                 cache_salt=job.cache_salt,
+                drafts=job.drafts,
             )
             requests.append(request)
     except BaseException:

@@ -55,6 +55,7 @@ SHARED: dict[str, tuple[Any, str, Any]] = {
     "stream": (True, "stream", True),
     "priority": (-3, "priority", -3),
     "cache_salt": ("s", "cache_salt", "s"),
+    "strategy": ("off", "drafts", False),
     "return_token_ids": (True, "return_token_ids", True),
     "user": ("someone", "priority", 0),
     "response_format": (
@@ -132,6 +133,7 @@ WRONG: tuple[tuple[str, Any], ...] = (
     ("min_tokens", -1), ("ignore_eos", 1), ("stream", "yes"), ("stream", 1), ("echo", "x"), ("return_token_ids", 0),
     ("stream_options", {"include_usage": True}), ("stream_options", 3), ("user", 3), ("user", "x" * 513),
     ("priority", 0.5), ("priority", 2**31), ("cache_salt", 3), ("cache_salt", "x" * 257), ("model", 3),
+    ("strategy", "medusa"), ("strategy", True),
 )  # fmt: skip
 
 

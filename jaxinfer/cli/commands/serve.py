@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jaxinfer.cli.arguments import add_model_arguments, positive_number, whole_number
-from jaxinfer.engine.config import EngineConfig, Preemption, PrefixCache
+from jaxinfer.engine.config import Drafting, EngineConfig, Preemption, PrefixCache
 from jaxinfer.errors import InvalidOption
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
-_CHOICES = {"preemption": get_args(Preemption), "prefix_cache": get_args(PrefixCache)}
+_CHOICES = {
+    "preemption": get_args(Preemption),
+    "prefix_cache": get_args(PrefixCache),
+    "drafting": get_args(Drafting),
+}
 _DECIMALS = ("memory", "waiting_served_ratio", "aging_seconds")
 
 

@@ -43,6 +43,7 @@ class Job:
     max_tokens: int | None
     priority: int = 0
     cache_salt: str = ""
+    drafts: bool = True
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
@@ -108,6 +109,9 @@ def take_delivery(fields: Fields) -> dict[str, Any]:
         include_usage = inner.flag("include_usage")
         inner.refuse("include_obfuscation", "streams are not padded", False)
         inner.end()
+    strategy = fields.raw("strategy")
+    if strategy not in (None, "on", "off"):
+        raise wrong_field("strategy", f"{shown(strategy)} is neither on nor off")
     fields.text("user", longest=512)  # a label, which the answer does not depend on
     return {
         "stream": stream,
@@ -115,6 +119,7 @@ def take_delivery(fields: Fields) -> dict[str, Any]:
         "return_token_ids": fields.flag("return_token_ids"),
         "priority": fields.whole("priority", 0, -_MOST_PRIORITY, _MOST_PRIORITY) or 0,
         "cache_salt": fields.text("cache_salt", longest=256),
+        "drafts": strategy != "off",
     }
 
 
