@@ -20,6 +20,7 @@ COMMANDS = MappingProxyType(
         "generate": ("jaxinfer.cli.commands.generate", "continue prompts, or answer them with --chat"),
         "chat": ("jaxinfer.cli.commands.chat", "hold a conversation in the terminal"),
         "serve": ("jaxinfer.cli.commands.serve", "serve a model to clients of OpenAI's API, and a page to chat on"),
+        "replay": ("jaxinfer.cli.commands.replay", "answer a server's logged requests again, and compare every bit"),
         "verify": ("jaxinfer.cli.commands.verify", "compare the output of a strategy with plain decoding"),
         "fetch": ("jaxinfer.cli.commands.fetch", "download a known model to the local cache"),
         "convert": ("jaxinfer.cli.commands.convert", "write any supported model as one folder, in Orbax's format"),

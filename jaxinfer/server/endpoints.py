@@ -108,7 +108,8 @@ class Endpoints:
         def begin() -> tuple[Job, Generation]:
             job = read(body)
             served.check_open()
-            return job, submit(served.engine, job, served.options.request_seconds)
+            seconds, logs = served.options.request_seconds, served.log is not None
+            return job, submit(served.engine, job, seconds, logprobs=logs)
 
         # In another thread: long texts, and many of them, would keep everybody waiting.
         job, generation = await asyncio.to_thread(begin)
@@ -116,11 +117,11 @@ class Endpoints:
         head = new_head(prefix, served.options.model, served.system_fingerprint, job.sampling.seed)
         form = make_form(head, job)
         if job.stream:
-            return EventStream(self._events(generation, job, form), partial(self._end, generation))
+            return EventStream(self._events(generation, job, form), partial(self._end, generation, job, head))
         try:
             await unless_gone(request.receive, _collect(generation))
         finally:
-            self._end(generation)
+            self._end(generation, job, head)
         return json_response(form.whole(generation.choices, count_usage(generation.choices, generation.stats)))
 
     async def _events(self, generation: Generation, job: Job, form: Form) -> AsyncGenerator[bytes, None]:
@@ -146,12 +147,13 @@ class Endpoints:
             self._served.metrics.count_error(known.code or known.kind)
             yield event(known.body)
 
-    def _end(self, generation: Generation) -> None:
+    def _end(self, generation: Generation, job: Job, head: Head) -> None:
         """Forget a generation, whichever way it ended."""
         generation.cancel()
         self._served.live.discard(generation)
         outputs = [choice.result.stats for choice in generation.choices if choice.result is not None]
         self._served.metrics.observe(generation.stats, outputs)
+        self._served.record(head, job, generation)
 
 
 async def _collect(generation: Generation) -> None:

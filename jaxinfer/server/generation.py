@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import EngineRequest, RequestStats
@@ -11,10 +12,14 @@ from jaxinfer.server.api.sampling import Job
 
 
 class Generation:
-    """The choices of a job, a request to the engine for each of its prompts."""
+    """The choices of a job, a request to the engine for each of its prompts.
 
-    def __init__(self, job: Job, requests: Sequence[EngineRequest]) -> None:
-        self._requests, self._num_samples = requests, job.sampling.n
+    ``new_tokens`` are how many each prompt may get. ``error`` is what ended it early, None as long as nothing has.
+    """
+
+    def __init__(self, job: Job, requests: Sequence[EngineRequest], new_tokens: Sequence[int]) -> None:
+        self._requests, self._num_samples, self.new_tokens = requests, job.sampling.n, tuple(new_tokens)
+        self.error: Exception | None = None
         self.choices = [
             Choice(index, prompt, job.echoes[index // self._num_samples] if job.echoes else "")
             for index, prompt in enumerate(prompt for prompt in job.prompts for _ in range(self._num_samples))
@@ -45,6 +50,7 @@ class Generation:
             while num_open:
                 number, piece = await news.get()
                 if isinstance(piece, Exception):
+                    self.error = piece
                     raise piece
                 choice = self.choices[number * self._num_samples + piece.sample]
                 num_open -= piece.result is not None
@@ -62,16 +68,21 @@ class Generation:
                 request.cancel()
 
 
-def submit(engine: Engine, job: Job, seconds: float) -> Generation:
-    """Hand a job to the engine; if it does not take all of it, it runs none of it."""
+def submit(engine: Engine, job: Job, seconds: float, *, logprobs: bool = False) -> Generation:
+    """Hand a job to the engine; if it does not take all of it, it runs none of it.
+
+    ``logprobs`` asks for log-probabilities even where the job does not.
+    """
     requests: list[EngineRequest] = []
+    sampling = replace(job.sampling, logprobs=logprobs or job.sampling.logprobs)
     longest_text = engine.longest_text
+    new_tokens = [job.new_tokens(prompt, longest_text) for prompt in job.prompts]
     try:
-        for prompt in job.prompts:
+        for prompt, most in zip(job.prompts, new_tokens):
             request = engine.submit(
                 prompt,
-                max_new_tokens=job.new_tokens(prompt, longest_text),
-                sampling=job.sampling,
+                max_new_tokens=most,
+                sampling=sampling,
                 priority=job.priority,
                 timeout=seconds,
                 cache_salt=job.cache_salt,
@@ -82,4 +93,4 @@ def submit(engine: Engine, job: Job, seconds: float) -> Generation:
         for request in requests:
             request.cancel()
         raise
-    return Generation(job, requests)
+    return Generation(job, requests, new_tokens)

@@ -7,19 +7,28 @@ from jaxinfer import __version__
 from jaxinfer.engine.engine import Engine
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.sampling.params import SamplingParams
-from jaxinfer.server.api.errors import not_ready
-from jaxinfer.server.api.sampling import Limits
+from jaxinfer.server.api.choices import Head
+from jaxinfer.server.api.errors import from_library, not_ready
+from jaxinfer.server.api.sampling import Job, Limits
+from jaxinfer.server.fingerprint import system_fingerprint
 from jaxinfer.server.generation import Generation
+from jaxinfer.server.log.entry import Entry, LoggedAnswer, LoggedPrompt
+from jaxinfer.server.log.writer import RequestLog
 from jaxinfer.server.metrics import ServerMetrics
 from jaxinfer.server.options import ServerOptions
 from jaxinfer.server.progress import Progress
 
 
 class Served:
-    """A model that is served by an engine; ``live`` are the generations that have not ended."""
+    """A model that is served by an engine; ``live`` are the generations that have not ended.
 
-    def __init__(self, lm: LanguageModel, engine: Engine, options: ServerOptions, strategy: str) -> None:
-        self.lm, self.engine, self.options = lm, engine, options
+    With a ``log``, all of them are written there once they have.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, engine: Engine, options: ServerOptions, strategy: str, log: RequestLog | None = None
+    ) -> None:
+        self.lm, self.engine, self.options, self.strategy, self.log = lm, engine, options, strategy, log
         self.created = int(time.time())
         self.live: set[Generation] = set()
         self.is_warm = self.is_draining = False
@@ -31,7 +40,7 @@ class Served:
     @cached_property
     def system_fingerprint(self) -> str:
         """What decides an answer besides the request: the version, the dtype and the weights."""
-        return f"jaxinfer-{__version__}-{self.lm.backend.param_dtype}-{self.lm.fingerprint}"
+        return system_fingerprint(self.lm)
 
     @property
     def limits(self) -> Limits:
@@ -42,6 +51,27 @@ class Served:
         """Raise ApiError if no requests are taken any more."""
         if self.is_draining:
             raise not_ready("the server is shutting down")
+
+    def record(self, head: Head, job: Job, generation: Generation) -> None:
+        """Write a generation that has ended, whichever way, to the log, if there is one."""
+        if self.log is None:
+            return
+        choices = generation.choices
+        ended = "finished" if all(choice.result for choice in choices) else "client_gone"
+        if generation.error is not None:
+            error = from_library(generation.error)
+            ended = error.code or error.kind
+        entry = Entry(
+            id=head.id,
+            created=head.created,
+            fingerprint=head.system_fingerprint,
+            strategy=self.strategy,
+            ended=ended,
+            sampling=job.sampling,
+            prompts=tuple(map(LoggedPrompt, job.prompts, generation.new_tokens)),
+            answers=tuple(LoggedAnswer(tuple(one.tokens), tuple(one.logprobs), one.finish_reason) for one in choices),
+        )
+        self.log.write(entry)
 
     def why_not_ready(self) -> str | None:
         """Return why a client should go elsewhere, None if it need not."""

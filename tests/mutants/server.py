@@ -6,6 +6,7 @@ _API, _HTTP = "jaxinfer/server/api", "jaxinfer/server/http"
 _ENDPOINTS, _SERVING = "jaxinfer/server/endpoints.py", "jaxinfer/server/serving.py"
 _FIELDS, _ANSWERS, _ERRORS = (f"tests/server/test_{name}.py" for name in ("fields", "answers", "errors"))
 _LAW, _LIFETIME, _METRICS = (f"tests/server/test_{name}.py" for name in ("law", "lifetime", "metrics"))
+_LOG = "tests/server/test_log.py"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -154,5 +155,40 @@ FAULTS: tuple[Fault, ...] = (
         "        top_k=max(top_k, 0),",
         "        top_k=0,",
         f"{_FIELDS}::test_implemented_fields_arrive",
+    ),
+    Fault(
+        "replaying compares log-probabilities to six digits",
+        "jaxinfer/server/log/replay.py",
+        "before[1].hex() != now[1].hex()",
+        "abs(before[1] - now[1]) > 1e-6",
+        f"{_LOG}::test_a_log_is_replayed_with_the_same_bits_and_any_other_bit_is_found",
+    ),
+    Fault(
+        "what was ended early must be whole",
+        "jaxinfer/server/log/replay.py",
+        "        again = again[: len(pairs)]\n",
+        "        pass\n",
+        f"{_LOG}::test_every_way_to_differ_is_found",
+    ),
+    Fault(
+        "a full disk leaves half a line",
+        "jaxinfer/server/log/writer.py",
+        "            if stat.S_ISREG(before.st_mode):\n",
+        "            if not before:\n",
+        f"{_LOG}::test_a_full_disk_is_told_once_and_leaves_whole_lines",
+    ),
+    Fault(
+        "answers wait for the log's disk",
+        "jaxinfer/server/log/writer.py",
+        "            self._waiting.put_nowait(entry)\n",
+        "            self._waiting.put(entry)\n",
+        f"{_LOG}::test_a_disk_that_is_too_slow_keeps_nobody_waiting",
+    ),
+    Fault(
+        "a log writes texts unasked",
+        "jaxinfer/server/log/entry.py",
+        'return values if decode is None else {**values, "text": decode(ids)}',
+        'return {**values, "text": (decode or (lambda ids: bytes(i - 2 for i in ids if i > 1).decode()))(ids)}',
+        f"{_LOG}::test_texts_are_written_only_where_they_are_asked_for",
     ),
 )

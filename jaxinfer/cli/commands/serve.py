@@ -1,6 +1,7 @@
 """``jaxinfer serve``: an OpenAI-compatible server."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import logging
@@ -62,6 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             name, metavar="N", type=whole_number(1), default=default, help=f"{text} (default: %(default)s)"
         )
+    log = parser.add_argument_group("log")
+    log.add_argument(
+        "--log",
+        metavar="FILE",
+        type=Path,
+        help="add each request and its answer to this file, as ids, for jaxinfer replay (default: nothing is kept)",
+    )
+    log.add_argument("--log-text", action="store_true", help="write their texts there, too")
     add_model_arguments(parser)
     _add_engine_arguments(parser)
 
@@ -72,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption('serve needs packages that are not installed: pip install "jaxinfer[serve]"')
     from jaxinfer.server.http.keys import read_keys
 
+    if options.log_text and options.log is None:
+        raise InvalidOption("--log-text is for a log: give --log FILE")
     keys = read_keys(options.api_key, options.api_key_file)
     config = EngineConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(EngineConfig)})
     # Imported here: a mistake in the options is told before JAX is waited for.
@@ -79,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.decoding.registry import parse_strategy
     from jaxinfer.language_model import DEFAULT_MODEL
     from jaxinfer.server.http.hosts import is_loopback
+    from jaxinfer.server.log.writer import RequestLog
     from jaxinfer.server.options import ServerOptions
     from jaxinfer.server.served import Served
     from jaxinfer.server.serving import Serving, listen
@@ -97,12 +109,15 @@ def run(options: argparse.Namespace) -> int:
         grace_seconds=options.grace,
         max_connections=options.max_connections,
     )
-    with listen(options.host, options.port) as listener:
+    opened_log = contextlib.nullcontext() if options.log is None else contextlib.closing(RequestLog(options.log))
+    with opened_log as log, listen(options.host, options.port) as listener:
         lm = load_model(options)
         lm.tokenizer  # noqa: B018 - raises what is wrong with it
+        if log is not None and options.log_text:
+            log.decode = lm.tokenizer.decode
         engine = lm.engine(config, strategy=options.strategy)
         try:
-            served = Served(lm, engine, server_options, options.strategy)
+            served = Served(lm, engine, server_options, options.strategy, log)
             logging.basicConfig(level=logging.WARNING)
             if not keys.are_needed and not is_local:
                 _say("everybody who reaches this address may use it: add --api-key-file")
