@@ -119,7 +119,7 @@ class Endpoints:
         if job.stream:
             return EventStream(self._events(generation, job, form), partial(self._end, generation, job, head))
         try:
-            await unless_gone(request.receive, _collect(generation))
+            await unless_gone(request.receive, self._collect(generation, job))
         finally:
             self._end(generation, job, head)
         return json_response(form.whole(generation.choices, count_usage(generation.choices, generation.stats)))
@@ -147,6 +147,12 @@ class Endpoints:
             self._served.metrics.count_error(known.code or known.kind)
             yield event(known.body)
 
+    async def _collect(self, generation: Generation, job: Job) -> None:
+        async with aclosing(generation.pieces()) as pieces:
+            async for _ in pieces:
+                pass
+        await self._served.scorer.add_scores(job, generation.choices, self._served.options.request_seconds)
+
     def _end(self, generation: Generation, job: Job, head: Head) -> None:
         """Forget a generation, whichever way it ended."""
         generation.cancel()
@@ -154,9 +160,3 @@ class Endpoints:
         outputs = [choice.result.stats for choice in generation.choices if choice.result is not None]
         self._served.metrics.observe(generation.stats, outputs)
         self._served.record(head, job, generation)
-
-
-async def _collect(generation: Generation) -> None:
-    async with aclosing(generation.pieces()) as pieces:
-        async for _ in pieces:
-            pass

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import EngineRequest, RequestStats
-from jaxinfer.results import StreamPiece
+from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
+from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.server.api.choices import Choice
 from jaxinfer.server.api.sampling import Job
 
@@ -77,6 +78,8 @@ def submit(engine: Engine, job: Job, seconds: float, *, logprobs: bool = False) 
     sampling = replace(job.sampling, logprobs=logprobs or job.sampling.logprobs)
     longest_text = engine.longest_text
     new_tokens = [job.new_tokens(prompt, longest_text) for prompt in job.prompts]
+    if not any(new_tokens):
+        return Generation(job, [_ended(prompt, sampling) for prompt in job.prompts], new_tokens)
     try:
         for prompt, most in zip(job.prompts, new_tokens):
             request = engine.submit(
@@ -94,3 +97,13 @@ def submit(engine: Engine, job: Job, seconds: float, *, logprobs: bool = False) 
             request.cancel()
         raise
     return Generation(job, requests, new_tokens)
+
+
+def _ended(prompt: Sequence[int], sampling: SamplingParams) -> EngineRequest:
+    """Return a request for no tokens, which has ended."""
+    stats = GenerationStats(len(prompt), 0, 0, 0.0, 0.0, 0, 0, (), 0.0, 0.0, 0.0, 0.0, sampling.seed)
+    request = EngineRequest(sampling.n, len(prompt), lambda request: None)
+    for sample in range(sampling.n):
+        result = GenerationResult(None, "", (), (), "length", stats, sample)
+        request.finish(result, RequestStats(len(prompt)))
+    return request

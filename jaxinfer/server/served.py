@@ -17,6 +17,7 @@ from jaxinfer.server.log.writer import RequestLog
 from jaxinfer.server.metrics import ServerMetrics
 from jaxinfer.server.options import ServerOptions
 from jaxinfer.server.progress import Progress
+from jaxinfer.server.scoring import Scorer
 
 
 class Served:
@@ -30,6 +31,7 @@ class Served:
     ) -> None:
         self.lm, self.engine, self.options, self.strategy, self.log = lm, engine, options, strategy, log
         self.created = int(time.time())
+        self.scorer = Scorer(lm, engine.config.max_waiting)
         self.live: set[Generation] = set()
         self.is_warm = self.is_draining = False
         self.progress = Progress()

@@ -6,7 +6,7 @@ _API, _HTTP = "jaxinfer/server/api", "jaxinfer/server/http"
 _ENDPOINTS, _SERVING = "jaxinfer/server/endpoints.py", "jaxinfer/server/serving.py"
 _FIELDS, _ANSWERS, _ERRORS = (f"tests/server/test_{name}.py" for name in ("fields", "answers", "errors"))
 _LAW, _LIFETIME, _METRICS = (f"tests/server/test_{name}.py" for name in ("law", "lifetime", "metrics"))
-_LOG = "tests/server/test_log.py"
+_LOG, _SCORING = (f"tests/server/test_{name}.py" for name in ("log", "scoring"))
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -26,7 +26,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a prompt may take the whole context",
         f"{_API}/sampling.py",
-        "(job.max_tokens or 1) > limits",
+        "(1 if job.max_tokens is None else job.max_tokens) > limits",
         "(job.max_tokens or 0) > limits",
         f"{_FIELDS}::test_prompts_that_leave_no_room_are_too_long",
     ),
@@ -190,5 +190,33 @@ FAULTS: tuple[Fault, ...] = (
         'return values if decode is None else {**values, "text": decode(ids)}',
         'return {**values, "text": (decode or (lambda ids: bytes(i - 2 for i in ids if i > 1).decode()))(ids)}',
         f"{_LOG}::test_texts_are_written_only_where_they_are_asked_for",
+    ),
+    Fault(
+        "a prompt's token has its successor's log-probability",
+        "jaxinfer/server/scoring.py",
+        "prompt_logprobs=(None, *scores.logprobs[: num_prompt - 1]),",
+        "prompt_logprobs=(None, *scores.logprobs[1:num_prompt], 0.0)[:num_prompt],",
+        f"{_SCORING}::test_an_answer_scored_as_a_prompt_has_the_bits_that_it_was_drawn_with",
+    ),
+    Fault(
+        "texts are scored in a narrower number",
+        "jaxinfer/decoding/scoring.py",
+        "log_probabilities(logits_BTV, next_BT, backend).astype(jnp.float32)",
+        "log_probabilities(logits_BTV.astype(jnp.bfloat16), next_BT, backend).astype(jnp.float32)",
+        f"{_SCORING}::test_an_answer_scored_as_a_prompt_has_the_bits_that_it_was_drawn_with",
+    ),
+    Fault(
+        "alternatives are of the token before",
+        "jaxinfer/server/scoring.py",
+        "tuple(best[num_prompt - 1 :])",
+        "tuple(best[max(num_prompt - 2, 0) : -1])",
+        f"{_SCORING}::test_a_chat_has_up_to_twenty_alternatives",
+    ),
+    Fault(
+        "a rival of the same text hides the token that was taken",
+        f"{_API}/alternatives.py",
+        'one.text if one.text and one.text not in named else f"token_id:{one.token}"',
+        "one.text",
+        f"{_SCORING}::test_parts_of_characters_and_special_tokens_have_names",
     ),
 )

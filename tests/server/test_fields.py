@@ -85,7 +85,7 @@ TAKEN = {
     },
 }
 REFUSED = {
-    "completion": {"best_of": 2, "suffix": "end", "logprobs": 1, "messages": MESSAGES, "max_completion_tokens": 5},
+    "completion": {"best_of": 2, "suffix": "end", "messages": MESSAGES, "max_completion_tokens": 5},
     "chat": {
         "tools": [{"type": "function"}],
         "tool_choice": "auto",
@@ -104,7 +104,6 @@ REFUSED = {
         "prompt_cache_key": "x",
         "prompt_cache_retention": "24h",
         "safety_identifier": "x",
-        "top_logprobs": 1,
         "echo": True,
         "suffix": "x",
         "prompt": "hi",
@@ -186,7 +185,14 @@ def test_fields_that_need_or_exclude_others() -> None:
     assert error_of("chat", **json_object, structured_outputs={"regex": "a"}).param == "structured_outputs"
     assert error_of("chat", **json_object, ignore_eos=True).param == "ignore_eos"
     assert error_of("completion", **json_object, min_tokens=3).param == "min_tokens"
-    assert error_of("completion", echo=True, logprobs=0).param == "echo"
+    assert error_of("completion", max_tokens=0).param == "max_tokens"
+    assert error_of("chat", top_logprobs=2).param == "top_logprobs"
+    for kind, scored in (
+        ("completion", {"logprobs": 1}),
+        ("completion", {"echo": True, "logprobs": 0}),
+        ("chat", {"logprobs": True, "top_logprobs": 1}),
+    ):
+        assert error_of(kind, **scored, stream=True).param == "stream"
     assert error_of("chat", max_tokens=3, max_completion_tokens=4).param == "max_tokens"
     assert read("chat", max_tokens=3, max_completion_tokens=3).max_tokens == 3
     options = {"include_usage": True, "x": 1}
@@ -194,6 +200,20 @@ def test_fields_that_need_or_exclude_others() -> None:
     assert read("chat", stream=True, stream_options={"include_usage": True}).include_usage
     assert error_of("chat", n=3, model=None).code == "missing_required_parameter"
     assert (error_of("chat", model="gpt").status, error_of("chat", model="gpt").code) == (404, "model_not_found")
+
+
+def test_alternatives_up_to_the_most_are_taken() -> None:
+    """Five for completions and twenty for chats, as OpenAI has it."""
+    assert [read("completion", logprobs=number).top_logprobs for number in (0, 5)] == [0, 5]
+    assert read("chat", logprobs=True, top_logprobs=20).top_logprobs == 20
+    for number in (6, -1, True, 1.0, "1"):
+        assert error_of("completion", logprobs=number).param == "logprobs"
+    for number in (21, -1, True, 1.0, "1"):
+        assert error_of("chat", logprobs=True, top_logprobs=number).param == "top_logprobs"
+    job = read("completion", echo=True, logprobs=0, max_tokens=0)
+    assert (job.is_scored, job.max_tokens, job.new_tokens(job.prompts[0], 60)) == (True, 0, 0)
+    assert not read("completion", echo=True).is_scored
+    assert read("completion", echo=True, max_tokens=0, prompt=[5] * 60).max_tokens == 0
 
 
 def test_prompts_are_texts_ids_or_lists_of_either() -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxinfer.server.api.alternatives import with_drawn
 from jaxinfer.server.api.choices import Choice, Head
 from jaxinfer.server.api.errors import wrong_field
 from jaxinfer.server.api.fields import Fields, objects, shown
 from jaxinfer.server.api.sampling import (
     Job,
     Limits,
-    check_lengths,
+    check_job,
     check_model,
     take_delivery,
     take_max_tokens,
@@ -18,6 +19,7 @@ from jaxinfer.server.api.sampling import (
 
 # The newer name of a system message is known to few templates.
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_MOST_ALTERNATIVES = 20
 
 # Fields of OpenAI's that are not implemented: why, and the values that ask for nothing.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
@@ -48,8 +50,9 @@ def read_chat(body: Mapping[str, Any], limits: Limits, encode_chat: Callable[[li
     check_model(fields, limits)
     messages = read_messages(fields.required("messages"), "messages")
     logprobs = fields.flag("logprobs")
-    if fields.whole("top_logprobs", 0, 0, 20):
-        raise wrong_field("top_logprobs", "is 0 at most: only drawn tokens have log-probabilities", "unsupported_value")
+    top_logprobs = fields.whole("top_logprobs", 0, 0, _MOST_ALTERNATIVES) or 0
+    if top_logprobs and not logprobs:
+        raise wrong_field("top_logprobs", "are part of logprobs: set logprobs to true")
     sampling = take_sampling(fields, limits, logprobs=logprobs)
     max_tokens = take_max_tokens(fields, "max_tokens", None)
     newer = take_max_tokens(fields, "max_completion_tokens", None)
@@ -59,8 +62,9 @@ def read_chat(body: Mapping[str, Any], limits: Limits, encode_chat: Callable[[li
     for name, reason, harmless in _REFUSED:
         fields.refuse(name, reason, *harmless)
     fields.end()
-    job = Job((tuple(encode_chat(messages)),), sampling, newer or max_tokens, **delivery)
-    return check_lengths(job, limits, "messages")
+    prompts = (tuple(encode_chat(messages)),)
+    job = Job(prompts, sampling, newer or max_tokens, **delivery, top_logprobs=top_logprobs)
+    return check_job(job, limits, "messages")
 
 
 def read_messages(value: Any, name: str) -> list[dict[str, str]]:
@@ -151,11 +155,22 @@ class ChatForm:
         logprobs = None
         if self._job.sampling.logprobs:
             entries = [
-                {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, value in zip(choice.texts[start:], choice.logprobs[start:])
+                {**_entry(text, text.encode(), value), "top_logprobs": _alternatives(choice, place)}
+                for place, (text, value) in enumerate(zip(choice.texts[start:], choice.logprobs[start:]), start)
             ]
             logprobs = {"content": entries, "refusal": None}
         made: dict[str, Any] = {"logprobs": logprobs}
         if self._job.return_token_ids:
             made["token_ids"] = choice.tokens[start:]
         return made
+
+
+def _alternatives(choice: Choice, place: int) -> list[dict[str, Any]]:
+    if not choice.scored.best:
+        return []
+    drawn = choice.tokens[place], choice.texts[place], choice.logprobs[place]
+    return [_entry(one.text, one.bytes, one.logprob) for one in with_drawn(choice.scored.best[place], *drawn)]
+
+
+def _entry(text: str, content: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(content)}

@@ -9,11 +9,15 @@ from typing import Any, Protocol
 
 from jaxinfer.engine.request import RequestStats
 from jaxinfer.results import GenerationResult, StreamPiece
+from jaxinfer.server.api.alternatives import Scored
 
 
 @dataclass
 class Choice:
-    """One output so far. ``texts`` are the text by token, without ``echo``, the text of the prompt that comes first."""
+    """One output so far. ``texts`` are the text by token, without ``echo``, the text of the prompt that comes first.
+
+    ``scored`` is what scoring the whole text has added.
+    """
 
     index: int
     prompt: Sequence[int]
@@ -23,6 +27,7 @@ class Choice:
     texts: list[str] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     result: GenerationResult | None = None
+    scored: Scored = field(default_factory=Scored)
 
     def take(self, piece: StreamPiece) -> int:
         """Add a piece; return the number of tokens before it."""

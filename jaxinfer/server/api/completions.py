@@ -1,15 +1,17 @@
 """``/v1/completions``: what its requests may say, and the form of its answers."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxinfer.server.api.alternatives import by_text
 from jaxinfer.server.api.choices import Choice, Head
 from jaxinfer.server.api.errors import wrong_field
 from jaxinfer.server.api.fields import Fields, is_ids
 from jaxinfer.server.api.sampling import (
     Job,
     Limits,
-    check_lengths,
+    check_job,
     check_model,
     take_delivery,
     take_max_tokens,
@@ -18,6 +20,7 @@ from jaxinfer.server.api.sampling import (
 from jaxinfer.tokenizers import Tokenizer
 
 _MAX_TOKENS = 16
+_MOST_ALTERNATIVES = 5
 
 
 def read_completion(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> Job:
@@ -25,16 +28,12 @@ def read_completion(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenize
     fields = Fields(body)
     check_model(fields, limits)
     prompt = fields.required("prompt")
-    logprobs = fields.raw("logprobs")
-    if logprobs is not None and (type(logprobs) is not int or logprobs < 0):
-        raise fields.wrong_type("logprobs", logprobs, "a whole number from 0")
-    if logprobs:
-        raise wrong_field("logprobs", "is 0 at most: only drawn tokens have log-probabilities", "unsupported_value")
+    logprobs = fields.whole("logprobs", None, 0, _MOST_ALTERNATIVES)
     sampling = take_sampling(fields, limits, logprobs=logprobs is not None)
     echo = fields.flag("echo")
-    if echo and logprobs is not None:
-        raise wrong_field("echo", "prompts have no log-probabilities: leave out logprobs", "unsupported_value")
-    max_tokens = take_max_tokens(fields, "max_tokens", _MAX_TOKENS)
+    max_tokens = take_max_tokens(fields, "max_tokens", _MAX_TOKENS, 0)
+    if max_tokens == 0 and not echo:
+        raise wrong_field("max_tokens", "leaves nothing to answer: set echo to true, or ask for 1 or more")
     delivery = take_delivery(fields)
     fields.refuse("best_of", "answers are not ranked: use n", 1, sampling.n)
     fields.refuse("suffix", "text is not inserted before a suffix", "")
@@ -43,11 +42,16 @@ def read_completion(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenize
     ids = tuple(tuple(tokenizer.encode(one) if isinstance(one, str) else one) for one in prompts)
     if not all(ids):
         raise wrong_field("prompt", "has no token")
-    job = check_lengths(Job(ids, sampling, max_tokens, **delivery), limits, "prompt")
-    if not echo:
-        return job
-    echoes = tuple(one if isinstance(one, str) else tokenizer.decode(one) for one in prompts)
-    return Job(ids, sampling, max_tokens, **delivery, echoes=echoes)
+    echoes = tuple(_text_of(one, limits, tokenizer) for one in prompts) if echo else ()
+    job = Job(ids, sampling, max_tokens, **delivery, echoes=echoes, top_logprobs=logprobs or 0)
+    return check_job(job, limits, "prompt")
+
+
+def _text_of(prompt: Any, limits: Limits, tokenizer: Tokenizer) -> str:
+    """Return a prompt's text; ids that are not the model's, which `check_job` refuses, have none."""
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.decode([one for one in prompt if 0 <= one < limits.vocab_size])
 
 
 def _read_prompts(prompt: Any) -> Sequence[Any]:
@@ -103,13 +107,28 @@ class CompletionForm:
         """Return a choice with its tokens from ``start`` on (None: without any)."""
         logprobs = None
         if self._job.sampling.logprobs and start is not None:
-            logprobs = {
+            logprobs = self._logprobs(choice, start)
+        made = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        if self._job.return_token_ids and start is not None:
+            made["token_ids"] = choice.tokens[start:]
+        return made
+
+    def _logprobs(self, choice: Choice, start: int) -> dict[str, Any]:
+        """Return what is told of tokens from ``start`` on; the prompt's come first, if they are part of the answer."""
+        if not self._job.is_scored:
+            return {
                 "tokens": choice.texts[start:],
                 "token_logprobs": choice.logprobs[start:],
                 "top_logprobs": None,
                 "text_offset": choice.offsets(start),
             }
-        made = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        if self._job.return_token_ids and start is not None:
-            made["token_ids"] = choice.tokens[start:]
-        return made
+        scored = choice.scored
+        prompt = choice.prompt[: len(scored.prompt_texts)]
+        tokens, texts = [*prompt, *choice.tokens], [*scored.prompt_texts, *choice.texts]
+        logprobs = [*scored.prompt_logprobs, *choice.logprobs]
+        tops = None
+        if self._job.top_logprobs:
+            places = zip([*scored.prompt_best, *scored.best], tokens, texts, logprobs)
+            tops = [None if value is None else by_text(best, token, text, value) for best, token, text, value in places]
+        offsets = list(itertools.accumulate(map(len, texts), initial=0))[:-1]
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}

@@ -34,8 +34,8 @@ class Limits:
 class Job:
     """A checked request: prompts of ids, and what is wanted of each.
 
-    ``max_tokens`` is the most new tokens (None: as many as fit). ``echoes`` are texts that come before the output of
-    each prompt.
+    ``max_tokens`` is the most new tokens (None: as many as fit; 0: prompts are only scored). ``echoes`` are texts that
+    come before the output of each prompt. ``top_logprobs`` is how many alternatives each token comes with.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -48,10 +48,16 @@ class Job:
     include_usage: bool = False
     return_token_ids: bool = False
     echoes: tuple[str, ...] = ()
+    top_logprobs: int = 0
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether more is told of tokens than drawing them does: alternatives, or how probable the prompt is."""
+        return bool(self.top_logprobs or (self.echoes and self.sampling.logprobs))
 
     def new_tokens(self, prompt: tuple[int, ...], longest_text: int) -> int:
         """Return how many tokens a prompt may get."""
-        return self.max_tokens or longest_text - len(prompt)
+        return longest_text - len(prompt) if self.max_tokens is None else self.max_tokens
 
 
 def check_model(fields: Fields, limits: Limits) -> None:
@@ -123,20 +129,23 @@ def take_delivery(fields: Fields) -> dict[str, Any]:
     }
 
 
-def take_max_tokens(fields: Fields, name: str, default: int | None) -> int | None:
+def take_max_tokens(fields: Fields, name: str, default: int | None, least: int = 1) -> int | None:
     """Take a bound on the number of new tokens."""
-    return fields.whole(name, default, 1, _MOST_TOKENS)
+    return fields.whole(name, default, least, _MOST_TOKENS)
 
 
-def check_lengths(job: Job, limits: Limits, param: str) -> Job:
-    """Refuse prompts that leave no room for an answer, or for one as long as is asked for."""
+def check_job(job: Job, limits: Limits, param: str) -> Job:
+    """Refuse prompts that leave no room for an answer, or for one as long as is asked for, and what no stream tells."""
+    if job.stream and job.is_scored:
+        message = "alternatives and log-probabilities of prompts come in whole answers alone: leave it out"
+        raise wrong_field("stream", message, "unsupported_value")
     if len(job.prompts) * job.sampling.n > MOST_CHOICES:
         raise wrong_field(param, f"{len(job.prompts)} prompts with n={job.sampling.n} are over {MOST_CHOICES} choices")
     for prompt in job.prompts:
         wrong = next((token for token in prompt if not 0 <= token < limits.vocab_size), None)
         if wrong is not None:
             raise wrong_field(param, f"token id {shown(wrong)} is not in the vocabulary of {limits.vocab_size}")
-        if len(prompt) + (job.max_tokens or 1) > limits.longest_text:
+        if len(prompt) + (1 if job.max_tokens is None else job.max_tokens) > limits.longest_text:
             asked = "" if job.max_tokens is None else f" and {job.max_tokens} are asked for"
             raise wrong_field(
                 param,

@@ -1,0 +1,74 @@
+"""What a model says of texts that are there already: how probable their tokens are, and what they look like inside."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.scoring import hidden_states, text_scores
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_checks import check_ids
+from jaxinfer.notation import Float
+
+# Programs are made for so many alternatives, of which fewer are taken.
+_COUNTS = (0, 5, 20)
+MOST_ALTERNATIVES = _COUNTS[-1]
+
+
+@dataclass(frozen=True)
+class TextScores:
+    """Entry ``i`` is of token ``i + 1``, given all before it; by the raw logits, as generation reports them.
+
+    ``best`` has the most probable tokens there with their log-probabilities, the most probable first, the lowest id
+    first among equals.
+    """
+
+    logprobs: tuple[float, ...]
+    best: tuple[tuple[tuple[int, float], ...], ...]
+
+
+def score_text(lm: LanguageModel, ids: Sequence[int], alternatives: int = 0) -> TextScores:
+    """Return the log-probabilities of a text's tokens, and ``alternatives`` most probable tokens in the place of each.
+
+    Where a token's bits do not depend on its company (a CPU), they are those that generation gives it. Raises
+    InvalidOption for ids or a length that the model does not have, and for a model on a mesh.
+    """
+    if not 0 <= alternatives <= MOST_ALTERNATIVES:
+        raise InvalidOption(f"{alternatives} alternatives are not 0 to {MOST_ALTERNATIVES}")
+    num_tokens = lm.config.num_tokens
+    count = min(next(count for count in _COUNTS if count >= alternatives), num_tokens)
+    arguments = _padded(lm, ids)
+    program = partial(text_scores, lm.programs.decoder, count)
+    found = lm.programs.run(("text_scores", count), program, (), lm.params, *arguments)
+    last = len(ids) - 1
+    logprobs_T, ids_TC, best_TC = (np.asarray(part)[0, :last] for part in found)
+    best = tuple(tuple(zip(ids, values)) for ids, values in zip(ids_TC[:, :alternatives].tolist(), best_TC.tolist()))
+    return TextScores(tuple(logprobs_T.tolist()), best)
+
+
+def embed_text(lm: LanguageModel, ids: Sequence[int]) -> Float[np.ndarray, " D"]:
+    """Return the mean of a text's hidden states after the final norm, scaled to length 1, in float32.
+
+    Raises as `score_text` does.
+    """
+    program = partial(hidden_states, lm.programs.decoder)
+    hidden_BTD = lm.programs.run("hidden_states", program, (), lm.params, *_padded(lm, ids))
+    mean_D = np.asarray(hidden_BTD)[0, : len(ids)].astype(np.float64).mean(axis=0)
+    length = np.linalg.norm(mean_D)
+    return (mean_D / (length or 1.0)).astype(np.float32)
+
+
+def _padded(lm: LanguageModel, ids: Sequence[int]) -> tuple[Any, Any]:
+    """Return a text as programs take it: a row of a few lengths, and the text's own."""
+    if lm.programs.partitioner.mesh is not None:
+        raise InvalidOption("texts are scored on one device: load the model without a mesh, or use logits")
+    checked = check_ids(ids, lm.config.vocab_size)
+    if len(checked) > lm.max_len:
+        raise InvalidOption(f"the text has {len(checked)} tokens, but the context has room for {lm.max_len}")
+    tokens_BT = np.zeros((1, prompt_bucket(len(checked), lm.programs.decoder.backend)), np.int32)
+    tokens_BT[0, : len(checked)] = checked
+    return tokens_BT, np.array([len(checked)], np.int32)
