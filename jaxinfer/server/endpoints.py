@@ -21,6 +21,7 @@ from jaxinfer.server.generation import Generation, submit
 from jaxinfer.server.http.answers import json_response
 from jaxinfer.server.http.body import read_body
 from jaxinfer.server.http.events import DONE, EventStream, event, unless_gone
+from jaxinfer.server.http.rates import CLIENT
 from jaxinfer.server.served import Served
 
 _LOG = logging.getLogger("jaxinfer.server")
@@ -114,14 +115,16 @@ class Endpoints:
         # In another thread: long texts, and many of them, would keep everybody waiting.
         job, generation = await asyncio.to_thread(begin)
         served.live.add(generation)
+        client = request.scope[CLIENT]
+        served.rates.spend(client, sum(map(len, job.prompts)))
         head = new_head(prefix, served.options.model, served.system_fingerprint, job.sampling.seed)
-        form = make_form(head, job)
+        form, on_end = make_form(head, job), partial(self._end, generation, job, head, client)
         if job.stream:
-            return EventStream(self._events(generation, job, form), partial(self._end, generation, job, head))
+            return EventStream(self._events(generation, job, form), on_end)
         try:
             await unless_gone(request.receive, self._collect(generation, job))
         finally:
-            self._end(generation, job, head)
+            on_end()
         return json_response(form.whole(generation.choices, count_usage(generation.choices, generation.stats)))
 
     async def _events(self, generation: Generation, job: Job, form: Form) -> AsyncGenerator[bytes, None]:
@@ -151,12 +154,17 @@ class Endpoints:
         async with aclosing(generation.pieces()) as pieces:
             async for _ in pieces:
                 pass
-        await self._served.scorer.add_scores(job, generation.choices, self._served.options.request_seconds)
+        if job.is_scored:
+            served = self._served
+            await served.until_the_end(
+                served.scorer.add_scores(job, generation.choices, served.options.request_seconds)
+            )
 
-    def _end(self, generation: Generation, job: Job, head: Head) -> None:
+    def _end(self, generation: Generation, job: Job, head: Head, client: str) -> None:
         """Forget a generation, whichever way it ended."""
         generation.cancel()
         self._served.live.discard(generation)
         outputs = [choice.result.stats for choice in generation.choices if choice.result is not None]
         self._served.metrics.observe(generation.stats, outputs)
+        self._served.rates.spend(client, sum(len(choice.tokens) for choice in generation.choices))
         self._served.record(head, job, generation)

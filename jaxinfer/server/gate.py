@@ -1,14 +1,19 @@
-"""What every request passes first: its host and its key are checked, and its answer is counted."""
+"""What every request passes first: its host, its key and its client's limits are checked, and its answer is counted."""
+
+import math
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxinfer.server.api.errors import ApiError
 from jaxinfer.server.http.answers import error_response
 from jaxinfer.server.http.hosts import names_this_machine
+from jaxinfer.server.http.rates import CLIENT
 from jaxinfer.server.served import Served
 
 # Nothing of the model is told there: a load balancer has no key, and the page asks for one.
 OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/health", "/ready"})
+# What is asked for there takes the device's time.
+_LIMITED = "/v1/"
 
 
 class Gate:
@@ -36,7 +41,7 @@ class Gate:
         await self._app(scope, receive, counted)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        """Return why a request is not let through, None if it is."""
+        """Return why a request is not let through, None if it is; then ``scope`` has its client."""
         keys, headers = self._served.options.keys, dict(scope["headers"])
         # What is not read of a body would be taken for the next request.
         close = {"Connection": "close"}
@@ -49,4 +54,11 @@ class Gate:
             message = "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
             headers = {"WWW-Authenticate": "Bearer", **close}
             return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+        scope[CLIENT] = client = keys.client(authorization)
+        is_limited = scope["method"] == "POST" and scope["path"].startswith(_LIMITED)
+        refusal = self._served.rates.admit(client) if is_limited else None
+        if refusal is not None:
+            headers = {"Retry-After": str(math.ceil(refusal.seconds)), **close}
+            message = f"{refusal.reason}: try again after {math.ceil(refusal.seconds)} seconds"
+            return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
         return None

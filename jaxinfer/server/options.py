@@ -13,7 +13,8 @@ class ServerOptions:
     this machine. A body of more than ``max_body_bytes`` is refused. A client has
     ``read_seconds`` to send a head, and again a body, and ``write_seconds`` to read on where it has stopped. A request
     that takes longer than ``request_seconds`` ends. ``grace_seconds`` is how long requests may go on after a signal to
-    end. More than ``max_connections`` are refused.
+    end. More than ``max_connections`` are refused. Each key (without keys, all clients together) has so many requests
+    and tokens a minute; None is any number.
     """
 
     model: str
@@ -25,3 +26,5 @@ class ServerOptions:
     request_seconds: float = 600.0
     grace_seconds: float = 30.0
     max_connections: int = 1024
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None

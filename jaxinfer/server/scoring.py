@@ -31,9 +31,7 @@ class Scorer:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="jaxinfer-score")
 
     async def add_scores(self, job: Job, choices: Sequence[Choice], seconds: float) -> None:
-        """Score the answers of a job that has ended, as far as it asks for it."""
-        if not job.is_scored:
-            return
+        """Score the answers of a job that has ended: what it asks for is added to its choices."""
         async with _in_time(seconds):
             made: dict[tuple[int, ...], TextScores] = {}
             for choice in choices:

@@ -1,10 +1,14 @@
 """What all endpoints share: the model, its engine, and what is going on."""
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from functools import cached_property
+from typing import Any, TypeVar
 
 from jaxinfer import __version__
 from jaxinfer.engine.engine import Engine
+from jaxinfer.errors import RequestCancelled
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.server.api.choices import Head
@@ -12,6 +16,7 @@ from jaxinfer.server.api.errors import from_library, not_ready
 from jaxinfer.server.api.sampling import Job, Limits
 from jaxinfer.server.fingerprint import system_fingerprint
 from jaxinfer.server.generation import Generation
+from jaxinfer.server.http.rates import Rates
 from jaxinfer.server.log.entry import Entry, LoggedAnswer, LoggedPrompt
 from jaxinfer.server.log.writer import RequestLog
 from jaxinfer.server.metrics import ServerMetrics
@@ -19,11 +24,13 @@ from jaxinfer.server.options import ServerOptions
 from jaxinfer.server.progress import Progress
 from jaxinfer.server.scoring import Scorer
 
+Result = TypeVar("Result")
+
 
 class Served:
-    """A model that is served by an engine; ``live`` are the generations that have not ended.
+    """A model that is served by an engine; ``live`` is what has not ended: generations, and texts that are scored.
 
-    With a ``log``, all of them are written there once they have.
+    With a ``log``, all generations are written there once they have ended.
     """
 
     def __init__(
@@ -31,8 +38,9 @@ class Served:
     ) -> None:
         self.lm, self.engine, self.options, self.strategy, self.log = lm, engine, options, strategy, log
         self.created = int(time.time())
+        self.rates = Rates(options.requests_per_minute, options.tokens_per_minute)
         self.scorer = Scorer(lm, engine.config.max_waiting)
-        self.live: set[Generation] = set()
+        self.live: set[Generation | asyncio.Task[Any]] = set()
         self.is_warm = self.is_draining = False
         self.progress = Progress()
         dtype = lm.backend.param_dtype
@@ -53,6 +61,19 @@ class Served:
         """Raise ApiError if no requests are taken any more."""
         if self.is_draining:
             raise not_ready("the server is shutting down")
+
+    async def until_the_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do some work, unless the server ends before it: then raise RequestCancelled."""
+        task = asyncio.ensure_future(work)
+        self.live.add(task)
+        try:
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise RequestCancelled("the server ends")
+            return task.result()
+        finally:
+            task.cancel()
+            self.live.discard(task)
 
     def record(self, head: Head, job: Job, generation: Generation) -> None:
         """Write a generation that has ended, whichever way, to the log, if there is one."""

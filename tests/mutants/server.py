@@ -6,7 +6,7 @@ _API, _HTTP = "jaxinfer/server/api", "jaxinfer/server/http"
 _ENDPOINTS, _SERVING = "jaxinfer/server/endpoints.py", "jaxinfer/server/serving.py"
 _FIELDS, _ANSWERS, _ERRORS = (f"tests/server/test_{name}.py" for name in ("fields", "answers", "errors"))
 _LAW, _LIFETIME, _METRICS = (f"tests/server/test_{name}.py" for name in ("law", "lifetime", "metrics"))
-_LOG, _SCORING = (f"tests/server/test_{name}.py" for name in ("log", "scoring"))
+_LOG, _SCORING, _RATES = (f"tests/server/test_{name}.py" for name in ("log", "scoring", "rates"))
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -218,5 +218,26 @@ FAULTS: tuple[Fault, ...] = (
         'one.text if one.text and one.text not in named else f"token_id:{one.token}"',
         "one.text",
         f"{_SCORING}::test_parts_of_characters_and_special_tokens_have_names",
+    ),
+    Fault(
+        "all keys share one allowance",
+        f"{_HTTP}/keys.py",
+        'return hash_key(_key_in(authorization)).hex() if self._hashes else ""',
+        'return ""',
+        f"{_RATES}::test_each_key_has_its_own_requests",
+    ),
+    Fault(
+        "what comes back in a minute grows without end",
+        f"{_HTTP}/rates.py",
+        "self._left = min(self._per_minute, self._left + (now - self._since) * self._per_minute / _MINUTE)",
+        "self._left += (now - self._since) * self._per_minute / _MINUTE",
+        f"{_RATES}::test_each_key_has_its_own_requests",
+    ),
+    Fault(
+        "an answer's tokens cost nothing",
+        _ENDPOINTS,
+        "rates.spend(client, sum(len(choice.tokens) for choice in generation.choices))",
+        "rates.spend(client, 0)",
+        f"{_RATES}::test_tokens_of_prompts_and_answers_are_counted",
     ),
 )

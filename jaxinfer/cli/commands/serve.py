@@ -59,9 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default, text in (
         ("--max-body-bytes", 4 << 20, "most bytes of a request"),
         ("--max-connections", 1024, "most connections at a time"),
+        ("--max-requests-per-minute", None, "most requests of a key (without keys: of all) in a minute"),
+        ("--max-tokens-per-minute", None, "most tokens, of prompts and answers, likewise"),
     ):
         group.add_argument(
-            name, metavar="N", type=whole_number(1), default=default, help=f"{text} (default: %(default)s)"
+            name, metavar="N", type=whole_number(1), default=default, help=f"{text} (default: {default or 'no limit'})"
         )
     log = parser.add_argument_group("log")
     log.add_argument(
@@ -108,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         request_seconds=options.timeout,
         grace_seconds=options.grace,
         max_connections=options.max_connections,
+        requests_per_minute=options.max_requests_per_minute,
+        tokens_per_minute=options.max_tokens_per_minute,
     )
     opened_log = contextlib.nullcontext() if options.log is None else contextlib.closing(RequestLog(options.log))
     with opened_log as log, listen(options.host, options.port) as listener:

@@ -27,11 +27,20 @@ class Keys:
         """Tell whether a header of ``Bearer KEY`` holds a key, in a time that does not depend on the keys."""
         if not self._hashes:
             return True
-        text = authorization or ""
-        key = text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else ""
+        key = _key_in(authorization)
         given = hash_key(key)
         found = [hmac.compare_digest(given, each) for each in self._hashes]
         return any(found) and bool(key)
+
+    def client(self, authorization: str | None) -> str:
+        """Return what names a client that is let in: its key's hash, or nothing where no keys are needed."""
+        return hash_key(_key_in(authorization)).hex() if self._hashes else ""
+
+
+def _key_in(authorization: str | None) -> str:
+    """Return the key of a header, empty if it has none."""
+    text = authorization or ""
+    return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else ""
 
 
 def hash_key(key: str) -> bytes:
