@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from jaxinfer.errors import JaxinferError
 from jaxinfer.server.api.errors import ApiError, from_library
 from jaxinfer.server.api.fields import shown
+from jaxinfer.server.embeddings import Embeddings
 from jaxinfer.server.endpoints import Endpoints
 from jaxinfer.server.gate import Gate
 from jaxinfer.server.http.answers import error_response
@@ -43,6 +44,7 @@ def make_app(served: Served) -> ASGIApp:
     routes = [
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/embeddings", Embeddings(served).answer, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/tokenize", endpoints.tokenize, methods=["POST"]),

@@ -6,7 +6,9 @@ _API, _HTTP = "jaxinfer/server/api", "jaxinfer/server/http"
 _ENDPOINTS, _SERVING = "jaxinfer/server/endpoints.py", "jaxinfer/server/serving.py"
 _FIELDS, _ANSWERS, _ERRORS = (f"tests/server/test_{name}.py" for name in ("fields", "answers", "errors"))
 _LAW, _LIFETIME, _METRICS = (f"tests/server/test_{name}.py" for name in ("law", "lifetime", "metrics"))
-_LOG, _SCORING, _RATES = (f"tests/server/test_{name}.py" for name in ("log", "scoring", "rates"))
+_LOG, _SCORING, _RATES, _EMBEDDINGS = (
+    f"tests/server/test_{name}.py" for name in ("log", "scoring", "rates", "embeddings")
+)
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -239,5 +241,26 @@ FAULTS: tuple[Fault, ...] = (
         "rates.spend(client, sum(len(choice.tokens) for choice in generation.choices))",
         "rates.spend(client, 0)",
         f"{_RATES}::test_tokens_of_prompts_and_answers_are_counted",
+    ),
+    Fault(
+        "an embedding counts the padding",
+        "jaxinfer/text_scores.py",
+        "np.asarray(hidden_BTD)[0, : len(ids)]",
+        "np.asarray(hidden_BTD)[0]",
+        f"{_EMBEDDINGS}::test_it_is_the_mean_of_the_final_hidden_states",
+    ),
+    Fault(
+        "an embedding has any length",
+        "jaxinfer/text_scores.py",
+        "(mean_D / (length or 1.0))",
+        "(mean_D / (1.0 if length else length))",
+        f"{_EMBEDDINGS}::test_it_is_the_mean_of_the_final_hidden_states",
+    ),
+    Fault(
+        "base64 has the machine's order of bytes",
+        f"{_API}/embeddings.py",
+        'vector.astype("<f4").tobytes()',
+        "vector.tobytes()",
+        f"{_EMBEDDINGS}::test_base64_has_the_same_bytes_on_every_machine",
     ),
 )

@@ -102,7 +102,7 @@ def test_the_clients_errors_are_those_of_openai(server: Running) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/nowhere", 404, "not_found"),
-        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/v1/embeddings", 405, "method_not_allowed"),
         ("POST", "/v1/responses", 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),

@@ -66,7 +66,7 @@ def logged(server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = tmp_path / "log.jsonl"
     with logging_to(server, path):
         server.complete(**{**SAMPLED, "n": 2, "prompt": [PROMPT, "One grey"]}, stop="fo")
-        server.events("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], seed=1, max_tokens=5)
+        server.events("/v1/completions", **{**SAMPLED, "prompt": "A small", "seed": 1})
         with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
             next(answer.iter_bytes())
     monkeypatch.setattr("jaxinfer.cli.loading.load_model", lambda options: server.lm)
@@ -249,6 +249,14 @@ def test_mistakes_of_replay_are_one_line(
     assert line.startswith(f"error: {path}")
 
 
+@pytest.mark.parametrize("options", [("--log-text",), ("--log", "/nowhere/log")])
+def test_mistakes_of_serve_are_one_line(run: Callable[..., Outcome], options: tuple[str, ...]) -> None:  # noqa: F811
+    found = run("serve", "--port", "0", *options)
+    (line,) = found.err.splitlines()
+    assert (found.code, found.out) == (2, "")
+    assert line.startswith("error: --log")
+
+
 def test_another_model_is_refused(
     run: Callable[..., Outcome],  # noqa: F811
     server: Running,
@@ -269,7 +277,7 @@ def test_another_model_is_refused(
 def test_the_log_of_a_server_that_is_killed_is_replayed(trained_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "log"
     with process(trained_folder, "--log", str(path), "--log-text") as (child, address):
-        request = {**SAMPLED, "model": NAME}
+        request = {**SAMPLED, "model": NAME, "structured_outputs": {"regex": "[a-f]{9}"}}
         text = httpx.post(f"{address}/v1/completions", json=request, timeout=SECONDS, verify=False).json()
         wait_for(lambda: path.read_bytes().endswith(b"\n"))
         child.kill()

@@ -38,7 +38,7 @@ def read_completion(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenize
     fields.refuse("best_of", "answers are not ranked: use n", 1, sampling.n)
     fields.refuse("suffix", "text is not inserted before a suffix", "")
     fields.end()
-    prompts = _read_prompts(prompt)
+    prompts = read_prompts(prompt, "prompt")
     ids = tuple(tuple(tokenizer.encode(one) if isinstance(one, str) else one) for one in prompts)
     if not all(ids):
         raise wrong_field("prompt", "has no token")
@@ -54,14 +54,14 @@ def _text_of(prompt: Any, limits: Limits, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([one for one in prompt if 0 <= one < limits.vocab_size])
 
 
-def _read_prompts(prompt: Any) -> Sequence[Any]:
-    """Return the prompts, each a text or a list of ids: they come alone or in a list."""
+def read_prompts(prompt: Any, name: str) -> Sequence[Any]:
+    """Return the texts of a field, each a text or a list of ids: they come alone or in a list."""
     if isinstance(prompt, str) or is_ids(prompt):
         return [prompt]
     if isinstance(prompt, list) and prompt and all(isinstance(one, str) or is_ids(one) for one in prompt):
         return prompt
     wanted = "a text, a list of token ids, or a list of either"
-    raise wrong_field("prompt", f"is not {wanted}", "invalid_type")
+    raise wrong_field(name, f"is not {wanted}", "invalid_type")
 
 
 class CompletionForm:
