@@ -1,6 +1,6 @@
 """A language model as people use it: text in, text out."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -16,16 +16,16 @@ from jaxinfer.checkpoint.kept_params import KeptParams
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
-from jaxinfer.decoding.batch import Request, prompt_bucket
+from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.kept_programs import KeptPrograms
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.runner import start_batch
 from jaxinfer.decoding.strategy import Strategy, Target
-from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer, shown
+from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
-from jaxinfer.model_checks import check_grammar, check_ids, check_max_len, check_mesh, check_whole
+from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
@@ -38,12 +38,15 @@ from jaxinfer.parallel.partitioner import partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.start_times import Clock, LoadTimes
-from jaxinfer.text_generation import TextRequest, cut_batches, run_requests
+from jaxinfer.text_generation import Run, TextRequest, cut_batches, exhaust, run_requests, stream_pieces
+from jaxinfer.text_requests import check_new_tokens, is_next_turn, listed, sampling_of_each, text_requests
 from jaxinfer.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # few use an engine
     from jaxinfer.engine.config import EngineConfig
     from jaxinfer.engine.engine import Engine
+    from jaxinfer.engine.kept_pages import KeptPages
+    from jaxinfer.engine.prefix import EnginePrefix
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -53,11 +56,7 @@ _MAX_WEIGHTS_BYTES, _MAX_PROGRAMS_BYTES = 4 << 30, 256 << 20
 # The longest text that positions of 32 bits can count.
 _ENDLESS = 2**30
 
-# Where two vocabularies differ, some of these texts fall into other ids.
-_PROBES = ("The quick brown fox, 3.14159 (or 1,000,000)!", "naïve 東京 ελληνικά 🙂", "def f(x):\n    return x")
-
 Prompt = str | Sequence[int]
-Run = Generator[list[StreamPiece], None, list[GenerationResult]]
 
 
 def load(
@@ -103,7 +102,7 @@ def load(
     times.open_seconds = clock.lap()
     tokenizer = None
     with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
-        tokenizer = _read_tokenizer(checkpoint, config)
+        tokenizer = read_tokenizer(checkpoint, config)
     times.tokenizer_seconds = clock.lap()
 
     def convert() -> Params:
@@ -128,18 +127,6 @@ def load(
         kept=kept,
         load_times=times,
     )
-
-
-def _read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
-    tokenizer = load_tokenizer(checkpoint)
-    # Fewer ids than rows are usual: embeddings are padded. Special tokens without a row do no harm, as a prompt that
-    # holds one is refused: Gemma 3 1B has such a mark of images, which it does not read.
-    if any(tokenizer.decode([token]) for token in range(config.vocab_size, tokenizer.vocab_size)):
-        raise InvalidCheckpoint(
-            f"{checkpoint.origin}: the tokenizer has {tokenizer.vocab_size} ids, but the embedding only "
-            f"{config.vocab_size} rows; take both from one model"
-        )
-    return tokenizer
 
 
 class LanguageModel:
@@ -186,7 +173,7 @@ class LanguageModel:
         """The checkpoint's tokenizer; where `load` could read none, text raises the reason and token ids still work."""
         if self._checkpoint is None:
             raise InvalidTokenizer("this model has no tokenizer: pass token ids, or make it with a tokenizer")
-        return _read_tokenizer(self._checkpoint, self.config)
+        return read_tokenizer(self._checkpoint, self.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -202,16 +189,23 @@ class LanguageModel:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         strategy: str | Strategy = "autoregressive",
         batch_size: int = 16,
+        reuse: bool = False,
     ) -> list[GenerationResult]:
         """Continue prompts, raw text or token ids; one result a prompt and sample, in the prompts' order.
 
         ``sampling`` is one for all or one a prompt; a prompt with ``n`` samples gives ``n`` results in a row. At most
         ``batch_size`` rows run at a time, of which a beam search takes its width. On a CPU a row that ends is given to
         the next prompt at once (continuous batching); elsewhere, and for strategies that need a batch of their own, the
-        next batch begins when all rows have ended.
+        next batch begins when all rows have ended. With ``reuse`` a CPU keeps what it has computed, and a later call
+        with ``reuse`` and the same strategy computes only what is new in its prompts; that changes no bit.
         """
         batches = self.generate_batches(
-            prompts, max_new_tokens=max_new_tokens, sampling=sampling, strategy=strategy, batch_size=batch_size
+            prompts,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            strategy=strategy,
+            batch_size=batch_size,
+            reuse=reuse,
         )
         return [result for batch in batches for result in batch]
 
@@ -223,20 +217,21 @@ class LanguageModel:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         strategy: str | Strategy = "autoregressive",
         batch_size: int = 16,
+        reuse: bool = False,
     ) -> Iterator[list[GenerationResult]]:
         """Yield the results of `generate` in order, some at a time; all prompts are checked before the first one runs.
 
         As each batch ends; or, where rows are refilled, as soon as the next result is there.
         """
-        if isinstance(prompts, str):
-            prompts = [prompts]
-        if not isinstance(prompts, Iterable):
-            raise InvalidOption(f"prompts {prompts!r} are neither a text nor a list of texts or of token ids")
+        prompts = listed(prompts)
         check_whole("batch_size", batch_size)
         resolved = self.resolve(strategy)
-        requests = self._requests(list(prompts), max_new_tokens, sampling, resolved)
+        requests = self._requests(prompts, max_new_tokens, sampling, resolved)
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
+        if self._keeps_pages(resolved, reuse):
+            yield self._kept_pages.results(resolved, requests, min(batch_size, len(requests)))
+            return
         if self.refills(len(requests), batch_size, resolved):
             from jaxinfer.engine.serve_all import serve_all
 
@@ -252,7 +247,7 @@ class LanguageModel:
             )
             return
         for group, num_prompts in cut_batches(requests, resolved.rows_per_prompt, batch_size):
-            yield _exhaust(self._run(group, resolved, num_prompts, is_watched=False))
+            yield exhaust(self._run(group, resolved, num_prompts, is_watched=False))
 
     def stream(
         self,
@@ -261,16 +256,19 @@ class LanguageModel:
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
         strategy: str | Strategy = "autoregressive",
+        reuse: bool = False,
     ) -> Iterator[StreamPiece]:
         """Continue one prompt and yield its text as it comes; the last piece carries the result.
 
-        The text of a beam search comes whole, when the search has ended.
+        ``reuse`` is that of `generate`. The text of a beam search comes whole, when the search has ended.
         """
         resolved = self.resolve(strategy)
         requests = self._requests([prompt], max_new_tokens, sampling, resolved)
         if len(requests) != 1:
             raise InvalidOption(f"streaming returns one sample, but n is {len(requests)}: use generate")
-        return _stream_pieces(self._run(requests, resolved, 1, is_watched=True))
+        if self._keeps_pages(resolved, reuse):
+            return self._kept_pages.stream(resolved, requests[0])
+        return stream_pieces(self._run(requests, resolved, 1, is_watched=True))
 
     def engine(
         self, config: "EngineConfig | None" = None, *, strategy: str | Strategy = "autoregressive", **options: Any
@@ -318,13 +316,28 @@ class LanguageModel:
             self._has_engine = False
             raise
 
+    def prefix(self, prompt: Prompt, *, strategy: str | Strategy = "autoregressive") -> "EnginePrefix":
+        """Compute the beginning of later prompts once, and keep it until it is released; use it as a context.
+
+        Meanwhile `generate`, `stream` and `chat` with this strategy compute only what comes after it. Whole pages of 64
+        tokens are kept. On a CPU, where that changes no bit; elsewhere an engine has prefixes.
+        """
+        resolved = self.resolve(strategy)
+        if not self._can_share_pages(resolved):
+            raise InvalidOption("prefix: only a CPU with its own kernels, a dense cache and no mesh keeps pages here")
+        (request, *_) = self._requests([prompt], 1, None, resolved)
+        return self._kept_pages.hold(request.request.prompt, resolved)
+
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
-        """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`."""
-        return self.generate([self.encode_chat(messages)], **options)[0]
+        """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`.
+
+        From the second turn on, what was computed of a conversation is reused.
+        """
+        return self.generate([self.encode_chat(messages)], **{"reuse": is_next_turn(messages), **options})[0]
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[StreamPiece]:
-        """Answer a conversation and yield the answer as it comes; options as for `stream`."""
-        return self.stream(self.encode_chat(messages), **options)
+        """Answer a conversation and yield the answer as it comes; options as for `stream`, reuse as for `chat`."""
+        return self.stream(self.encode_chat(messages), **{"reuse": is_next_turn(messages), **options})
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the ids of a conversation in the model's chat template, up to where its answer begins."""
@@ -385,14 +398,34 @@ class LanguageModel:
             other = load_tokenizer(checkpoint)
         except InvalidTokenizer:
             return True
-        return own is None or all(own.encode(text) == other.encode(text) for text in _PROBES)
+        return own is None or says_alike(own, other)
 
     def refills(self, num_rows: int, batch_size: int, strategy: str | Strategy = "autoregressive") -> bool:
         """Tell whether `generate` gives a row that ends to the next of ``num_rows`` prompts and samples."""
-        programs, strategy = self.programs, self.resolve(strategy)
+        return num_rows > batch_size > 1 and self._can_share_pages(self.resolve(strategy))
+
+    def _can_share_pages(self, strategy: Strategy) -> bool:
+        """Whether texts may run on pages, in any company, without that changing a bit."""
+        programs = self.programs
         is_plain = programs.layout == DENSE and programs.partitioner.mesh is None
-        can_share = is_plain and not strategy.needs_dense_cache
-        return num_rows > batch_size > 1 and can_share and programs.decoder.backend.keeps_bits
+        return is_plain and not strategy.needs_dense_cache and programs.decoder.backend.keeps_bits
+
+    def _keeps_pages(self, strategy: Strategy, reuse: bool) -> bool:
+        """Whether a call is to run on kept pages, and may."""
+        is_wanted = reuse or ("_kept_pages" in self.__dict__ and self._kept_pages.holds)
+        return is_wanted and strategy.exactness != "beam" and self._can_share_pages(strategy)
+
+    @cached_property
+    def _kept_pages(self) -> "KeptPages":
+        from jaxinfer.engine.kept_pages import KeptPages
+
+        return KeptPages(
+            self._paged_programs,
+            self.params,
+            max_len=self.max_len,
+            eos_token_ids=lambda: self.eos_token_ids,
+            tokenizer=self._tokenizer_or_none,
+        )
 
     @cached_property
     def _grammars(self) -> GrammarTables:
@@ -410,32 +443,17 @@ class LanguageModel:
         sampling: object,
         strategy: Strategy,
     ) -> list[TextRequest]:
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise InvalidOption(f"max_new_tokens {max_new_tokens!r} is not a whole number of 1 or more")
-        if sampling is None or isinstance(sampling, SamplingParams):
-            sampling = [sampling or SamplingParams()] * len(prompts)
-        if not isinstance(sampling, Sequence) or not all(isinstance(params, SamplingParams) for params in sampling):
-            raise InvalidOption(f"sampling is SamplingParams, one or a sequence of them, not {sampling!r:.80}")
-        if len(sampling) != len(prompts):
-            raise InvalidOption(
-                f"{len(sampling)} sampling parameters for {len(prompts)} prompts: give one, or one for each prompt"
-            )
-        requests = []
-        for prompt, params in zip(prompts, map(self._grammars.in_tokens, sampling)):
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            ids = check_ids(ids, self.config.vocab_size)
-            if len(ids) >= self.max_len:
-                mend = "shorten it" if self.max_len == self.config.longest_text else "shorten it or raise max_len"
-                raise InvalidOption(
-                    f"the prompt has {len(ids)} tokens, but the context has room for {self.max_len} with the answer: "
-                    f"{mend}"
-                )
-            max_length = min(len(ids) + max_new_tokens, self.max_len)
-            text = prompt if isinstance(prompt, str) else None
-            samples = range(strategy.num_results(params))
-            check_grammar(params, strategy)
-            requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in samples]
-        return requests
+        sampling = [self._grammars.in_tokens(one) for one in sampling_of_each(sampling, len(prompts))]
+        return text_requests(
+            prompts,
+            check_new_tokens(max_new_tokens),
+            sampling,
+            strategy,
+            encode=lambda text: self.tokenizer.encode(text),
+            vocab_size=self.config.vocab_size,
+            max_len=self.max_len,
+            can_grow=self.max_len != self.config.longest_text,
+        )
 
     def resolve(self, strategy: str | Strategy) -> Strategy:
         """Return a strategy with everything that its options name loaded, once for all calls that name it."""
@@ -479,21 +497,3 @@ class LanguageModel:
             return self.tokenizer
         except InvalidTokenizer:
             return None
-
-
-def _exhaust(run: Run) -> list[GenerationResult]:
-    while True:
-        try:
-            next(run)
-        except StopIteration as end:
-            return end.value
-
-
-def _stream_pieces(run: Run) -> Iterator[StreamPiece]:
-    while True:
-        try:
-            (piece,) = next(run)
-        except StopIteration as end:
-            yield StreamPiece("", result=end.value[0])
-            return
-        yield piece

@@ -6,12 +6,17 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout
+from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.errors import InvalidOption, shown
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.streaming import check_layout, is_endless
 from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.sampling.params import SamplingParams
+from jaxinfer.tokenizers import Tokenizer, load_tokenizer
+
+# Where two vocabularies differ, some of these texts fall into other ids.
+_PROBES = ("The quick brown fox, 3.14159 (or 1,000,000)!", "naïve 東京 ελληνικά 🙂", "def f(x):\n    return x")
 
 
 def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayout = DENSE) -> None:
@@ -59,3 +64,21 @@ def check_grammar(params: SamplingParams, strategy: Strategy) -> None:
     """Raise InvalidOption for a grammar with a strategy that searches instead of drawing."""
     if params.grammar is not None and strategy.exactness == "beam":
         raise InvalidOption("beam search follows no grammar: choose another strategy")
+
+
+def read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
+    """Return a checkpoint's tokenizer; raise InvalidCheckpoint if it has text for ids that the model has no row for."""
+    tokenizer = load_tokenizer(checkpoint)
+    # Fewer ids than rows are usual: embeddings are padded. Special tokens without a row do no harm, as a prompt that
+    # holds one is refused: Gemma 3 1B has such a mark of images, which it does not read.
+    if any(tokenizer.decode([token]) for token in range(config.vocab_size, tokenizer.vocab_size)):
+        raise InvalidCheckpoint(
+            f"{checkpoint.origin}: the tokenizer has {tokenizer.vocab_size} ids, but the embedding only "
+            f"{config.vocab_size} rows; take both from one model"
+        )
+    return tokenizer
+
+
+def says_alike(one: Tokenizer, other: Tokenizer) -> bool:
+    """Tell whether two tokenizers give the same ids for texts of several kinds."""
+    return all(one.encode(text) == other.encode(text) for text in _PROBES)

@@ -9,6 +9,8 @@ from jaxinfer.decoding.runner import Runner
 from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
 from jaxinfer.tokenizers import TextStream, Tokenizer
 
+Run = Generator[list[StreamPiece], None, list[GenerationResult]]
+
 # Steps that the device runs before the host reads the output: few while someone waits for text, and never so many that
 # an interrupt from the keyboard would wait long.
 _FIRST_LOOKS = (1, 2, 4)
@@ -86,7 +88,7 @@ def run_requests(
     tokenizer: Tokenizer | None,
     *,
     is_watched: bool,
-) -> Generator[list[StreamPiece], None, list[GenerationResult]]:
+) -> Run:
     """Decode a prefilled batch to its end; yield each row's new text and tokens at every update, return the results.
 
     ``is_watched`` updates often, for a reader who waits; so do stop strings.
@@ -186,3 +188,23 @@ def finish_row(
             **times._asdict(),
         ),
     )
+
+
+def exhaust(run: Run) -> list[GenerationResult]:
+    """Return the results of a batch, whose pieces nobody watches."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value
+
+
+def stream_pieces(run: Run) -> Iterator[StreamPiece]:
+    """Yield the pieces of a batch of one; the last one carries its result."""
+    while True:
+        try:
+            (piece,) = next(run)
+        except StopIteration as end:
+            yield StreamPiece("", result=end.value[0])
+            return
+        yield piece

@@ -1,7 +1,8 @@
 """Runs a list of requests on the engine's scheduler, in the caller's thread: a row that ends is refilled."""
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.batch import cache_bucket
@@ -9,12 +10,12 @@ from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.core import make_core
+from jaxinfer.engine.core import EngineCore, make_core
 from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.engine.sequence import EngineSequence
 from jaxinfer.notation import Params
-from jaxinfer.results import GenerationResult
+from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.text_generation import TextRequest, start_row
 from jaxinfer.tokenizers import Tokenizer
 
@@ -66,15 +67,16 @@ def serve_all(
         clock=lambda: time.perf_counter() - programs.compile_seconds,
         rounds_up=True,
     )
-    handles: list[EngineRequest] = []
-    for number, request in enumerate(requests):
-        if request.request.sample == 0:
-            num_samples = _num_samples(requests, number)
-            handles.append(EngineRequest(num_samples, len(request.request.prompt), lambda handle: None))
-        row = start_row(request, eos_token_ids, tokenizer)
-        output = SequenceOutput(handles[-1], row, strategy.max_depth, 0.0, compile_seconds=compile_seconds)
-        prompt, max_length = list(request.request.prompt), request.request.max_length
-        core.add(EngineSequence(number=number, tokens=prompt, max_length=max_length, arrival=0.0, origin=output))
+    handles = add_requests(
+        core,
+        requests,
+        strategy,
+        itertools.count(),
+        eos_token_ids=eos_token_ids,
+        tokenizer=tokenizer,
+        now=0.0,
+        compile_seconds=compile_seconds,
+    )
     try:
         told = 0
         while told < len(handles):
@@ -87,6 +89,44 @@ def serve_all(
             told = ready
     finally:
         core.drop_device()
+
+
+def add_requests(
+    core: EngineCore,
+    requests: Sequence[TextRequest],
+    strategy: Strategy,
+    numbers: Iterator[int],
+    *,
+    eos_token_ids: Sequence[int],
+    tokenizer: Tokenizer | None,
+    now: float,
+    compile_seconds: Callable[[], float],
+    callback: Callable[[StreamPiece], None] | None = None,
+    into: list[EngineSequence] | None = None,
+) -> list[EngineRequest]:
+    """Let requests, each sample one of its own, wait in a core; return what each prompt's results come to.
+
+    ``into`` gets their sequences.
+    """
+    handles: list[EngineRequest] = []
+    for at, request in enumerate(requests):
+        if request.request.sample == 0:
+            handles.append(EngineRequest(_num_samples(requests, at), len(request.request.prompt), lambda handle: None))
+        row = start_row(request, eos_token_ids, tokenizer)
+        output = SequenceOutput(
+            handles[-1], row, strategy.max_depth, now, callback=callback, compile_seconds=compile_seconds
+        )
+        sequence = EngineSequence(
+            number=next(numbers),
+            tokens=list(request.request.prompt),
+            max_length=request.request.max_length,
+            arrival=now,
+            origin=output,
+        )
+        if into is not None:
+            into.append(sequence)
+        core.add(sequence)
+    return handles
 
 
 def _num_samples(requests: Sequence[TextRequest], first: int) -> int:

@@ -9,6 +9,7 @@ _POOL, _POLICY, _LAW = (f"tests/engine/test_{name}.py" for name in ("pages", "sc
 _SERVE_ALL, _ALL = "jaxinfer/engine/serve_all.py", "tests/engine/test_serve_all.py"
 _USERS, _ROPE = "tests/engine/test_engine.py", "tests/engine/test_rope.py"
 _PACE, _PACES = "jaxinfer/engine/pace.py", "tests/engine/test_pace.py"
+_KEPT, _KEEPS = "jaxinfer/engine/kept_pages.py", "tests/engine/test_kept_pages.py"
 _WARM = "tests/engine/test_warm_up.py"
 _GOES_ON = f"{_LAW}::test_who_made_room_goes_on_where_it_was"
 _CHANGES_NO_BIT = f"{_LAW}::test_load_changes_no_bit[draft_model]"
@@ -125,6 +126,27 @@ FAULTS: tuple[Fault, ...] = (
         "self._by_rows.setdefault((len(sequences) - 1).bit_length(), _Seen())",
         "self._by_rows.setdefault(0, _Seen())",
         f"{_PACES}::test_each_number_of_rows_has_its_own_costs",
+    ),
+    Fault(
+        "pages of a conversation are empty again at its next turn",
+        _KEPT,
+        "if self._core is not None and self._strategy is strategy and has_room:",
+        "if False:",
+        f"{_KEEPS}::test_a_conversation_computes_what_is_new_in_its_next_turn",
+    ),
+    Fault(
+        "prefixes are lost where pages begin anew",
+        _KEPT,
+        "        for name in self._held:\n            self._pin(self._core, name)\n",
+        "",
+        f"{_KEEPS}::test_prompts_begin_with_a_prefix_that_is_held[autoregressive]",
+    ),
+    Fault(
+        "a prefix that was released is kept",
+        _KEPT,
+        "self._core.release(name)",
+        "pass",
+        f"{_KEEPS}::test_prompts_begin_with_a_prefix_that_is_held[autoregressive]",
     ),
     Fault(
         "windows are long while others wait for a free row",

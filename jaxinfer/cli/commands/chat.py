@@ -105,7 +105,9 @@ class Conversation:
     def _speak(self, prompt: list[int], spoken: list[str]) -> None:
         options, result = self._options, None
         choices = {"max_new_tokens": options.max_new_tokens, "sampling": self._sampling, "strategy": options.strategy}
-        for piece in self._model.stream(prompt, **choices):
+        # From the second turn on, what was computed of the conversation serves the next.
+        goes_on = any(message["role"] == "assistant" for message in self.messages)
+        for piece in self._model.stream(prompt, reuse=goes_on, **choices):
             if piece.text:
                 spoken.append(piece.text)
             print(piece.text, end="", flush=True)

@@ -1,0 +1,202 @@
+"""Pages that stay from call to call: of conversations, and of texts with a prefix that is held, only the new is run."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+from jaxinfer.cache.layouts import PagedLayout
+from jaxinfer.decoding.batch import cache_bucket
+from jaxinfer.decoding.fixed_rows import step_headroom
+from jaxinfer.decoding.programs import Programs
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.core import EngineCore, make_core
+from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
+from jaxinfer.engine.sequence import EngineSequence
+from jaxinfer.engine.serve_all import add_requests
+from jaxinfer.errors import InvalidOption
+from jaxinfer.notation import Params
+from jaxinfer.results import GenerationResult, StreamPiece
+from jaxinfer.text_generation import TextRequest
+from jaxinfer.tokenizers import Tokenizer
+
+_MOST_ROWS = 16
+# Room for texts of so many tokens at the least, and of twice the longest: conversations grow.
+_LEAST_LONGEST = 1024
+
+
+class KeptPages:
+    """Serves one call after the other, each in its caller's thread; results are those of `LanguageModel.generate`.
+
+    ``programs`` have a paged cache. Each row, of which there are ``least_rows`` at the least, has room for a text twice
+    as long as the longest; there is as much room again for texts before. A longer text, more rows or another strategy
+    begin with empty pages; prefixes that are held are then computed again.
+    """
+
+    least_rows: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        programs: Programs,
+        params: Params,
+        *,
+        max_len: int,
+        eos_token_ids: Callable[[], Sequence[int]],
+        tokenizer: Callable[[], Tokenizer | None],
+    ) -> None:
+        self._programs, self._params, self._max_len = programs, params, max_len
+        self._eos_token_ids, self._tokenizer = eos_token_ids, tokenizer
+        self._lock, self._names, self._numbers = threading.RLock(), itertools.count(), itertools.count()
+        self._held: dict[str, tuple[int, ...]] = {}
+        self._core: EngineCore | None = None
+        self._strategy: Strategy | None = None
+        self._rows = self._longest = self._pages_held = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether a prefix is held."""
+        return bool(self._held)
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens were found on pages and not computed, since these pages began."""
+        return 0 if self._core is None else self._core.counters.cached_tokens
+
+    def stream(self, strategy: Strategy, request: TextRequest) -> Iterator[StreamPiece]:
+        """Yield one text as it comes; the last piece carries the result."""
+        pieces: list[StreamPiece] = []
+        for results in self._run(strategy, [request], 1, pieces.append):
+            yield from pieces
+            pieces.clear()
+            if results:
+                yield StreamPiece("", result=results[0])
+
+    def results(self, strategy: Strategy, requests: Sequence[TextRequest], num_rows: int) -> list[GenerationResult]:
+        """Return the results of requests, of which ``num_rows`` run at a time."""
+        (results,) = (results for results in self._run(strategy, requests, num_rows) if results)
+        return results
+
+    def hold(self, tokens: Sequence[int], strategy: Strategy) -> EnginePrefix:
+        """Compute the beginning of later texts and keep it until it is released; whole pages are kept."""
+        size = self._page_size
+        kept = len(tokens) // size * size
+        if not kept:
+            raise InvalidOption(f"prefix: {len(tokens)} tokens are less than a page of {size}")
+        with self._lock:
+            name = str(next(self._names))
+            self._held[name] = tuple(tokens[:kept])
+            try:
+                core = self._core_for(strategy, kept + 1, 1)
+                if name not in core.scheduler.pinned:
+                    self._pin(core, name)
+            except BaseException:
+                # Who was interrupted has nothing to release.
+                self._release(name)
+                raise
+        return EnginePrefix(kept, lambda: self._release(name))
+
+    @property
+    def _page_size(self) -> int:
+        assert isinstance(self._programs.layout, PagedLayout)
+        return self._programs.layout.page
+
+    def _run(
+        self,
+        strategy: Strategy,
+        requests: Sequence[TextRequest],
+        num_rows: int,
+        callback: Callable[[StreamPiece], None] | None = None,
+    ) -> Iterator[list[GenerationResult]]:
+        """Yield after each step of the device: nothing, and at last the results."""
+        sequences: list[EngineSequence] = []
+        try:
+            with self._lock:
+                core = self._core_for(strategy, max(each.request.max_length for each in requests), num_rows)
+                compiled_before = self._programs.compile_seconds
+                handles = add_requests(
+                    core,
+                    requests,
+                    strategy,
+                    self._numbers,
+                    eos_token_ids=self._eos_token_ids(),
+                    tokenizer=self._tokenizer(),
+                    now=self._now(),
+                    compile_seconds=lambda: self._programs.compile_seconds - compiled_before,
+                    callback=callback,
+                    into=sequences,
+                )
+            while not all(handle.done for handle in handles):
+                with self._lock:
+                    core.step()
+                yield []
+            yield [result for handle in handles for result in handle.results(0.0)]
+        finally:
+            # Of a text that nobody reads on, or that an interrupt has ended; the next step sees it.
+            for sequence in sequences:
+                sequence.is_cancelled = True
+
+    def _core_for(self, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
+        """Return a core that has room; texts that run on another one end there."""
+        longest = max(longest, *(len(tokens) + 1 for tokens in self._held.values()), 1)
+        num_rows, held = min(num_rows, _MOST_ROWS), sum(map(len, self._held.values())) // self._page_size
+        has_room = longest <= self._longest and num_rows <= self._rows and held <= self._pages_held
+        if self._core is not None and self._strategy is strategy and has_room:
+            return self._core
+        roomy = max(2 * longest, _LEAST_LONGEST)
+        self._longest = max(self._longest, min(cache_bucket(roomy, 0, self._max_len), self._max_len))
+        self._rows = max(self._rows, num_rows, self.least_rows)
+        self._pages_held = max(self._pages_held, held)
+        self._strategy, self._core = strategy, None
+        self._core = self._make_core(strategy)
+        for name in self._held:
+            self._pin(self._core, name)
+        return self._core
+
+    def _make_core(self, strategy: Strategy) -> EngineCore:
+        headroom = step_headroom(strategy, self._programs.decoder.backend)
+        of_a_row = -(-(self._longest + headroom) // self._page_size)
+        config = EngineConfig(
+            max_rows=self._rows,
+            page_size=self._page_size,
+            pages=2 * self._rows * of_a_row + self._pages_held,
+            max_batch_prefill_tokens=self._rows * self._longest,
+            drafting="always",
+        )
+        return make_core(
+            self._programs,
+            self._params,
+            strategy,
+            config,
+            max_len=self._longest,
+            eos_token_ids=self._eos_token_ids(),
+            clock=self._now,
+            rounds_up=True,
+        )
+
+    def _pin(self, core: EngineCore, name: str) -> None:
+        request, tokens = PrefixRequest(), self._held[name]
+        core.add(
+            EngineSequence(
+                number=next(self._numbers),
+                tokens=list(tokens),
+                max_length=len(tokens),
+                arrival=self._now(),
+                origin=PrefixOutput(name, request),
+                is_prefix=True,
+            )
+        )
+        while not request.done:
+            core.step()
+        request.wait()
+
+    def _release(self, name: str) -> None:
+        with self._lock:
+            self._held.pop(name, None)
+            if self._core is not None:
+                self._core.release(name)
+
+    def _now(self) -> float:
+        # Compiling is no part of a request's times.
+        return time.perf_counter() - self._programs.compile_seconds

@@ -1,0 +1,128 @@
+"""What is kept from call to call changes no bit, and is not computed again."""
+
+import threading
+
+import pytest
+
+import jaxinfer
+from jaxinfer import SamplingParams
+from jaxinfer.engine.kept_pages import KeptPages
+from jaxinfer.errors import InvalidOption
+from tests.toys import encode_bytes
+
+SAME = ("text", "tokens", "logprobs", "finish_reason", "sample")
+SAMPLING = SamplingParams(temperature=0.8, seed=4, logprobs=True)
+STORY = "The old man and the small otter went to the river, where one grey fox sat on a stone. " + "It was cold. " * 4
+
+
+@pytest.fixture(scope="module")
+def plain(trained_folder):
+    return jaxinfer.load(trained_folder, max_len=256)
+
+
+@pytest.fixture
+def lm(plain, monkeypatch):
+    """The model, with nothing kept."""
+    if not plain.programs.decoder.backend.keeps_bits:
+        with pytest.raises(InvalidOption, match="prefix"):
+            plain.prefix(STORY)
+        pytest.skip("no kernels of our own for this processor")
+    plain.__dict__.pop("_kept_pages", None)
+    # All tests run the same programs.
+    monkeypatch.setattr(KeptPages, "least_rows", 3)
+    return plain
+
+
+def fields(results):
+    return [[getattr(one, name) for name in SAME] for one in results]
+
+
+def computed(lm):
+    """Return how many prompt tokens the kept pages had to compute, and how many they found."""
+    counters = lm._kept_pages._core.counters
+    return counters.prompt_tokens, counters.cached_tokens
+
+
+def test_a_conversation_computes_what_is_new_in_its_next_turn(lm):
+    messages = [{"role": "user", "content": STORY}]
+    lm.chat(messages, max_new_tokens=8)
+    # Nobody knows yet that it goes on.
+    assert "_kept_pages" not in lm.__dict__
+    for question in ("And the fox?", "The end?"):
+        (answer,) = lm.generate([lm.encode_chat(messages)], max_new_tokens=8, sampling=SAMPLING)
+        messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": question}]
+        (expected,) = lm.generate([lm.encode_chat(messages)], max_new_tokens=8, sampling=SAMPLING)
+        found = lm.chat(messages, max_new_tokens=8, sampling=SAMPLING)
+        assert fields([found]) == fields([expected])
+    length = len(lm.encode_chat(messages))
+    prompt_tokens, cached = computed(lm)
+    assert cached >= 128
+    assert prompt_tokens + cached == length + len(lm.encode_chat(messages[:-2]))
+    pieces = list(lm.stream_chat(messages, max_new_tokens=8, sampling=SAMPLING))
+    assert fields([pieces[-1].result]) == fields([expected])
+    assert "".join(piece.text for piece in pieces) == expected.text
+    assert computed(lm)[0] - prompt_tokens < 64
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", pytest.param("prompt_lookup", marks=pytest.mark.slow)])
+def test_prompts_begin_with_a_prefix_that_is_held(lm, strategy):
+    prompts = [STORY + end for end in ("A", "The fox", "One", "He")]
+    options = {"max_new_tokens": 10, "sampling": SAMPLING, "strategy": strategy}
+    expected = [lm.generate(prompt, **options)[0] for prompt in prompts]
+    with lm.prefix(STORY, strategy=strategy) as prefix:
+        assert prefix.tokens == len(encode_bytes(STORY)) // 64 * 64
+        assert fields(lm.generate(prompts, batch_size=3, **options)) == fields(expected)
+        assert computed(lm) == (sum(map(len, map(encode_bytes, prompts))) - 3 * prefix.tokens, 4 * prefix.tokens)
+        *_, last = lm.stream(prompts[2], **options)
+        assert fields([last.result]) == fields(expected[2:3])
+        # Whatever has to begin anew computes the prefix again.
+        lm._kept_pages._core = None
+        assert fields(lm.generate(prompts[:2], **options)) == fields(expected[:2])
+        assert computed(lm)[1] == 2 * prefix.tokens
+    before = computed(lm)
+    assert fields(lm.generate(prompts[:1], **options)) == fields(expected[:1])
+    assert computed(lm) == before
+    assert lm._kept_pages._core.scheduler.pool.in_use == 0
+
+
+@pytest.mark.slow
+def test_several_samples_and_an_unread_stream(lm):
+    options = {"max_new_tokens": 20, "sampling": SamplingParams(temperature=0.9, n=3, logprobs=True)}
+    expected = lm.generate(STORY, **options)
+    assert fields(lm.generate(STORY, reuse=True, **options)) == fields(expected)
+    # One that begins, is overtaken and dropped.
+    unread = lm.stream(STORY, max_new_tokens=20, reuse=True)
+    next(unread)
+    assert fields(lm.generate(STORY, reuse=True, **options)) == fields(expected)
+    unread.close()
+    assert fields(lm.generate(STORY, reuse=True, **options)) == fields(expected)
+    lm._kept_pages._core.scheduler.check()
+    assert lm._kept_pages._core.scheduler.pool.in_use == 0
+
+
+@pytest.mark.slow
+def test_threads_may_call_at_the_same_time(lm):
+    prompts = [STORY + str(number) for number in range(4)]
+    expected = [lm.generate(prompt, max_new_tokens=12, sampling=SAMPLING)[0] for prompt in prompts]
+    found = [None] * len(prompts)
+
+    def ask(at):
+        found[at] = lm.generate(prompts[at], max_new_tokens=12, sampling=SAMPLING, reuse=True)[0]
+
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert fields(found) == fields(expected)
+
+
+def test_what_cannot_be_kept_is_told_or_runs_as_ever(lm):
+    with pytest.raises(InvalidOption, match="less than a page of 64"):
+        lm.prefix("The old")
+    assert not lm._kept_pages.holds
+    with pytest.raises(InvalidOption, match="shorten it"):
+        lm.prefix(STORY * 3)
+    (searched,) = lm.generate(STORY, max_new_tokens=6, strategy="beam:width=2", reuse=True)
+    assert searched.tokens == lm.generate(STORY, max_new_tokens=6, strategy="beam:width=2")[0].tokens
+    assert lm._kept_pages.cached_tokens == 0
