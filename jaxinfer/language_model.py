@@ -319,8 +319,8 @@ class LanguageModel:
     def prefix(self, prompt: Prompt, *, strategy: str | Strategy = "autoregressive") -> "EnginePrefix":
         """Compute the beginning of later prompts once, and keep it until it is released; use it as a context.
 
-        Meanwhile `generate`, `stream` and `chat` with this strategy compute only what comes after it. Whole pages of 64
-        tokens are kept. On a CPU, where that changes no bit; elsewhere an engine has prefixes.
+        Meanwhile `generate`, `stream` and `chat` with this strategy compute only what comes after it. On a CPU, where
+        that changes no bit; elsewhere an engine has prefixes.
         """
         resolved = self.resolve(strategy)
         if not self._can_share_pages(resolved):

@@ -152,6 +152,8 @@ class EngineCore:
         began = self._clock()
         if output.started is None:
             output.started = began
+        if chunk.copied is not None:
+            self._device.copy_page(*chunk.copied)
         tokens = sequence.fill[chunk.start : chunk.start + chunk.count]
         hidden_1D = self._device.compute(tokens, chunk.start, sequence.pages, sequence.context_length)
         self.scheduler.computed(chunk)
@@ -161,7 +163,7 @@ class EngineCore:
             return
         self.counters.cached_tokens += sequence.cached_tokens
         if sequence.is_prefix:
-            self.scheduler.pin(output.name, sequence.keys)
+            self.scheduler.pin(output.name, sequence.keys, self.scheduler.tail_of(sequence))
             self._prefixes[output.name] = sequence
             self.scheduler.end(sequence)
             output.request.finish()

@@ -22,6 +22,7 @@ from jaxinfer.engine.programs import (
     Report,
     Rows,
     compute_chunk,
+    copy_page,
     enter,
     read_pages,
     read_row,
@@ -146,6 +147,7 @@ class Device:
         """
         columns = self._columns_from(1)
         everything = [
+            self._shaped_copy(),
             *(
                 self._shaped_window(strategy, size, wide)
                 for strategy in (self._strategy, *([UNDRAFTED] if self.drafts else []))
@@ -181,6 +183,10 @@ class Device:
         arguments = self._params, self._pools, _table([pages], columns), tokens_1T, *numbers
         self._pools, hidden_1D = self._run(program, *arguments)
         return hidden_1D
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Make one page's content another's too."""
+        self._pools = self._run(self._shaped_copy(), self._pools, np.int32(source), np.int32(target))
 
     def enter(self, slot: int, pages: Sequence[int], hidden_1D: Any, entry: Entry) -> Report:
         """Put a sequence into a row; the report has the token that it drew, if it does."""
@@ -273,6 +279,9 @@ class Device:
 
     def _run(self, program: _Shaped, *arguments: Any) -> Any:
         return self._programs.run(program.name, program.function, program.donated, *arguments)
+
+    def _shaped_copy(self) -> _Shaped:
+        return _Shaped("copy_page", copy_page, (0,), (_described(self._pools), _integers(), _integers()))
 
     def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
         function = partial(compute_chunk, self._programs.decoder)

@@ -129,6 +129,7 @@ class Engine:
                     salt=cache_salt,
                     drafts=drafts,
                     origin=output,
+                    leader=sequences[0] if sequences and self.config.prefix_cache != "off" else None,
                 )
             )
         self._core.check_fits(sequences[0])
@@ -144,22 +145,19 @@ class Engine:
     def prefix(self, prompt: str | Sequence[int], *, cache_salt: str = "") -> EnginePrefix:
         """Compute the beginning of later prompts and keep it until it is released; return when it is there.
 
-        Whole pages are kept, of requests with the same ``cache_salt``.
+        It serves requests with the same ``cache_salt``.
         """
         self._check_may_wait("prefix")
         if self.config.prefix_cache == "off":
             raise InvalidOption("prefix: the engine's prefix cache is off")
         check_options(cache_salt=cache_salt)
         (text,) = self._make_requests([prompt], 1, None)
-        size = self.config.page_size
-        kept = len(text.request.prompt) // size * size
-        if not kept:
-            raise InvalidOption(f"prefix: {len(text.request.prompt)} tokens are less than a page of {size}")
+        tokens = list(text.request.prompt)
         request, name, now = PrefixRequest(), str(next(self._names)), time.monotonic()
         sequence = EngineSequence(
             number=next(self._numbers),
-            tokens=list(text.request.prompt[:kept]),
-            max_length=kept,
+            tokens=tokens,
+            max_length=len(tokens),
             arrival=now,
             salt=cache_salt,
             origin=PrefixOutput(name, request),
@@ -176,7 +174,7 @@ class Engine:
             # Who was interrupted has nothing to release.
             self._release(name)
             raise
-        return EnginePrefix(kept, lambda: self._release(name))
+        return EnginePrefix(len(tokens), lambda: self._release(name))
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile, or read, every program before the first request comes, the largest ones first.

@@ -16,7 +16,6 @@ from jaxinfer.engine.core import EngineCore, make_core
 from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
 from jaxinfer.engine.sequence import EngineSequence
 from jaxinfer.engine.serve_all import add_requests
-from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Params
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.text_generation import TextRequest
@@ -79,23 +78,19 @@ class KeptPages:
         return results
 
     def hold(self, tokens: Sequence[int], strategy: Strategy) -> EnginePrefix:
-        """Compute the beginning of later texts and keep it until it is released; whole pages are kept."""
-        size = self._page_size
-        kept = len(tokens) // size * size
-        if not kept:
-            raise InvalidOption(f"prefix: {len(tokens)} tokens are less than a page of {size}")
+        """Compute the beginning of later texts and keep it until it is released."""
         with self._lock:
             name = str(next(self._names))
-            self._held[name] = tuple(tokens[:kept])
+            self._held[name] = tuple(tokens)
             try:
-                core = self._core_for(strategy, kept + 1, 1)
+                core = self._core_for(strategy, len(tokens) + 1, 1)
                 if name not in core.scheduler.pinned:
                     self._pin(core, name)
             except BaseException:
                 # Who was interrupted has nothing to release.
                 self._release(name)
                 raise
-        return EnginePrefix(kept, lambda: self._release(name))
+        return EnginePrefix(len(tokens), lambda: self._release(name))
 
     @property
     def _page_size(self) -> int:
@@ -140,7 +135,8 @@ class KeptPages:
     def _core_for(self, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
         """Return a core that has room; texts that run on another one end there."""
         longest = max(longest, *(len(tokens) + 1 for tokens in self._held.values()), 1)
-        num_rows, held = min(num_rows, _MOST_ROWS), sum(map(len, self._held.values())) // self._page_size
+        num_rows = min(num_rows, _MOST_ROWS)
+        held = sum(-(-(len(tokens) + 1) // self._page_size) for tokens in self._held.values())
         has_room = longest <= self._longest and num_rows <= self._rows and held <= self._pages_held
         if self._core is not None and self._strategy is strategy and has_room:
             return self._core

@@ -8,12 +8,14 @@ class PagePool:
     """Pages 1 to ``num_pages - 1``; page 0 belongs to nobody.
 
     A page is free, in use by one or more sequences, or *cached*: in use by none, but kept for its content until room is
-    needed. The page that was let go first is the first to be used anew; ``forget`` then hears of it.
+    needed. The page that was let go first is the first to be used anew; ``forget`` then hears of it. ``freed`` hears of
+    pages that become free otherwise.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.forget: Callable[[int], None] = lambda page: None
+        self.freed: Callable[[int], None] = lambda page: None
         self._free = list(range(num_pages - 1, 0, -1))
         self._users = [0] * num_pages
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -76,6 +78,7 @@ class PagePool:
                 self._cached[page] = None
             else:
                 self._free.append(page)
+                self.freed(page)
 
     def drop_cached(self) -> None:
         """Make all cached pages free."""

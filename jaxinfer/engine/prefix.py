@@ -9,7 +9,7 @@ from types import TracebackType
 class EnginePrefix:
     """A prefix that stays in the cache until it is released; later prompts that begin with it skip it.
 
-    ``tokens`` is how many of its tokens are kept: whole pages.
+    ``tokens`` is how many tokens it has.
     """
 
     def __init__(self, tokens: int, release: Callable[[], None]) -> None:

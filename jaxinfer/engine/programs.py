@@ -180,6 +180,11 @@ def write_pages(pools: Pools, pages_X: Int[Array, " X"], content: Pools) -> Pool
     return jax.tree.map(lambda pool, new: pool.at[:, pages_X].set(new, mode="drop"), pools, content)
 
 
+def copy_page(pools: Pools, source: Int[Array, ""], target: Int[Array, ""]) -> Pools:
+    """Replace the content of one page by another's."""
+    return jax.tree.map(lambda pool: pool.at[:, target].set(pool[:, source]), pools)
+
+
 def read_row(axes: Rows, rows: Rows, slot: Int[Array, ""]) -> Rows:
     """Return what the device holds of a row."""
     return take_batch(rows, axes, slot[None])

@@ -19,17 +19,23 @@ from jaxinfer.engine.sequence import EngineSequence, Stage
 _MOST_PREFILLING, _MOST_SKIPS = 4, 4
 # How much shorter windows are while prompts come. `jaxinfer bench throughput` measures what that is worth.
 _SHORTER = 4
+# Fewer tokens than these are computed sooner than a page is copied.
+_LEAST_COPIED = 4
 # How many sequences may pass one that does not fit yet.
 _MOST_PASSES = 16
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Compute ``count`` tokens from ``start`` on of a sequence's text; the last chunk is followed by its first draw."""
+    """Compute ``count`` tokens from ``start`` on of a sequence's text; the last chunk is followed by its first draw.
+
+    Before, copy one page to another, ``copied`` from and to.
+    """
 
     sequence: EngineSequence
     start: int
     count: int
+    copied: tuple[int, int] | None = None
 
     @property
     def is_last(self) -> bool:
@@ -158,6 +164,7 @@ class Scheduler:
         sequence.computed = chunk.start + chunk.count
         self._share(sequence)
         if chunk.is_last:
+            self._share_tail(sequence)
             self.prefilling.remove(sequence)
             self._run(sequence)
 
@@ -198,10 +205,12 @@ class Scheduler:
             self._wait_again(sequence)
         self.prefilling, self.running = [], []
 
-    def pin(self, name: str, keys: Sequence[bytes]) -> None:
-        """Keep the pages of these keys until `unpin`, whoever else uses them."""
-        self.pinned[name] = self.index.find(keys)
-        self._note_pins({**self._pinned_keys, name: tuple(keys[: len(self.pinned[name])])})
+    def pin(self, name: str, keys: Sequence[bytes], tail: Sequence[int] = ()) -> None:
+        """Keep the pages of these keys, and the page ``tail`` after them, until `unpin`, whoever else uses them."""
+        pages = self.index.find(keys)
+        self.pool.share(tail)
+        self.pinned[name] = [*pages, *tail]
+        self._note_pins({**self._pinned_keys, name: tuple(keys[: len(pages)])})
 
     def unpin(self, name: str) -> None:
         """Let the pages of a name go; later prompts may still find them."""
@@ -239,7 +248,8 @@ class Scheduler:
         # Chunks end on a grid of absolute positions, wherever a shared prefix ends.
         size = self.config.prefill_chunk
         end = min((sequence.computed // size + 1) * size, sequence.to_fill)
-        return Chunk(sequence, sequence.computed, end - sequence.computed)
+        copied, sequence.fork = sequence.fork, None
+        return Chunk(sequence, sequence.computed, end - sequence.computed, copied)
 
     def _may_admit(self) -> bool:
         """Whether new sequences may interrupt those that run."""
@@ -258,7 +268,8 @@ class Scheduler:
         admitted = (*self.prefilling, *self.running)
         uncomputed = sum(each.to_fill - each.computed for each in self.prefilling)
         promised = sum(each.max_length for each in admitted)
-        ordered = self._ordered(self.waiting, now)
+        # Samples of one prompt come once it is computed.
+        ordered = self._ordered((each for each in self.waiting if not each.is_led), now)
         # Those further back may not pass, and a long queue costs no more to look at.
         for place, sequence in enumerate(ordered[: _MOST_PASSES + 1]):
             if place and ordered[0].passed_over >= _MOST_PASSES:
@@ -292,9 +303,14 @@ class Scheduler:
             # Only on pages that are pinned: these are found again, while what was saved has none of them.
             sequence.saved = None
         found: list[int] = []
+        page = tail = 0
         if sequence.saved is None and self.config.prefix_cache != "off":
             sequence.keys = self.index.keys(sequence.fill, sequence.salt, sequence.keys)
             found = self.index.find(sequence.keys[: self._most_found(sequence)])
+            size = self.config.page_size
+            # Never the last token, nor past the page.
+            rest = sequence.fill[len(found) * size : min((len(found) + 1) * size, sequence.to_fill - 1)]
+            page, tail = self.index.find_tail(sequence.keys[: len(found)], sequence.salt, rest)
         # Those that run get their next pages first.
         reserve = soon - needed + len(self.running)
         taken = None if needed - len(found) + reserve > self.pool.available else self.pool.take(needed - len(found))
@@ -304,6 +320,9 @@ class Scheduler:
         sequence.pages = found + taken
         if sequence.saved is None:
             sequence.computed = len(found) * self.config.page_size
+            if tail >= _LEAST_COPIED and taken:
+                sequence.fork = page, taken[0]
+                sequence.computed += tail
             sequence.cached_tokens = max(sequence.cached_tokens, sequence.computed)
         return True
 
@@ -382,6 +401,19 @@ class Scheduler:
         sequence.keys = self.index.keys(sequence.tokens[:shared], sequence.salt, sequence.keys)
         full = shared // self.config.page_size
         self.index.add(sequence.keys[:full], sequence.pages[:full])
+
+    def tail_of(self, sequence: EngineSequence) -> list[int]:
+        """Return the last page of a computed prompt, if it is not full."""
+        full, rest = divmod(sequence.prompt_length, self.config.page_size)
+        return sequence.pages[full : full + 1] if rest else []
+
+    def _share_tail(self, sequence: EngineSequence) -> None:
+        """Let others copy what a prompt's last page begins with."""
+        full = sequence.prompt_length // self.config.page_size
+        if self.config.prefix_cache != "off":
+            tokens = sequence.tokens[full * self.config.page_size : sequence.prompt_length]
+            for page in self.tail_of(sequence):
+                self.index.add_tail(sequence.keys[:full], sequence.salt, tokens, page)
 
     def _ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
         """Return sequences in the order in which they are served."""

@@ -24,7 +24,8 @@ class EngineSequence:
     on the device. ``context_length`` is the length of text that its rotary positions are for. ``saved`` is what the
     host keeps of a sequence that had to make room. One that ``drafts`` may be decoded with the engine's strategy; its
     drafter ``rests`` after windows without, and its ``gain`` is how many tokens a step with drafts gave it of late.
-    ``origin`` is what the scheduler need not know: the request that
+    It waits for its ``leader``, which has the same prompt, to have computed it. ``fork`` names a page whose
+    beginning serves and the own page to copy it to. ``origin`` is what the scheduler need not know: the request that
     it belongs to.
     """
 
@@ -53,10 +54,17 @@ class EngineSequence:
     drafts: bool = True
     rests: bool = False
     gain: float | None = None
+    leader: "EngineSequence | None" = None
+    fork: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.prompt_length = self.prompt_length or len(self.tokens)
         self.context_length = self.context_length or len(self.tokens)
+
+    @property
+    def is_led(self) -> bool:
+        """Whether another sequence is about to compute the same prompt."""
+        return self.leader is not None and self.leader.stage in (Stage.WAITING, Stage.PREFILLING)
 
     @property
     def to_fill(self) -> int:

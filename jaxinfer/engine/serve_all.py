@@ -109,6 +109,7 @@ def add_requests(
     ``into`` gets their sequences.
     """
     handles: list[EngineRequest] = []
+    first = None
     for at, request in enumerate(requests):
         if request.request.sample == 0:
             handles.append(EngineRequest(_num_samples(requests, at), len(request.request.prompt), lambda handle: None))
@@ -122,7 +123,10 @@ def add_requests(
             max_length=request.request.max_length,
             arrival=now,
             origin=output,
+            leader=first if request.request.sample else None,
         )
+        if not request.request.sample:
+            first = sequence
         if into is not None:
             into.append(sequence)
         core.add(sequence)

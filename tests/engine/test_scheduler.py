@@ -25,7 +25,7 @@ class Bench:
         rule = {"tokens_per_step": tokens_per_step, "headroom": headroom, "shares_answers": shares_answers}
         self.scheduler = Scheduler(self.config, self.pool, self.index, **rule)
         self.scheduler.preempt = self._preempt
-        self.numbers, self.now, self.log = itertools.count(), 0.0, []
+        self.numbers, self.now, self.log, self.copied = itertools.count(), 0.0, [], []
         self.offloads = self.config.preemption == "offload"
         self.per_step = tokens_per_step
 
@@ -40,6 +40,8 @@ class Bench:
         action = self.scheduler.next(self.now)
         if isinstance(action, Chunk):
             assert action.start == action.sequence.computed
+            if action.copied is not None:
+                self.copied.append(action.copied)
             self.log.append(("chunk", action.sequence.number, action.start, action.count))
             self.scheduler.computed(action)
             if action.is_last and len(action.sequence.tokens) == action.sequence.prompt_length:
@@ -123,7 +125,7 @@ def test_a_prompt_is_computed_in_chunks_between_which_others_decode():
     bench = Bench()
     bench.add(4, new=12)
     bench.step()
-    bench.add(40)
+    bench.add(range(40))
     kinds = [type(bench.step()).__name__ for _ in range(6)]
     assert kinds == ["Window", "Chunk", "Window", "Chunk", "Window", "Chunk"]
     assert chunks_of(bench, 1) == [(0, 16), (16, 16), (32, 8)]
@@ -138,6 +140,60 @@ def test_chunks_end_on_an_absolute_grid_after_a_shared_prefix_too():
     bench.run()
     # 24 tokens are three pages that the first request has left.
     assert chunks_of(bench, 1) == [(24, 8), (32, 16), (48, 6)]
+
+
+def test_samples_wait_for_the_first_one_and_copy_its_last_page():
+    """A prompt of two pages and a half: the others compute its last token alone."""
+    bench = Bench()
+    text = list(range(22))
+    first = bench.add(text, new=30)
+    others = [bench.add(text, new=30, leader=first) for _ in range(2)]
+    while not all(each.stage is Stage.RUNNING for each in (first, *others)):
+        bench.step()
+    assert [chunks_of(bench, number) for number in range(3)] == [[(0, 16), (16, 6)], [(21, 1)], [(21, 1)]]
+    assert bench.copied == [(first.pages[2], each.pages[2]) for each in others]
+    assert others[0].cached_tokens == 21
+    assert len({each.pages[2] for each in (first, *others)}) == 3
+
+
+def test_a_page_is_copied_as_far_as_prompts_agree_while_it_lasts():
+    bench = Bench(shares_answers=False)
+    text = list(range(22))
+    bench.add(text, new=30)
+    for _ in range(3):
+        bench.step()
+    bench.add([*text[:21], 99, 98], new=1)
+    bench.add([*text[:18], *range(50, 60)], new=1)
+    bench.add([*text[:21], 97], new=1, salt="another tenant")
+    bench.run()
+    # Five tokens of the third page are the same, then two, which are not worth a copy.
+    assert [chunks_of(bench, number)[0] for number in (1, 2, 3)] == [(21, 2), (16, 12), (0, 16)]
+    # Its owner has ended, and its answer is nobody's.
+    bench.add([*text[:21], 96], new=1)
+    bench.run()
+    assert chunks_of(bench, 4) == [(16, 6)]
+
+
+def test_a_pinned_prefix_keeps_its_last_page_too():
+    bench = Bench(pages=12)
+    text = list(range(22))
+    sequence = bench.add(text, new=1)
+    while sequence.computed < 22:
+        action = bench.scheduler.next(bench.now)
+        bench.scheduler.computed(action)
+    bench.scheduler.pin("system", sequence.keys, bench.scheduler.tail_of(sequence))
+    bench.scheduler.end(sequence)
+    for start in range(100, 400, 20):
+        bench.add(range(start, start + 20))
+        bench.run()
+    last = bench.add([*text, 1, 2], new=1)
+    bench.run()
+    assert chunks_of(bench, last.number) == [(22, 2)]
+    bench.scheduler.unpin("system")
+    assert bench.pool.in_use == 0
+    again = bench.add([*text, 1, 2], new=1)
+    bench.run()
+    assert chunks_of(bench, again.number)[0] == (16, 8)
 
 
 def test_the_last_token_of_a_prompt_is_always_computed():

@@ -149,6 +149,41 @@ FAULTS: tuple[Fault, ...] = (
         f"{_KEEPS}::test_prompts_begin_with_a_prefix_that_is_held[autoregressive]",
     ),
     Fault(
+        "each sample of a prompt computes it anew",
+        _SCHEDULER,
+        "(each for each in self.waiting if not each.is_led)",
+        "self.waiting",
+        f"{_POLICY}::test_samples_wait_for_the_first_one_and_copy_its_last_page",
+    ),
+    Fault(
+        "of a last page more is taken than agrees",
+        _PREFIXES,
+        "if one != other), None)",
+        "if False), None)",
+        f"{_POLICY}::test_a_page_is_copied_as_far_as_prompts_agree_while_it_lasts",
+    ),
+    Fault(
+        "a last page can be found after its owner has let it go",
+        _PAGES,
+        "                self.freed(page)\n",
+        "",
+        f"{_POLICY}::test_a_page_is_copied_as_far_as_prompts_agree_while_it_lasts",
+    ),
+    Fault(
+        "a page is named to copy from, and not copied",
+        _CORE,
+        "self._device.copy_page(*chunk.copied)",
+        "pass",
+        _CHANGES_NO_BIT,
+    ),
+    Fault(
+        "a named prefix loses its last page",
+        _SCHEDULER,
+        "        self.pool.share(tail)\n        self.pinned[name] = [*pages, *tail]\n",
+        "        self.pinned[name] = pages\n",
+        f"{_POLICY}::test_a_pinned_prefix_keeps_its_last_page_too",
+    ),
+    Fault(
         "windows are long while others wait for a free row",
         _SCHEDULER,
         "bool(self.prefilling or (self.waiting and self._free_slots))",
@@ -305,8 +340,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "generate refills the rows of a beam search",
         "jaxinfer/language_model.py",
-        "can_share = is_plain and not strategy.needs_dense_cache",
-        "can_share = is_plain",
+        "return is_plain and not strategy.needs_dense_cache and",
+        "return is_plain and",
         f"{_ALL}::test_what_needs_no_other_prompt_runs_as_batches[options2]",
     ),
     Fault(
