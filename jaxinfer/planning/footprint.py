@@ -12,6 +12,7 @@ from jaxinfer.models.decoder import abstract_params, create_cache
 from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.models.stages import Schedule
 from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.latency import count_hops
 from jaxinfer.planning.placement import device_bytes, placed_params, placed_state
 from jaxinfer.planning.roofline import Work
 
@@ -119,14 +120,18 @@ def _pass(
     # the end.
     hidden = rows * tokens * config.model_dim * jnp.dtype(backend.compute_dtype).itemsize
     sent, collectives = 0, {}
+    groups: dict[tuple[str, int], int] = {}
     if mesh.tensor > 1:
         inside = 2 * config.num_layers // mesh.pipeline * ticks
         size = hidden * inside // count + hidden
         collectives["all-reduce"] = inside + 1, size
+        groups["all-reduce", mesh.tensor] = inside + 1
         sent += 2 * size * (mesh.tensor - 1) // mesh.tensor
     if mesh.pipeline > 1:
         sums, size = collectives.get("all-reduce", (0, 0))
         collectives["all-reduce"] = sums + 1, size + hidden
         collectives["collective-permute"] = ticks, hidden * ticks // count
+        groups["all-reduce", mesh.pipeline] = groups.get(("all-reduce", mesh.pipeline), 0) + 1
+        groups["collective-permute", mesh.pipeline] = ticks
         sent += 2 * hidden * (mesh.pipeline - 1) // mesh.pipeline + hidden * ticks // count
-    return Work(hbm_bytes, flops, sent, collectives)
+    return Work(hbm_bytes, flops, sent, collectives, count_hops(groups, deployment.topology))

@@ -21,6 +21,7 @@ from jaxinfer.planning.footprint import (
     prefill_floor,
 )
 from jaxinfer.planning.hlo.walk import total
+from jaxinfer.planning.latency import count_hops
 from jaxinfer.planning.roofline import Work, roofline
 
 Notice = Callable[[str], None]
@@ -34,10 +35,11 @@ class ProgramReport:
     ``source`` is ``compiler``, or ``estimate`` if the program could not be compiled: then its work is the least
     possible. ``total_bytes`` is the device memory that it needs. ``hbm_bytes`` is its HBM traffic and ``floor_bytes``
     the least possible traffic. ``flops`` counts the operations of products, ``collectives`` count and bytes by kind,
-    ``sent_bytes`` the bytes that the device sends for them. ``roofline_seconds`` is the longest of the three times and
-    ``bound`` names it. A run gives at most ``tokens`` tokens over all rows, so ``tokens_per_second`` is an upper bound
-    for the whole mesh. ``bubble`` is the fraction of a pass in which a pipeline stage is idle; bytes and operations
-    include the idle time.
+    ``sent_bytes`` the bytes that the device sends for them. ``latency_seconds`` estimates what collectives take however
+    few their bytes are. ``roofline_seconds`` is the longest of the three times before it, plus the latency; ``bound``
+    names the longest of the four. A run gives at most ``tokens`` tokens over all rows, so ``tokens_per_second`` is an
+    upper bound for the whole mesh. ``bubble`` is the fraction of a pass in which a pipeline stage is idle; bytes and
+    operations include the idle time.
     """
 
     source: str
@@ -51,6 +53,7 @@ class ProgramReport:
     hbm_seconds: float
     mxu_seconds: float
     ici_seconds: float
+    latency_seconds: float
     roofline_seconds: float
     bound: str
     tokens: int
@@ -167,7 +170,8 @@ def _program(
     is_prefill = name == "prefill"
     if program is not None:
         counted = total(program.instructions(inner_trips=drafts - isinstance(strategy, DraftModel)))
-        work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives)
+        hops = count_hops(counted.groups, deployment.topology)
+        work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives, hops)
         needed, temporaries = program.total_bytes, program.temporary_bytes
     else:
         work = estimate_prefill(deployment, footprint) if is_prefill else estimate_step(deployment, footprint, nodes)
@@ -187,6 +191,7 @@ def _program(
         hbm_seconds=times.hbm_seconds,
         mxu_seconds=times.mxu_seconds,
         ici_seconds=times.ici_seconds,
+        latency_seconds=times.latency_seconds,
         roofline_seconds=times.seconds,
         bound=times.bound,
         tokens=tokens,

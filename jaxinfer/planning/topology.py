@@ -46,7 +46,7 @@ def num_devices(topology: str) -> int:
     """Return how many devices JAX sees in a topology; raise InvalidOption if its shape does not exist."""
     chip = chip_of(topology)
     shape = topology.partition(":")[2]
-    flat = chip.single.count("x") == 1
+    flat = _is_flat(chip)
     longest = _LONGEST_FLAT_SIDE if flat else _LONGEST_DEEP_SIDE
     is_shape = _SHAPE.fullmatch(shape) and shape.count("x") == chip.single.count("x")
     if not is_shape or max(map(int, shape.split("x"))) > longest:
@@ -57,9 +57,20 @@ def num_devices(topology: str) -> int:
     return chip.devices * math.prod(map(int, shape.split("x")))
 
 
+def sides_of(topology: str) -> tuple[tuple[int, bool], ...]:
+    """Return the length of each side of a slice in chips, and whether the chips along it are a ring."""
+    chip = chip_of(topology)
+    lengths = [int(side) for side in topology.partition(":")[2].split("x")]
+    is_ring = [length % chip.ring_side == 0 for length in lengths]
+    # Deep slices get their rings from optical switches, which only whole cubes have.
+    if not _is_flat(chip):
+        is_ring = [all(is_ring)] * len(lengths)
+    return tuple(zip(lengths, is_ring))
+
+
 def slices_of(chip: Chip) -> list[str]:
     """Return the topologies of a chip that can be rented, from 1 to 256 chips."""
-    shapes = _FLAT_SHAPES if chip.single.count("x") == 1 else _DEEP_SHAPES
+    shapes = _FLAT_SHAPES if _is_flat(chip) else _DEEP_SHAPES
     return [f"{chip.name}:{shape}" for shape in shapes]
 
 
@@ -99,6 +110,10 @@ def describe_topology(topology: str) -> Any:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidOption(f"no TPU topology {topology!r}; write a shape such as v5e:2x4 ({reason})") from error
+
+
+def _is_flat(chip: Chip) -> bool:
+    return chip.single.count("x") == 1
 
 
 @contextmanager

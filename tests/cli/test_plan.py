@@ -74,6 +74,7 @@ def test_what_fits_is_reported_and_drawn(run, tiny):
     assert decode["flops"] > 0
     assert decode["collectives"] == {}
     assert decode["roofline_seconds"] == max(decode[f"{name}_seconds"] for name in ("hbm", "mxu", "ici"))
+    assert decode["latency_seconds"] == 0
     assert decode["compile_seconds"] > 0
     assert (found["alternatives"], found["meshes"], found["speculation"]) == (None, None, None)
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -67,7 +67,11 @@ def test_llama_2_7b_fits_eight_v5e_chips_and_its_steps_wait_for_memory_that_is_r
         sums = step.collectives["all-reduce"]
         assert sums["count"] == pytest.approx(2 * 32 + 1, abs=5)
         assert step.sent_bytes == pytest.approx(2 * sums["bytes"] * 7 / 8, rel=0.01)
-    assert seven_billion.programs["decode"].tokens_per_second == pytest.approx(8 * 819e9 / (2.73e9), rel=0.02)
+        # The farthest of two by four chips are four links apart, which a sum crosses twice, 1 us each.
+        assert step.latency_seconds == pytest.approx(sums["count"] * 2 * 4 * 1e-6)
+        assert step.roofline_seconds == pytest.approx(step.hbm_seconds + step.latency_seconds)
+    least = 2.73e9 / 819e9 + 65 * 8e-6
+    assert seven_billion.programs["decode"].tokens_per_second == pytest.approx(8 / least, rel=0.02)
 
 
 def test_verifying_two_nodes_costs_a_plain_step_and_a_little(seven_billion):
@@ -87,6 +91,7 @@ def test_what_is_counted_agrees_with_what_is_compiled(seven_billion):
         compiled = seven_billion.programs[name]
         assert work.hbm_bytes == compiled.floor_bytes
         assert work.sent_bytes == pytest.approx(compiled.sent_bytes, rel=0.01)
+        assert work.hops * EIGHT.chip.ici_hop_seconds == pytest.approx(compiled.latency_seconds, rel=0.1)
         # Products of attention meet zeros where heads share one, and kernels fill tiles of rows: 16 times its own work.
         assert 1 <= compiled.flops / work.flops < 2.2
 

@@ -56,6 +56,8 @@ def test_a_step_multiplies_its_nodes_and_sums_twice_a_layer_and_once_more():
         hidden = rows * 256 * 2
         assert work.collectives == {"all-reduce": (5, 5 * hidden)}
         assert work.sent_bytes == 2 * 5 * hidden // 2
+        # Two neighbours: a link there, a link back.
+        assert work.hops == 5 * 2
 
 
 def test_prefill_attends_to_half_of_what_it_writes_and_draws_once_a_row():
@@ -85,5 +87,9 @@ def test_a_step_is_bound_by_what_takes_longest():
     together = Work(second["HBM"].hbm_bytes, second["MXU"].flops // 2, second["ICI"].sent_bytes // 2, {})
     assert roofline(together, chip, "bfloat16").seconds == pytest.approx(1)
     assert peak_flops(chip, "float32") == peak_flops(chip, "bfloat16") / 6
+    # What collectives wait for comes on top of what hides the rest.
+    waiting = dataclasses.replace(second["HBM"], hops=round(2 / chip.ici_hop_seconds))
+    assert roofline(waiting, chip, "bfloat16").seconds == pytest.approx(3)
+    assert roofline(waiting, chip, "bfloat16").bound == "latency"
     both = roofline(second["HBM"], chip, "bfloat16"), roofline(second["MXU"], chip, "float32")
     assert [each.seconds for each in both] == [pytest.approx(1), pytest.approx(6)]

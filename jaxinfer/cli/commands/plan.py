@@ -25,7 +25,10 @@ _JSON_FIELDS = """
     total_bytes, temporaries_bytes            memory
     hbm_bytes, floor_bytes                    moved from and to memory, and the least possible
     flops, collectives {kind: {count, bytes}}, sent_bytes
-    hbm_seconds, mxu_seconds, ici_seconds     each alone; roofline_seconds is the longest, bound its name
+    hbm_seconds, mxu_seconds, ici_seconds     each alone, by its bytes or operations
+    latency_seconds                           what collectives take besides, however few bytes: an estimate
+    roofline_seconds                          the longest of the first three, and the latency
+    bound                                     the longest of all four
     tokens, tokens_per_second                 upper bounds
     compile_seconds
   step_rows             nodes that every step is filled up to (--exact bits), else 1

@@ -18,6 +18,7 @@ _TITLES = (
     "of floor",
     "GFLOP",
     "sent",
+    "latency",
     "memory",
     "compiled in",
     "collectives",
@@ -36,7 +37,7 @@ def plan_lines(model: str, report: "PlanReport") -> list[str]:
         *align(_TITLES, [_cells(name, program) for name, program in report.programs.items()], num_left=2),
         "",
         "a device's bytes and operations in one run; at most: tokens a second of all devices, were nothing but what "
-        "binds to take time (collectives by bandwidth, without latency)",
+        "binds to take time, and the latency of collectives: an estimate by the links that they cross",
     ]
     if any(program.bubble for program in report.programs.values()):
         idle = ", ".join(f"{program.bubble:.0%} of {name}" for name, program in report.programs.items())
@@ -90,6 +91,7 @@ def _cells(name: str, program: "ProgramReport") -> list[str]:
         f"{program.hbm_bytes / program.floor_bytes:.2f}x",
         f"{program.flops / 1e9:,.1f}",
         _short(program.sent_bytes),
+        f"{program.latency_seconds * 1e3:.3g} ms",
         f"{_gib(program.total_bytes)} GiB",
         "-" if program.compile_seconds is None else f"{program.compile_seconds:.1f} s",
         ", ".join(collectives) or "none",

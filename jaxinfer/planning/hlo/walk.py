@@ -1,10 +1,18 @@
 """Walks a compiled program: where each instruction runs, how often, and what it moves and computes."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxinfer.planning.hlo.collectives import as_run, buffer_bytes, collective_kind, num_partitions, sent_bytes
+from jaxinfer.planning.hlo.collectives import (
+    as_run,
+    buffer_bytes,
+    collective_kind,
+    group_size,
+    num_partitions,
+    sent_bytes,
+)
 from jaxinfer.planning.hlo.text import Array, Computation, Line, Program, read_program
 from jaxinfer.planning.hlo.traffic import hbm_traffic, multiplied_flops
 
@@ -22,7 +30,7 @@ class Instruction:
     how often it runs: the product of the loops' trip counts, where a data-dependent loop counts as 1. ``read_bytes``
     and ``written_bytes`` are HBM traffic per run (0 inside a fusion: the fusion counts it), ``flops`` the operations of
     products per run, and ``sent_bytes`` the bytes sent to other devices per run. ``buffer_bytes`` are all bytes that a
-    collective works on.
+    collective works on, and ``group`` is the number of devices that take part in it, 0 of other instructions.
     """
 
     name: str
@@ -38,6 +46,7 @@ class Instruction:
     flops: int
     sent_bytes: int
     buffer_bytes: int = 0
+    group: int = 0
 
     @property
     def collective(self) -> str | None:
@@ -47,13 +56,17 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a program moves and computes on one device; ``collectives`` gives the count and the bytes of each kind."""
+    """What a program moves and computes on one device.
+
+    ``collectives`` gives the count and the bytes of each kind, ``groups`` the count of each kind among so many devices.
+    """
 
     read_bytes: int
     written_bytes: int
     flops: int
     sent_bytes: int
     collectives: Mapping[str, tuple[int, int]]
+    groups: Mapping[tuple[str, int], int]
 
     @property
     def hbm_bytes(self) -> int:
@@ -68,6 +81,7 @@ def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals
     """
     read = written = flops = sent = 0
     collectives: dict[str, tuple[int, int]] = {}
+    groups: Counter[tuple[str, int]] = Counter()
     for found in instructions:
         if found.branches and not branches:
             continue
@@ -78,7 +92,8 @@ def total(instructions: Iterable[Instruction], branches: bool = False) -> Totals
         if found.collective:
             count, size = collectives.get(found.collective, (0, 0))
             collectives[found.collective] = (count + found.runs, size + found.buffer_bytes * found.runs)
-    return Totals(read, written, flops, sent, collectives)
+            groups[found.collective, found.group] += found.runs
+    return Totals(read, written, flops, sent, collectives, groups)
 
 
 def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
@@ -111,6 +126,7 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
                 flops,
                 sent_bytes(line, num_devices),
                 buffer_bytes(line),
+                group_size(line, num_devices) if collective_kind(line.opcode) else 0,
             )
             trips = trip_count(program, computation, line) if line.opcode == "while" else 1
             inside_decided = decided + (trips is None)

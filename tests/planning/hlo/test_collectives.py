@@ -77,3 +77,4 @@ ENTRY %main (x: f32[64,128]) -> f32[16,128] {
 """
     (found,) = (found for found in walk(hlo) if found.collective)
     assert (found.collective, found.bytes, found.sent_bytes) == ("reduce-scatter", 16 * 128 * 4, 3 * 16 * 128 * 4)
+    assert found.group == 4

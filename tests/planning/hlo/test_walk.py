@@ -128,6 +128,7 @@ def test_collectives_inside_a_loop_are_counted_and_sent_as_often_as_it_runs():
     size = 8 * 4096 * 2
     assert found.collectives == {"all-reduce": (7, 7 * size)}
     assert found.sent_bytes == 7 * 2 * size * 3 // 4
+    assert found.groups == {("all-reduce", 4): 7}
 
 
 def test_batched_products_written_as_dilated_convolutions_count_no_holes():
