@@ -10,7 +10,7 @@ from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.rope_crossing import reachable_lengths, switch_lengths
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.device import Device, Entry
+from jaxinfer.engine.device import Device
 from jaxinfer.engine.memory import count_pages
 from jaxinfer.engine.metrics import Counters
 from jaxinfer.engine.output import SequenceOutput
@@ -21,6 +21,7 @@ from jaxinfer.engine.prefixes import PrefixIndex
 from jaxinfer.engine.programs import Report
 from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
 from jaxinfer.engine.sequence import EngineSequence, Stage
+from jaxinfer.engine.shapes import Entry
 from jaxinfer.errors import EngineError, InvalidOption, RequestCancelled, RequestTimedOut
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params

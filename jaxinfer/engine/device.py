@@ -11,13 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.slots import slots_for
-from jaxinfer.decoding.batch import prompt_bucket
-from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
-from jaxinfer.decoding.state import DecodeState, initial_state
-from jaxinfer.decoding.strategy import Prefilled, Strategy
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.programs import (
-    NO_CACHE,
     Pools,
     Report,
     Rows,
@@ -32,10 +29,17 @@ from jaxinfer.engine.programs import (
     write_row,
 )
 from jaxinfer.engine.row_axes import row_axes
+from jaxinfer.engine.shapes import (
+    ANY_ENTRY,
+    Entry,
+    described_pools,
+    described_rows,
+    described_window,
+    integers,
+    state_of,
+)
 from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.grammar.table import TokenTable
-from jaxinfer.models.decoder import create_cache
-from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from jaxinfer.sampling.arrays import NO_TOKEN, SamplingArrays, sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
@@ -47,26 +51,7 @@ _LEAST_CHUNK = 16
 _LEAST_SLOTS = 256
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A sequence that enters a row: its text, and how its tokens are drawn.
-
-    It ends at ``limit`` tokens. If it ``draws``, all of its tokens are in the cache, else all but the last.
-    """
-
-    tokens: Sequence[int]
-    prompt_length: int
-    context_length: int
-    limit: int
-    draws: bool
-    sampling: SamplingParams
-    sample: int
-
-
 UNDRAFTED = Undrafted()
-
-# Stands for all of them where only shapes are asked for.
-_ANY_ENTRY = Entry([0], 1, 1, 2, True, SamplingParams(), 0)
 
 
 @dataclass(frozen=True)
@@ -121,7 +106,7 @@ class Device:
         self.drafts = strategy.max_depth > 0
         self.may_rest = self.drafts and strategy.exactness == "identical"
         self._widths = self._sampling_widths([SamplingParams()])
-        self._entry_shapes = _described(self._state_of(_ANY_ENTRY))
+        self._entry_shapes = _described(self._state_of(ANY_ENTRY))
         self._axes = row_axes(self._described)
         self.reset()
 
@@ -129,11 +114,8 @@ class Device:
         """Begin with empty rows and pools."""
         config, backend = self._programs.decoder.config, self._programs.decoder.backend
         lanes = backend.cache_lanes(config.num_kv_heads * config.head_dim)
-
-        def pool(count: int) -> Any:
-            return jnp.zeros((count, self._num_pages, self._page_size, lanes), backend.cache_dtype)
-
-        self._pools: Pools = tuple(tuple(pool(config.layers.count(kind)) for _ in range(2)) for kind in config.kinds)
+        pools = described_pools(config, lanes, backend.cache_dtype, self._num_pages, self._page_size)
+        self._pools: Pools = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), pools)
         self._rows: Rows = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), self._described(self._num_rows))
 
     def drop(self) -> None:
@@ -285,8 +267,8 @@ class Device:
 
     def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
         function = partial(compute_chunk, self._programs.decoder)
-        numbers = [_integers()] * 3
-        arguments = self._params, _described(self._pools), _integers(1, columns), _integers(1, size), *numbers
+        numbers = [integers()] * 3
+        arguments = self._params, _described(self._pools), integers(1, columns), integers(1, size), *numbers
         return _Shaped(("chunk", size), function, (1,), arguments)
 
     def _shaped_enter(self, num_tokens: int, columns: int) -> _Shaped:
@@ -296,20 +278,19 @@ class Device:
         hidden_1D = jax.ShapeDtypeStruct((1, decoder.config.model_dim), decoder.backend.compute_dtype)
         draws = jax.ShapeDtypeStruct((), np.bool_)
         entry = self._entry_shapes, hidden_1D, draws
-        arguments = *self._shaped_rows(strategy), _integers(), _integers(1, columns), *entry
+        arguments = *self._shaped_rows(strategy), integers(), integers(1, columns), *entry
         return _Shaped(name, function, (2, 3), arguments)
 
     def _shaped_start(self, num_tokens: int, columns: int) -> _Shaped:
         name = "start drafting", self._strategy, num_tokens
         function = partial(start_drafting, self._programs.decoder, self._strategy, self._axes, num_tokens)
-        return _Shaped(name, function, (3,), (*self._shaped_rows(self._strategy), _integers(), _integers(1, columns)))
+        return _Shaped(name, function, (3,), (*self._shaped_rows(self._strategy), integers(), integers(1, columns)))
 
     def _shaped_window(self, strategy: Strategy, size: int, columns: int) -> _Shaped:
         most_new = self._most_steps * (strategy.max_depth + 1)
         name = "window", strategy, most_new
         function = partial(run_window, self._programs.decoder, strategy, self._axes, most_new)
-        runs_B = jax.ShapeDtypeStruct((size,), np.bool_)
-        arguments = *self._shaped_rows(strategy), _integers(size), _integers(size, columns), runs_B, _integers()
+        arguments = *self._shaped_rows(strategy), *described_window(size, columns)
         return _Shaped(name, function, (2, 3), arguments)
 
     def _shaped_rows(self, strategy: Strategy) -> tuple[Any, ...]:
@@ -344,14 +325,7 @@ class Device:
     def _state_of(self, entry: Entry) -> DecodeState:
         config = self._programs.decoder.config
         arrays = sampling_arrays([entry.sampling], [entry.sample], self._eos_token_ids, config.num_tokens)
-        rows = initial_state(
-            [list(entry.tokens)],
-            [entry.limit - len(entry.tokens)],
-            self._num_slots,
-            self._strategy.max_depth,
-            NO_CACHE,
-            _widened(arrays, self._widths),
-        )
+        rows = state_of(entry, _widened(arrays, self._widths), self._num_slots, self._strategy.max_depth)
         numbers = {"prompt_lengths_B": entry.prompt_length, "context_lengths_B": entry.context_length}
         if isinstance(entry.sampling.grammar, TokenTable):
             numbers["grammar_states_B"] = entry.sampling.grammar.after(entry.tokens[entry.prompt_length :])
@@ -359,19 +333,8 @@ class Device:
 
     def _described(self, batch: int) -> Rows:
         """Describe what the device holds of so many rows."""
-        decoder, strategy = self._programs.decoder, self._strategy
-        one = self._state_of(_ANY_ENTRY)
-        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), one)
-
-        def remembered(params: Params, drafter_params: Any, state: DecodeState) -> Any:
-            headroom = step_headroom(strategy, decoder.backend)
-            cache = create_cache(decoder.config, batch, self._num_slots, decoder.backend, headroom)
-            hidden_BD = jnp.zeros((batch, decoder.config.model_dim), decoder.backend.compute_dtype)
-            prefilled = Prefilled(hidden_BD, prompt_bucket(1))
-            return strategy.start(Model(decoder, params), drafter_params, state._replace(cache=cache), prefilled)
-
-        hidden_BD = jax.ShapeDtypeStruct((batch, decoder.config.model_dim), decoder.backend.compute_dtype)
-        return Rows(state, jax.eval_shape(remembered, self._params, strategy.parameters, state), hidden_BD)
+        one = self._state_of(ANY_ENTRY)
+        return described_rows(self._programs.decoder, self._strategy, self._params, one, batch, self._num_slots)
 
     def _sampling_widths(self, sampling: Sequence[SamplingParams]) -> tuple[int, ...]:
         config = self._programs.decoder.config
@@ -383,7 +346,7 @@ class Device:
         widths = tuple(map(max, self._widths, self._sampling_widths([sampling])))
         if widths != self._widths:
             self._widths = widths
-            self._entry_shapes = _described(self._state_of(_ANY_ENTRY))
+            self._entry_shapes = _described(self._state_of(ANY_ENTRY))
             state = self._rows.state
             self._rows = self._rows._replace(state=state._replace(sampling=_widened(state.sampling, widths)))
 
@@ -445,7 +408,3 @@ def _table(pages: Sequence[Sequence[int]], columns: int) -> np.ndarray:
 
 def _described(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
-def _integers(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.int32)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh
 
 from jaxinfer.decoding.programs import decode, prefill
@@ -29,6 +28,7 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_axes, partition
 from jaxinfer.planning.hlo.walk import Instruction, walk
 from jaxinfer.planning.placement import (
+    any_layout,
     device_bytes,
     placed,
     placed_batch,
@@ -136,28 +136,37 @@ def compile_programs(
     options = dict(compiler_options or {})
     programs: dict[str, CompiledProgram] = {}
     try:
-        # In the default layout, a shard whose length is not a multiple of 128 would be copied at every call.
-        formats = jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), placements(params))
+        formats = any_layout(params)
         decoding = (params, drafter_params, state, memory, max_steps)
         function = partial(decode, decoder, strategy)
-        programs["decode"] = _compile(devices, function, decoding, (2, 3), formats, memory, options)
+        results = placements((state, memory))
+        programs["decode"] = compile_one(devices, function, decoding, (2, 3), formats, results, state.cache, options)
         if prompt_tokens is not None:
             formats = programs["decode"].parameter_formats
             prefilling = (placed(params, formats), drafter_params, state)
             function = partial(prefill, decoder, strategy, prompt_tokens)
-            programs["prefill"] = _compile(devices, function, prefilling, (2,), formats, memory, options)
+            programs["prefill"] = compile_one(
+                devices, function, prefilling, (2,), formats, results, state.cache, options
+            )
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        available = chip_of(topology).device_hbm_bytes / 2**30
-        used = _USED.search(str(error))
-        raise DoesNotFit(
-            f"batch {batch} of {max_len} tokens does not fit into the {available:.4g} GiB of a {topology} device: "
-            "use more devices, a smaller batch or a smaller max_len",
-            int(float(used[1]) * _UNITS[used[2]]) if used else None,
-            programs,
-        ) from error
+        what = f"batch {batch} of {max_len} tokens", "a smaller batch or a smaller max_len"
+        raise as_refusal(error, topology, *what, programs) from error
     return programs
+
+
+def as_refusal(
+    error: Exception, topology: str, what: str, instead: str, compiled: dict[str, CompiledProgram]
+) -> DoesNotFit:
+    """Return the refusal that a compiler's error means; raise the error if memory is not what is missing."""
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        raise error
+    available = chip_of(topology).device_hbm_bytes / 2**30
+    used = _USED.search(str(error))
+    return DoesNotFit(
+        f"{what} does not fit into the {available:.4g} GiB of a {topology} device: use more devices, {instead}",
+        int(float(used[1]) * _UNITS[used[2]]) if used else None,
+        compiled,
+    )
 
 
 def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str, exact: str | None = None) -> Partitioned:
@@ -174,24 +183,26 @@ def check_mesh(mesh: MeshConfig, batch: int) -> None:
         )
 
 
-def _compile(
+def compile_one(
     mesh: Mesh,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     donated: tuple[int, ...],
     formats: Params,
-    memory: Any,
+    results: Any,
+    cache: Any,
     options: dict[str, str | bool],
 ) -> CompiledProgram:
-    """Compile one program as `Programs` runs it: state and memory are donated and keep their placement."""
-    state = arguments[2]
+    """Compile one program as `Programs` runs it: what is donated keeps its placement.
+
+    The first argument are the weights, whose layouts are ``formats``; ``results`` are the placements of what it
+    returns, ``cache`` the keys and values among the arguments.
+    """
     where = (formats, *placements(arguments[1:]))
     began = time.perf_counter()
     # Kernels read from this context which chip they are compiled for.
     with without_persistent_cache(), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        jitted = jax.jit(
-            function, donate_argnums=donated, in_shardings=where, out_shardings=placements((state, memory))
-        )
+        jitted = jax.jit(function, donate_argnums=donated, in_shardings=where, out_shardings=results)
         compiled = jitted.trace(*arguments).lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
     analysis: Any = compiled.memory_analysis()
     return CompiledProgram(
@@ -200,7 +211,7 @@ def _compile(
         alias_bytes=analysis.alias_size_in_bytes,
         temporary_bytes=analysis.temp_size_in_bytes,
         peak_bytes=analysis.peak_memory_in_bytes,
-        cache_bytes=device_bytes(state.cache),
+        cache_bytes=device_bytes(cache),
         compile_seconds=time.perf_counter() - began,
         parameter_formats=compiled.input_formats[0][0],
         hlo=compiled.as_text() or "",

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.decoding.fixed_rows import step_headroom
@@ -68,6 +69,14 @@ def replicated(structs: Any, mesh: AnyMesh) -> Any:
 def placements(structs: Any) -> Any:
     """Return the placements of described arrays."""
     return jax.tree.map(lambda leaf: leaf.sharding, structs)
+
+
+def any_layout(structs: Any) -> Any:
+    """Return the placements of described arrays, with the layout in memory left to the compiler.
+
+    In the default layout, a shard whose length is not a multiple of 128 would be copied at every call.
+    """
+    return jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), placements(structs))
 
 
 def device_bytes(structs: Any) -> int:

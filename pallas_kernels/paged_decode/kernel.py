@@ -6,6 +6,7 @@ neither looked up nor copied.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +101,22 @@ def attend_pages(
         ),
         out_shape=jax.ShapeDtypeStruct(query_BCRI.shape, query_BCRI.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT_BYTES),
+        cost_estimate=_most_work(query_BCRI, pages, table_BX),
         interpret=interpret,
         name="attend_pages",
     )(*scalars, query_BCRI, encoded_BRA, *pages)
+
+
+def _most_work(query_BCRI: jax.Array, pages: list[jax.Array], table_BX: jax.Array) -> pl.CostEstimate:
+    """Return an upper bound: full rows without a window. The true lengths are not known here."""
+    batch, groups, rows, _ = query_BCRI.shape
+    num_slots = table_BX.shape[1] * pages[0].shape[2]
+    page_bytes = sum(math.prod(pool.shape[2:]) * pool.dtype.itemsize for pool in pages)
+    return pl.CostEstimate(
+        flops=4 * query_BCRI.size * num_slots,
+        transcendentals=batch * groups * rows * num_slots,
+        bytes_accessed=table_BX.size * page_bytes + 2 * query_BCRI.size * query_BCRI.dtype.itemsize,
+    )
 
 
 def _attend_step(

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxinfer.planning.compile import CompiledProgram
+from jaxinfer.planning.engine_window import EngineDeployment
 from jaxinfer.planning.suggest import Alternatives, Candidate
+
+HLO = "planning/hlo/moving_hlo.txt"
 
 TINY = {
     "model_type": "llama",
@@ -35,6 +39,13 @@ MISTAKES = {
     "no rows": (["--topology", "v5e:1x1", "--batch", "0"], ["--batch", "'0'"]),
     "no PNG": (["--topology", "v5e:1x1", "--plot", "plan.pdf"], ["--plot", "plan.pdf", ".png"]),
     "no topology": ([], ["--topology"]),
+    "rows of no engine": (["--topology", "v5e:1x1", "--rows", "4"], ["--rows", "--engine"]),
+    "an engine of batches": (["--topology", "v5e:1x1", "--engine", "--batch", "4"], ["--batch", "--engine"]),
+    "an odd page": (["--topology", "v5e:1x1", "--engine", "--page-size", "48"], ["page_size=48", "power of two"]),
+    "an engine on other axes": (
+        ["--topology", "v5e:2x4", "--engine", "--mesh", "data=8"],
+        ["tensor alone", "data=8", "tensor=8"],
+    ),
 }
 
 
@@ -78,6 +89,27 @@ def test_what_fits_is_reported_and_drawn(run, tiny):
     assert decode["compile_seconds"] > 0
     assert (found["alternatives"], found["meshes"], found["speculation"]) == (None, None, None)
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_engine_is_told_in_lines_and_in_json(run, tiny, monkeypatch):
+    def compiled(asked: EngineDeployment, rows: int) -> CompiledProgram:
+        pool, hlo = asked.pages_for(rows) * asked.page_bytes, (Path(__file__).parents[1] / HLO).read_text()
+        return CompiledProgram(asked.weights_bytes + pool, pool, pool, pool // 10, 0, pool, 1.5, {}, hlo)
+
+    monkeypatch.setattr("jaxinfer.planning.engine_plan.compile_window", compiled)
+    asked = ("plan", "--engine", "--model", tiny, "--topology", "v5e:1x1", "--rows", "4", "--page-size", "128")
+    told = run(*asked)
+    assert told.code == 0
+    lines = told.out.splitlines()
+    assert lines[0].endswith("texts of 2048 tokens on 17 pages of 128")
+    assert lines[1].startswith("fits: 4 rows; beside weights 0.08 and temporaries 0.05 GiB (10.0% of the rows' pages)")
+    assert lines[-1] == "pools are written where they lie; pages are gathered before they are attended to"
+    found = json.loads(run(*asked, "--json").out)
+    assert (found["rows_asked"], found["window"]["rows"], found["pages_per_row"]) == (4, 4, 17)
+    assert f"hold {found['window']['pages']} pages of" in lines[1]
+    many = run(*asked[:-4], "--rows", "1000000")
+    assert many.code == 1
+    assert many.out.splitlines()[1].startswith("does not fit: 1000000 rows need ")
 
 
 @pytest.mark.slow

@@ -31,7 +31,8 @@ ROWS, SLOTS, PAGE, PAGES = 8, 2048, 128, 129
 def rows_of(batch: int) -> Rows:
     def build() -> Rows:
         sampling = sampling_arrays([SamplingParams()] * batch, [0] * batch, (2,), CONFIG.vocab_size)
-        return Rows(initial_state([[1]] * batch, [9] * batch, SLOTS, 0, NO_CACHE, sampling), ())
+        hidden_BD = jnp.zeros((batch, CONFIG.model_dim), BACKEND.compute_dtype)
+        return Rows(initial_state([[1]] * batch, [9] * batch, SLOTS, 0, NO_CACHE, sampling), (), hidden_BD)
 
     return jax.eval_shape(build)
 
@@ -73,7 +74,7 @@ def test_a_window_of_single_tokens_reads_pages_where_they_lie():
     table_BX = number(jnp.int32, ROWS, SLOTS // PAGE)
     rows = number(jnp.int32, ROWS), table_BX, number(jnp.bool_, ROWS), number()
     program = compiled(function, (2, 3), abstract_params(CONFIG, BACKEND), (), pools(), rows_of(ROWS), *rows)
-    assert "paged_decode" in (program.as_text() or "")
+    assert "attend_pages" in (program.as_text() or "")
     check_pools(program)
 
 

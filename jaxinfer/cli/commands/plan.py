@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.arguments import add_exact_argument, whole_number
 from jaxinfer.errors import InvalidOption
@@ -36,7 +36,22 @@ _JSON_FIELDS = """
                         chain from which it gains (null: it never does)
   alternatives          if it does not fit: the smallest_topology, largest_batch and longest_context that fit
   meshes                with --suggest: meshes that fit, the fastest first
+
+With --engine, bytes of one device:
+  fits                  whether the rows asked for fit, or one; the exit code is as above
+  hbm_capacity_bytes, weights_bytes, page_bytes, pages_per_row
+  counted_bytes         weights and pages of the rows asked for, or of one
+  window                of the rows asked for, or the most that fit (null: none):
+    rows, pages                               pages: how many fit beside weights and temporaries
+    pool_bytes, total_bytes, temporaries_bytes, temporaries_share
+    pools_in_place, pages_in_place            whether pools are written, and pages read, where they lie
+    hbm_bytes, floor_bytes                    of a step, and its weights and the pages that it sees
+    tokens_per_second, tokens_per_second_per_row
+    and the others of a program
 """
+# What plans of batches are told, and an engine's is not.
+_OF_BATCHES = ("batch", "prompt_tokens", "exact", "strategy", "nodes", "suggest", "plot")
+_OF_ENGINES = ("rows", "page_size")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A=N,A=N",
         help="how to split the model, such as data=2,tensor=4 (default: tensor over all devices)",
     )
-    parser.add_argument(
-        "--batch", metavar="N", type=number, default=1, help="sequences at a time (default: %(default)s)"
-    )
+    parser.add_argument("--batch", metavar="N", type=number, help="sequences at a time (default: 1)")
     parser.add_argument(
         "--max-len",
         metavar="N",
@@ -76,16 +89,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", metavar="D", default="bfloat16", help="of weights and KV cache (default: %(default)s)"
     )
     add_exact_argument(parser)
-    parser.add_argument(
-        "--strategy", metavar="S", default="autoregressive", help="plan the verification step of this strategy too"
-    )
-    parser.add_argument(
-        "--nodes", metavar="M", type=whole_number(2), default=0, help="plan the verification of any M nodes too"
-    )
+    parser.add_argument("--strategy", metavar="S", help="plan the verification step of this strategy too")
+    parser.add_argument("--nodes", metavar="M", type=whole_number(2), help="plan the verification of any M nodes too")
     parser.add_argument("--suggest", action="store_true", help="search for meshes that fit, the fastest first")
     parser.add_argument(
         "--plot", metavar="FILE", type=Path, help="draw the roofline and the memory to a .png or .svg file"
     )
+    parser.add_argument(
+        "--engine", action="store_true", help="plan an engine instead: the rows and pages that fit, and its decoding"
+    )
+    parser.add_argument(
+        "--rows", metavar="N", type=number, help="texts that an engine decodes together (default: as many as fit)"
+    )
+    parser.add_argument("--page-size", metavar="N", type=number, help="slots of an engine's page (default: 64)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
@@ -93,6 +109,9 @@ def run(options: argparse.Namespace) -> int:
     """Print a plan; return 0 where it fits, else 1."""
     if options.tensor is not None and options.mesh is not None:
         raise InvalidOption("--tensor N and --mesh say the same thing: give one of them")
+    _check_kind(options)
+    if options.engine:
+        return _plan_engine(options)
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.bench.plan_chart import draw_plan
@@ -110,17 +129,15 @@ def run(options: argparse.Namespace) -> int:
         config=planned_config(options.model),
         topology=options.topology,
         mesh=_mesh(options),
-        batch=options.batch,
+        batch=options.batch or 1,
         max_len=options.max_len,
         prompt_tokens=options.prompt_tokens or min(512, options.max_len),
         dtype=options.dtype,
         exact=options.exact,
-        strategy_spec=options.strategy,
-        nodes=options.nodes,
+        strategy_spec=options.strategy or "autoregressive",
+        nodes=options.nodes or 0,
     )
-    if deployment.exceeds_context:
-        made_for = deployment.config.longest_text
-        _notice(f"max_len {options.max_len} exceeds the {made_for} tokens that the model was made for")
+    _warn_of_length(deployment.config.longest_text, options.max_len)
     report = make_plan(deployment, _notice)
     alternatives = None if report.fits else find_alternatives(deployment, report, _notice)
     meshes = suggest_meshes(deployment, report, notice=_notice) if options.suggest else None
@@ -135,6 +152,48 @@ def run(options: argparse.Namespace) -> int:
         draw_plan(options.model, report, deployment.chip, options.plot)
         _notice(f"plot: {options.plot}")
     return 0 if report.fits else EXIT_DOES_NOT_FIT
+
+
+def _check_kind(options: argparse.Namespace) -> None:
+    """Raise InvalidOption for an option of the other kind of plan."""
+    others = _OF_BATCHES if options.engine else _OF_ENGINES
+    given = next((name for name in others if getattr(options, name)), None)
+    if given is not None:
+        option = "--" + given.replace("_", "-")
+        raise InvalidOption(f"{option} {'is not of' if options.engine else 'is of'} an engine's plan (--engine)")
+
+
+def _plan_engine(options: argparse.Namespace) -> int:
+    from jaxinfer.cli.output.engine_table import engine_lines
+    from jaxinfer.engine.config import engine_config
+    from jaxinfer.jax_setup import prepare_jax
+    from jaxinfer.planning.engine_plan import plan_engine
+    from jaxinfer.planning.engine_window import EngineDeployment
+    from jaxinfer.planning.known_models import planned_config
+
+    prepare_jax()
+    own: dict[str, Any] = {} if options.page_size is None else {"page_size": options.page_size}
+    deployment = EngineDeployment(
+        config=planned_config(options.model),
+        topology=options.topology,
+        mesh=_mesh(options),
+        max_len=options.max_len,
+        rows=options.rows,
+        dtype=options.dtype,
+        engine=engine_config(own),
+    )
+    _warn_of_length(deployment.config.longest_text, options.max_len)
+    plan = plan_engine(deployment, _notice)
+    if options.json:
+        print(json.dumps({"model": options.model, **dataclasses.asdict(plan)}))
+    else:
+        print(*engine_lines(options.model, plan), sep="\n")
+    return 0 if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _warn_of_length(longest: int | None, max_len: int) -> None:
+    if longest is not None and max_len > longest:
+        _notice(f"max_len {max_len} exceeds the {longest} tokens that the model was made for")
 
 
 def _mesh(options: argparse.Namespace) -> "MeshConfig":

@@ -67,32 +67,32 @@ def candidate_lines(alternatives: "Alternatives | None", meshes: "list[Candidate
 
 
 def _verdict(report: "PlanReport") -> str:
-    needed, capacity = _gib(report.hbm_total_bytes), _gib(report.hbm_capacity_bytes)
+    needed, capacity = gib(report.hbm_total_bytes), gib(report.hbm_capacity_bytes)
     parts = (
-        f"weights {_gib(report.weights_bytes)}, cache {_gib(report.cache_bytes)}, "
-        f"temporaries {_gib(report.temporaries_bytes)}"
+        f"weights {gib(report.weights_bytes)}, cache {gib(report.cache_bytes)}, "
+        f"temporaries {gib(report.temporaries_bytes)}"
     )
     if report.fits:
         share = report.hbm_total_bytes / report.hbm_capacity_bytes
         return f"fits: {needed} of {capacity} GiB a device ({share:.0%}): {parts}"
-    missing = _gib(report.missing_bytes)
+    missing = gib(report.missing_bytes)
     return f"does not fit: {needed} GiB a device, {missing} more than the {capacity} there are: {parts}"
 
 
 def _cells(name: str, program: "ProgramReport") -> list[str]:
-    collectives = [f"{found['count']} {kind} {_short(found['bytes'])}" for kind, found in program.collectives.items()]
+    collectives = [f"{found['count']} {kind} {short(found['bytes'])}" for kind, found in program.collectives.items()]
     mark = "" if program.source == "compiler" else "*"
     return [
         name + mark,
         program.bound,
         f"{program.roofline_seconds * 1e3:.3g} ms",
         f"{program.tokens_per_second:,.0f} tok/s",
-        _short(program.hbm_bytes),
+        short(program.hbm_bytes),
         f"{program.hbm_bytes / program.floor_bytes:.2f}x",
         f"{program.flops / 1e9:,.1f}",
-        _short(program.sent_bytes),
+        short(program.sent_bytes),
         f"{program.latency_seconds * 1e3:.3g} ms",
-        f"{_gib(program.total_bytes)} GiB",
+        f"{gib(program.total_bytes)} GiB",
         "-" if program.compile_seconds is None else f"{program.compile_seconds:.1f} s",
         ", ".join(collectives) or "none",
     ]
@@ -109,15 +109,16 @@ def _speculation_line(strategy: str, found: "Speculation") -> str:
 def _described(found: "Candidate") -> str:
     return (
         f"{found.topology} as {found.mesh}, batch {found.batch}, {found.max_len} tokens a row: "
-        f"{_gib(found.hbm_total_bytes)} GiB a device, at most {found.tokens_per_second:,.0f} tok/s"
+        f"{gib(found.hbm_total_bytes)} GiB a device, at most {found.tokens_per_second:,.0f} tok/s"
     )
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Return bytes in GiB."""
     return f"{size / _GIB:.2f}"
 
 
-def _short(size: int) -> str:
+def short(size: int) -> str:
     """Return bytes in the largest decimal unit of which there is one."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:

@@ -1,0 +1,83 @@
+"""Describes what an engine's programs work on, for the device that runs them and for plans that only compile them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.fixed_rows import step_headroom
+from jaxinfer.decoding.state import DecodeState, initial_state
+from jaxinfer.decoding.strategy import Prefilled, Strategy
+from jaxinfer.engine.programs import NO_CACHE, Pools, Rows
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import Decoder, create_cache
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Params
+from jaxinfer.sampling.arrays import SamplingArrays
+from jaxinfer.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A sequence that enters a row: its text, and how its tokens are drawn.
+
+    It ends at ``limit`` tokens. If it ``draws``, all of its tokens are in the cache, else all but the last.
+    """
+
+    tokens: Sequence[int]
+    prompt_length: int
+    context_length: int
+    limit: int
+    draws: bool
+    sampling: SamplingParams
+    sample: int
+
+
+# Stands for all of them where only shapes are asked for.
+ANY_ENTRY = Entry([0], 1, 1, 2, True, SamplingParams(), 0)
+
+
+def state_of(entry: Entry, arrays: SamplingArrays, num_slots: int, max_depth: int) -> DecodeState:
+    """Return a sequence's state of one row without a cache; ``arrays`` say how its tokens are drawn."""
+    limit = entry.limit - len(entry.tokens)
+    return initial_state([list(entry.tokens)], [limit], num_slots, max_depth, NO_CACHE, arrays)
+
+
+def described_pools(config: DecoderConfig, lanes: int, dtype: Any, num_pages: int, page_size: int) -> Pools:
+    """Describe pools of so many pages, page 0 included, of slots of ``lanes`` numbers: one pair a kind of layer."""
+
+    def pool(count: int) -> Any:
+        return jax.ShapeDtypeStruct((count, num_pages, page_size, lanes), dtype)
+
+    return tuple((pool(config.layers.count(kind)),) * 2 for kind in config.kinds)
+
+
+def described_rows(
+    decoder: Decoder, strategy: Strategy, params: Params, one: DecodeState, batch: int, num_slots: int
+) -> Rows:
+    """Describe what the device holds of ``batch`` rows, each of which is as ``one`` row."""
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), one)
+
+    def remembered(params: Params, drafter_params: Any, state: DecodeState) -> Any:
+        headroom = step_headroom(strategy, decoder.backend)
+        cache = create_cache(decoder.config, batch, num_slots, decoder.backend, headroom)
+        hidden_BD = jnp.zeros((batch, decoder.config.model_dim), decoder.backend.compute_dtype)
+        prefilled = Prefilled(hidden_BD, prompt_bucket(1))
+        return strategy.start(Model(decoder, params), drafter_params, state._replace(cache=cache), prefilled)
+
+    hidden_BD = jax.ShapeDtypeStruct((batch, decoder.config.model_dim), decoder.backend.compute_dtype)
+    return Rows(state, jax.eval_shape(remembered, params, strategy.parameters, state), hidden_BD)
+
+
+def described_window(rows: int, columns: int) -> tuple[Any, ...]:
+    """Describe what the host gives a window: the rows, their tables, which of them run, and the most steps."""
+    return integers(rows), integers(rows, columns), jax.ShapeDtypeStruct((rows,), np.bool_), integers()
+
+
+def integers(*shape: int) -> jax.ShapeDtypeStruct:
+    """Describe an array of int32."""
+    return jax.ShapeDtypeStruct(shape, np.int32)
