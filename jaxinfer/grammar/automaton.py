@@ -12,6 +12,7 @@ from jaxinfer.errors import InvalidOption, one_line
 from jaxinfer.grammar import compiling
 from jaxinfer.grammar.compiling import DEAD
 from jaxinfer.grammar.grammar import Grammar
+from jaxinfer.grammar.schema import pattern_of
 
 # A table of so many states over a large vocabulary takes tens of megabytes a row.
 MOST_STATES = 8192
@@ -37,7 +38,8 @@ def automaton(grammar: Grammar) -> Automaton:
 
 def _compiled(grammar: Grammar) -> Automaton:
     """Compile in another process (`jaxinfer.grammar.compiling`), whose time and memory are bounded."""
-    asked = json.dumps({"kind": grammar.kind, "text": grammar.text}).encode()
+    is_schema = grammar.kind == "json_schema"
+    asked = json.dumps({"pattern": pattern_of(json.loads(grammar.text)) if is_schema else grammar.text}).encode()
     command = [sys.executable, "-P", compiling.__file__]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, timeout=2 * compiling.SECONDS)

@@ -1,4 +1,4 @@
-"""A program that compiles one grammar: JSON from standard input, arrays to standard output, or an error in one line.
+"""A program that compiles one pattern: JSON from standard input, arrays to standard output, or an error in one line.
 
 It runs in a process of its own, with bounds: a pattern of twenty characters can ask for all memory there is.
 """
@@ -12,8 +12,9 @@ import numpy as np
 DEAD = -1
 SECONDS = 20
 MEMORY_BYTES = 2 * 2**30
-# The last of all characters, which is none of any language.
-_END = "\U0010ffff"
+# Characters that no text has: one that cannot be typed, and the last of all. Without a beginning of its own some
+# patterns take hundreds of times as long (outlines-core 0.2.14, any JSON value: 37 s instead of 0.05 s).
+_BEGIN, _END = "\0", "\U0010ffff"
 # Before equal ones are joined.
 MOST_STATES = 100_000
 
@@ -27,16 +28,17 @@ def _bound() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-def _compiled(kind: str, text: str) -> dict[str, np.ndarray]:
+def _compiled(pattern: str) -> dict[str, np.ndarray]:
     import outlines_core
 
-    pattern = outlines_core.json_schema.build_regex_from_schema(text) if kind == "json_schema" else text
     _check_groups(pattern)
     # Each byte is a token of its own, so that the library's tokens do not matter. Where a shorter text matches too, the
     # library loses ways to a longer one (outlines-core 0.2.14: "1.5" of "1(\\.5)?"), so a last character marks the end.
     alphabet = outlines_core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
-    index = outlines_core.Index(f"(?:{pattern}){_END}", alphabet)
+    index = outlines_core.Index(f"{_BEGIN}(?:{pattern}){_END}", alphabet)
     found, first, final = index.get_transitions(), index.get_initial_state(), index.get_final_states()
+    for byte in _BEGIN.encode():
+        first = found[first][byte]
     numbers = {first: 0}
     for name in (*found, *(after for row in found.values() for after in row.values())):
         numbers.setdefault(name, len(numbers))
@@ -73,7 +75,7 @@ def main() -> int:
     _bound()
     asked = json.load(sys.stdin.buffer)
     try:
-        arrays = _compiled(asked["kind"], asked["text"])
+        arrays = _compiled(asked["pattern"])
     except ImportError:
         print("grammars need outlines-core; install it with: pip install 'jaxinfer[grammar]'")
         return 4

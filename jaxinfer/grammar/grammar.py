@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, no_type_check
 
 from jaxinfer.errors import InvalidOption, one_line, shown
+from jaxinfer.grammar.schema.pieces import escaped
 
 # What is longer takes minutes to compile.
 MOST_CHARACTERS = 100_000
-# What the syntax of regular expressions gives a meaning.
-_MEANT = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Grammar:
         is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
         if not is_list or not texts or not all(isinstance(text, str) and text for text in texts):
             raise InvalidOption(f"a choice is a list of texts of at least one character, not {shown(texts)}")
-        escaped = ("".join(f"\\{char}" if char in _MEANT else char for char in text) for text in texts)
-        return cls.regex("|".join(f"({text})" for text in escaped))
+        return cls.regex("|".join(f"({escaped(text)})" for text in texts))
 
     # The check below must see any value, not a run-time type checker.
     @no_type_check
@@ -50,14 +48,14 @@ class Grammar:
     def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
         """Return the JSON texts of a schema, given as a mapping or as JSON.
 
-        Properties come in the schema's order. What no regular expression can say is refused by name when the grammar
-        is compiled; what refers to itself ends at three levels.
+        Properties come in the schema's order. What is not implemented is refused by name when the grammar is compiled;
+        what refers to itself ends at three levels.
         """
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             if not isinstance(parsed, Mapping):
                 raise InvalidOption(f"a JSON schema is an object, not {shown(parsed)}")
-            text = json.dumps(parsed)
+            text = json.dumps(parsed, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidOption(f"the JSON schema is not JSON: {one_line(str(error))}") from error
         return cls("json_schema", _checked(text, "a JSON schema"))

@@ -110,7 +110,7 @@ def schema_table():
         (lambda: Grammar.json_schema({"a": object()}), "is not JSON"),
         (lambda: automaton(Grammar.regex("((")), "cannot be compiled"),
         (lambda: automaton(Grammar.regex("a)(b")), "closed that is not open"),
-        (lambda: automaton(Grammar.json_schema({"type": "frog"})), "Unsupported type: frog"),
+        (lambda: automaton(Grammar.json_schema({"type": "frog"})), "type: 'frog' is not one of"),
     ],
 )
 def test_what_says_nothing_is_refused_in_one_line(make, reason):

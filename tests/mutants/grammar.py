@@ -4,13 +4,14 @@ from tests.mutants.fault import Fault
 
 _TABLE, _DECODING = "tests/grammar/test_table.py", "tests/grammar/test_decoding.py"
 _ON_DEVICE = "jaxinfer/sampling/grammar.py"
+_SCHEMAS, _SCHEMA = "tests/grammar/test_schemas.py", "jaxinfer/grammar/schema"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "a text may end where a longer one may",
         "jaxinfer/grammar/compiling.py",
-        'f"(?:{pattern}){_END}"',
-        'f"(?:{pattern}){_END}?"',
+        'f"{_BEGIN}(?:{pattern}){_END}"',
+        'f"{_BEGIN}(?:{pattern}){_END}?"',
         f"{_TABLE}::test_what_matches_passes_in_any_tokens_and_nothing_else",
     ),
     Fault(
@@ -68,5 +69,47 @@ FAULTS: tuple[Fault, ...] = (
         "entry.sampling.grammar.after(entry.tokens[entry.prompt_length :])",
         "0",
         f"{_DECODING}::test_the_engine_keeps_to_grammars_while_requests_come_and_go",
+    ),
+    Fault(
+        "a number may reach a bound that is open",
+        f"{_SCHEMA}/numbers.py",
+        'return low in (None, ("", False)) and',
+        'return low in (None, ("", False), ("", True)) and',
+        f"{_SCHEMAS}::test_numbers_are_those_between_their_bounds",
+    ),
+    Fault(
+        "integers of the last length have no upper bound",
+        f"{_SCHEMA}/numbers.py",
+        "high = 10**length - 1 if most is None else min(most, 10**length - 1)",
+        "high = 10**length - 1",
+        f"{_SCHEMAS}::test_integers_are_those_between_their_bounds",
+    ),
+    Fault(
+        "a pattern's quote ends the string",
+        f"{_SCHEMA}/strings.py",
+        "_WRITTEN = {'\"': '\\\\\"', ",
+        "_WRITTEN = {",
+        f"{_SCHEMAS}::test_every_way_through_a_schema_is_valid",
+    ),
+    Fault(
+        "the name of a property is written as it is",
+        f"{_SCHEMA}/translation.py",
+        'found.append((f"{literal(name)}:',
+        'found.append((f"\\"{name}\\":',
+        f"{_SCHEMAS}::test_every_way_through_a_schema_is_valid",
+    ),
+    Fault(
+        "keywords that are not implemented are overlooked",
+        f"{_SCHEMA}/keywords.py",
+        "        if keyword in _REFUSED:",
+        "        if keyword in ():",
+        f"{_SCHEMAS}::test_what_is_not_followed_is_refused_by_its_place",
+    ),
+    Fault(
+        "oneOf is anyOf",
+        f"{_SCHEMA}/exclusion.py",
+        '    if kinds & others != {"object"}:\n        return False\n',
+        "    if kinds:\n        return True\n",
+        f"{_SCHEMAS}::test_what_is_not_followed_is_refused_by_its_place",
     ),
 )
