@@ -52,6 +52,7 @@ def make_app(served: Served) -> ASGIApp:
         Route("/health", endpoints.health),
         Route("/ready", endpoints.ready),
         Route("/metrics", endpoints.metrics),
+        Route("/openapi.json", endpoints.openapi),
         *(Route(path, _page_of(*file)) for path, file in _PAGE.items()),
     ]
 

@@ -22,6 +22,7 @@ from jaxinfer.server.http.answers import json_response
 from jaxinfer.server.http.body import read_body
 from jaxinfer.server.http.events import DONE, EventStream, event, unless_gone
 from jaxinfer.server.http.rates import CLIENT
+from jaxinfer.server.openapi import describe
 from jaxinfer.server.served import Served
 
 _LOG = logging.getLogger("jaxinfer.server")
@@ -79,6 +80,11 @@ class Endpoints:
     async def metrics(self, request: Request) -> Response:
         """Return the metrics."""
         return Response(self._served.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def openapi(self, request: Request) -> Response:
+        """Describe the server."""
+        served = self._served
+        return json_response(describe(served.limits, served.lm.tokenizer, served.lm.config.model_dim))
 
     def _model(self) -> dict[str, Any]:
         served = self._served

@@ -6,6 +6,7 @@ _API, _HTTP = "jaxinfer/server/api", "jaxinfer/server/http"
 _ENDPOINTS, _SERVING = "jaxinfer/server/endpoints.py", "jaxinfer/server/serving.py"
 _FIELDS, _ANSWERS, _ERRORS = (f"tests/server/test_{name}.py" for name in ("fields", "answers", "errors"))
 _LAW, _LIFETIME, _METRICS = (f"tests/server/test_{name}.py" for name in ("law", "lifetime", "metrics"))
+_OPENAPI, _LOAD = "tests/server/test_openapi.py", "tests/server/test_load.py"
 _LOG, _SCORING, _RATES, _EMBEDDINGS = (
     f"tests/server/test_{name}.py" for name in ("log", "scoring", "rates", "embeddings")
 )
@@ -269,5 +270,33 @@ FAULTS: tuple[Fault, ...] = (
         'yield CounterMetricFamily(f"jaxinfer_{name}", text',
         'yield CounterMetricFamily(f"jaxinfer_engine_{name}", text',
         "tests/server/test_dashboard.py::test_every_metric_that_it_names_exists",
+    ),
+    Fault(
+        "the description forgets the fields of messages",
+        "jaxinfer/server/openapi/requests.py",
+        "    schema = schema or _nested(probe.get(name), path) or LEAVES[path]",
+        '    schema = schema or LEAVES.get(path, {"type": "array"})',
+        f"{_OPENAPI}::test_nothing_that_is_drawn_makes_it_fail",
+    ),
+    Fault(
+        "a reader takes a number that the description does not bound",
+        f"{_API}/fields.py",
+        '        value = self._take(field, type="integer", minimum=least, maximum=most, default=default)',
+        '        value = self._take(field, type="integer", minimum=least, maximum=most + 1, default=default)',
+        f"{_OPENAPI}::test_every_field_that_is_described_is_read",
+    ),
+    Fault(
+        "a refused field looks like one that is read",
+        f"{_API}/fields.py",
+        "            self._values.refused[field] = reason",
+        "            pass",
+        f"{_OPENAPI}::test_every_field_that_is_read_is_described",
+    ),
+    Fault(
+        "the pages of who leaves are not given back",
+        "jaxinfer/server/endpoints.py",
+        "        generation.cancel()\n        self._served.live.discard(generation)",
+        "        self._served.live.discard(generation)",
+        f"{_LOAD}::test_a_few_clients_of_every_kind",
     ),
 )

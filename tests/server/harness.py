@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,14 @@ from jaxinfer.server.serving import Serving, listen
 
 MODEL = "fable"
 STRATEGY = "prompt_lookup"
-ENGINE = {"max_rows": 2, "page_size": 8, "pages": 60, "prefill_chunk": 16, "steps_per_look": 4, "max_waiting": 16}
+ENGINE: dict[str, Any] = {
+    "max_rows": 2,
+    "page_size": 8,
+    "pages": 60,
+    "prefill_chunk": 16,
+    "steps_per_look": 4,
+    "max_waiting": 16,
+}
 PROMPT = "The old"
 # So many tokens that they take a while.
 LONG = {"model": MODEL, "prompt": PROMPT, "max_tokens": 150, "temperature": 1.5, "seed": 1, "ignore_eos": True}
@@ -79,9 +86,11 @@ class Running:
 
 
 @contextmanager
-def running(lm: LanguageModel, leave: Callable[[int], object] = int, **options: Any) -> Iterator[Running]:
+def running(
+    lm: LanguageModel, leave: Callable[[int], object] = int, engine: Mapping[str, Any] = ENGINE, **options: Any
+) -> Iterator[Running]:
     """Serve a model with changed `ServerOptions`."""
-    served = Served(lm, lm.engine(strategy=STRATEGY, **ENGINE), ServerOptions(**{"model": MODEL, **options}), STRATEGY)
+    served = Served(lm, lm.engine(strategy=STRATEGY, **engine), ServerOptions(**{"model": MODEL, **options}), STRATEGY)
     serving = Serving(served, listen("127.0.0.1", 0), leave)
     addresses: list[str] = []
     has_begun = threading.Event()

@@ -9,6 +9,20 @@ from jaxinfer.server.api.errors import ApiError, wrong_field
 _SHOWN = 60
 
 
+class Probe(dict[str, Any]):
+    """A request that only asks which fields a reader takes: ``taken`` is their JSON schemas by name, in order.
+
+    A field whose value the reader checks by itself has an empty schema. ``needed`` are those that must be given;
+    ``refused`` are the reasons why those are refused that are.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.taken: dict[str, dict[str, Any]] = {}
+        self.needed: set[str] = set()
+        self.refused: dict[str, str] = {}
+
+
 class Fields:
     """The fields of a JSON object; null means that a field is not given."""
 
@@ -22,19 +36,27 @@ class Fields:
 
     def raw(self, field: str) -> Any:
         """Take a field whose value the caller checks."""
+        return self._take(field)
+
+    def _take(self, field: str, **schema: Any) -> Any:
         self._taken.add(field)
+        if isinstance(self._values, Probe):
+            known = {key: value for key, value in schema.items() if value is not None}
+            self._values.taken.setdefault(field, {}).update(known)
         return self._values.get(field)
 
     def required(self, field: str) -> Any:
         """Take a field that must be given."""
         value = self.raw(field)
+        if isinstance(self._values, Probe):
+            self._values.needed.add(field)
         if value is None:
             raise wrong_field(self.name(field), "this field is missing", "missing_required_parameter")
         return value
 
     def text(self, field: str, default: str = "", *, longest: int | None = None) -> str:
         """Take a string of at most ``longest`` characters."""
-        value = self.raw(field)
+        value = self._take(field, type="string", maxLength=longest)
         if value is None:
             return default
         if not isinstance(value, str):
@@ -45,7 +67,7 @@ class Fields:
 
     def flag(self, field: str, default: bool = False) -> bool:
         """Take true or false."""
-        value = self.raw(field)
+        value = self._take(field, type="boolean", default=default)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -54,7 +76,7 @@ class Fields:
 
     def whole(self, field: str, default: int | None, least: int, most: int) -> int | None:
         """Take a whole number."""
-        value = self.raw(field)
+        value = self._take(field, type="integer", minimum=least, maximum=most, default=default)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
@@ -65,14 +87,17 @@ class Fields:
 
     def number(self, field: str, default: float, least: float, most: float, *, is_open: bool = False) -> float:
         """Take a number; ``least`` itself is not allowed if ``is_open``."""
-        value = self.raw(field)
+        lower = {"exclusiveMinimum" if is_open else "minimum": least}
+        value = self._take(field, type="number", **lower, maximum=most, default=default)
         if value is None:
             return default
         return check_number(value, self.name(field), least, most, is_open=is_open)
 
     def refuse(self, field: str, reason: str, *harmless: Any) -> None:
         """Refuse a field that is not implemented, but for values that ask for nothing."""
-        value = self.raw(field)
+        value = self._take(field, enum=list(harmless))
+        if isinstance(self._values, Probe):
+            self._values.refused[field] = reason
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
             raise wrong_field(self.name(field), reason, "unsupported_parameter")
 

@@ -49,7 +49,8 @@ def _of_format(fields: Fields, asked: Any) -> Grammar | None:
     if not isinstance(given, dict):
         raise inner.wrong_type("json_schema", given, "an object")
     parts = Fields(given, f"{_FORMAT}.json_schema.")
-    parts.required("name")
+    if not isinstance(name := parts.required("name"), str):
+        raise parts.wrong_type("name", name, "a string")
     parts.text("description")
     parts.flag("strict")  # answers always follow the schema
     schema = parts.required("schema")

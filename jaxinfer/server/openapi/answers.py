@@ -1,0 +1,73 @@
+"""The form of answers and errors, as JSON schemas; they may have more than is named."""
+
+from typing import Any
+
+_TEXT, _WHOLE, _NUMBER = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "number"}
+_TEXT_OR_NULL, _IDS = {"type": ["string", "null"]}, {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object that has all of these."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(of: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": of}
+
+
+def _reference(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _choices(kind: str, **properties: Any) -> dict[str, Any]:
+    choice = _object(
+        index=_WHOLE, **properties, logprobs={"type": ["object", "null"]}, finish_reason={"enum": ["stop", "length"]}
+    )
+    return _object(
+        id=_TEXT,
+        object={"const": kind},
+        created=_WHOLE,
+        model=_TEXT,
+        system_fingerprint=_TEXT,
+        seed=_WHOLE,
+        choices=_list(choice),
+        usage=_reference("Usage"),
+    )
+
+
+_MODEL = _object(
+    id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE, system_fingerprint=_TEXT
+)
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)),
+    "Usage": _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE),
+    "Chat": _choices(
+        "chat.completion", message=_object(role={"const": "assistant"}, content=_TEXT, refusal={"type": "null"})
+    ),
+    "Completion": _choices("text_completion", text=_TEXT),
+    "Embeddings": _object(
+        object={"const": "list"},
+        data=_list(_object(object={"const": "embedding"}, index=_WHOLE, embedding={"anyOf": [_list(_NUMBER), _TEXT]})),
+        model=_TEXT,
+        usage=_object(prompt_tokens=_WHOLE, total_tokens=_WHOLE),
+    ),
+    "Model": _MODEL,
+    "Models": _object(object={"const": "list"}, data=_list(_reference("Model"))),
+    "Tokens": _object(count=_WHOLE, max_model_len=_WHOLE, tokens=_IDS),
+    "Text": _object(prompt=_TEXT),
+    "Status": _object(status=_TEXT),
+}
+# Why requests end without an answer.
+ERRORS = {
+    400: "A wrong field, broken JSON, or a prompt that is too long.",
+    401: "The key is missing or wrong.",
+    403: "The host is no name of this machine.",
+    404: "There is no such model or path.",
+    408: "The body came too slowly.",
+    413: "The body is too long.",
+    415: "The body is not application/json.",
+    429: "Too many requests wait, or a limit of a minute is reached.",
+    500: "The device failed.",
+    503: "The server shuts down, or its engine is closed.",
+    504: "The request took too long.",
+}

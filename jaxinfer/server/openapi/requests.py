@@ -1,0 +1,138 @@
+"""What bodies may hold, as JSON schemas: the readers of requests are asked, so that no field can be forgotten."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxinfer.server.api.chat import read_chat
+from jaxinfer.server.api.completions import read_completion
+from jaxinfer.server.api.embeddings import read_embeddings
+from jaxinfer.server.api.fields import Probe
+from jaxinfer.server.api.sampling import Limits
+from jaxinfer.server.api.tokens import answer_detokenize, answer_tokenize
+from jaxinfer.tokenizers import Tokenizer
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
+_SCHEMA = {"type": "object", "description": "A JSON schema."}
+
+# Of fields that readers check by themselves, by their place.
+LEAVES: dict[str, dict[str, Any]] = {
+    "model": _TEXT,
+    "prompt": _TEXTS,
+    "input": _TEXTS,
+    "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    "messages.role": {"enum": ["system", "developer", "user", "assistant"]},
+    "messages.content.type": {"enum": ["text"]},
+    "messages.content.text": _TEXT,
+    "stop": {
+        "anyOf": [
+            {"type": "string", "minLength": 1, "maxLength": 256},
+            {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 256}, "maxItems": 16},
+        ]
+    },
+    "logit_bias": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": 300,
+    },
+    "strategy": {"enum": ["on", "off"]},
+    "response_format.type": {"enum": ["text", "json_object", "json_schema"]},
+    "response_format.json_schema.name": _TEXT,
+    "response_format.json_schema.schema": _SCHEMA,
+    "structured_outputs": {
+        "type": "object",
+        "properties": {
+            "regex": {"type": ["string", "null"], "minLength": 1},
+            "choice": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            "json": {"anyOf": [_SCHEMA, _TEXT, {"type": "null"}]},
+        },
+        "additionalProperties": False,
+    },
+}
+# What must be given only where another field asks for it.
+_NEEDED_BY_SOME = {"response_format.json_schema"}
+
+
+def request_bodies(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, dict[str, Any]]:
+    """Return the schema of each path's body, for a model of these limits."""
+    bodies = {path: described(probe) for path, probe in probes(limits, tokenizer, dimensions).items()}
+    for body in bodies.values():
+        is_needed = "model" in body.get("required", ())
+        body["properties"]["model"] = {"enum": [limits.model]} if is_needed else {"enum": [limits.model, None]}
+    return bodies
+
+
+def probes(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, Probe]:
+    """Return what the readers of bodies have asked for, by path."""
+
+    def encode_chat(messages: list[dict[str, str]]) -> list[int]:
+        return [0]
+
+    def part() -> list[Probe]:
+        return [Probe({"role": "user", "content": [Probe({"type": "text", "text": "x"})]})]
+
+    model = {"model": limits.model}
+    asked = {**model, "max_tokens": 1}
+    schema = Probe({"name": "x", "schema": {}})
+    ways = {
+        "stream": True,
+        "stream_options": Probe({}),
+        "response_format": Probe({"type": "json_schema", "json_schema": schema}),
+    }
+    chat, completion = Probe({**asked, **ways, "messages": part()}), Probe({**asked, **ways, "prompt": [0]})
+    embeddings, detokenize = Probe({**model, "input": [0]}), Probe({"tokens": []})
+    tokenize, conversation = Probe({"prompt": "x"}), Probe({"messages": part()})
+    read_chat(chat, limits, encode_chat)
+    read_completion(completion, limits, tokenizer)
+    read_embeddings(embeddings, limits, tokenizer, dimensions)
+    answer_tokenize(tokenize, limits, tokenizer, encode_chat)
+    answer_tokenize(conversation, limits, tokenizer, encode_chat)
+    answer_detokenize(detokenize, limits, tokenizer)
+    tokenize.update(messages=conversation["messages"])
+    return {
+        "/v1/chat/completions": chat,
+        "/v1/completions": completion,
+        "/v1/embeddings": embeddings,
+        "/tokenize": tokenize,
+        "/detokenize": detokenize,
+    }
+
+
+def described(probe: Probe, path: str = "") -> dict[str, Any]:
+    """Return the schema of an object."""
+    properties = {name: _field(probe, name, f"{path}{name}") for name in probe.taken}
+    made: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    needed = sorted(name for name in probe.needed if f"{path}{name}" not in _NEEDED_BY_SOME)
+    return {**made, "required": needed} if needed else made
+
+
+def _field(probe: Probe, name: str, path: str) -> dict[str, Any]:
+    schema = dict(probe.taken[name])
+    if name in probe.refused:
+        harmless = [one for index, one in enumerate(schema["enum"]) if one not in schema["enum"][:index]]
+        return {"enum": [*harmless, None], "description": f"Not implemented: {probe.refused[name]}."}
+    schema = schema or _nested(probe.get(name), path) or LEAVES[path]
+    is_needed = name in probe.needed and path not in _NEEDED_BY_SOME
+    return schema if is_needed or not schema else or_null(schema)
+
+
+def _nested(value: Any, path: str) -> dict[str, Any] | None:
+    """Return the schema of a field whose value is an object or a list of objects that was asked itself."""
+    if isinstance(value, Probe):
+        return described(value, f"{path}.")
+    if isinstance(value, list) and value and isinstance(value[0], Probe):
+        objects = {"type": "array", "items": described(value[0], f"{path}."), "minItems": 1}
+        # The contents of a message are a text or parts.
+        return {"anyOf": [_TEXT, objects]} if path.endswith("content") else objects
+    return None
+
+
+def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that lets null through, too: it is as if the field were absent."""
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return {**schema, "type": [schema["type"], "null"]}
