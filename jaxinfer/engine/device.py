@@ -263,7 +263,7 @@ class Device:
         return self._programs.run(program.name, program.function, program.donated, *arguments)
 
     def _shaped_copy(self) -> _Shaped:
-        return _Shaped("copy_page", copy_page, (0,), (_described(self._pools), _integers(), _integers()))
+        return _Shaped("copy_page", copy_page, (0,), (_described(self._pools), integers(), integers()))
 
     def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
         function = partial(compute_chunk, self._programs.decoder)
