@@ -4,14 +4,14 @@ import io
 import json
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxinfer.errors import InvalidOption, one_line
 from jaxinfer.grammar import compiling
 from jaxinfer.grammar.compiling import DEAD
-from jaxinfer.grammar.grammar import Grammar
+from jaxinfer.grammar.grammar import PLAIN, Grammar
 from jaxinfer.grammar.schema import pattern_of
 
 # A table of so many states over a large vocabulary takes tens of megabytes a row.
@@ -38,8 +38,8 @@ def automaton(grammar: Grammar) -> Automaton:
 
 def _compiled(grammar: Grammar) -> Automaton:
     """Compile in another process (`jaxinfer.grammar.compiling`), whose time and memory are bounded."""
-    is_schema = grammar.kind == "json_schema"
-    asked = json.dumps({"pattern": pattern_of(json.loads(grammar.text)) if is_schema else grammar.text}).encode()
+    given = grammar.text if grammar.kind in PLAIN else json.loads(grammar.text)
+    asked = json.dumps({"grammar": _without_schemas(grammar.kind, given)}).encode()
     command = [sys.executable, "-P", compiling.__file__]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, timeout=2 * compiling.SECONDS)
@@ -53,6 +53,13 @@ def _compiled(grammar: Grammar) -> Automaton:
         raise InvalidOption(f"the grammar is too large: compiling it took over {bounds}")
     with np.load(io.BytesIO(done.stdout)) as arrays:
         return Automaton(arrays["next_NB"], arrays["ends_N"])
+
+
+def _without_schemas(kind: str, given: Any) -> tuple[str, Any]:
+    """Return a kind of grammar and what it is, of patterns alone; parts are given as a list of both of each."""
+    if kind == "json_schema":
+        return "regex", pattern_of(json.loads(given))
+    return kind, given if kind == "regex" else [_without_schemas(*part) for part in given]
 
 
 def trimmed(given: Automaton) -> Automaton:

@@ -1,4 +1,4 @@
-"""A program that compiles one pattern: JSON from standard input, arrays to standard output, or an error in one line.
+"""A program that compiles one grammar: JSON from standard input, arrays to standard output, or an error in one line.
 
 It runs in a process of its own, with bounds: a pattern of twenty characters can ask for all memory there is.
 """
@@ -6,6 +6,7 @@ It runs in a process of its own, with bounds: a pattern of twenty characters can
 import io
 import json
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,6 @@ def _bound() -> None:
 def _compiled(pattern: str) -> dict[str, np.ndarray]:
     import outlines_core
 
-    _check_groups(pattern)
     # Each byte is a token of its own, so that the library's tokens do not matter. Where a shorter text matches too, the
     # library loses ways to a longer one (outlines-core 0.2.14: "1.5" of "1(\\.5)?"), so a last character marks the end.
     alphabet = outlines_core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
@@ -56,6 +56,18 @@ def _compiled(pattern: str) -> dict[str, np.ndarray]:
     return {"next_NB": next_NB, "ends_N": is_final_N[after_N]}
 
 
+def _pattern(kind: str, given: Any) -> str:
+    """Return a regular expression of a pattern, or of parts, a list of their kinds and what they are."""
+    if isinstance(given, str):
+        _check_groups(given)
+        return given
+    parts = [f"(?:{_pattern(*part)})" for part in given]
+    if kind == "repeated":
+        part, between = parts
+        return f"{part}(?:{between}{part})*"
+    return ("|" if kind == "any_of" else "").join(parts)
+
+
 def _check_groups(pattern: str) -> None:
     """Refuse a pattern that closes a group that it has not opened: another group is put around it."""
     depth, in_class, characters = 0, 0, iter(pattern)
@@ -75,7 +87,7 @@ def main() -> int:
     _bound()
     asked = json.load(sys.stdin.buffer)
     try:
-        arrays = _compiled(asked["pattern"])
+        arrays = _compiled(_pattern(*asked["grammar"]))
     except ImportError:
         print("grammars need outlines-core; install it with: pip install 'jaxinfer[grammar]'")
         return 4

@@ -10,17 +10,21 @@ from jaxinfer.grammar.schema.pieces import escaped
 
 # What is longer takes minutes to compile.
 MOST_CHARACTERS = 100_000
+# The kinds that have no parts.
+PLAIN = ("json_schema", "regex")
 
 
 @dataclass(frozen=True)
 class Grammar:
     """The texts that are JSON of a schema, or that match a regular expression as a whole (syntax of Rust's ``regex``).
 
-    Build one with `Grammar.json_schema`, `Grammar.json_object`, `Grammar.regex` or `Grammar.choice`. It is compiled by
-    the model that it is given to, which then raises InvalidOption for one that says nothing.
+    Build one with `Grammar.json_schema`, `Grammar.json_object`, `Grammar.regex` or `Grammar.choice`, and larger ones of
+    these with `Grammar.sequence`, `Grammar.any_of` and `Grammar.repeated`. It is compiled by the model that it is given
+    to, which then raises InvalidOption for one that says nothing. ``text`` is the schema, the pattern, or JSON of the
+    parts, each its kind and its text.
     """
 
-    kind: Literal["json_schema", "regex"]
+    kind: Literal["json_schema", "regex", "sequence", "any_of", "repeated"]
     text: str
 
     # The check below must see any value, not a run-time type checker.
@@ -64,6 +68,29 @@ class Grammar:
     def json_object(cls) -> "Grammar":
         """Return all JSON objects, nested up to three levels."""
         return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def sequence(cls, parts: Sequence["Grammar"]) -> "Grammar":
+        """Return the texts of one grammar after the other."""
+        return _composed("sequence", parts)
+
+    @classmethod
+    def any_of(cls, parts: Sequence["Grammar"]) -> "Grammar":
+        """Return the texts of all of the grammars."""
+        return _composed("any_of", parts)
+
+    @classmethod
+    def repeated(cls, part: "Grammar", between: "Grammar") -> "Grammar":
+        """Return the texts of a grammar one or more times, with one of ``between`` after each but the last."""
+        return _composed("repeated", [part, between])
+
+
+def _composed(kind: Literal["sequence", "any_of", "repeated"], parts: Sequence[Grammar]) -> Grammar:
+    if not parts:
+        raise InvalidOption(f"a grammar of the kind {kind} needs one part at least")
+    # Parts of parts are nested as lists: as texts in texts, each level would double the quotes' escapes.
+    nested = [[part.kind, part.text if part.kind in PLAIN else json.loads(part.text)] for part in parts]
+    return Grammar(kind, _checked(json.dumps(nested), "a grammar"))
 
 
 def _checked(text: str, what: str) -> str:

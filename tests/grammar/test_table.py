@@ -105,6 +105,8 @@ def schema_table():
         (lambda: Grammar.regex("x" * 100_001), "at most 100000"),
         (lambda: Grammar.regex("\ud800"), "not valid Unicode"),
         (lambda: Grammar.choice("yes"), "a list of texts"),
+        (lambda: Grammar.any_of([]), "needs one part at least"),
+        (lambda: automaton(Grammar.sequence([Grammar.regex("a)(b")])), "closed that is not open"),
         (lambda: Grammar.json_schema("[1]"), "is an object"),
         (lambda: Grammar.json_schema("{"), "is not JSON"),
         (lambda: Grammar.json_schema({"a": object()}), "is not JSON"),
@@ -122,6 +124,15 @@ def test_what_says_nothing_is_refused_in_one_line(make, reason):
 def test_choices_are_taken_literally():
     found = automaton(Grammar.choice(["a.b|", "~[é]"]))
     assert [bool(run(found, text)) for text in ("a.b|", "axb|", "~[é]", "a.b")] == [True, False, True, False]
+
+
+def test_grammars_are_parts_of_others():
+    """A part's alternatives stay its own, and a schema's references are found in it."""
+    flag = Grammar.json_schema({"$ref": "#/$defs/x", "$defs": {"x": {"type": "boolean"}}})
+    call = Grammar.sequence([Grammar.regex("f|g"), Grammar.choice(["(", "["]), Grammar.any_of([flag, flag])])
+    found = automaton(Grammar.repeated(call, Grammar.choice([" | "])))
+    texts = {"f(true": True, "g[false | f(true | f[true": True, "f": False, "(true": False, "f(true | ": False}
+    assert {text: bool(run(found, text)) for text in texts} == texts
 
 
 @pytest.mark.slow
