@@ -40,7 +40,7 @@ from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.start_times import Clock, LoadTimes
 from jaxinfer.text_generation import Run, TextRequest, cut_batches, exhaust, run_requests, stream_pieces
 from jaxinfer.text_requests import check_new_tokens, is_next_turn, listed, sampling_of_each, text_requests
-from jaxinfer.tokenizers import Tokenizer, load_tokenizer
+from jaxinfer.tokenizers import Tokenizer, encode_chat, load_tokenizer
 
 if TYPE_CHECKING:  # few use an engine
     from jaxinfer.engine.config import EngineConfig
@@ -339,12 +339,9 @@ class LanguageModel:
         """Answer a conversation and yield the answer as it comes; options as for `stream`, reuse as for `chat`."""
         return self.stream(self.encode_chat(messages), **{"reuse": is_next_turn(messages), **options})
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ids of a conversation in the model's chat template, up to where its answer begins."""
-        template = self.tokenizer.chat_template
-        if template is None:
-            raise InvalidTokenizer("this model has no chat template: give it raw text with generate")
-        return self.tokenizer.encode(template.render(messages), add_special_tokens=False)
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Return the ids of a conversation up to its answer; options as for `jaxinfer.tokenizers.encode_chat`."""
+        return encode_chat(self.tokenizer, messages, **options)
 
     def logits(self, token_ids: Sequence[Sequence[int]]) -> Float[Array, "B T V"]:
         """Return the logits of every token of whole texts, in float32 (float64 for a float64 model).

@@ -84,6 +84,17 @@ class Grammar:
         """Return the texts of a grammar one or more times, with one of ``between`` after each but the last."""
         return _composed("repeated", [part, between])
 
+    # What a file has can be anything, which is for the checks below to refuse, not for a run-time type checker.
+    @no_type_check
+    @classmethod
+    def read(cls, kind: str, text: str) -> "Grammar":
+        """Return the grammar that has this kind and this text; raise ValueError, TypeError or KeyError if none has."""
+        if kind in PLAIN:
+            return cls.regex(text) if kind == "regex" else cls.json_schema(text)
+        parts = [cls.read(one, inner if one in PLAIN else json.dumps(inner)) for one, inner in json.loads(text)]
+        made = {"sequence": cls.sequence, "any_of": cls.any_of, "repeated": lambda both: cls.repeated(*both)}
+        return made[kind](parts)
+
 
 def _composed(kind: Literal["sequence", "any_of", "repeated"], parts: Sequence[Grammar]) -> Grammar:
     if not parts:

@@ -1,8 +1,9 @@
 """The endpoints: each reads a request, has it served, and answers."""
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -43,8 +44,10 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        lm, limits = self._served.lm, self._served.limits
-        return await self._generate(request, lambda body: read_chat(body, limits, lm.encode_chat), "chatcmpl", ChatForm)
+        lm, limits, calling = self._served.lm, self._served.limits, self._served.calling
+        return await self._generate(
+            request, lambda body: read_chat(body, limits, lm.encode_chat, calling), "chatcmpl", ChatForm
+        )
 
     async def models(self, request: Request) -> Response:
         """List the only model."""
@@ -60,7 +63,10 @@ class Endpoints:
     async def tokenize(self, request: Request) -> Response:
         """Return the ids of a text or a conversation."""
         body, lm, limits = await self._body(request), self._served.lm, self._served.limits
-        return json_response(await asyncio.to_thread(answer_tokenize, body, limits, lm.tokenizer, lm.encode_chat))
+        calling = self._served.calling
+        return json_response(
+            await asyncio.to_thread(answer_tokenize, body, limits, lm.tokenizer, lm.encode_chat, calling)
+        )
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of ids."""
@@ -126,35 +132,37 @@ class Endpoints:
         head = new_head(prefix, served.options.model, served.system_fingerprint, job.sampling.seed)
         form, on_end = make_form(head, job), partial(self._end, generation, job, head, client)
         if job.stream:
-            return EventStream(self._events(generation, job, form), on_end)
+            return EventStream(self._events(generation, form), on_end)
         try:
             await unless_gone(request.receive, self._collect(generation, job))
         finally:
             on_end()
         return json_response(form.whole(generation.choices, count_usage(generation.choices, generation.stats)))
 
-    async def _events(self, generation: Generation, job: Job, form: Form) -> AsyncGenerator[bytes, None]:
+    async def _events(self, generation: Generation, form: Form) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream; one that fails ends with an error."""
-        tells_tokens = job.sampling.logprobs or job.return_token_ids
+
+        def events(parts: Iterable[dict[str, Any]]) -> Iterable[bytes]:
+            return (event(part, is_typed=form.is_typed) for part in parts)
+
         try:
-            for choice in generation.choices:
-                if (first := form.first(choice)) is not None:
-                    yield event(first)
+            for one in events(form.first(generation.choices)):
+                yield one
             async with aclosing(generation.pieces()) as pieces:
                 async for choice, start, piece in pieces:
-                    if piece.text or (piece.tokens and tells_tokens):
-                        yield event(form.delta(choice, start, piece.text))
-                    if piece.result is not None:
-                        yield event(form.last(choice))
-            if job.include_usage:
-                yield event(form.usage(count_usage(generation.choices, generation.stats)))
-            yield DONE
+                    last = () if piece.result is None else form.last(choice)
+                    for one in events(itertools.chain(form.delta(choice, start, piece), last)):
+                        yield one
+            for one in events(form.end(generation.choices, count_usage(generation.choices, generation.stats))):
+                yield one
+            if not form.is_typed:
+                yield DONE
         except Exception as error:
             known = from_library(error)
             if known.status == 500:
                 _LOG.error("a stream failed", exc_info=error)
             self._served.metrics.count_error(known.code or known.kind)
-            yield event(known.body)
+            yield event(form.failed(known), is_typed=form.is_typed)
 
     async def _collect(self, generation: Generation, job: Job) -> None:
         async with aclosing(generation.pieces()) as pieces:

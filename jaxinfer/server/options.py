@@ -14,7 +14,8 @@ class ServerOptions:
     ``read_seconds`` to send a head, and again a body, and ``write_seconds`` to read on where it has stopped. A request
     that takes longer than ``request_seconds`` ends. ``grace_seconds`` is how long requests may go on after a signal to
     end. More than ``max_connections`` are refused. Each key (without keys, all clients together) has so many requests
-    and tokens a minute; None is any number.
+    and tokens a minute; None is any number. ``tool_format`` is how the model writes calls of functions, "auto" for what
+    its chat template says.
     """
 
     model: str
@@ -28,3 +29,4 @@ class ServerOptions:
     max_connections: int = 1024
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    tool_format: str = "auto"

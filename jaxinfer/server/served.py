@@ -14,6 +14,7 @@ from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.server.api.choices import Head
 from jaxinfer.server.api.errors import from_library, not_ready
 from jaxinfer.server.api.sampling import Job, Limits
+from jaxinfer.server.api.tools import Calling, calling_of
 from jaxinfer.server.fingerprint import system_fingerprint
 from jaxinfer.server.generation import Generation
 from jaxinfer.server.http.rates import Rates
@@ -51,6 +52,11 @@ class Served:
     def system_fingerprint(self) -> str:
         """What decides an answer besides the request: the version, the dtype and the weights."""
         return system_fingerprint(self.lm)
+
+    @cached_property
+    def calling(self) -> Calling:
+        """How the model calls functions."""
+        return calling_of(self.lm.tokenizer, self.options.tool_format)
 
     @property
     def limits(self) -> Limits:

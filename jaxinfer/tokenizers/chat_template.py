@@ -34,6 +34,7 @@ class ChatTemplate:
         more time or memory than any text of these messages needs.
         """
         _check_messages(messages)
+        self._check_tool_messages(messages)
         name = "tool_use" if variables.get("tools") is not None and "tool_use" in self.templates else "default"
         if name not in self.templates:
             raise InvalidTokenizer(f"the tokenizer has no default chat template, only {', '.join(self.templates)}")
@@ -52,6 +53,22 @@ class ChatTemplate:
         except Exception as error:  # a template is a program that may raise anything
             kind = type(error).__name__
             raise InvalidOption(f"the chat template fails on these messages: {kind}: {_one_line(error)}") from error
+
+    def render_with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+        """Format a conversation in which the model is told of tools; raise InvalidOption if its text is as without."""
+        text = self.render(messages, tools=tools)
+        if text == self.render(messages):
+            raise InvalidOption("this model's chat template does not know tools: it writes the same without them")
+        return text
+
+    def _check_tool_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse calls and their results where a template would leave them out without a word."""
+        text = "".join(self.templates.values())
+        for index, message in enumerate(messages):
+            for word, is_there in (("tool_calls", message.get("tool_calls")), ("tool", message["role"] == "tool")):
+                if is_there and word not in text:
+                    what = "the results of tools" if word == "tool" else "calls of tools"
+                    raise InvalidOption(f"message {index}: this model's chat template does not know {what}")
 
 
 class _GenerationTag(Extension):

@@ -112,4 +112,11 @@ FAULTS: tuple[Fault, ...] = (
         "    if kinds:\n        return True\n",
         f"{_SCHEMAS}::test_what_is_not_followed_is_refused_by_its_place",
     ),
+    Fault(
+        "a part's alternatives become those of the whole",
+        "jaxinfer/grammar/compiling.py",
+        'parts = [f"(?:{_pattern(*part)})" for part in given]',
+        "parts = [_pattern(*part) for part in given]",
+        "tests/grammar/test_table.py::test_grammars_are_parts_of_others",
+    ),
 )

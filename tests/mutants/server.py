@@ -2,9 +2,12 @@
 
 from tests.mutants.fault import Fault
 
-_API, _HTTP = "jaxinfer/server/api", "jaxinfer/server/http"
+_API, _HTTP, _TOOLS = (f"jaxinfer/server/{name}" for name in ("api", "http", "tools"))
 _ENDPOINTS, _SERVING = "jaxinfer/server/endpoints.py", "jaxinfer/server/serving.py"
 _FIELDS, _ANSWERS, _ERRORS = (f"tests/server/test_{name}.py" for name in ("fields", "answers", "errors"))
+_CALLS, _PARSER, _FORMATS = (
+    f"tests/server/{name}.py" for name in ("test_tools", "tools/test_parser", "tools/test_formats")
+)
 _LAW, _LIFETIME, _METRICS = (f"tests/server/test_{name}.py" for name in ("law", "lifetime", "metrics"))
 _OPENAPI, _LOAD = "tests/server/test_openapi.py", "tests/server/test_load.py"
 _LOG, _SCORING, _RATES, _EMBEDDINGS = (
@@ -43,8 +46,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "every chunk names the role",
         f"{_API}/chat.py",
-        'return self._chunk(choice, {"content": text}, None',
-        'return self._chunk(choice, {"role": "assistant", "content": text}, None',
+        '        return {"content": delta.text}',
+        '        return {"role": "assistant", "content": delta.text}',
         f"{_ANSWERS}::test_a_stream_joins_to_the_whole_answer",
     ),
     Fault(
@@ -298,5 +301,68 @@ FAULTS: tuple[Fault, ...] = (
         "        generation.cancel()\n        self._served.live.discard(generation)",
         "        self._served.live.discard(generation)",
         f"{_LOAD}::test_a_few_clients_of_every_kind",
+    ),
+    Fault(
+        "a mark that is cut off at the end is lost",
+        f"{_TOOLS}/cursor.py",
+        "            deltas.content(candidate)\n            cursor.drop()\n",
+        "            cursor.drop()\n",
+        f"{_PARSER}::test_the_cuts_change_nothing",
+    ),
+    Fault(
+        "white space at the end of an answer is lost",
+        f"{_TOOLS}/deltas.py",
+        "        if self._space:\n",
+        "        if not self._space:\n",
+        f"{_PARSER}::test_the_cuts_change_nothing",
+    ),
+    Fault(
+        "a bracket in a text of the arguments ends them",
+        f"{_TOOLS}/call.py",
+        """        elif not is_quoted and char in "}]":""",
+        """        elif char in "}]":""",
+        f"{_PARSER}::test_calls_are_found_as_they_were_written",
+    ),
+    Fault(
+        "functions that nobody has are called",
+        f"{_TOOLS}/readers.py",
+        "    if name not in names or not (yield",
+        "    if not (yield",
+        f"{_PARSER}::test_what_is_no_call_is_content",
+    ),
+    Fault(
+        "a call that must be alone may be followed by others",
+        f"{_TOOLS}/formats.py",
+        "if several else call",
+        "if not several else call",
+        f"{_FORMATS}::test_one_call_is_one_call",
+    ),
+    Fault(
+        "marks without text are not seen",
+        f"{_API}/tools.py",
+        """one + self.hidden.get(token, "") for""",
+        "one for",
+        f"{_CALLS}::test_calls_are_found_in_what_a_model_draws",
+    ),
+    Fault(
+        "every chunk has all arguments so far",
+        f"{_API}/chat.py",
+        """{"index": delta.index, "function": {"arguments": delta.text}}""",
+        """{"index": delta.index, "function": {"arguments": speech.calls[delta.index].arguments}}""",
+        f"{_CALLS}::test_calls_are_found_in_what_a_model_draws",
+    ),
+    Fault(
+        "a call that is cut off looks whole",
+        f"{_API}/speech.py",
+        """if self.calls and choice.finish_reason == "stop" else""",
+        "if self.calls else",
+        f"{_CALLS}::test_a_call_that_is_cut_off_says_so",
+    ),
+    Fault(
+        "a template that does not know tools is taken",
+        "jaxinfer/tokenizers/chat_template.py",
+        "        if text == self.render(messages):",
+        "        if not text:",
+        f"{_CALLS}::test_what_a_template_does_not_know_is_refused",
     ),
 )

@@ -14,6 +14,7 @@ from tests.toys import encode_bytes
 
 LIMITS = Limits("fable", 258, 60)
 MESSAGES = [{"role": "user", "content": "hi"}]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 class Bytes:
@@ -87,9 +88,6 @@ TAKEN = {
 REFUSED = {
     "completion": {"best_of": 2, "suffix": "end", "messages": MESSAGES, "max_completion_tokens": 5},
     "chat": {
-        "tools": [{"type": "function"}],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
         "functions": [{}],
         "function_call": "auto",
         "audio": {},
@@ -244,7 +242,9 @@ def test_prompts_that_leave_no_room_are_too_long() -> None:
         ([], "messages"),
         ([3], "messages[0]"),
         ([*MESSAGES, {"content": "x"}], "messages[1].role"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "function", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
         ([{"role": [], "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 3}], "messages[0].content"),
@@ -253,7 +253,16 @@ def test_prompts_that_leave_no_room_are_too_long() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}], "messages[0].content[0].y"),
         ([{"role": "user", "content": "x", "name": "me"}], "messages[0].name"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "x", "tool_calls": 3}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].id"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}], "messages[0].tool_calls[0].id"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "type": "x"}]}], "messages[0].tool_calls[0].type"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "function": 3}]}], "messages[0].tool_calls[0].function"),
+        (
+            [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[]"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ([{"role": "user", "content": "x", "extra": 1}], "messages[0].extra"),
     ],
 )

@@ -37,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how to decode: NAME or NAME:key=value,... (default: %(default)s)",
     )
     parser.add_argument("--name", metavar="M", help="the model's name in requests (default: the end of --model)")
+    parser.add_argument(
+        "--tool-format",
+        metavar="F",
+        default="auto",
+        help="how the model writes calls of functions: hermes, llama3, mistral, mistral-named, or auto, by its chat "
+        "template (default: %(default)s)",
+    )
     group = parser.add_argument_group("clients")
     group.add_argument(
         "--api-key", metavar="KEY", action="append", default=[], help="let in who sends this key; may be repeated"
@@ -96,8 +103,11 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.server.options import ServerOptions
     from jaxinfer.server.served import Served
     from jaxinfer.server.serving import Serving, listen
+    from jaxinfer.server.tools.formats import AUTO, BY_NAME
 
     parse_strategy(options.strategy)
+    if options.tool_format not in (AUTO, *BY_NAME):
+        raise InvalidOption(f"--tool-format {options.tool_format!r} is none of {', '.join((AUTO, *BY_NAME))}")
     is_local = is_loopback(options.host)
     name = options.name or _name_of(DEFAULT_MODEL if options.model is None else options.model)
     server_options = ServerOptions(
@@ -112,6 +122,7 @@ def run(options: argparse.Namespace) -> int:
         max_connections=options.max_connections,
         requests_per_minute=options.max_requests_per_minute,
         tokens_per_minute=options.max_tokens_per_minute,
+        tool_format=options.tool_format,
     )
     opened_log = contextlib.nullcontext() if options.log is None else contextlib.closing(RequestLog(options.log))
     with opened_log as log, listen(options.host, options.port) as listener:

@@ -1,12 +1,15 @@
 """``/v1/chat/completions``: what its requests may say, and the form of its answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxinfer.results import StreamPiece
 from jaxinfer.server.api.alternatives import with_drawn
 from jaxinfer.server.api.choices import Choice, Head
-from jaxinfer.server.api.errors import wrong_field
-from jaxinfer.server.api.fields import Fields, objects, shown
+from jaxinfer.server.api.errors import ApiError, wrong_field
+from jaxinfer.server.api.fields import Fields
+from jaxinfer.server.api.messages import read_messages
 from jaxinfer.server.api.sampling import (
     Job,
     Limits,
@@ -16,18 +19,16 @@ from jaxinfer.server.api.sampling import (
     take_max_tokens,
     take_sampling,
 )
+from jaxinfer.server.api.speech import Speech, whole_speech
+from jaxinfer.server.api.tools import NO_CALLING, Calling, take_tools, template_options
+from jaxinfer.server.tools.deltas import CallBegins, Content, Delta
 
-# The newer name of a system message is known to few templates.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MOST_ALTERNATIVES = 20
 
 # Fields of OpenAI's that are not implemented: why, and the values that ask for nothing.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("tools", "tool calls are not implemented", ([],)),
-    ("tool_choice", "tool calls are not implemented", ("none",)),
-    ("parallel_tool_calls", "tool calls are not implemented", ()),
-    ("functions", "function calls are not implemented", ([],)),
-    ("function_call", "function calls are not implemented", ("none",)),
+    ("functions", "is the older name: use tools", ([],)),
+    ("function_call", "is the older name: use tool_choice", ("none",)),
     ("audio", "only text is written", ()),
     ("modalities", "only text is written", (["text"],)),
     ("prediction", "predicted outputs are not implemented: a strategy drafts", ()),
@@ -44,16 +45,19 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 )
 
 
-def read_chat(body: Mapping[str, Any], limits: Limits, encode_chat: Callable[[list[dict[str, str]]], list[int]]) -> Job:
-    """Check a request and return what it asks for."""
+def read_chat(
+    body: Mapping[str, Any], limits: Limits, encode_chat: Callable[..., list[int]], calling: Calling = NO_CALLING
+) -> Job:
+    """Check a request and return what it asks for; ``encode_chat`` is that of `LanguageModel`."""
     fields = Fields(body)
     check_model(fields, limits)
     messages = read_messages(fields.required("messages"), "messages")
+    tools = take_tools(fields, calling)
     logprobs = fields.flag("logprobs")
     top_logprobs = fields.whole("top_logprobs", 0, 0, _MOST_ALTERNATIVES) or 0
     if top_logprobs and not logprobs:
         raise wrong_field("top_logprobs", "are part of logprobs: set logprobs to true")
-    sampling = take_sampling(fields, limits, logprobs=logprobs)
+    sampling = take_sampling(fields, limits, logprobs=logprobs, tools=tools)
     max_tokens = take_max_tokens(fields, "max_tokens", None)
     newer = take_max_tokens(fields, "max_completion_tokens", None)
     if None not in (max_tokens, newer) and max_tokens != newer:
@@ -62,84 +66,68 @@ def read_chat(body: Mapping[str, Any], limits: Limits, encode_chat: Callable[[li
     for name, reason, harmless in _REFUSED:
         fields.refuse(name, reason, *harmless)
     fields.end()
-    prompts = (tuple(encode_chat(messages)),)
-    job = Job(prompts, sampling, newer or max_tokens, **delivery, top_logprobs=top_logprobs)
+    ids = encode_chat(messages, **template_options(tools))
+    job = Job((tuple(ids),), sampling, newer or max_tokens, **delivery, top_logprobs=top_logprobs, tools=tools)
     return check_job(job, limits, "messages")
-
-
-def read_messages(value: Any, name: str) -> list[dict[str, str]]:
-    """Check a conversation; return messages of ``role`` and ``content``."""
-    return [_read_message(one, f"{name}[{index}]") for index, one in enumerate(objects(value, name))]
-
-
-def _read_message(value: Mapping[str, Any], name: str) -> dict[str, str]:
-    fields = Fields(value, f"{name}.")
-    role = fields.required("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise wrong_field(f"{name}.role", f"{shown(role)} is not one of {', '.join(_ROLES)}")
-    content = fields.required("content")
-    if isinstance(content, list):
-        parts = enumerate(objects(content, f"{name}.content"))
-        content = "".join(_read_part(part, f"{name}.content[{index}]") for index, part in parts)
-    if not isinstance(content, str):
-        raise wrong_field(f"{name}.content", f"{shown(content)} is not a text or a list of parts", "invalid_type")
-    fields.refuse("name", "models here do not tell speakers of one role apart")
-    for field in ("tool_calls", "function_call"):
-        fields.refuse(field, "tool calls are not implemented", [])
-    fields.refuse("refusal", "models here do not mark a refusal", "")
-    fields.refuse("audio", "only text is read")
-    fields.refuse("annotations", "answers here have none", [])
-    fields.end()
-    return {"role": _ROLES[role], "content": content}
-
-
-def _read_part(value: Mapping[str, Any], name: str) -> str:
-    fields = Fields(value, f"{name}.")
-    kind = fields.required("type")
-    if kind != "text":
-        raise wrong_field(f"{name}.type", f"{shown(kind)} is not text, which is all that is read")
-    text = fields.required("text")
-    if not isinstance(text, str):
-        raise fields.wrong_type("text", text, "a string")
-    fields.end()
-    return text
 
 
 class ChatForm:
     """The JSON of answers to a chat request."""
 
+    is_typed = False
+
     def __init__(self, head: Head, job: Job) -> None:
         self._head, self._job = head, job
+        self._speeches: defaultdict[int, Speech] = defaultdict(lambda: Speech(job.tools))
 
     def whole(self, choices: Sequence[Choice], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return an answer that comes at once."""
-        made = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                **self._details(choice, 0),
-                "finish_reason": choice.finish_reason,
-                **self._prompt_ids(choice),
-            }
-            for choice in choices
-        ]
-        return self._head.stamp("chat.completion", made, {"usage": usage})
+        return self._head.stamp("chat.completion", [self._whole(choice) for choice in choices], {"usage": usage})
 
-    def first(self, choice: Choice) -> dict[str, Any]:
-        """Return the chunk that says who speaks."""
-        return self._chunk(choice, {"role": "assistant", "content": None}, None, self._prompt_ids(choice))
+    def first(self, choices: Sequence[Choice]) -> Iterable[dict[str, Any]]:
+        """Yield the chunks that say who speaks."""
+        for choice in choices:
+            yield self._chunk(choice, {"role": "assistant", "content": None}, None, self._prompt_ids(choice))
 
-    def delta(self, choice: Choice, start: int, text: str) -> dict[str, Any]:
-        """Return the chunk of a choice's tokens from ``start`` on."""
-        return self._chunk(choice, {"content": text}, None, self._details(choice, start))
+    def delta(self, choice: Choice, start: int, piece: StreamPiece) -> Iterable[dict[str, Any]]:
+        """Yield the chunks of a choice's tokens from ``start`` on; what is told of tokens comes with the first."""
+        speech, details = self._speeches[choice.index], self._details(choice, start)
+        deltas = speech.take(piece.tokens, piece.texts, piece.text)
+        said = [_said(speech, delta) for delta in deltas]
+        if not said and piece.tokens and self._job.tells_tokens:
+            said = [{"content": ""}]
+        for index, one in enumerate(said):
+            yield self._chunk(choice, one, None, self._details(choice, len(choice.tokens)) if index else details)
 
-    def last(self, choice: Choice) -> dict[str, Any]:
-        """Return the chunk that ends a choice."""
-        return self._chunk(choice, {}, choice.finish_reason, {})
+    def last(self, choice: Choice) -> Iterable[dict[str, Any]]:
+        """Yield what was held back of a choice, and the chunk that ends it."""
+        speech = self._speeches[choice.index]
+        for delta in speech.finish():
+            yield self._chunk(choice, _said(speech, delta), None, {})
+        yield self._chunk(choice, {}, speech.finish_reason(choice), {})
 
-    def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chunk that ends a stream whose usage is asked for."""
-        return self._head.stamp("chat.completion.chunk", [], {"usage": usage})
+    def end(self, choices: Sequence[Choice], usage: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+        """Yield the chunk of the usage, if it is asked for."""
+        if self._job.include_usage:
+            yield self._head.stamp("chat.completion.chunk", [], {"usage": usage})
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """Return the error."""
+        return error.body
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        speech = whole_speech(choice, self._job.tools)
+        message: dict[str, Any] = {"role": "assistant", "content": speech.content, "refusal": None}
+        if speech.calls:
+            message["content"] = speech.content or None
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in speech.calls]
+        return {
+            "index": choice.index,
+            "message": message,
+            **self._details(choice, 0),
+            "finish_reason": speech.finish_reason(choice),
+            **self._prompt_ids(choice),
+        }
 
     def _chunk(
         self, choice: Choice, delta: Mapping[str, Any], finish_reason: str | None, more: Mapping[str, Any]
@@ -174,3 +162,16 @@ def _alternatives(choice: Choice, place: int) -> list[dict[str, Any]]:
 
 def _entry(text: str, content: bytes, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(content)}
+
+
+def _said(speech: Speech, delta: Delta) -> dict[str, Any]:
+    """Return the ``delta`` of a chunk."""
+    if isinstance(delta, Content):
+        return {"content": delta.text}
+    if isinstance(delta, CallBegins):
+        return {"tool_calls": [{"index": delta.index, **_call(speech.calls[delta.index].id, delta.name, "")}]}
+    return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

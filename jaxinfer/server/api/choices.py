@@ -3,13 +3,14 @@
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxinfer.engine.request import RequestStats
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.server.api.alternatives import Scored
+from jaxinfer.server.api.errors import ApiError
 
 
 @dataclass
@@ -68,26 +69,34 @@ class Head:
 
 
 class Form(Protocol):
-    """The JSON of an endpoint's answers."""
+    """The JSON of an endpoint's answers; it may remember what it has given. The parts of a stream are its methods' but
+    ``whole``, in their order. ``is_typed``: each part is an event of the type that it names, and none ends the stream.
+    """
+
+    is_typed: bool
 
     def whole(self, choices: Sequence[Choice], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return an answer that comes at once."""
         ...
 
-    def first(self, choice: Choice) -> dict[str, Any] | None:
-        """Return the chunk before a choice's tokens, None if there is none."""
+    def first(self, choices: Sequence[Choice]) -> Iterable[dict[str, Any]]:
+        """Yield what comes before all tokens."""
         ...
 
-    def delta(self, choice: Choice, start: int, text: str) -> dict[str, Any]:
-        """Return the chunk of a choice's tokens from ``start`` on."""
+    def delta(self, choice: Choice, start: int, piece: StreamPiece) -> Iterable[dict[str, Any]]:
+        """Yield what a piece adds to a choice, whose tokens before it are ``start``."""
         ...
 
-    def last(self, choice: Choice) -> dict[str, Any]:
-        """Return the chunk that ends a choice."""
+    def last(self, choice: Choice) -> Iterable[dict[str, Any]]:
+        """Yield what ends a choice."""
         ...
 
-    def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chunk that ends a stream whose usage is asked for."""
+    def end(self, choices: Sequence[Choice], usage: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+        """Yield what comes after all choices."""
+        ...
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """Return what ends a stream that fails."""
         ...
 
 

@@ -1,12 +1,13 @@
 """``/v1/completions``: what its requests may say, and the form of its answers."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxinfer.results import StreamPiece
 from jaxinfer.server.api.alternatives import by_text
 from jaxinfer.server.api.choices import Choice, Head
-from jaxinfer.server.api.errors import wrong_field
+from jaxinfer.server.api.errors import ApiError, wrong_field
 from jaxinfer.server.api.fields import Fields, is_ids
 from jaxinfer.server.api.sampling import (
     Job,
@@ -67,6 +68,8 @@ def read_prompts(prompt: Any, name: str) -> Sequence[Any]:
 class CompletionForm:
     """The JSON of answers to a completion request."""
 
+    is_typed = False
+
     def __init__(self, head: Head, job: Job) -> None:
         self._head, self._job = head, job
 
@@ -78,24 +81,30 @@ class CompletionForm:
             made.append(one | self._prompt_ids(choice))
         return self._head.stamp("text_completion", made, {"usage": usage})
 
-    def first(self, choice: Choice) -> dict[str, Any] | None:
-        """Return the chunk before a choice's tokens, if there is anything to say: its prompt."""
-        prompt_ids = self._prompt_ids(choice)
-        if not choice.echo and not prompt_ids:
-            return None
-        return self._chunk(self._choice(choice, None, choice.echo, None) | prompt_ids)
+    def first(self, choices: Sequence[Choice]) -> Iterable[dict[str, Any]]:
+        """Yield a chunk of each choice's prompt, where anything is to be said of it."""
+        for choice in choices:
+            prompt_ids = self._prompt_ids(choice)
+            if choice.echo or prompt_ids:
+                yield self._chunk(self._choice(choice, None, choice.echo, None) | prompt_ids)
 
-    def delta(self, choice: Choice, start: int, text: str) -> dict[str, Any]:
-        """Return the chunk of a choice's tokens from ``start`` on."""
-        return self._chunk(self._choice(choice, start, text, None))
+    def delta(self, choice: Choice, start: int, piece: StreamPiece) -> Iterable[dict[str, Any]]:
+        """Yield the chunk of a choice's tokens from ``start`` on."""
+        if self._job.shows(piece):
+            yield self._chunk(self._choice(choice, start, piece.text, None))
 
-    def last(self, choice: Choice) -> dict[str, Any]:
-        """Return the chunk that ends a choice."""
-        return self._chunk(self._choice(choice, None, "", choice.finish_reason))
+    def last(self, choice: Choice) -> Iterable[dict[str, Any]]:
+        """Yield the chunk that ends a choice."""
+        yield self._chunk(self._choice(choice, None, "", choice.finish_reason))
 
-    def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chunk that ends a stream whose usage is asked for."""
-        return self._head.stamp("text_completion", [], {"usage": usage})
+    def end(self, choices: Sequence[Choice], usage: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+        """Yield the chunk of the usage, if it is asked for."""
+        if self._job.include_usage:
+            yield self._head.stamp("text_completion", [], {"usage": usage})
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """Return the error."""
+        return error.body
 
     def _chunk(self, one: dict[str, Any]) -> dict[str, Any]:
         return self._head.stamp("text_completion", [one], {"usage": None} if self._job.include_usage else {})

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.grammar.grammar import Grammar
+from jaxinfer.results import StreamPiece
 from jaxinfer.sampling.params import MAX_SEED, SamplingParams
 from jaxinfer.server.api.errors import ApiError, wrong_field
 from jaxinfer.server.api.fields import Fields, check_number, shown
 from jaxinfer.server.api.grammars import take_grammar
+from jaxinfer.server.api.tools import ToolUse
 
 # Of one request: all samples of all of its prompts.
 MOST_CHOICES = 128
@@ -35,7 +37,8 @@ class Job:
     """A checked request: prompts of ids, and what is wanted of each.
 
     ``max_tokens`` is the most new tokens (None: as many as fit; 0: prompts are only scored). ``echoes`` are texts that
-    come before the output of each prompt. ``top_logprobs`` is how many alternatives each token comes with.
+    come before the output of each prompt. ``top_logprobs`` is how many alternatives each token comes with. ``tools`` is
+    what it may call.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -49,11 +52,21 @@ class Job:
     return_token_ids: bool = False
     echoes: tuple[str, ...] = ()
     top_logprobs: int = 0
+    tools: ToolUse | None = None
 
     @property
     def is_scored(self) -> bool:
         """Whether more is told of tokens than drawing them does: alternatives, or how probable the prompt is."""
         return bool(self.top_logprobs or (self.echoes and self.sampling.logprobs))
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether more is asked for than text."""
+        return self.sampling.logprobs or self.return_token_ids
+
+    def shows(self, piece: StreamPiece) -> bool:
+        """Tell whether a piece has anything that the request asks for."""
+        return bool(piece.text or (piece.tokens and self.tells_tokens))
 
     def new_tokens(self, prompt: tuple[int, ...], longest_text: int) -> int:
         """Return how many tokens a prompt may get."""
@@ -70,7 +83,7 @@ def check_model(fields: Fields, limits: Limits) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def take_sampling(fields: Fields, limits: Limits, *, logprobs: bool) -> SamplingParams:
+def take_sampling(fields: Fields, limits: Limits, *, logprobs: bool, tools: ToolUse | None = None) -> SamplingParams:
     """Take the sampling parameters; without a seed one is drawn, and the answer names it."""
     top_k = fields.whole("top_k", 0, -1, 2**31 - 1) or 0
     seed = fields.whole("seed", None, 0, MAX_SEED)
@@ -89,12 +102,18 @@ def take_sampling(fields: Fields, limits: Limits, *, logprobs: bool) -> Sampling
         min_new_tokens=fields.whole("min_tokens", 0, 0, _MOST_TOKENS) or 0,
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
-        grammar=_take_grammar(fields),
+        grammar=_take_grammar(fields, tools),
     )
 
 
-def _take_grammar(fields: Fields) -> Grammar | None:
+def _take_grammar(fields: Fields, tools: ToolUse | None) -> Grammar | None:
+    """Take the grammar of an answer, which is that of its calls where it must call."""
     grammar = take_grammar(fields)
+    if tools is not None and grammar is not None:
+        name = next(name for name in ("structured_outputs", "response_format") if fields.raw(name) is not None)
+        raise wrong_field(name, "does not go with tools: a text that follows it calls none")
+    if tools is not None:
+        grammar = tools.grammar
     for name in ("min_tokens", "ignore_eos"):
         if grammar is not None and fields.raw(name):
             raise wrong_field(name, "does not go with a grammar, which ends the text itself")

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxinfer.server.api.chat import read_messages
 from jaxinfer.server.api.errors import wrong_field
 from jaxinfer.server.api.fields import Fields, is_ids
+from jaxinfer.server.api.messages import read_messages
 from jaxinfer.server.api.sampling import Limits, check_model
+from jaxinfer.server.api.tools import NO_CALLING, Calling, take_tools, template_options
 from jaxinfer.tokenizers import Tokenizer
 
 
@@ -14,9 +15,10 @@ def answer_tokenize(
     body: Mapping[str, Any],
     limits: Limits,
     tokenizer: Tokenizer,
-    encode_chat: Callable[[list[dict[str, str]]], list[int]],
+    encode_chat: Callable[..., list[int]],
+    calling: Calling = NO_CALLING,
 ) -> dict[str, Any]:
-    """Return the ids of a text, or of a conversation in the model's template."""
+    """Return the ids of a text, or of a conversation, with tools or without, in the model's template."""
     fields = Fields(body)
     _check_model_if_named(fields, limits)
     prompt, messages = fields.raw("prompt"), fields.raw("messages")
@@ -24,8 +26,9 @@ def answer_tokenize(
         raise wrong_field("prompt", "give either prompt or messages", "missing_required_parameter")
     if messages is not None:
         conversation = read_messages(messages, "messages")
+        tools = take_tools(fields, calling)
         fields.end()
-        ids = encode_chat(conversation)
+        ids = encode_chat(conversation, **template_options(tools))
     else:
         text = fields.text("prompt")
         add_special_tokens = fields.flag("add_special_tokens", True)

@@ -16,9 +16,10 @@ DONE = b"data: [DONE]\n\n"
 Result = TypeVar("Result")
 
 
-def event(value: Any) -> bytes:
-    """Return a value as one event."""
-    return b"data: " + write_json(value) + b"\n\n"
+def event(value: Any, *, is_typed: bool = False) -> bytes:
+    """Return a value as one event, which is named by the value's ``type`` if it is typed."""
+    name = f"event: {value['type']}\n".encode() if is_typed else b""
+    return name + b"data: " + write_json(value) + b"\n\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

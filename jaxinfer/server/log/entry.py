@@ -118,10 +118,7 @@ def _entry_of(values: Mapping[str, Any]) -> Entry:
 
 def _sampling_of(values: Any, grammar: Any) -> SamplingParams:
     known = {name: values[name] for name in _SAMPLING}
-    made = None
-    if grammar is not None:
-        read = {"regex": Grammar.regex, "json_schema": Grammar.json_schema}
-        made = read[grammar["kind"]](grammar["text"])
+    made = None if grammar is None else Grammar.read(grammar["kind"], grammar["text"])
     return SamplingParams(**known, logprobs=True, grammar=made)
 
 

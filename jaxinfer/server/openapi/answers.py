@@ -19,9 +19,9 @@ def _reference(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _choices(kind: str, **properties: Any) -> dict[str, Any]:
+def _choices(kind: str, ends: tuple[str, ...], **properties: Any) -> dict[str, Any]:
     choice = _object(
-        index=_WHOLE, **properties, logprobs={"type": ["object", "null"]}, finish_reason={"enum": ["stop", "length"]}
+        index=_WHOLE, **properties, logprobs={"type": ["object", "null"]}, finish_reason={"enum": list(ends)}
     )
     return _object(
         id=_TEXT,
@@ -35,16 +35,18 @@ def _choices(kind: str, **properties: Any) -> dict[str, Any]:
     )
 
 
+_ENDS = ("stop", "length")
+_CALL = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
+_MESSAGE = _object(role={"const": "assistant"}, content=_TEXT_OR_NULL, refusal={"type": "null"})
+_MESSAGE["properties"]["tool_calls"] = _list(_CALL)
 _MODEL = _object(
     id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE, system_fingerprint=_TEXT
 )
 SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)),
     "Usage": _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE),
-    "Chat": _choices(
-        "chat.completion", message=_object(role={"const": "assistant"}, content=_TEXT, refusal={"type": "null"})
-    ),
-    "Completion": _choices("text_completion", text=_TEXT),
+    "Chat": _choices("chat.completion", (*_ENDS, "tool_calls"), message=_MESSAGE),
+    "Completion": _choices("text_completion", _ENDS, text=_TEXT),
     "Embeddings": _object(
         object={"const": "list"},
         data=_list(_object(object={"const": "embedding"}, index=_WHOLE, embedding={"anyOf": [_list(_NUMBER), _TEXT]})),

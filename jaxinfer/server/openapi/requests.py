@@ -9,12 +9,15 @@ from jaxinfer.server.api.embeddings import read_embeddings
 from jaxinfer.server.api.fields import Probe
 from jaxinfer.server.api.sampling import Limits
 from jaxinfer.server.api.tokens import answer_detokenize, answer_tokenize
+from jaxinfer.server.api.tools import NAME, Calling
+from jaxinfer.server.tools.formats import FORMATS
 from jaxinfer.tokenizers import Tokenizer
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXTS = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
 _SCHEMA = {"type": "object", "description": "A JSON schema."}
+_FUNCTION, _FUNCTION_NAME = {"enum": ["function"]}, {"type": "string", "pattern": f"^{NAME}$"}
 
 # Of fields that readers check by themselves, by their place.
 LEAVES: dict[str, dict[str, Any]] = {
@@ -22,9 +25,20 @@ LEAVES: dict[str, dict[str, Any]] = {
     "prompt": _TEXTS,
     "input": _TEXTS,
     "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-    "messages.role": {"enum": ["system", "developer", "user", "assistant"]},
+    "messages.role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
     "messages.content.type": {"enum": ["text"]},
     "messages.content.text": _TEXT,
+    # Of messages without calls; those of others are described by what is read of them.
+    "messages.tool_calls": {"type": "array", "maxItems": 0},
+    "messages.tool_calls.id": {"type": "string", "minLength": 1},
+    "messages.tool_calls.type": _FUNCTION,
+    "messages.tool_calls.index": {},
+    "messages.tool_call_id": _TEXT,
+    "tools.type": _FUNCTION,
+    "tools.function.name": _FUNCTION_NAME,
+    "tools.function.parameters": _SCHEMA,
+    "tool_choice.type": _FUNCTION,
+    "tool_choice.function.name": _FUNCTION_NAME,
     "stop": {
         "anyOf": [
             {"type": "string", "minLength": 1, "maxLength": 256},
@@ -51,6 +65,11 @@ LEAVES: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
 }
+# What may stand in the place of objects that are read field by field; in that of other contents, a text.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "tools": {"type": "array", "maxItems": 0},
+    "tool_choice": {"enum": ["auto", "none", "required"]},
+}
 # What must be given only where another field asks for it.
 _NEEDED_BY_SOME = {"response_format.json_schema"}
 
@@ -67,13 +86,26 @@ def request_bodies(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dic
 def probes(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, Probe]:
     """Return what the readers of bodies have asked for, by path."""
 
-    def encode_chat(messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(messages: list[dict[str, Any]], **options: Any) -> list[int]:
         return [0]
 
-    def part() -> list[Probe]:
-        return [Probe({"role": "user", "content": [Probe({"type": "text", "text": "x"})]})]
+    def text() -> list[Probe]:
+        return [Probe({"type": "text", "text": "x"})]
 
-    model = {"model": limits.model}
+    def conversation() -> dict[str, Any]:
+        call = Probe({"id": "1", "type": "function", "function": Probe({"name": "f"})})
+        result = {"role": "tool", "content": text(), "tool_call_id": "1"}
+        spoken = {"role": "user", "content": text()}, {"role": "assistant", "content": text(), "tool_calls": [call]}
+        return {"messages": list(map(Probe, (*spoken, result)))}
+
+    def tools() -> dict[str, Any]:
+        function, named = Probe({"name": "f", "parameters": {}}), Probe({"name": "f"})
+        return {
+            "tools": [Probe({"type": "function", "function": function})],
+            "tool_choice": Probe({"type": "function", "function": named}),
+        }
+
+    model, calling = {"model": limits.model}, Calling(FORMATS[0])
     asked = {**model, "max_tokens": 1}
     schema = Probe({"name": "x", "schema": {}})
     ways = {
@@ -81,23 +113,32 @@ def probes(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, P
         "stream_options": Probe({}),
         "response_format": Probe({"type": "json_schema", "json_schema": schema}),
     }
-    chat, completion = Probe({**asked, **ways, "messages": part()}), Probe({**asked, **ways, "prompt": [0]})
+    chat, completion = Probe({**asked, **ways, **conversation()}), Probe({**asked, **ways, "prompt": [0]})
+    calls = Probe({**asked, **conversation(), **tools()})
     embeddings, detokenize = Probe({**model, "input": [0]}), Probe({"tokens": []})
-    tokenize, conversation = Probe({"prompt": "x"}), Probe({"messages": part()})
+    tokenize, spoken = Probe({"prompt": "x"}), Probe({**conversation(), **tools()})
     read_chat(chat, limits, encode_chat)
+    read_chat(calls, limits, encode_chat, calling)
     read_completion(completion, limits, tokenizer)
     read_embeddings(embeddings, limits, tokenizer, dimensions)
     answer_tokenize(tokenize, limits, tokenizer, encode_chat)
-    answer_tokenize(conversation, limits, tokenizer, encode_chat)
+    answer_tokenize(spoken, limits, tokenizer, encode_chat, calling)
     answer_detokenize(detokenize, limits, tokenizer)
-    tokenize.update(messages=conversation["messages"])
     return {
-        "/v1/chat/completions": chat,
+        "/v1/chat/completions": _either(chat, calls),
         "/v1/completions": completion,
         "/v1/embeddings": embeddings,
-        "/tokenize": tokenize,
+        "/tokenize": _either(tokenize, spoken),
         "/detokenize": detokenize,
     }
+
+
+def _either(one: Probe, other: Probe) -> Probe:
+    """Return what was asked for in one of two ways, which exclude each other."""
+    made = Probe({**other, **one})
+    made.taken, made.refused = {**other.taken, **one.taken}, {**other.refused, **one.refused}
+    made.needed = one.needed & other.needed
+    return made
 
 
 def described(probe: Probe, path: str = "") -> dict[str, Any]:
@@ -121,12 +162,14 @@ def _field(probe: Probe, name: str, path: str) -> dict[str, Any]:
 def _nested(value: Any, path: str) -> dict[str, Any] | None:
     """Return the schema of a field whose value is an object or a list of objects that was asked itself."""
     if isinstance(value, Probe):
-        return described(value, f"{path}.")
-    if isinstance(value, list) and value and isinstance(value[0], Probe):
-        objects = {"type": "array", "items": described(value[0], f"{path}."), "minItems": 1}
-        # The contents of a message are a text or parts.
-        return {"anyOf": [_TEXT, objects]} if path.endswith("content") else objects
-    return None
+        found = described(value, f"{path}.")
+    elif isinstance(value, list) and value and isinstance(value[0], Probe):
+        kinds = [described(one, f"{path}.") for one in value]
+        found = {"type": "array", "items": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}, "minItems": 1}
+    else:
+        return None
+    beside = _TEXT if path.endswith("content") else _BESIDE.get(path)
+    return found if beside is None else {"anyOf": [beside, found]}
 
 
 def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,6 +139,8 @@ FORMATS = (
     ),
 )
 BY_NAME = {one.name: one for one in FORMATS}
+# The name for that which the chat template is for.
+AUTO = "auto"
 
 
 def find_format(template: str) -> ToolFormat | None:
