@@ -44,6 +44,7 @@ def make_app(served: Served) -> ASGIApp:
     routes = [
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/responses", endpoints.responses, methods=["POST"]),
         Route("/v1/embeddings", Embeddings(served).answer, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),

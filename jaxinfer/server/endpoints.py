@@ -16,6 +16,8 @@ from jaxinfer.server.api.choices import Form, Head, count_usage, new_head
 from jaxinfer.server.api.completions import CompletionForm, read_completion
 from jaxinfer.server.api.errors import ApiError, from_library
 from jaxinfer.server.api.fields import shown
+from jaxinfer.server.api.response_form import ResponseForm
+from jaxinfer.server.api.responses import read_response
 from jaxinfer.server.api.sampling import Job
 from jaxinfer.server.api.tokens import answer_detokenize, answer_tokenize
 from jaxinfer.server.generation import Generation, submit
@@ -47,6 +49,13 @@ class Endpoints:
         lm, limits, calling = self._served.lm, self._served.limits, self._served.calling
         return await self._generate(
             request, lambda body: read_chat(body, limits, lm.encode_chat, calling), "chatcmpl", ChatForm
+        )
+
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation in items."""
+        lm, limits, calling = self._served.lm, self._served.limits, self._served.calling
+        return await self._generate(
+            request, lambda body: read_response(body, limits, lm.encode_chat, calling), "resp", ResponseForm
         )
 
     async def models(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ _FIELDS, _ANSWERS, _ERRORS = (f"tests/server/test_{name}.py" for name in ("field
 _CALLS, _PARSER, _FORMATS = (
     f"tests/server/{name}.py" for name in ("test_tools", "tools/test_parser", "tools/test_formats")
 )
+_RESPONSES = "tests/server/test_responses.py"
 _LAW, _LIFETIME, _METRICS = (f"tests/server/test_{name}.py" for name in ("law", "lifetime", "metrics"))
 _OPENAPI, _LOAD = "tests/server/test_openapi.py", "tests/server/test_load.py"
 _LOG, _SCORING, _RATES, _EMBEDDINGS = (
@@ -364,5 +365,45 @@ FAULTS: tuple[Fault, ...] = (
         "        if text == self.render(messages):",
         "        if not text:",
         f"{_CALLS}::test_what_a_template_does_not_know_is_refused",
+    ),
+    Fault(
+        "an item is open for ever",
+        f"{_API}/response_form.py",
+        """        if isinstance(delta, Content):
+            if self._open is None or self._open["type"] != "message":
+                yield from self.close("completed")
+""",
+        """        if isinstance(delta, Content):
+            if self._open is None or self._open["type"] != "message":
+""",
+        f"{_RESPONSES}::test_text_and_calls_are_items_of_their_own",
+    ),
+    Fault(
+        "a response that is cut off looks whole",
+        f"{_API}/response_form.py",
+        """return "incomplete" if choice.finish_reason == "length" else "completed\"""",
+        """return "completed\"""",
+        f"{_RESPONSES}::test_a_response_is_the_answer_of_the_model",
+    ),
+    Fault(
+        "events have no numbers of their own",
+        f"{_API}/response_form.py",
+        "        self._num_events += 1\n        return {**event,",
+        "        return {**event,",
+        f"{_RESPONSES}::test_a_stream_has_the_events_of_the_api_and_joins_to_the_whole",
+    ),
+    Fault(
+        "a client may ask for an answer to be stored",
+        f"{_API}/responses.py",
+        """    ("store", "nothing is stored", (False,)),""",
+        """    ("store", "nothing is stored", (False, True)),""",
+        f"{_RESPONSES}::test_what_nothing_here_can_do_is_refused_by_name",
+    ),
+    Fault(
+        "of calls that follow one another only the last is read",
+        f"{_API}/response_input.py",
+        """    messages[-1].setdefault("tool_calls", []).append(call)""",
+        """    messages[-1]["tool_calls"] = [call]""",
+        f"{_RESPONSES}::test_fields_arrive",
     ),
 )

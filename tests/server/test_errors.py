@@ -103,7 +103,7 @@ def test_the_clients_errors_are_those_of_openai(server: Running) -> None:
     [
         ("GET", "/nowhere", 404, "not_found"),
         ("GET", "/v1/embeddings", 405, "method_not_allowed"),
-        ("POST", "/v1/responses", 404, "not_found"),
+        ("POST", "/v1/responses/resp_1/cancel", 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("POST", "/v1/completions/", 404, "not_found"),

@@ -22,8 +22,9 @@ from jaxinfer.server.log.entry import Entry, LoggedAnswer, LoggedPrompt, read_en
 from jaxinfer.server.log.file import open_log, read_log
 from jaxinfer.server.log.writer import RequestLog
 from tests.cli.conftest import Outcome, run  # noqa: F401 - a fixture
-from tests.server.harness import LONG, PROMPT, SECONDS, Running
+from tests.server.harness import LONG, MODEL, PROMPT, SECONDS, Running
 from tests.server.test_lifetime import NAME, process
+from tests.server.test_tools import ASKED, TOOLS, calls, use  # noqa: F401 - one is a fixture
 
 SAMPLED: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.9, "seed": 4, "max_tokens": 24}
 ENTRY = Entry(
@@ -98,6 +99,33 @@ def test_a_log_is_replayed_with_the_same_bits_and_any_other_bit_is_found(
     assert told[0].startswith("5 of 6 ")
     assert told[1].startswith(f"the first difference: request {entry['id']}, choice 1, token 2: ")
     assert f"{bits!r}" in told[1]
+
+
+def test_calls_and_responses_are_replayed_too(
+    calls: Running,  # noqa: F811
+    run: Callable[..., Outcome],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, asked = tmp_path / "log.jsonl", {**ASKED, "tool_choice": "required", "seed": 1, "max_tokens": 40}
+    flat = [{"type": "function", **one["function"]} for one in TOOLS]
+    spoken: dict[str, Any] = {"model": MODEL, "input": "hi", "max_output_tokens": 40, "seed": 2, "tools": flat}
+    choice = {"tool_choice": {"type": "function", "name": "ox"}, "parallel_tool_calls": False}
+    with logging_to(calls, path):
+        (answer,) = calls.post("/v1/chat/completions", {**asked, "return_token_ids": True}).json()["choices"]
+        calls.events("/v1/chat/completions", **asked)
+        response = calls.post("/v1/responses", {**spoken, **choice, "strategy": "off"}).json()
+        calls.post("/v1/responses", {**spoken, "stream": True})
+    whole, streamed, called, free = [entry for _, entry in read_log(path, print)]
+    assert [list(one.ids) for one in whole.prompts] == [answer["prompt_token_ids"]]
+    assert [list(one.tokens) for one in whole.answers] == [answer["token_ids"]]
+    assert (streamed.answers, streamed.sampling) == (whole.answers, whole.sampling)
+    assert whole.sampling.grammar == use(tool_choice="required").grammar
+    assert (called.id, response["output"][0]["type"]) == (response["id"], "function_call")
+    assert (called.sampling.grammar is None, free.sampling.grammar is None) == (False, True)
+    monkeypatch.setattr("jaxinfer.cli.loading.load_model", lambda options: calls.lm)
+    same = run("replay", path)
+    assert (same.code, same.out) == (0, "4 of 4 answers are equal in every bit\n")
 
 
 @pytest.mark.parametrize("spoil", ["token", "shorter", "longer", "end"])

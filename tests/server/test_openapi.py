@@ -16,10 +16,11 @@ from jaxinfer.server.openapi.requests import LEAVES, probes
 from tests.server.harness import MODEL, Running
 from tests.server.test_fields import LIMITS, MESSAGES, REFUSED, TAKEN, Bytes
 
-POSTED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+POSTED = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 # What a request needs, beside the model; and what makes answers short, for it is the fields that are drawn.
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 3},
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/embeddings": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
@@ -139,7 +140,7 @@ def draw_body(
     body = {"model": MODEL, **LEAST[path]}
     names = [name for name in schema["properties"] if name not in without]
     for name in rng.sample(names, min(rng.choice([0, 1, 2, 5]), len(names))):
-        if name not in ("model", "max_tokens", "max_completion_tokens") or rng.random() < 0.2:
+        if name not in ("model", "max_tokens", "max_completion_tokens", "max_output_tokens") or rng.random() < 0.2:
             body[name] = rng.choice(JUNK) if rng.random() < 0.3 else draw(schema["properties"][name], rng)
     if type(body.get("n")) is int and body["n"] <= 128:
         body["n"] = min(body["n"], 3)  # many samples are slow, and no other than few
@@ -156,7 +157,11 @@ def check(document: Mapping[str, Any], server: Running, path: str, body: dict[st
     assert said is not None, (body, answer.text)
     assert answer.status_code < 500, (body, answer.text)
     if answer.headers["content-type"] == "text/event-stream; charset=utf-8":
-        assert answer.text.endswith("data: [DONE]\n\n"), (body, answer.text)
+        last = answer.text.split("\n\n")[-2]
+        ends = (
+            ("event: response.completed", "event: response.incomplete") if path == "/v1/responses" else "data: [DONE]"
+        )
+        assert last.startswith(ends), (body, answer.text)
         return answer.status_code
     schema = said["content"]["application/json"]["schema"]
     jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
@@ -167,7 +172,7 @@ def check(document: Mapping[str, Any], server: Running, path: str, body: dict[st
 
 def test_nothing_that_is_drawn_makes_it_fail(document: dict[str, Any], server: Running) -> None:
     """Without what needs programs of its own, which the wide run has."""
-    own = ("response_format", "structured_outputs", "logprobs", "echo")
+    own = ("response_format", "structured_outputs", "text", "logprobs", "echo")
     rng = random.Random(3)
     found = [check(document, server, path, draw_body(document, path, rng, own)) for _ in range(12) for path in POSTED]
     assert {200, 400} <= set(found) <= {200, *ERRORS}

@@ -71,6 +71,20 @@ def test_tokens_of_prompts_and_answers_are_counted(limited: Running, clock: Cloc
     assert ask(limited, "one")[0] == 200
 
 
+def test_responses_are_counted_as_all_answers_are(limited: Running, clock: Clock) -> None:
+    body, headers = {"model": LONG["model"], "input": "hi"}, {"Authorization": "Bearer one"}
+    limited.served.rates = Rates(2, 1000, clock)
+    for stream in (False, True):
+        found = limited.post("/v1/responses", {**body, "max_output_tokens": 5, "stream": stream}, headers=headers)
+        assert found.status_code == 200
+    refused = limited.post("/v1/responses", body, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    limited.until(lambda: limited.is_idle)
+    usage = limited.served.rates._left["tokens", limited.served.options.keys.client("Bearer one")]
+    prompt = len(limited.lm.encode_chat([{"role": "user", "content": "hi"}]))
+    assert 2 * prompt < 1000 - usage._left <= 2 * (prompt + 5)
+
+
 def test_a_stream_that_is_left_counts_what_it_has_given(limited: Running, clock: Clock) -> None:
     limited.served.rates = Rates(None, 1000, clock)
     request = {**LONG, "stream": True}

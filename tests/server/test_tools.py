@@ -15,20 +15,23 @@ from jaxinfer.server.api.messages import read_messages
 from jaxinfer.server.api.sampling import Job
 from jaxinfer.server.api.tools import Calling, ToolUse, calling_of, take_tools
 from jaxinfer.server.tools.formats import BY_NAME
+from jaxinfer.text_scores import score_text
 from jaxinfer.tokenizers import ChatTemplate
 from tests.server.harness import MODEL, SECONDS, Running
+from tests.toys import encode_bytes
 
 TEMPLATE = (
-    "{# <tool_call> name, arguments #}{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    '{# <|start_header_id|> "parameters": #}'
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}"
-    "{{ call.function.name }}{{ call.function.arguments.size }}{% endfor %}{{ '\\n' }}{% endfor %}assistant: "
+    "{{ call.function.name }}{{ call.function.arguments.n }}{% endfor %}{{ '\\n' }}{% endfor %}assistant: "
 )
-SIZE = {"type": "object", "properties": {"size": {"enum": ["small", "big"]}}, "required": ["size"]}
+# So small that grammars of these tools are no larger than those of other tests, whose programs they share.
+NUMBER = {"type": "object", "properties": {"n": {"enum": ["a", "b"]}}, "required": ["n"]}
 TOOLS: Any = [
-    {"type": "function", "function": {"name": "fox", "description": "Finds a fox.", "parameters": SIZE}},
+    {"type": "function", "function": {"name": "ox", "description": "Finds an ox.", "parameters": NUMBER}},
     {"type": "function", "function": {"name": "owl", "strict": True}},
 ]
-NAMES = {"fox", "owl"}
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 ASKED: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "temperature": 1.0, "max_tokens": 120}
 
@@ -43,7 +46,7 @@ def calls(server: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
     return server
 
 
-def use(form: str = "hermes", hidden: dict[int, str] | None = None, **fields: Any) -> ToolUse:
+def use(form: str = "llama3", hidden: dict[int, str] | None = None, **fields: Any) -> ToolUse:
     found = take_tools(Fields({"tools": TOOLS, **fields}), Calling(BY_NAME[form], hidden or {}))
     assert found is not None
     return found
@@ -51,31 +54,30 @@ def use(form: str = "hermes", hidden: dict[int, str] | None = None, **fields: An
 
 def test_a_call_that_must_come_follows_its_schema(calls: Running) -> None:
     create = calls.client().chat.completions.create
-    seen = set()
-    for seed in range(4):
-        choice = create(**ASKED, seed=seed, tool_choice="required", parallel_tool_calls=False).choices[0]
+    asked: Any = {**ASKED, "tool_choice": "required", "parallel_tool_calls": False}
+    # After the "o" of both names.
+    (w,) = encode_bytes("w")
+    for name, bias in (("owl", 100), ("ox", -100)):
+        choice = create(**asked, logit_bias={str(w): bias}).choices[0]
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         (call,) = choice.message.tool_calls or []
-        assert isinstance(call.function.arguments, str)
-        arguments = json.loads(call.function.arguments)
-        assert arguments in ([{"size": "small"}, {"size": "big"}] if call.function.name == "fox" else [{}])
-        seen.add(call.function.name)
-    assert seen == NAMES  # a model without a mind of its own names one alone once in eight
+        assert call.function.name == name
+        assert json.loads(call.function.arguments) in ([{"n": "a"}, {"n": "b"}] if name == "ox" else [{}])
 
 
 def test_a_named_function_is_called_as_its_grammar_and_the_seed_say(calls: Running) -> None:
-    asked = {"tool_choice": {"type": "function", "function": {"name": "fox"}}, "parallel_tool_calls": False}
+    asked = {"tool_choice": {"type": "function", "function": {"name": "ox"}}, "parallel_tool_calls": False}
     answer = calls.chat(**{**ASKED, **asked}, seed=3, return_token_ids=True).json()["choices"][0]
     tools = use(**asked)
     ids = calls.lm.encode_chat(MESSAGES, tools=tools.shown)
-    assert ids == calls.lm.tokenizer.encode("[fox][owl]user: hi\nassistant: ", add_special_tokens=False)
+    assert ids == calls.lm.tokenizer.encode("[ox][owl]user: hi\nassistant: ", add_special_tokens=False)
     sampling = SamplingParams(temperature=1.0, seed=3, grammar=tools.grammar)
     expected = calls.engine.submit(ids, max_new_tokens=120, sampling=sampling).result(SECONDS)
     assert answer["token_ids"] == list(expected.tokens)
     (call,) = answer["message"]["tool_calls"]
-    assert call["function"]["name"] == "fox"
+    assert call["function"]["name"] == "ox"
     arguments = call["function"]["arguments"]
-    assert expected.text == f'<tool_call>\n{{"name": "fox", "arguments": {arguments}}}\n</tool_call>'
+    assert expected.text == f'{{"name": "ox", "parameters": {arguments}}}'
 
 
 def test_a_stream_of_calls_joins_to_the_whole_answer(calls: Running) -> None:
@@ -112,14 +114,14 @@ def test_calls_are_found_in_what_a_model_draws(form: str, several: bool, size: i
     """The mark of the second format is a token without text."""
     if form == "hermes":
         texts = [*"Well.\n", '<tool_call>{"name": "ow', 'l", "arguments": {}}', "</tool_call>\n<tool_", "call>"]
-        texts += ['{"name": "fox", ', '"arguments": {"size": "big"}}</tool_call>']
+        texts += ['{"name": "ox", ', '"arguments": {"n": "b"}}</tool_call>']
     else:
         texts = [
             *"Well.\n",
             "",
             ' [{"name": "owl", "argu',
-            'ments": {}}, {"name": "fox", "arguments": {"size": ',
-            '"big"}}]',
+            'ments": {}}, {"name": "ox", "arguments": {"n": ',
+            '"b"}}]',
         ]
     tokens = [9 if not text else 5 for text in texts]
     tools = use(form, {9: "[TOOL_CALLS]"}, parallel_tool_calls=several)
@@ -139,13 +141,29 @@ def test_calls_are_found_in_what_a_model_draws(form: str, several: bool, size: i
     message = whole["message"]
     assert message["content"] == "Well."
     found = [(one["function"]["name"], one["function"]["arguments"]) for one in message["tool_calls"]]
-    assert found == [("owl", "{}"), ("fox", '{"size": "big"}')][: 2 if several else 1]
+    assert found == [("owl", "{}"), ("ox", '{"n": "b"}')][: 2 if several else 1]
     parts = [chunk["choices"][0] for chunk in chunks]
     assert_joined(message, [part["delta"] for part in parts])
     assert whole["finish_reason"] == parts[-1]["finish_reason"] == "tool_calls"
     logprobs = [one for part in parts if part["logprobs"] for one in part["logprobs"]["content"]]
     assert logprobs == whole["logprobs"]["content"]
     assert [one["token"] for one in logprobs] == texts
+
+
+def test_calls_come_with_alternatives_that_are_of_the_raw_logits(calls: Running) -> None:
+    asked = {**ASKED, "tool_choice": "required", "seed": 1, "return_token_ids": True}
+    plain = calls.chat(**asked, logprobs=True).json()["choices"][0]
+    found = calls.chat(**asked, logprobs=True, top_logprobs=2).json()["choices"][0]
+    told = found["logprobs"]["content"]
+    assert len(told) == len(found["token_ids"]) > 0
+    assert found["message"]["tool_calls"][0]["function"] == plain["message"]["tool_calls"][0]["function"]
+    assert [{**one, "top_logprobs": []} for one in told] == plain["logprobs"]["content"]
+    assert [len(one["top_logprobs"]) for one in told] == [2] * len(told)
+    scores = score_text(calls.lm, [*found["prompt_token_ids"], *found["token_ids"]], 2)
+    start = len(found["prompt_token_ids"]) - 1
+    assert [one["logprob"] for one in told] == list(scores.logprobs[start:])
+    best = [[value for _, value in each] for each in scores.best[start:]]
+    assert [[one["logprob"] for one in each["top_logprobs"]] for each in told] == best
 
 
 def test_without_a_call_an_answer_is_text(calls: Running) -> None:
@@ -160,7 +178,12 @@ def test_without_a_call_an_answer_is_text(calls: Running) -> None:
 
 
 def test_a_call_that_is_cut_off_says_so(calls: Running) -> None:
-    asked = {**ASKED, "tool_choice": {"type": "function", "function": {"name": "fox"}}, "max_tokens": 50}
+    asked = {
+        **ASKED,
+        "tool_choice": {"type": "function", "function": {"name": "ox"}},
+        "max_tokens": 36,
+        "parallel_tool_calls": False,
+    }
     found = calls.chat(**asked, seed=1).json()["choices"][0]
     assert found["finish_reason"] == "length"
     arguments = found["message"]["tool_calls"][0]["function"]["arguments"]
@@ -176,8 +199,8 @@ def test_calls_and_their_results_are_sent_back(calls: Running) -> None:
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": "3"}
     conversation = [*MESSAGES, message.to_dict(), result]
     told = calls.post("/tokenize", {"messages": conversation, "tools": TOOLS}).json()["tokens"]
-    size = json.loads(call.function.arguments).get("size", "")
-    text = f"[fox][owl]user: hi\nassistant: {call.function.name}{size}\ntool: 3\nassistant: "
+    number = json.loads(call.function.arguments).get("n", "")
+    text = f"[ox][owl]user: hi\nassistant: {call.function.name}{number}\ntool: 3\nassistant: "
     assert calls.lm.tokenizer.decode(told) == text
     again = client.chat.completions.create(**{**ASKED, "messages": conversation, "max_tokens": 5, "seed": 1})
     assert again.usage is not None
@@ -188,12 +211,12 @@ def test_what_a_template_does_not_know_is_refused(server: Running, monkeypatch: 
     answer = server.chat(messages=MESSAGES, tools=TOOLS)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
     assert "start with --tool-format" in answer.json()["error"]["message"]
-    monkeypatch.setattr(server.served, "calling", Calling(BY_NAME["hermes"]))
+    monkeypatch.setattr(server.served, "calling", Calling(BY_NAME["llama3"]))
     answer = server.chat(messages=MESSAGES, tools=TOOLS)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
     assert "does not know tools" in answer.json()["error"]["message"]
     assert server.chat(messages=MESSAGES, tools=TOOLS, tool_choice="none", max_tokens=1).status_code == 200
-    call = {"id": "1", "type": "function", "function": {"name": "fox", "arguments": "{}"}}
+    call = {"id": "1", "type": "function", "function": {"name": "ox", "arguments": "{}"}}
     conversation = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
     answer = server.chat(messages=conversation, max_tokens=1)
     assert "message 1: this model's chat template does not know calls of tools" in answer.json()["error"]["message"]
@@ -232,7 +255,7 @@ def function(**fields: Any) -> dict[str, Any]:
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fox", "x": 1}}},
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "ox", "x": 1}}},
          "tool_choice.function.x"),
     ],
 )  # fmt: skip
@@ -245,16 +268,16 @@ def test_wrong_tools_are_named_by_their_place(fields: dict[str, Any], param: str
 
 def test_templates_get_tools_and_calls_as_they_want_them() -> None:
     """A function without a schema has no arguments; arguments are objects; a result names its function."""
-    (fox, owl) = use().shown
-    assert fox == TOOLS[0]
+    (ox, owl) = use().shown
+    assert ox == TOOLS[0]
     assert owl["function"]["parameters"] == {"type": "object", "properties": {}}
-    call = {"id": "1", "type": "function", "function": {"name": "fox", "arguments": '{"size": "big"}'}, "index": 0}
+    call = {"id": "1", "type": "function", "function": {"name": "ox", "arguments": '{"n": "b"}'}, "index": 0}
     results = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "x"},
     ]
     calls, result = read_messages(results, "messages")
-    assert calls["tool_calls"][0]["function"] == {"name": "fox", "arguments": {"size": "big"}}
-    assert result == {"role": "tool", "content": "x", "tool_call_id": "1", "name": "fox"}
+    assert calls["tool_calls"][0]["function"] == {"name": "ox", "arguments": {"n": "b"}}
+    assert result == {"role": "tool", "content": "x", "tool_call_id": "1", "name": "ox"}
     assert use("mistral", tool_choice="required").opening == "[TOOL_CALLS]"
     assert use("mistral").opening == ""

@@ -17,12 +17,15 @@ _KINDS: dict[str, Callable[[Any], Grammar]] = {
 }
 
 
-def take_grammar(fields: Fields) -> Grammar | None:
-    """Take the grammar of an answer: of a schema or any JSON object, of a regular expression, or some texts."""
+def take_grammar(fields: Fields) -> tuple[str, Grammar | None]:
+    """Take the grammar of an answer: of a schema or any JSON object, of a regular expression, or some texts.
+
+    Return the name of the field that has it, too.
+    """
     asked, own = fields.raw(_FORMAT), fields.raw(_OWN)
-    found = None if asked is None else _of_format(fields, asked)
+    found = None if asked is None else read_format(asked, _FORMAT)
     if own is None:
-        return found
+        return _FORMAT, found
     if found is not None:
         raise wrong_field(_OWN, f"is given beside {_FORMAT}: give one")
     if not isinstance(own, dict):
@@ -30,32 +33,34 @@ def take_grammar(fields: Fields) -> Grammar | None:
     kinds = [kind for kind, value in own.items() if value is not None]
     if len(kinds) != 1 or kinds[0] not in _KINDS:
         raise wrong_field(_OWN, f"needs one of {', '.join(_KINDS)}: {shown(own)}")
-    return _made(f"{_OWN}.{kinds[0]}", _KINDS[kinds[0]], own[kinds[0]])
+    return _OWN, _made(f"{_OWN}.{kinds[0]}", _KINDS[kinds[0]], own[kinds[0]])
 
 
-def _of_format(fields: Fields, asked: Any) -> Grammar | None:
+def read_format(asked: Any, name: str, *, is_flat: bool = False) -> Grammar | None:
+    """Return the grammar of a format; ``is_flat``: a schema stands beside the format's type."""
     if not isinstance(asked, dict):
-        raise fields.wrong_type(_FORMAT, asked, "an object")
-    inner = Fields(asked, f"{_FORMAT}.")
+        raise wrong_field(name, f"{shown(asked)} is not an object", "invalid_type")
+    inner = Fields(asked, f"{name}.")
     kind = inner.required("type")
     if kind not in ("text", "json_object", "json_schema"):
-        raise wrong_field(f"{_FORMAT}.type", f"{shown(kind)} is none of text, json_object, json_schema")
-    given = inner.required("json_schema") if kind == "json_schema" else None
-    inner.end()
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar.json_object()
-    if not isinstance(given, dict):
-        raise inner.wrong_type("json_schema", given, "an object")
-    parts = Fields(given, f"{_FORMAT}.json_schema.")
-    if not isinstance(name := parts.required("name"), str):
-        raise parts.wrong_type("name", name, "a string")
+        raise wrong_field(f"{name}.type", f"{shown(kind)} is none of text, json_object, json_schema")
+    if kind != "json_schema":
+        inner.end()
+        return None if kind == "text" else Grammar.json_object()
+    parts = inner
+    if not is_flat:
+        given = inner.required("json_schema")
+        inner.end()
+        if not isinstance(given, dict):
+            raise inner.wrong_type("json_schema", given, "an object")
+        parts = Fields(given, f"{name}.json_schema.")
+    if not isinstance(title := parts.required("name"), str):
+        raise parts.wrong_type("name", title, "a string")
     parts.text("description")
     parts.flag("strict")  # answers always follow the schema
     schema = parts.required("schema")
     parts.end()
-    return _made(f"{_FORMAT}.json_schema.schema", Grammar.json_schema, schema)
+    return _made(parts.name("schema"), Grammar.json_schema, schema)
 
 
 def _made(param: str, make: Callable[[Any], Grammar], value: Any) -> Grammar:

@@ -1,8 +1,8 @@
 """The fields that all ways to generate share: how tokens are drawn, how many, and in which order requests come."""
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.grammar.grammar import Grammar
@@ -38,7 +38,7 @@ class Job:
 
     ``max_tokens`` is the most new tokens (None: as many as fit; 0: prompts are only scored). ``echoes`` are texts that
     come before the output of each prompt. ``top_logprobs`` is how many alternatives each token comes with. ``tools`` is
-    what it may call.
+    what it may call. ``repeated`` are fields of the request that the answer repeats.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -53,6 +53,7 @@ class Job:
     echoes: tuple[str, ...] = ()
     top_logprobs: int = 0
     tools: ToolUse | None = None
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_scored(self) -> bool:
@@ -83,8 +84,18 @@ def check_model(fields: Fields, limits: Limits) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def take_sampling(fields: Fields, limits: Limits, *, logprobs: bool, tools: ToolUse | None = None) -> SamplingParams:
-    """Take the sampling parameters; without a seed one is drawn, and the answer names it."""
+def take_sampling(
+    fields: Fields,
+    limits: Limits,
+    *,
+    logprobs: bool,
+    tools: ToolUse | None = None,
+    take_grammar: Callable[[Fields], tuple[str, Grammar | None]] = take_grammar,
+) -> SamplingParams:
+    """Take the sampling parameters; without a seed one is drawn, and the answer names it.
+
+    ``take_grammar`` takes the grammar of the text, and names its field.
+    """
     top_k = fields.whole("top_k", 0, -1, 2**31 - 1) or 0
     seed = fields.whole("seed", None, 0, MAX_SEED)
     return SamplingParams(
@@ -102,15 +113,13 @@ def take_sampling(fields: Fields, limits: Limits, *, logprobs: bool, tools: Tool
         min_new_tokens=fields.whole("min_tokens", 0, 0, _MOST_TOKENS) or 0,
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
-        grammar=_take_grammar(fields, tools),
+        grammar=_checked_grammar(fields, *take_grammar(fields), tools),
     )
 
 
-def _take_grammar(fields: Fields, tools: ToolUse | None) -> Grammar | None:
-    """Take the grammar of an answer, which is that of its calls where it must call."""
-    grammar = take_grammar(fields)
+def _checked_grammar(fields: Fields, name: str, grammar: Grammar | None, tools: ToolUse | None) -> Grammar | None:
+    """Return the grammar of an answer, which is that of its calls where it must call."""
     if tools is not None and grammar is not None:
-        name = next(name for name in ("structured_outputs", "response_format") if fields.raw(name) is not None)
         raise wrong_field(name, "does not go with tools: a text that follows it calls none")
     if tools is not None:
         grammar = tools.grammar

@@ -39,6 +39,12 @@ _ENDS = ("stop", "length")
 _CALL = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
 _MESSAGE = _object(role={"const": "assistant"}, content=_TEXT_OR_NULL, refusal={"type": "null"})
 _MESSAGE["properties"]["tool_calls"] = _list(_CALL)
+_PART = _object(type={"const": "output_text"}, text=_TEXT)
+_ITEM_ENDS = {"enum": ["completed", "incomplete"]}
+_ITEMS = [
+    _object(type={"const": "message"}, id=_TEXT, status=_ITEM_ENDS, role={"const": "assistant"}, content=_list(_PART)),
+    _object(type={"const": "function_call"}, id=_TEXT, status=_ITEM_ENDS, call_id=_TEXT, name=_TEXT, arguments=_TEXT),
+]
 _MODEL = _object(
     id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE, system_fingerprint=_TEXT
 )
@@ -47,6 +53,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "Usage": _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE),
     "Chat": _choices("chat.completion", (*_ENDS, "tool_calls"), message=_MESSAGE),
     "Completion": _choices("text_completion", _ENDS, text=_TEXT),
+    "Response": _object(
+        id=_TEXT,
+        object={"const": "response"},
+        created_at=_WHOLE,
+        model=_TEXT,
+        system_fingerprint=_TEXT,
+        seed=_WHOLE,
+        status=_ITEM_ENDS,
+        output=_list({"anyOf": _ITEMS}),
+        usage=_object(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE),
+    ),
     "Embeddings": _object(
         object={"const": "list"},
         data=_list(_object(object={"const": "embedding"}, index=_WHOLE, embedding={"anyOf": [_list(_NUMBER), _TEXT]})),

@@ -11,12 +11,13 @@ from jaxinfer.tokenizers import Tokenizer
 # Of paths that take a body: what they do, and what they answer with.
 _POSTED = {
     "/v1/chat/completions": ("Answer a conversation.", "Chat"),
+    "/v1/responses": ("Answer a conversation in items.", "Response"),
     "/v1/completions": ("Continue prompts.", "Completion"),
     "/v1/embeddings": ("Embed texts.", "Embeddings"),
     "/tokenize": ("Return the ids of a text or a conversation.", "Tokens"),
     "/detokenize": ("Return the text of ids.", "Text"),
 }
-_STREAMED = ("Chat", "Completion")
+_STREAMED = ("Chat", "Completion", "Response")
 _BODY_ERRORS, _OPEN_ERRORS, _ANY_ERRORS = tuple(ERRORS), (403,), (401, 403)
 
 

@@ -7,6 +7,7 @@ from jaxinfer.server.api.chat import read_chat
 from jaxinfer.server.api.completions import read_completion
 from jaxinfer.server.api.embeddings import read_embeddings
 from jaxinfer.server.api.fields import Probe
+from jaxinfer.server.api.responses import read_response
 from jaxinfer.server.api.sampling import Limits
 from jaxinfer.server.api.tokens import answer_detokenize, answer_tokenize
 from jaxinfer.server.api.tools import NAME, Calling
@@ -17,6 +18,7 @@ _TEXT: dict[str, Any] = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXTS = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
 _SCHEMA = {"type": "object", "description": "A JSON schema."}
+_PART = {"enum": ["input_text", "output_text"]}
 _FUNCTION, _FUNCTION_NAME = {"enum": ["function"]}, {"type": "string", "pattern": f"^{NAME}$"}
 
 # Of fields that readers check by themselves, by their place.
@@ -39,6 +41,23 @@ LEAVES: dict[str, dict[str, Any]] = {
     "tools.function.parameters": _SCHEMA,
     "tool_choice.type": _FUNCTION,
     "tool_choice.function.name": _FUNCTION_NAME,
+    # Of `/v1/responses`, where functions stand in their tools themselves.
+    "tools.name": _FUNCTION_NAME,
+    "tools.parameters": _SCHEMA,
+    "tool_choice.name": _FUNCTION_NAME,
+    "input.type": {"enum": ["message", "function_call", "function_call_output"]},
+    "input.id": {},
+    "input.status": {},
+    "input.role": {"enum": ["system", "developer", "user", "assistant"]},
+    "input.content.type": _PART,
+    "input.content.text": _TEXT,
+    "input.call_id": _TEXT,
+    "input.name": _TEXT,
+    "input.output.type": _PART,
+    "input.output.text": _TEXT,
+    "text.format.type": {"enum": ["text", "json_object", "json_schema"]},
+    "text.format.name": _TEXT,
+    "text.format.schema": _SCHEMA,
     "stop": {
         "anyOf": [
             {"type": "string", "minLength": 1, "maxLength": 256},
@@ -69,9 +88,11 @@ LEAVES: dict[str, dict[str, Any]] = {
 _BESIDE: dict[str, dict[str, Any]] = {
     "tools": {"type": "array", "maxItems": 0},
     "tool_choice": {"enum": ["auto", "none", "required"]},
+    "input": _TEXT,
+    "input.output": _TEXT,
 }
 # What must be given only where another field asks for it.
-_NEEDED_BY_SOME = {"response_format.json_schema"}
+_NEEDED_BY_SOME = {"response_format.json_schema", "text.format.name", "text.format.schema"}
 
 
 def request_bodies(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, dict[str, Any]]:
@@ -89,8 +110,8 @@ def probes(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, P
     def encode_chat(messages: list[dict[str, Any]], **options: Any) -> list[int]:
         return [0]
 
-    def text() -> list[Probe]:
-        return [Probe({"type": "text", "text": "x"})]
+    def text(kind: str = "text") -> list[Probe]:
+        return [Probe({"type": kind, "text": "x"})]
 
     def conversation() -> dict[str, Any]:
         call = Probe({"id": "1", "type": "function", "function": Probe({"name": "f"})})
@@ -105,6 +126,12 @@ def probes(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, P
             "tool_choice": Probe({"type": "function", "function": named}),
         }
 
+    def items() -> dict[str, Any]:
+        message = {"role": "user", "content": text("input_text")}
+        call = {"type": "function_call", "call_id": "1", "name": "f"}
+        output = {"type": "function_call_output", "call_id": "1", "output": text("input_text")}
+        return {"input": list(map(Probe, (message, call, output)))}
+
     model, calling = {"model": limits.model}, Calling(FORMATS[0])
     asked = {**model, "max_tokens": 1}
     schema = Probe({"name": "x", "schema": {}})
@@ -115,10 +142,15 @@ def probes(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, P
     }
     chat, completion = Probe({**asked, **ways, **conversation()}), Probe({**asked, **ways, "prompt": [0]})
     calls = Probe({**asked, **conversation(), **tools()})
+    form, flat = Probe({"type": "json_schema", "name": "x", "schema": {}}), Probe({"type": "function", "name": "f"})
+    response = Probe({**model, **items(), "stream": True, "stream_options": Probe({}), "text": Probe({"format": form})})
+    caller = Probe({**model, **items(), "tools": [flat], "tool_choice": Probe({"type": "function", "name": "f"})})
     embeddings, detokenize = Probe({**model, "input": [0]}), Probe({"tokens": []})
     tokenize, spoken = Probe({"prompt": "x"}), Probe({**conversation(), **tools()})
     read_chat(chat, limits, encode_chat)
     read_chat(calls, limits, encode_chat, calling)
+    read_response(response, limits, encode_chat)
+    read_response(caller, limits, encode_chat, calling)
     read_completion(completion, limits, tokenizer)
     read_embeddings(embeddings, limits, tokenizer, dimensions)
     answer_tokenize(tokenize, limits, tokenizer, encode_chat)
@@ -126,6 +158,7 @@ def probes(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str, P
     answer_detokenize(detokenize, limits, tokenizer)
     return {
         "/v1/chat/completions": _either(chat, calls),
+        "/v1/responses": _either(response, caller),
         "/v1/completions": completion,
         "/v1/embeddings": embeddings,
         "/tokenize": _either(tokenize, spoken),

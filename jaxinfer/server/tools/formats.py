@@ -41,10 +41,10 @@ class Function:
 class ToolFormat:
     """A way to write calls.
 
-    A text of calls is ``opening``, ``first``, calls with ``between``, and ``last``; a call is ``before`` its name,
-    ``amid``, its arguments and ``after``. ``opening`` may be a special token, which no grammar can ask for: it is put
-    at the end of the prompt. ``marks`` may be special tokens too, whose text is not part of the output. A template that
-    has all of ``known_by`` and nothing of ``not_by`` is of this format.
+    A text of calls is ``opening``, one of ``firsts``, calls with ``between``, and ``last``; a call is ``before`` its
+    name, ``amid``, its arguments and ``after``. ``opening`` may be a special token, which no grammar can ask for: it is
+    put at the end of the prompt. ``marks`` may be special tokens too, whose text is not part of the output. A template
+    that has all of ``known_by`` and nothing of ``not_by`` is of this format.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ToolFormat:
     not_by: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     opening: str = ""
-    first: str = ""
+    firsts: tuple[str, ...] = ()
     before: str = ""
     amid: str = ""
     after: str = ""
@@ -71,7 +71,7 @@ class ToolFormat:
         ]
         call = Grammar.any_of(calls)
         whole = Grammar.repeated(call, Grammar.choice([self.between])) if several else call
-        return Grammar.sequence([*_literal(self.first), whole, *_literal(self.last)])
+        return Grammar.sequence([*_literal(*self.firsts), whole, *_literal(self.last)])
 
     def new_id(self) -> str:
         """Return an id of a call, of letters and digits where a template asks for nothing else."""
@@ -119,7 +119,7 @@ FORMATS = (
         not_by=(MISTRAL_ARGUMENTS,),
         marks=(MISTRAL_OPEN,),
         opening=MISTRAL_OPEN,
-        first="[",
+        firsts=("[", " ["),
         before='{"name": "',
         amid='", "arguments": ',
         after="}",
@@ -151,5 +151,6 @@ def find_format(template: str) -> ToolFormat | None:
     return None
 
 
-def _literal(text: str) -> list[Grammar]:
-    return [Grammar.choice([text])] if text else []
+def _literal(*texts: str) -> list[Grammar]:
+    """Return a grammar of some texts; none if there is nothing to say."""
+    return [Grammar.choice(texts)] if any(texts) else []

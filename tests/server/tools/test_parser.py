@@ -49,7 +49,7 @@ def read(form: str, text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("form", ALL)
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from(PARTS), max_size=14), sizes=st.lists(st.integers(0, 9), min_size=1, max_size=9))
 def test_the_cuts_change_nothing(form: str, parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
@@ -95,7 +95,7 @@ ARGUMENTS: Any = st.recursive(
 
 
 @pytest.mark.parametrize("form", ALL)
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=25, deadline=None)
 @given(
     before=st.sampled_from(["", "Let me see. ", "a < b [1]\n"]),
     calls=st.lists(
