@@ -41,6 +41,11 @@ class Figures:
     def count(self, kind: str) -> None:
         self.ends[kind] = self.ends.get(kind, 0) + 1
 
+    def forget_times(self) -> None:
+        """Begin anew with times: those until now are of compiling, too."""
+        self.first_token.clear()
+        self.between_tokens.clear()
+
     def times(self) -> str:
         """Return the median and the 99th percentile of times, in milliseconds."""
         named = {"first token": self.first_token, "between tokens": self.between_tokens}

@@ -66,6 +66,7 @@ def test_load(trained_folder: Path, count: int, connections: int) -> None:
         clients = Clients(server.address, asked, BODY_BYTES, has_keys=True)
         clients.run(count // 3, connections, seed=1)
         server.until(lambda: server.is_idle, SECONDS)
+        clients.figures.forget_times()
         before, began = resident_bytes(), time.monotonic()
         clients.run(count - count // 3, connections, seed=2)
         seconds = time.monotonic() - began

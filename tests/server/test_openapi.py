@@ -9,12 +9,13 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
+from jaxinfer.server.api.errors import ApiError
 from jaxinfer.server.api.fields import Probe
 from jaxinfer.server.app import make_app
 from jaxinfer.server.openapi.answers import ERRORS
 from jaxinfer.server.openapi.requests import LEAVES, probes
 from tests.server.harness import MODEL, Running
-from tests.server.test_fields import LIMITS, MESSAGES, REFUSED, TAKEN, Bytes
+from tests.server.test_fields import LIMITS, MESSAGES, REFUSED, TAKEN, Bytes, read
 
 POSTED = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 # What a request needs, beside the model; and what makes answers short, for it is the fields that are drawn.
@@ -92,12 +93,30 @@ def test_every_field_that_is_described_is_read(document: dict[str, Any], server:
             error = server.post(path, {"model": MODEL, **least, name: {"no such": []}})
             assert error.status_code in (400, 404), name
             assert error.json()["error"]["code"] != "unknown_parameter" or name not in error.json()["error"]["param"]
-        for name, schema in body_of(document, path)["properties"].items():
-            for bound in (schema.get("minimum"), schema.get("maximum")):
-                if bound is not None and path.startswith("/v1/"):
-                    wrong = bound + 1 if bound == schema.get("maximum") else bound - 1
-                    error = server.post(path, {"model": MODEL, **LEAST[path], name: wrong}).json()
-                    assert error["error"]["param"].split(".")[0] == name
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_bounds_are_those_of_the_readers(document: dict[str, Any], kind: str) -> None:
+    """Both are taken, and what is beyond is refused."""
+    path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
+    beside = {"logprobs": True} if kind == "chat" else {"echo": True}
+    count = 0
+    for name, schema in body_of(document, path)["properties"].items():
+        for keyword, step in (("minimum", -1), ("maximum", 1)):
+            if keyword in schema:
+                bound, count = schema[keyword], count + 1
+                assert wrong_param(kind, {**beside, name: bound}) != name
+                assert wrong_param(kind, {**beside, name: bound + step}) == name
+    assert count > 20
+
+
+def wrong_param(kind: str, fields: Mapping[str, Any]) -> str | None:
+    """Return the field that a reader finds wrong."""
+    try:
+        read(kind, **fields)
+    except ApiError as error:
+        return error.param
+    return None
 
 
 def draw(schema: Mapping[str, Any], rng: random.Random) -> Any:
