@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _MODEL, _TEXT = "jaxinfer/language_model.py", "jaxinfer/text_generation.py"
+_REQUESTS = "jaxinfer/text_requests.py"
 _CHECKS = "jaxinfer/model_checks.py"
 _GENERATE, _CLI = "jaxinfer/cli/commands/generate.py", "tests/cli"
 _LANGUAGE = "tests/test_language_model.py"
@@ -129,16 +130,16 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "all samples of a prompt are the first",
-        _MODEL,
+        _REQUESTS,
         "Request(ids, max_length, params, sample)) for sample in samples]",
         "Request(ids, max_length, params, sample * 0)) for sample in samples]",
         f"{_LANGUAGE}::test_samples_of_a_prompt_differ_and_repeat",
     ),
     Fault(
         "a prompt that fills the context is let through",
-        _MODEL,
-        "if len(ids) >= self.max_len:",
-        "if len(ids) > self.max_len:",
+        _REQUESTS,
+        "if len(ids) >= max_len:",
+        "if len(ids) > max_len:",
         "tests/test_bad_input.py::test_generate_refuses[a prompt as long as the context]",
     ),
     Fault(
