@@ -199,6 +199,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{_LOG}::test_texts_are_written_only_where_they_are_asked_for",
     ),
     Fault(
+        "the grammar of a call is read from the log as another",
+        "jaxinfer/grammar/grammar.py",
+        'made = {"sequence": cls.sequence, "any_of": cls.any_of,',
+        'made = {"sequence": cls.sequence, "any_of": cls.sequence,',
+        f"{_LOG}::test_an_entry_is_read_as_it_was_written",
+    ),
+    Fault(
         "a prompt's token has its successor's log-probability",
         "jaxinfer/server/scoring.py",
         "prompt_logprobs=(None, *scores.logprobs[: num_prompt - 1]),",
