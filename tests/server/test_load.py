@@ -43,13 +43,14 @@ def questions(lm: LanguageModel, count: int) -> list[Question]:
 
 
 def test_a_few_clients_of_every_kind(server: Running) -> None:
+    failed = server.engine.metrics().failed  # other tests let requests fail
     clients = Clients(server.address, questions(server.lm, 2), BODY_BYTES, has_keys=False)
     clients.run(24, 8, seed=1)
     server.until(lambda: server.is_idle, SECONDS)
     assert clients.figures.wrong == []
     assert sum(clients.figures.ends.values()) == 24
     assert {"whole", "stream", "leaves"} < set(clients.figures.ends)
-    assert server.engine.metrics().failed == 0
+    assert server.engine.metrics().failed == failed
 
 
 @pytest.mark.parametrize(
