@@ -150,6 +150,15 @@ class Device:
         progress(len(everything), len(everything))
 
     @property
+    def _pool_size(self) -> tuple[int, int]:
+        """What the pools' shapes depend on: a program's name tells its first argument's, others theirs themselves."""
+        return self._num_pages, self._page_size
+
+    @property
+    def _row_sizes(self) -> tuple[int, ...]:
+        return self._num_rows, self._num_slots, *self._widths
+
+    @property
     def compile_seconds(self) -> float:
         """The seconds that calls have waited for programs."""
         return self._programs.compile_seconds
@@ -223,8 +232,12 @@ class Device:
 
     def save(self, slot: int, pages: Sequence[int]) -> Saved:
         """Copy a sequence's pages and row to the host."""
-        content = self._programs.run("read_pages", read_pages, (), self._pools, self._padded(pages, 0))
-        row = self._programs.run("read_row", partial(read_row, self._axes), (), self._rows, np.int32(slot))
+        content = self._programs.run(
+            ("read_pages", *self._pool_size), read_pages, (), self._pools, self._padded(pages, 0)
+        )
+        row = self._programs.run(
+            ("read_row", *self._row_sizes), partial(read_row, self._axes), (), self._rows, np.int32(slot)
+        )
         return Saved(jax.tree.map(lambda array: array[:, : len(pages)], jax.device_get(content)), jax.device_get(row))
 
     def restore(self, slot: int, pages: Sequence[int], saved: Saved) -> None:
@@ -236,12 +249,16 @@ class Device:
             return np.pad(array, ((0, 0), (0, size - array.shape[1]), (0, 0), (0, 0)))
 
         content = jax.tree.map(padded, saved.pages)
-        self._pools = self._programs.run("write_pages", write_pages, (0,), self._pools, places, content)
+        self._pools = self._programs.run(
+            ("write_pages", *self._pool_size), write_pages, (0,), self._pools, places, content
+        )
         state = saved.row.state
         # Others may have needed longer lists since.
         row = saved.row._replace(state=state._replace(sampling=_widened(state.sampling, self._widths)))
         function = partial(write_row, self._axes)
-        self._rows = self._programs.run("write_row", function, (0,), self._rows, np.int32(slot), row)
+        self._rows = self._programs.run(
+            ("write_row", *self._row_sizes), function, (0,), self._rows, np.int32(slot), row
+        )
 
     def _pick(self, shaped: Callable[[int, int], _Shaped], shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Return the first shape that is ready, and have the first one of all prepared; the shapes grow."""
@@ -263,7 +280,9 @@ class Device:
         return self._programs.run(program.name, program.function, program.donated, *arguments)
 
     def _shaped_copy(self) -> _Shaped:
-        return _Shaped("copy_page", copy_page, (0,), (_described(self._pools), integers(), integers()))
+        return _Shaped(
+            ("copy_page", *self._pool_size), copy_page, (0,), (_described(self._pools), integers(), integers())
+        )
 
     def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
         function = partial(compute_chunk, self._programs.decoder)
