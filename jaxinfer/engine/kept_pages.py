@@ -4,7 +4,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
 
 from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.batch import cache_bucket
@@ -29,12 +28,10 @@ _LEAST_LONGEST = 1024
 class KeptPages:
     """Serves one call after the other, each in its caller's thread; results are those of `LanguageModel.generate`.
 
-    ``programs`` have a paged cache. Each row, of which there are ``least_rows`` at the least, has room for a text twice
-    as long as the longest; there is as much room again for texts before. A longer text, more rows or another strategy
-    begin with empty pages; prefixes that are held are then computed again.
+    ``programs`` have a paged cache. Each row has room for a text twice as long as the longest; there is as much room
+    again for texts before. A longer text, more rows or another strategy begin with empty pages; prefixes that are held
+    are then computed again.
     """
-
-    least_rows: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -142,7 +139,7 @@ class KeptPages:
             return self._core
         roomy = max(2 * longest, _LEAST_LONGEST)
         self._longest = max(self._longest, min(cache_bucket(roomy, 0, self._max_len), self._max_len))
-        self._rows = max(self._rows, num_rows, self.least_rows)
+        self._rows = max(self._rows, num_rows)
         self._pages_held = max(self._pages_held, held)
         self._strategy, self._core = strategy, None
         self._core = self._make_core(strategy)

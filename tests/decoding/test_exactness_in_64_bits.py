@@ -10,8 +10,8 @@ from tests.decoding.covered_models import LIMITS, SAMPLINGS, ask, random_model, 
 from tests.decoding.identity import check_identical, check_not_vacuous, forget_programs
 from tests.decoding.strategy_cases import CASES
 
-IN_EVERY_RUN = ("draft_model+prompt_lookup",)
-WIDE = ("jacobi", "lookahead", "medusa", "streams", "triforce")
+IN_EVERY_RUN = ("prompt_lookup",)
+WIDE = ("draft_model+prompt_lookup", "jacobi", "lookahead", "medusa", "streams", "triforce")
 REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES if name not in (*IN_EVERY_RUN, *WIDE)]
 
 

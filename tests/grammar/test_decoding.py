@@ -73,7 +73,8 @@ def test_a_token_that_must_come_is_a_draft_that_cannot_fail(lm):
 
 def test_the_engine_keeps_to_grammars_while_requests_come_and_go(lm, alone):
     """Rows are few, so that requests wait, and pages too, so that some are computed anew."""
-    with lm.engine(max_rows=3, page_size=8, pages=15, strategy="prompt_lookup", preemption="recompute") as engine:
+    options = {"strategy": "prompt_lookup", "preemption": "recompute", "drafting": "always"}
+    with lm.engine(max_rows=3, page_size=8, pages=15, **options) as engine:
         asked = [
             engine.submit(prompt, max_new_tokens=60, sampling=one, priority=priority)
             for priority, (prompt, one) in enumerate(list(zip(PROMPTS, SAMPLINGS)) * 2)

@@ -37,7 +37,6 @@ def answer_of(server: Running, prompt: str, fields: dict[str, Any], number: int)
     """Return text, ids and log-probabilities of each sample, from a stream or a whole answer."""
     request = {"prompt": prompt if number % 2 else encode_bytes(prompt), **fields, "max_tokens": 30, "logprobs": 0}
     request |= {"return_token_ids": True, "priority": number % 3, "cache_salt": "x" * (number % 2)}
-    request["strategy"] = "off" if number % 5 == 4 else "on"
     if number % 3 == 0:
         choices = server.complete(**request).json()["choices"]
         return [
