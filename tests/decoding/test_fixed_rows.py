@@ -122,12 +122,9 @@ class Bare(Autoregressive):
         return False
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("llama", "float32"), pytest.param("gemma2", "bfloat16", marks=pytest.mark.slow)]
-)
-def test_steps_of_another_size_have_other_bits(models, plain, name, dtype):
-    """Else the tests above would show nothing."""
-    assert bits(decode(models(name, dtype), Bare())) != plain(name, dtype)
+def test_steps_of_another_size_have_other_bits(models, plain):
+    """Else the tests above would show nothing. Not in bfloat16: some processors multiply any number of rows alike."""
+    assert bits(decode(models("llama", "float32"), Bare())) != plain("llama", "float32")
 
 
 def test_nodes_that_fill_a_step_are_never_drafts():
