@@ -35,7 +35,8 @@ def retrieved(text):
     cache, queries = text
     cache = jax.tree.map(jnp.asarray, cache)
     empty = create_retrieval_cache(cache, BUDGET, TAIL)
-    return jax.jit(lambda *arrays: empty.rechosen(cache, *arrays, CHUNK, RECENT, BACKEND))(queries, HELD_B)
+    rechosen = jax.jit(lambda *arrays: empty.rechosen(cache, *arrays, CHUNK, RECENT, BACKEND))
+    return jax.device_get(rechosen(queries, HELD_B))
 
 
 def chosen_positions(keys_SI, query_NH, head, held):
@@ -77,7 +78,7 @@ def test_the_tail_begins_where_chunks_could_be_chosen_and_holds_the_recent_token
 
 
 def test_choosing_that_is_not_due_changes_nothing(text, retrieved):
-    cache, queries = jax.tree.map(jnp.asarray, text)
+    cache, queries, retrieved = jax.tree.map(jnp.asarray, (*text, retrieved))
     same = retrieved.rechosen(cache, queries * -1, jnp.asarray(HELD_B) + 1, CHUNK, RECENT, BACKEND, jnp.asarray(False))
     jax.tree.map(np.testing.assert_array_equal, same, retrieved)
     other = retrieved.rechosen(cache, queries * -1, jnp.asarray(HELD_B), CHUNK, RECENT, BACKEND, jnp.asarray(True))
@@ -86,10 +87,10 @@ def test_choosing_that_is_not_due_changes_nothing(text, retrieved):
 
 def test_tokens_are_copied_anew_where_they_stand_in_the_tail(text, retrieved):
     """What drafts wrote over them is undone; positions before the tail are left alone."""
-    cache = jax.tree.map(jnp.asarray, text[0])
-    spoilt = replace(retrieved, keys=retrieved.keys.at[:, :, BUDGET:].add(1), values=retrieved.values + 1)
+    cache, before = jax.tree.map(jnp.asarray, (text[0], retrieved))
+    spoilt = replace(before, keys=before.keys.at[:, :, BUDGET:].add(1), values=before.values + 1)
     positions_BM = jnp.asarray(HELD_B)[:, None] - jnp.arange(16, 0, -1) % 7 - 1
-    mended = spoilt.refreshed(cache, jnp.unique(positions_BM, axis=1))
+    mended = jax.device_get(spoilt.refreshed(cache, jnp.unique(positions_BM, axis=1)))
     for row, held in enumerate(HELD_B):
         origin = int(retrieved.origin_B[row])
         slots = slice(BUDGET + max(held - 7 - origin, 0), BUDGET + held - origin)
@@ -104,10 +105,12 @@ def test_new_tokens_see_the_chunks_and_the_end_of_the_text(text, retrieved):
     rng = np.random.default_rng(1)
     query_BTNH = rng.standard_normal((ROWS, 2, KV_HEADS * GROUPS, WIDTH)).astype(np.float32)
     new = rng.standard_normal((2, ROWS, 2, KV_HEADS, WIDTH)).astype(np.float32)
-    placement = retrieved.place(jnp.asarray(HELD_B), jnp.tril(jnp.ones((1, 2, 2), bool)))
+    layout = jax.tree.map(jnp.asarray, retrieved)
+    placement = layout.place(jnp.asarray(HELD_B), jnp.tril(jnp.ones((1, 2, 2), bool)))
     arrays = [jnp.asarray(array) for array in (query_BTNH, *new)]
-    mixed_BTNH, written = retrieved.attend(1, placement, *arrays, Scores(WIDTH**-0.5), BACKEND)
+    mixed_BTNH, written = layout.attend(1, placement, *arrays, Scores(WIDTH**-0.5), BACKEND)
     kept = written.keep(jnp.asarray(HELD_B), jnp.asarray([[0, 1]] * ROWS), jnp.full((ROWS,), 2))
+    mixed_BTNH, kept = jax.device_get((mixed_BTNH, kept))
     for row, held in enumerate(HELD_B):
         end = BUDGET + held - int(retrieved.origin_B[row])
         np.testing.assert_array_equal(kept.keys[1, row, end : end + 2], new[0, row].reshape(2, -1))

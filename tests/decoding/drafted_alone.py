@@ -1,12 +1,15 @@
 """What a strategy needs to draft from texts alone: a state of them, and a model that it does not look at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategy import Proposal, Strategy
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from tests.toys import TINY_LLAMA, float32_backend
@@ -24,3 +27,13 @@ def state_of(texts: Sequence[Sequence[int]]) -> DecodeState:
     nothing: dict[str, Any] = dict.fromkeys(DecodeState._fields)
     empty = DecodeState(**nothing)
     return empty._replace(tokens_BS=jnp.asarray(tokens_BS), lengths_B=lengths_B)
+
+
+def propose(strategy: Strategy, state: DecodeState, memory: Any = ()) -> Proposal:
+    """Return what a strategy without weights drafts, by one program for all texts."""
+    return _proposing(strategy)(state, memory)
+
+
+@cache
+def _proposing(strategy: Strategy) -> Callable[[DecodeState, Any], Proposal]:
+    return jax.jit(lambda state, memory: strategy.propose(UNUSED, (), state, memory))

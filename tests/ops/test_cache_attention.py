@@ -18,6 +18,7 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer, attend_to_ring
 from jaxinfer.ops.cache_write import Around, write_to_layer
 from jaxinfer.ops.masks import causal_ancestors, visible_slots
+from tests.parallel.devices import several
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 INTERPRETED = choose_backend("float32", "cpu", kernels="interpret")
@@ -200,8 +201,7 @@ print(found[2].sharding.spec)
 
 
 def test_each_device_of_a_mesh_works_on_its_own_heads_and_rows():
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    child = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES], env=environment, capture_output=True, text=True)
+    child = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES], env=several(4), capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     assert "tensor" in child.stdout
     assert "data" in child.stdout

@@ -5,18 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-
 FOLDER = Path(__file__).parent / "on_devices"
+
+
+def several(count: int) -> dict[str, str]:
+    """Return the variables of a process with so many devices, which compiles as this run's workers do."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip()}
 
 
 def run_on_devices(count: int, tests: str, files: tuple[str, ...] = (), timeout: float | None = 850) -> None:
     """Run those tests of `tests.parallel.on_devices` that pytest's ``-m`` selects, of some files or of all."""
-    flags = f"--xla_force_host_platform_device_count={count}"
-    if jax.__version_info__ < (0, 11):
-        flags += " --xla_cpu_use_fusion_emitters=false"  # compiling what they emit takes a quarter of the time
     # Kernels that are interpreted on several devices wait for each other in a pool of this many threads.
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+    environment = {**os.environ, **several(count), "NPROC": "16"}
     options = [f"-m{tests}", "-n0", "-q", "-p", "no:cacheprovider", "--durations=15"]
     child = subprocess.run(
         [sys.executable, "-m", "pytest", *(FOLDER / file for file in files or ("",)), *options],

@@ -12,13 +12,10 @@ import pytest
 import jaxinfer
 from jaxinfer import SamplingParams, distributed
 from jaxinfer.errors import InvalidOption
+from tests.parallel.devices import several
 
 PROMPTS = ["One two three one two", "a", "The end of the text, the end of"]
-CHANGES = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
-}
+CHANGES = {**several(2), "JAX_ENABLE_COMPILATION_CACHE": "false"}
 HEARTBEAT_SECONDS = 10
 
 

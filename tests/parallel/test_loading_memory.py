@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.default_model import default_model_path
+from tests.parallel.devices import several
 
 WATCH = """
 import sys, threading, time
@@ -42,10 +43,9 @@ print(peak[0] - before, sum(own.values()), max(leaf.nbytes for leaf in leaves))
     ["data=2,tensor=4", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("tensor=8", "pipeline=2,tensor=4"))],
 )
 def test_a_load_holds_its_shards_and_one_and_a_half_tensors(mesh):
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     child = subprocess.run(
         [sys.executable, "-c", WATCH, str(default_model_path()), mesh],
-        env={**os.environ, **flags}, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, **several(8)}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
     peak, own, largest = map(int, child.stdout.split())

@@ -1,14 +1,18 @@
 """Lookahead's tree against the rule that its publication's layout comes down to."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.decoding.strategies.lookahead import Window, insert, window_tree
-from jaxinfer.decoding.trees.tree import ancestors, depths
+from jaxinfer.decoding.strategies import lookahead
+from jaxinfer.decoding.strategies.lookahead import Window, window_tree
+from jaxinfer.decoding.trees import tree
 from tests.toys import float32_backend
 
 BACKEND = float32_backend()
+ancestors, depths = jax.jit(tree.ancestors), jax.jit(tree.depths)
+insert = jax.jit(lookahead.insert, static_argnums=3)
 
 
 def layout(window: int, ngram: int, guesses: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -133,7 +134,8 @@ def test_a_tree_of_ranks_knows_the_chances_that_a_dynamic_one_grows_by(lm, fitte
     model, chances = Model(lm.programs.decoder, lm.params), []
     for given in (Medusa(params=params, paths=TREE), Medusa(params=params, growth=GROWTH)):
         strategy = resolve(lm, given)
-        drafted = strategy.propose(model, strategy.params, state, hidden_BD)
+        propose = jax.jit(lambda *given, strategy=strategy: strategy.propose(model, strategy.params, *given))
+        drafted = jax.device_get(propose(state, hidden_BD))
         chances.append([chances_of_paths(drafted, row) for row in range(3)])
     for of_ranks, dynamic in zip(*chances):
         assert len(of_ranks) == 1 + len(TREE)
@@ -232,7 +234,8 @@ def test_typical_acceptance_follows_the_published_rule():
     tree = DraftTree(jnp.asarray(tokens_BM), parents_BM, all_BM, all_BM)
     draws_BM = rng.integers(0, vocab_size, tokens_BM.shape).astype(np.int32)
     log_p_BMV = jnp.asarray(np.log(p_BMV), jnp.float32)
-    walk = accept_typical(tree, ancestors(parents_BM), log_p_BMV, jnp.asarray(draws_BM), 4, 0.3, 0.6)
+    accept = jax.jit(lambda *given: accept_typical(tree, ancestors(parents_BM), *given, 4, 0.3, 0.6))
+    walk = jax.device_get(accept(log_p_BMV, draws_BM))
     lengths = set()
     for row in range(batch):
         best, best_key = [0], (0, 0.0)

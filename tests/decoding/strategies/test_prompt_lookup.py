@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
-from jaxinfer.decoding.strategy import Proposal, Target
+from jaxinfer.decoding.strategy import Target
 from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.backend import choose_backend
-from tests.decoding.drafted_alone import UNUSED, state_of
+from tests.decoding.drafted_alone import propose, state_of
 from tests.toys import TINY_LLAMA
 
 
@@ -26,12 +26,8 @@ def expected_draft(text: list[int], strategy: PromptLookup) -> list[int] | None:
     return None
 
 
-def propose(texts: list[list[int]], strategy: PromptLookup) -> Proposal:
-    return strategy.propose(UNUSED, (), state_of(texts), ())
-
-
 def drafts(texts: list[list[int]], strategy: PromptLookup) -> list[list[int] | None]:
-    tree = propose(texts, strategy).tree
+    tree = propose(strategy, state_of(texts)).tree
     np.testing.assert_array_equal(tree.tokens_BM[:, 0], [text[-1] for text in texts])
     return [
         tokens[1:].tolist() if valid[1:].all() else None
@@ -52,7 +48,7 @@ def test_a_longer_match_is_likelier_to_go_on():
     """As long as the texts are equal, further than what a match is looked for by."""
     repeated = [1, 2, 3, 4, 5, 6, 7]
     texts = [[9, *repeated[-size:], 8, *repeated[-size:]] for size in range(1, 8)]
-    drafted = propose(texts, PromptLookup(num_draft_tokens=3, min_ngram=1))
+    drafted = propose(PromptLookup(num_draft_tokens=3, min_ngram=1), state_of(texts))
     goes_on = (0.22, 0.49, 0.65, 0.66, 0.75, 0.9, 0.9, 0.9, 0.9)
     expected = [[1.0, *np.cumprod(goes_on[size - 1 : size + 2])] for size in (1, 2, 3, 4, 5, 6, 6)]
     np.testing.assert_allclose(drafted.chances_BM, expected, rtol=1e-6)

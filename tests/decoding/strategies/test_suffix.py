@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxinfer.decoding.strategies.suffix import Suffix
 from jaxinfer.decoding.strategy import Proposal
 from jaxinfer.errors import InvalidOption
-from tests.decoding.drafted_alone import UNUSED, state_of
+from tests.decoding.drafted_alone import propose, state_of
 
 Path = tuple[int, ...]
 
@@ -31,10 +31,6 @@ def expected_shares(text: list[int], strategy: Suffix) -> tuple[int, dict[Path, 
         best = sorted(counts, key=lambda path: (-counts[path], len(path)))[: strategy.num_draft_tokens]
         return size, {path: counts[path] / len(latest) for path in best}
     return 0, {}
-
-
-def propose(texts: list[list[int]], strategy: Suffix) -> Proposal:
-    return strategy.propose(UNUSED, (), state_of(texts), ())
 
 
 def drafted(proposal: Proposal, row: int) -> dict[Path, float]:
@@ -61,7 +57,7 @@ def drafted(proposal: Proposal, row: int) -> dict[Path, float]:
 @settings(derandomize=True, max_examples=15, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=20), min_size=4, max_size=4))
 def test_it_drafts_the_most_frequent_of_what_followed_the_longest_match(strategy, texts):
-    proposal = propose(texts, strategy)
+    proposal = propose(strategy, state_of(texts))
     np.testing.assert_array_equal(proposal.tree.tokens_BM[:, 0], [text[-1] for text in texts])
     for row, text in enumerate(texts):
         assert set(drafted(proposal, row)) == set(expected_shares(text, strategy)[1])
@@ -70,7 +66,7 @@ def test_it_drafts_the_most_frequent_of_what_followed_the_longest_match(strategy
 def test_a_longer_match_drafts_more_and_is_likelier_to_go_on():
     repeated = [1, 2, 3, 4, 5, 6, 7]
     texts = [[9, *repeated[-size:], 8, 10, 11, 12, *repeated[-size:]] for size in (1, 2, 3)]
-    proposal = propose(texts, Suffix(num_draft_tokens=8, min_match=1))
+    proposal = propose(Suffix(num_draft_tokens=8, min_match=1), state_of(texts))
     goes_on = (0.22, 0.49, 0.65, 0.66, 0.75, 0.9, 0.9, 0.9)
     for row, size in enumerate((1, 2, 3)):
         chances = drafted(proposal, row)
@@ -82,7 +78,7 @@ def test_a_longer_match_drafts_more_and_is_likelier_to_go_on():
 
 def test_chances_are_shared_among_what_followed():
     text = [5, 1, 5, 2, 5, 1, 5, 1, 5]
-    chances = drafted(propose([text], Suffix(num_draft_tokens=2, max_match=1, min_match=1, per_token=1)), 0)
+    chances = drafted(propose(Suffix(num_draft_tokens=2, max_match=1, min_match=1, per_token=1), state_of([text])), 0)
     assert chances == pytest.approx({(1,): 0.75 * 0.22, (2,): 0.25 * 0.22})
 
 

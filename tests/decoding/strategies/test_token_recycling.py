@@ -2,17 +2,18 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxinfer.decoding.acceptance.walk import Walk
+from jaxinfer.decoding.strategies import token_recycling
 from jaxinfer.decoding.strategies.token_recycling import (
     PUBLISHED_TREE,
     Answers,
     Asked,
     TokenRecycling,
-    look_up,
     node_contexts,
     tokens_before,
 )
@@ -22,11 +23,12 @@ from jaxinfer.decoding.trees.static import check_tree, tree_depth
 from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.backend import choose_backend
-from tests.decoding.drafted_alone import NUM_SLOTS, UNUSED, state_of
+from tests.decoding.drafted_alone import NUM_SLOTS, UNUSED, propose, state_of
 from tests.toys import TINY_LLAMA
 
 VOCAB_SIZE, NUM_RANKS = 6, 8
 BACKEND = UNUSED.decoder.backend
+look_up = jax.jit(token_recycling.look_up, static_argnums=2)
 TRUST = (0.0, 0.3, 0.6, 0.8)
 # A context, the nearest token first, and the answers after it with their log-probabilities.
 Entry = tuple[tuple[int, ...], list[int], list[float]]
@@ -77,7 +79,7 @@ def test_every_node_is_an_answer_after_the_tokens_that_lead_to_it(paths):
     strategy = replace(TokenRecycling(), growth=Growth(7, 3), paths=paths)
     text = [3, 1, 4, 1, 5]
     answers, entries = random_answers(np.random.default_rng(1), 40, 9)
-    proposal = strategy.propose(UNUSED, (), state_of([text]), answers)
+    proposal = propose(strategy, state_of([text]), answers)
     tree = proposal.tree
     tokens, parents, valid = (np.asarray(field)[0] for field in (tree.tokens_BM, tree.parents_BM, tree.valid_BM))
     assert tokens[0] == text[-1]
@@ -113,7 +115,7 @@ def test_a_prompts_tokens_are_known_from_the_start():
         np.testing.assert_allclose(jnp.exp(log_p_BRW[row, :, 0]), [0.5, *[0.0] * (answers.tokens_BRE.shape[1] - 1)])
     # The current token has no answer yet, and no row knows another's text.
     assert look_up(answers, jnp.asarray([[[4]], [[7]]]), BACKEND)[2].tolist() == [[0], [0]]
-    proposal = strategy.propose(UNUSED, (), state, answers)
+    proposal = propose(strategy, state, answers)
     assert 9 in np.asarray(proposal.tree.tokens_BM)[0, np.asarray(proposal.tree.valid_BM)[0]]
     assert proposal.tree.valid_BM[1].sum() == 1
 

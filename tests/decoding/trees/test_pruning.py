@@ -1,5 +1,6 @@
 """A tree is cut down to its likeliest nodes, each with all that lies above it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,12 +26,15 @@ def drafted(seed: int):
 def test_the_likeliest_nodes_stay_where_no_step_to_them_is_too_unlikely(least, count):
     layout, tokens_BM, logits_BIV = drafted(seed=1)
     inner = np.unique(layout.parents_M).tolist()
-    scores_BM = path_scores(layout, jnp.asarray(tokens_BM), jnp.asarray(logits_BIV), least)
-    kept_BP = np.asarray(best_nodes(scores_BM, count, float32_backend()))
-    parents_BM = jnp.broadcast_to(jnp.asarray(layout.parents_M), tokens_BM.shape)
-    all_BM = jnp.ones(tokens_BM.shape, bool)
-    tree = DraftTree(jnp.asarray(tokens_BM), parents_BM, all_BM, all_BM)
-    pruned = kept_tree(tree, jnp.asarray(kept_BP), scores_BM > -jnp.inf)
+    parents_BM, all_BM = np.broadcast_to(layout.parents_M, tokens_BM.shape), np.ones(tokens_BM.shape, bool)
+
+    @jax.jit
+    def prune(tree, logits_BIV):
+        scores_BM = path_scores(layout, tree.tokens_BM, logits_BIV, least)
+        kept_BP = best_nodes(scores_BM, count, float32_backend())
+        return kept_BP, kept_tree(tree, kept_BP, scores_BM > -jnp.inf)
+
+    kept_BP, pruned = jax.device_get(prune(DraftTree(tokens_BM, parents_BM, all_BM, all_BM), logits_BIV))
     p_BIV = np.exp(logits_BIV) / np.exp(logits_BIV).sum(-1, keepdims=True)
     numbers = set()
     for row in range(len(tokens_BM)):

@@ -1,5 +1,6 @@
 """Ancestors, depths and the accepted path of arbitrary trees, against walking them node by node."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
@@ -20,18 +21,25 @@ def path_to(parents, node):
     return path
 
 
+@jax.jit
+def related(parents_BM):
+    relation_BMM = ancestors(parents_BM)
+    return relation_BMM, depths(relation_BMM)
+
+
 @few
 @given(st.lists(parent_lists, min_size=2, max_size=2))
 def test_ancestors_and_depths_equal_walking_up(rows):
-    relation_BMM = ancestors(jnp.array(rows, jnp.int32))
+    relation_BMM, depth_BM = jax.device_get(related(jnp.array(rows, jnp.int32)))
     for row, parents in enumerate(rows):
         for node in range(NODES):
             path = path_to(parents, node)
             assert set(np.flatnonzero(relation_BMM[row, node])) == set(path)
-            assert depths(relation_BMM)[row, node] == len(path) - 1
+            assert depth_BM[row, node] == len(path) - 1
 
 
 flags = st.lists(st.booleans(), min_size=NODES, max_size=NODES)
+matched = jax.jit(match, static_argnums=2)
 small_tokens = st.lists(st.integers(0, 2), min_size=NODES, max_size=NODES)
 
 
@@ -53,7 +61,7 @@ def test_the_accepted_path_follows_what_the_target_drew(parents, tokens, draws, 
             break
         expected.append(fits[0])
     arrays = [jnp.array([one]) for one in (tokens, parents, valid, acceptable)]
-    walk = match(DraftTree(*arrays), jnp.array([draws]), NODES - 1)
+    walk = jax.device_get(matched(DraftTree(*arrays), jnp.array([draws]), NODES - 1))
     assert int(walk.taken_B[0]) == len(expected)
     assert walk.path_BM[0, : len(expected)].tolist() == expected
     assert set(walk.path_BM[0, len(expected) :].tolist()) <= {expected[-1]}

@@ -13,6 +13,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer.models.fingerprint import fingerprint
+from tests.parallel.devices import several
 from tests.toys import fable
 from tests.train.loop.test_step import same_tree
 from train import medusa
@@ -242,7 +243,7 @@ for mesh, parts in (("data=1", "1"), ("data=2", "2"), ("data=1,tensor=2", "1")):
 @pytest.mark.slow
 def test_a_mesh_changes_nothing_but_rounding(trained_folder, answers, tmp_path):
     """Batches split over two devices and in two parts, and the base's matrices over two, against one of each."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment = {**os.environ, **several(2)}
     options = ("--model", trained_folder, "--data", answers, "--heads", 2, "--share-lm-head", "--epochs", 1, *OPTIONS)
     command = [sys.executable, "-c", MESH, str(tmp_path), *map(str, options)]
     subprocess.run(command, env=environment, cwd=Path(__file__).parents[3], check=True, stderr=subprocess.DEVNULL)

@@ -13,6 +13,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer.models.fingerprint import fingerprint
+from tests.parallel.devices import several
 from tests.toys import TINY_LLAMA, fable, write_byte_tokenizer
 from train.command import run_command
 from train.layerskip import __main__ as layerskip
@@ -176,7 +177,7 @@ for mesh, parts in (("data=1", "1"), ("data=2,tensor=2", "2")):
 @pytest.mark.parametrize("trainer", ["layerskip", "distill"])
 def test_a_mesh_changes_nothing_but_rounding(trainer, scratch, trained_folder, tmp_path):
     """Rows over two devices and in two parts, every matrix over two, against one of each; no layer is dropped."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = {**os.environ, **several(4)}
     own = ("--student-layers", 1, "--on-policy", 0.5, "--samples", 8, "--max-new-tokens", 8)
     own = ("--max-drop", 0) if trainer == "layerskip" else own
     options = ("--model", trained_folder, "--data", scratch / "texts.jsonl", "--length", 64, "--batch-size", 8, *own)
