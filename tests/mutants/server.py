@@ -413,4 +413,25 @@ FAULTS: tuple[Fault, ...] = (
         """    messages[-1]["tool_calls"] = [call]""",
         f"{_RESPONSES}::test_fields_arrive",
     ),
+    Fault(
+        "each part of a stream tells the texts of all tokens",
+        f"{_API}/choices.py",
+        """{"token_texts": choice.texts[start:],""",
+        """{"token_texts": choice.texts,""",
+        f"{_ANSWERS}::test_a_stream_joins_to_the_whole_answer",
+    ),
+    Fault(
+        "templates get the arguments of calls as text",
+        f"{_API}/messages.py",
+        """{"name": called[call_id], "arguments": arguments}}""",
+        """{"name": called[call_id], "arguments": json.dumps(arguments)}}""",
+        "tests/server/tools/test_templates.py::test_calls_that_it_writes_are_read_back",
+    ),
+    Fault(
+        "a result does not name its call",
+        f"{_API}/messages.py",
+        """{"tool_call_id": call_id, "name": called[call_id]}""",
+        """{"name": called[call_id]}""",
+        "tests/server/tools/test_templates.py::test_results_come_after_their_calls_and_the_answer_after_them",
+    ),
 )

@@ -61,8 +61,8 @@ def test_the_second_time_a_prompt_is_found_in_the_cache_and_drafts_are_counted(s
 VARIED: tuple[dict[str, Any], ...] = (
     {},
     {"n": 3, "logprobs": True, "stop": ["e"]},
-    {"n": 2, "return_token_ids": True, "stop": ["he ", "x"]},
-    {"logprobs": True, "return_token_ids": True},
+    {"n": 2, "return_token_ids": True, "return_drafts": True, "stop": ["he ", "x"]},
+    {"logprobs": True, "return_token_ids": True, "return_drafts": True},
     {"stop": "fo", "repetition_penalty": 1.3, "min_p": 0.05, "top_k": 9},
     {"n": 2, "logit_bias": {"34": -100, "5": 2.5}, "frequency_penalty": 0.5, "presence_penalty": 0.5, "top_p": 0.9},
 )
@@ -98,6 +98,10 @@ def test_a_stream_joins_to_the_whole_answer(server: Running, path: str, fields: 
             joined = [token for part in parts for token in part.get(name, [])]
             assert joined == choice.get(name, [])
             assert bool(joined) == ("return_token_ids" in fields)
+        for name in ("token_texts", "from_draft"):
+            joined = [one for part in parts for one in part.get(name, [])]
+            assert joined == choice.get(name, [])
+            assert len(joined) == (len(choice["token_ids"]) if "return_drafts" in fields else 0)
         found = [part["logprobs"] for part in parts if part["logprobs"] is not None]
         assert bool(found) == ("logprobs" in fields)
         for name in found[0] if found else ():

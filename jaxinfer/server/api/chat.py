@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxinfer.results import StreamPiece
 from jaxinfer.server.api.alternatives import with_drawn
-from jaxinfer.server.api.choices import Choice, Head
+from jaxinfer.server.api.choices import Choice, Head, told_of_tokens
 from jaxinfer.server.api.errors import ApiError, wrong_field
 from jaxinfer.server.api.fields import Fields
 from jaxinfer.server.api.messages import read_messages
@@ -147,10 +147,8 @@ class ChatForm:
                 for place, (text, value) in enumerate(zip(choice.texts[start:], choice.logprobs[start:]), start)
             ]
             logprobs = {"content": entries, "refusal": None}
-        made: dict[str, Any] = {"logprobs": logprobs}
-        if self._job.return_token_ids:
-            made["token_ids"] = choice.tokens[start:]
-        return made
+        told = told_of_tokens(choice, start, ids=self._job.return_token_ids, drafts=self._job.return_drafts)
+        return {"logprobs": logprobs, **told}
 
 
 def _alternatives(choice: Choice, place: int) -> list[dict[str, Any]]:

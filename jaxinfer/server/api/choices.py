@@ -17,7 +17,7 @@ from jaxinfer.server.api.errors import ApiError
 class Choice:
     """One output so far. ``texts`` are the text by token, without ``echo``, the text of the prompt that comes first.
 
-    ``scored`` is what scoring the whole text has added.
+    ``from_draft`` tells which tokens were accepted from drafts. ``scored`` is what scoring the whole text has added.
     """
 
     index: int
@@ -27,6 +27,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    from_draft: list[bool] = field(default_factory=list)
     result: GenerationResult | None = None
     scored: Scored = field(default_factory=Scored)
 
@@ -38,6 +39,7 @@ class Choice:
         # A model without a tokenizer gives no texts, and text that was held back to the end may have no token.
         self.texts += [*piece.texts, *[""] * len(piece.tokens)][: len(piece.tokens)]
         self.logprobs += piece.logprobs
+        self.from_draft += piece.from_draft
         self.result = piece.result or self.result
         return start
 
@@ -98,6 +100,14 @@ class Form(Protocol):
     def failed(self, error: ApiError) -> dict[str, Any]:
         """Return what ends a stream that fails."""
         ...
+
+
+def told_of_tokens(choice: Choice, start: int, *, ids: bool, drafts: bool) -> dict[str, Any]:
+    """Return what is asked for of a choice's tokens from ``start`` on: their ids, their texts and who gave them."""
+    made: dict[str, Any] = {"token_ids": choice.tokens[start:]} if ids else {}
+    if drafts:
+        made |= {"token_texts": choice.texts[start:], "from_draft": choice.from_draft[start:]}
+    return made
 
 
 def new_head(prefix: str, model: str, system_fingerprint: str, seed: int) -> Head:

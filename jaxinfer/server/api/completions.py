@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxinfer.results import StreamPiece
 from jaxinfer.server.api.alternatives import by_text
-from jaxinfer.server.api.choices import Choice, Head
+from jaxinfer.server.api.choices import Choice, Head, told_of_tokens
 from jaxinfer.server.api.errors import ApiError, wrong_field
 from jaxinfer.server.api.fields import Fields, is_ids
 from jaxinfer.server.api.sampling import (
@@ -118,8 +118,8 @@ class CompletionForm:
         if self._job.sampling.logprobs and start is not None:
             logprobs = self._logprobs(choice, start)
         made = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        if self._job.return_token_ids and start is not None:
-            made["token_ids"] = choice.tokens[start:]
+        if start is not None:
+            made |= told_of_tokens(choice, start, ids=self._job.return_token_ids, drafts=self._job.return_drafts)
         return made
 
     def _logprobs(self, choice: Choice, start: int) -> dict[str, Any]:

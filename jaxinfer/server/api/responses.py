@@ -34,6 +34,7 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("top_logprobs", "log-probabilities are told by /v1/chat/completions", (0,)),
     ("logprobs", "log-probabilities are told by /v1/chat/completions", (False,)),
     ("return_token_ids", "token ids are told by /v1/chat/completions", (False,)),
+    ("return_drafts", "what drafts gave is told by /v1/chat/completions", (False,)),
     ("reasoning", "models here reason as much as they do", ({},)),
     ("max_tool_calls", "no built-in tools are called", ()),
     ("n", "has one answer: use /v1/chat/completions", (1,)),

@@ -50,6 +50,7 @@ class Job:
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    return_drafts: bool = False
     echoes: tuple[str, ...] = ()
     top_logprobs: int = 0
     tools: ToolUse | None = None
@@ -63,7 +64,7 @@ class Job:
     @property
     def tells_tokens(self) -> bool:
         """Whether more is asked for than text."""
-        return self.sampling.logprobs or self.return_token_ids
+        return self.sampling.logprobs or self.return_token_ids or self.return_drafts
 
     def shows(self, piece: StreamPiece) -> bool:
         """Tell whether a piece has anything that the request asks for."""
@@ -151,6 +152,7 @@ def take_delivery(fields: Fields) -> dict[str, Any]:
         "stream": stream,
         "include_usage": include_usage,
         "return_token_ids": fields.flag("return_token_ids"),
+        "return_drafts": fields.flag("return_drafts"),
         "priority": fields.whole("priority", 0, -_MOST_PRIORITY, _MOST_PRIORITY) or 0,
         "cache_salt": fields.text("cache_salt", longest=256),
         "drafts": strategy != "off",

@@ -33,10 +33,32 @@ function show(kind, text) {
   const turn = document.createElement("p");
   turn.className = `turn ${kind}`;
   turn.textContent = text;
-  const isAtEnd = conversation.scrollHeight - conversation.scrollTop - conversation.clientHeight < 60;
+  const follows = isAtEnd() || kind === "user";
   conversation.append(turn);
-  if (isAtEnd || kind === "user") turn.scrollIntoView({ block: "end" });
+  if (follows) turn.scrollIntoView({ block: "end" });
   return turn;
+}
+
+function isAtEnd() {
+  return conversation.scrollHeight - conversation.scrollTop - conversation.clientHeight < 60;
+}
+
+// Adds a piece of an answer; tokens of one origin that follow each other share an element.
+function add(turn, choice) {
+  const content = choice.delta.content;
+  const texts = choice.token_texts ?? [];
+  const isKnown = texts.join("") === content;
+  const parts = isKnown ? texts.map((text, index) => [text, choice.from_draft[index]]) : [[content, false]];
+  for (const [text, isDraft] of parts) {
+    if (!text) continue;
+    const kind = isDraft ? "draft" : "own";
+    if (turn.lastChild?.className !== kind) {
+      const span = document.createElement("span");
+      span.className = kind;
+      turn.append(span);
+    }
+    turn.lastChild.append(text);
+  }
 }
 
 function request() {
@@ -46,7 +68,7 @@ function request() {
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
     stream: true,
     stream_options: { include_usage: true },
-    return_token_ids: true,
+    return_drafts: true,
   };
   for (const name of SETTINGS.slice(1)) {
     const value = find(name).value.trim();
@@ -72,23 +94,27 @@ async function* events(body) {
   }
 }
 
-function pace(began, first, count, usage) {
+function pace(began, first, count, drafted, usage) {
   if (first === null) return;
   const now = performance.now();
   const parts = [`first token ${((first - began) / 1000).toFixed(2)} s`];
   if (count > 1 && now > first) parts.push(`${((count - 1) / ((now - first) / 1000)).toFixed(1)} tokens/s`);
   parts.push(`${count} tokens`);
-  if (usage) {
-    parts.push(`${usage.prompt_tokens_details.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached`);
-    parts.push(`${usage.completion_tokens_details.accepted_prediction_tokens} accepted`);
-  }
-  find("pace").textContent = parts.join(" · ");
+  if (usage) parts.push(`${usage.prompt_tokens_details.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached`);
+  const line = find("pace");
+  line.textContent = parts.join(" · ");
+  if (!drafted) return;
+  const share = document.createElement("span");
+  share.className = "draft";
+  share.textContent = `${Math.round((100 * drafted) / count)}% from drafts`;
+  line.append(" · ", share);
 }
 
 async function answer(turn) {
   const began = performance.now();
   let first = null;
   let count = 0;
+  let drafted = 0;
   const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: headers(),
@@ -99,16 +125,17 @@ async function answer(turn) {
   for await (const chunk of events(response.body)) {
     if (chunk.error) throw new Error(chunk.error.message);
     const choice = chunk.choices[0];
-    if (choice && choice.token_ids && choice.token_ids.length) {
+    if (choice?.from_draft?.length) {
       first ??= performance.now();
-      count += choice.token_ids.length;
+      count += choice.from_draft.length;
+      drafted += choice.from_draft.filter(Boolean).length;
     }
     if (choice && choice.delta.content) {
-      const isAtEnd = conversation.scrollHeight - conversation.scrollTop - conversation.clientHeight < 60;
-      turn.textContent += choice.delta.content;
-      if (isAtEnd) turn.scrollIntoView({ block: "end" });
+      const follows = isAtEnd();
+      add(turn, choice);
+      if (follows) turn.scrollIntoView({ block: "end" });
     }
-    pace(began, first, count, chunk.usage);
+    pace(began, first, count, drafted, chunk.usage);
   }
 }
 
@@ -131,9 +158,14 @@ async function ask(text) {
     if (error.name !== "AbortError") show("error", error.message);
   } finally {
     turn.classList.remove("waiting");
-    // Without an answer the question is asked anew: two in a row would break most templates.
-    if (turn.textContent) own.push({ role: "assistant", content: turn.textContent });
-    else own.pop();
+    if (turn.textContent) {
+      own.push({ role: "assistant", content: turn.textContent });
+    } else {
+      // Without an answer the question is asked anew: two in a row would break most templates.
+      own.pop();
+      turn.remove();
+      if (own === messages && !find("message").value) find("message").value = text;
+    }
     setRunning(null);
     find("message").focus();
   }
