@@ -1,9 +1,12 @@
 """Conversations to token ids, by a tokenizer's chat template."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import InvalidTokenizer
+from jaxinfer.tokenizers.chat_template import ChatTemplate
+from jaxinfer.tokenizers.folder_settings import read_template
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 
@@ -24,3 +27,16 @@ def encode_chat(
         raise InvalidTokenizer("this model has no chat template: give it raw text with generate")
     text = template.render(messages) if tools is None else template.render_with_tools(messages, tools)
     return tokenizer.encode(text + opening, add_special_tokens=False)
+
+
+def read_chat_template(path: Path) -> ChatTemplate:
+    """Return the chat template in a file; raise InvalidTokenizer if there is none."""
+    template = ChatTemplate(read_template(path))
+    template.check()
+    return template
+
+
+def use_chat_template(tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    """Let a tokenizer's conversations have the form that a template gives them, in place of all that it has itself."""
+    own = tokenizer.chat_template
+    tokenizer.chat_template = ChatTemplate(template.templates, own.special_tokens if own else None)

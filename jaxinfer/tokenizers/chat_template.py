@@ -43,9 +43,7 @@ class ChatTemplate:
             given = {key: _to_plain(value) for key, value in given.items()}
             given |= {"messages": _to_plain(messages), "add_generation_prompt": add_generation_prompt}
             with budget_for(given):
-                if name not in self._compiled:
-                    self._compiled[name] = _make_environment().from_string(self.templates[name])
-                return self._compiled[name].render(given)
+                return self._compile(name).render(given)
         except (TemplateSyntaxError, SecurityError) as error:
             raise InvalidTokenizer(f"the chat template cannot be run: {_one_line(error)}") from error
         except TemplateError as error:
@@ -54,12 +52,26 @@ class ChatTemplate:
             kind = type(error).__name__
             raise InvalidOption(f"the chat template fails on these messages: {kind}: {_one_line(error)}") from error
 
+    def check(self) -> None:
+        """Raise InvalidTokenizer for a template that is no program."""
+        for name in self.templates:
+            try:
+                with budget_for({}):
+                    self._compile(name)
+            except Exception as error:  # as of any program
+                raise InvalidTokenizer(f"the chat template cannot be read: {_one_line(error)}") from error
+
     def render_with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
         """Format a conversation in which the model is told of tools; raise InvalidOption if its text is as without."""
         text = self.render(messages, tools=tools)
         if text == self.render(messages):
             raise InvalidOption("this model's chat template does not know tools: it writes the same without them")
         return text
+
+    def _compile(self, name: str) -> jinja2.Template:
+        if name not in self._compiled:
+            self._compiled[name] = _make_environment().from_string(self.templates[name])
+        return self._compiled[name]
 
     def _check_tool_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Refuse calls and their results where a template would leave them out without a word."""

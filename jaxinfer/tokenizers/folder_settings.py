@@ -172,10 +172,11 @@ def _read_chat_templates(config: Mapping[str, Any], folder: Path) -> dict[str, s
     # Links that lead nowhere count: a template that someone meant must not be left out silently.
     if os.path.lexists(folder / "chat_template.jinja"):
         files["default"] = folder / "chat_template.jinja"
-    return {**given, **{name: _read_template(path) for name, path in files.items()}}
+    return {**given, **{name: read_template(path) for name, path in files.items()}}
 
 
-def _read_template(path: Path) -> str:
+def read_template(path: Path) -> str:
+    """Return the text of a file that has a chat template."""
     if not path.is_file():
         raise InvalidTokenizer(f"{path}: a chat template must be a regular file; fetch it again")
     if path.stat().st_size > _MOST_TEMPLATE_BYTES:

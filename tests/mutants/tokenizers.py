@@ -196,4 +196,18 @@ FAULTS: tuple[Fault, ...] = (
         "if settings.add_bos is None and settings.add_eos is None and False:",
         "tests/tokenizers/test_folder.py::test_explicit_flags_override_the_post_processor",
     ),
+    Fault(
+        "a template from a file does without special tokens",
+        "jaxinfer/tokenizers/chat.py",
+        "own.special_tokens if own else None",
+        "None",
+        "tests/server/test_lifetime.py::test_a_signal_ends_admission_and_what_runs_is_finished",
+    ),
+    Fault(
+        "what is no program is a template, too",
+        "jaxinfer/tokenizers/chat.py",
+        "    template.check()\n",
+        "",
+        f"{_OF_TEMPLATES}test_a_file_without_a_program_is_no_template",
+    ),
 )

@@ -46,11 +46,17 @@ def process(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str
             child.kill()
 
 
-def test_a_signal_ends_admission_and_what_runs_is_finished(trained_folder: Path) -> None:
+def test_a_signal_ends_admission_and_what_runs_is_finished(trained_folder: Path, tmp_path: Path) -> None:
+    """The server has a chat template that is not the model's own, whose special tokens it may write."""
+    template = tmp_path / "template"
+    template.write_text("{{ eos_token }}{{ messages[0].content }}?")
     with (
-        process(trained_folder) as (child, address),
+        process(trained_folder, "--chat-template", str(template)) as (child, address),
         httpx.Client(base_url=address, timeout=SECONDS, verify=False) as client,
     ):
+        conversation = {"messages": [{"role": "user", "content": "hi"}]}
+        ids = client.post("/tokenize", json=conversation).json()["tokens"]
+        assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "<|end|>hi?"}
         lines: list[str] = []
         with client.stream("POST", "/v1/completions", json=STREAM) as answer:
             parts = answer.iter_text()
@@ -160,6 +166,8 @@ def test_a_signal_before_the_server_runs_is_not_lost(idle: Callable[..., tuple[S
         (("--preemption", "never"), "invalid choice"),
         (("--grace", "-1"), "number above 0"),
         (("--model", "/nowhere/model"), "/nowhere/model"),
+        (("--chat-template", "/nowhere/template"), "/nowhere/template"),
+        (("--chat-template", "/dev/zero"), "must be a regular file"),
     ],
 )
 def test_mistakes_are_one_line(run: Callable[..., Outcome], options: tuple[str, ...], message: str) -> None:  # noqa: F811

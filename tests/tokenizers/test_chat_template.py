@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
-from jaxinfer.tokenizers import ChatTemplate
+from jaxinfer.tokenizers import ChatTemplate, read_chat_template
 from jaxinfer.tokenizers.chat_template import _check_messages
 from jaxinfer.tokenizers.folder_settings import read_folder_settings
 from jaxinfer.tokenizers.sandbox import budget
@@ -255,3 +255,17 @@ def test_a_template_is_a_small_regular_file(tmp_path, name, kind):
             path.write_bytes(b" " * (2**20 + 1))
     with pytest.raises(InvalidTokenizer, match=r"a chat template (must be a regular file|of 1048577 bytes)"):
         read_folder_settings(tmp_path, {})
+
+
+@pytest.mark.parametrize("text", ["{% if %}", "{{", "{% nothing %}", "{" * 50_000])
+def test_a_file_without_a_program_is_no_template(tmp_path, text):
+    path = tmp_path / "template.jinja"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidTokenizer, match="the chat template cannot be read: "):
+        read_chat_template(path)
+
+
+def test_a_file_has_a_template_as_a_folder_has(tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATES[5], encoding="utf-8")
+    assert read_chat_template(path).render(MESSAGES) == ChatTemplate(TEMPLATES[5]).render(MESSAGES)

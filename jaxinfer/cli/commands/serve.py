@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how the model writes calls of functions: hermes, llama3, mistral, mistral-named, or auto, by its chat "
         "template (default: %(default)s)",
     )
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        type=Path,
+        help="file with the chat template to use (default: the model's own)",
+    )
     group = parser.add_argument_group("clients")
     group.add_argument(
         "--api-key", metavar="KEY", action="append", default=[], help="let in who sends this key; may be repeated"
@@ -104,10 +110,12 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.server.served import Served
     from jaxinfer.server.serving import Serving, listen
     from jaxinfer.server.tools.formats import AUTO, BY_NAME
+    from jaxinfer.tokenizers import read_chat_template, use_chat_template
 
     parse_strategy(options.strategy)
     if options.tool_format not in (AUTO, *BY_NAME):
         raise InvalidOption(f"--tool-format {options.tool_format!r} is none of {', '.join((AUTO, *BY_NAME))}")
+    template = None if options.chat_template is None else read_chat_template(options.chat_template)
     is_local = is_loopback(options.host)
     name = options.name or _name_of(DEFAULT_MODEL if options.model is None else options.model)
     server_options = ServerOptions(
@@ -128,6 +136,8 @@ def run(options: argparse.Namespace) -> int:
     with opened_log as log, listen(options.host, options.port) as listener:
         lm = load_model(options)
         lm.tokenizer  # noqa: B018 - raises what is wrong with it
+        if template is not None:
+            use_chat_template(lm.tokenizer, template)
         if log is not None and options.log_text:
             log.decode = lm.tokenizer.decode
         engine = lm.engine(config, strategy=options.strategy)
