@@ -23,7 +23,7 @@ from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.ops.ring_attention import goes_around, in_text_order, ring_order
 from jaxinfer.ops.rows import set_in_rows, take_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
-from jaxinfer.sampling.grammar import states_along, states_at_nodes
+from jaxinfer.sampling.grammar import FREE, states_after, states_after_path, states_at_nodes
 
 
 def forward_prompt(
@@ -113,7 +113,9 @@ def draw_first(
     backend = model.decoder.backend
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history, backend=backend)
     logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1, backend)
-    return _append(state, draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), count_B)
+    state = _append(state, draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), count_B)
+    reached_B = states_after(state.sampling, state.grammar_states_B, draws_B1[:, 0])
+    return state._replace(grammar_states_B=jnp.where(count_B > 0, reached_B, state.grammar_states_B))
 
 
 def decode_step(
@@ -123,17 +125,21 @@ def decode_step(
     backend = model.decoder.backend
     drafted = strategy.propose(model, drafter_params, state, memory)
     num_drafted = drafted.tree.tokens_BM.shape[1]
-    tree = drafted.tree
+    tree, grammars = drafted.tree, (state.sampling, state.grammar_states_B)
     if strategy.acceptance == "match":
-        tree = with_forced_tokens(tree, state.sampling, state.grammar_states_B)
+        tree, states_BM = with_forced_tokens(tree, *grammars)
+    else:
+        states_BM = states_at_nodes(*grammars, tree.tokens_BM, tree.parents_BM)
     tree = filled(tree, step_nodes(strategy, num_drafted, backend))
+    num_filling = tree.tokens_BM.shape[1] - num_drafted
+    states_BM = jnp.pad(states_BM, ((0, 0), (0, num_filling)), constant_values=FREE)
     proposal = drafted._replace(tree=tree)
     if proposal.cache is not None:
         state = state._replace(cache=proposal.cache)
     start_B, relation_BMM = state.lengths_B - 1, ancestors(tree.parents_BM)
     nodes = Nodes(start_B, relation_BMM, start_B[:, None] + depths(relation_BMM))
     verified = _forward(model, strategy, drafter_params, state, proposal, nodes)
-    draws_BM, walk = accept(strategy, state, proposal, nodes, verified.logits_BMV, backend)
+    draws_BM, walk = accept(strategy, state, proposal, nodes, states_BM, verified.logits_BMV, backend)
     tokens_BM = emitted_tokens(tree, walk)
     emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
     # The accepted nodes of a chain stand where they belong.
@@ -148,6 +154,8 @@ def decode_step(
 
     logprobs_BM = _reported(state, path_logits, widened(tokens_BM, num_reported), backend)[:, :path_length]
     state = _append(state, tokens_BM, logprobs_BM, from_draft_BM, emitted_B)
+    reached_B = states_after_path(state.sampling, states_BM, walk.path_BM, tokens_BM, walk.taken_B, emitted_B)
+    state = state._replace(grammar_states_B=reached_B)
     verified = first_nodes(verified._replace(cache=cache, last=last_node(verified, walk)), num_drafted)
     draws_BM = draws_BM[:, :num_drafted]
     return state, strategy.observe(model, drafter_params, state, drafted, verified, draws_BM, walk)
@@ -193,15 +201,14 @@ def accept(
     state: DecodeState,
     proposal: Proposal,
     nodes: Nodes,
+    states_BM: Int[Array, "B M"],
     logits_BMV: Float[Array, "B M V"],
     backend: Backend | None = None,
 ) -> tuple[Int[Array, "B M"], Walk]:
-    """Return the target's own token at every node, and the path that is taken."""
+    """Return the target's own token at every node, where grammars have these states, and the path that is taken."""
     tree, arrays = proposal.tree, state.sampling
     history = state.history._replace(
-        node_tokens_BM=tree.tokens_BM,
-        ancestors_BMM=nodes.ancestors_BMM,
-        grammar_states_BM=states_at_nodes(arrays, state.grammar_states_B, tree.tokens_BM, tree.parents_BM),
+        node_tokens_BM=tree.tokens_BM, ancestors_BMM=nodes.ancestors_BMM, grammar_states_BM=states_BM
     )
     draws_BM = draw(logits_BMV, nodes.positions_BM + 1, arrays, history, backend=backend)
     if strategy.acceptance == "match":
@@ -272,5 +279,4 @@ def _append(
         from_draft_BS=set_in_rows(state.from_draft_BS, slots_BM, from_draft_BM),
         lengths_B=lengths_B,
         finished_B=state.finished_B | stopped_B | (lengths_B >= state.limits_B),
-        grammar_states_B=states_along(state.sampling, state.grammar_states_B, tokens_BM, count_B),
     )

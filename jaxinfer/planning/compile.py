@@ -39,6 +39,7 @@ from jaxinfer.planning.placement import (
     replicated,
 )
 from jaxinfer.planning.topology import chip_of, topology_mesh
+from jaxinfer.sampling.params import SamplingParams
 
 SINGLE = MeshConfig()
 _USED = re.compile(r"(?:Used |\()([\d.]+)([KMGT]?)(?: of|\) exceeds available)")
@@ -107,6 +108,7 @@ def compile_programs(
     exact: str | None = None,
     prompt_tokens: int | None = 512,
     strategy: Strategy | None = None,
+    sampling: SamplingParams | None = None,
     split_activations: bool | None = None,
     compiler_options: Mapping[str, str | bool] | None = None,
 ) -> dict[str, CompiledProgram]:
@@ -115,8 +117,9 @@ def compile_programs(
     The mesh's data axis splits rows, its tensor axis splits weights and cache by heads, its sequence axis splits
     prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
     ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
-    chooses. ``exact`` is as in `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise InvalidOption if libtpu is
-    missing, the topology does not exist, the model does not split or a program does not fit.
+    chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``exact`` is as in
+    `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise InvalidOption if libtpu is missing, the topology does
+    not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -128,7 +131,7 @@ def compile_programs(
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices)
-    state = placed_state(config, backend, strategy, batch, max_len, devices)
+    state = placed_state(config, backend, strategy, batch, max_len, devices, sampling)
     drafter_params = placed_drafter_params(strategy, devices)
     memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, drafter_params, state)
     memory = placed_batch(memory, devices)

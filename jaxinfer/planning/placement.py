@@ -29,13 +29,21 @@ def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh) -> Par
 
 
 def placed_state(
-    config: DecoderConfig, backend: Backend, strategy: Strategy, batch: int, num_slots: int, mesh: AnyMesh
+    config: DecoderConfig,
+    backend: Backend,
+    strategy: Strategy,
+    batch: int,
+    num_slots: int,
+    mesh: AnyMesh,
+    params: SamplingParams | None = None,
 ) -> DecodeState:
-    """Describe, with its placement, a state of ``batch`` rows of ``num_slots`` slots."""
+    """Describe, with its placement, a state of ``batch`` rows of ``num_slots`` slots, all of the same ``params``."""
 
     def build() -> DecodeState:
         cache = create_cache(config, batch, num_slots, backend, step_headroom(strategy, backend))
-        sampling = sampling_arrays([SamplingParams()] * batch, [0] * batch, config.eos_token_ids, config.num_tokens)
+        sampling = sampling_arrays(
+            [params or SamplingParams()] * batch, [0] * batch, config.eos_token_ids, config.num_tokens
+        )
         return initial_state([[0]] * batch, [1] * batch, num_slots, strategy.max_depth, cache, sampling)
 
     return placed_batch(jax.eval_shape(build), mesh)

@@ -9,10 +9,11 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.best import best_places, finds_best
 from jaxinfer.sampling.arrays import SamplingArrays
+from jaxinfer.sampling.grammar import best_that_may_come, keep_to_grammar, restricts_any
 from jaxinfer.sampling.history import History
 from jaxinfer.sampling.mass import log_softmax, log_sum_exp
 from jaxinfer.sampling.noise import ROLE_TARGET, gumbel, vocabulary_ids
-from jaxinfer.sampling.transforms import edits_any, transform_logits
+from jaxinfer.sampling.transforms import edits_numbers, grammar_states, transform_logits
 
 
 def draw(
@@ -37,8 +38,25 @@ def draw(
             lambda: best_token(transformed_BMV, backend),
         )
 
-    plain = ~arrays.samples_B().any() & ~edits_any(arrays, history, positions_BM)
-    return lax.cond(plain, lambda: best_token(logits_BMV, backend), drawn)
+    keeps_numbers = ~arrays.samples_B().any() & ~edits_numbers(arrays, history, positions_BM)
+    states_BM = grammar_states(arrays, history)
+    if states_BM is None:
+        return lax.cond(keeps_numbers, lambda: best_token(logits_BMV, backend), drawn)
+    return lax.cond(keeps_numbers, lambda: _best_that_may_come(logits_BMV, arrays, states_BM, backend), drawn)
+
+
+def _best_that_may_come(
+    logits_BMV: Float[Array, "B M V"], arrays: SamplingArrays, states_BM: Int[Array, "B #M"], backend: Backend | None
+) -> Int[Array, "B M"]:
+    """Return each node's token of the highest raw logit that the row's grammar, if it has one, lets come."""
+
+    def among_some() -> Array:
+        all_have_classes = arrays.grammar_classes_BV.shape[1] == logits_BMV.shape[-1]
+        if all_have_classes and _has_kernel(logits_BMV, backend):
+            return best_that_may_come(logits_BMV, arrays, states_BM)
+        return best_token(keep_to_grammar(logits_BMV, arrays, states_BM), backend)
+
+    return lax.cond(restricts_any(states_BM), among_some, lambda: best_token(logits_BMV, backend))
 
 
 def drawing_distribution(
@@ -72,8 +90,7 @@ def best_token(scores: Float[Array, "*rows V"], backend: Backend | None = None) 
     If the ``backend`` has CPU kernels and no mesh, one of them does the search. A row with NaN gets an arbitrary id.
     """
     lead, vocab_size = scores.shape[:-1], scores.shape[-1]
-    has_kernels = backend is not None and backend.cpu_kernels and backend.mesh is None
-    if has_kernels and scores.dtype == jnp.float32 and finds_best(math.prod(lead), vocab_size):
+    if _has_kernel(scores, backend):
         return best_places(scores.reshape(-1, vocab_size)).reshape(lead)
     # Two reductions, because an argmax reduces pairs and is several times slower on XLA's CPU backend. The barrier
     # makes both read the same values.
@@ -82,6 +99,11 @@ def best_token(scores: Float[Array, "*rows V"], backend: Backend | None = None) 
     ids = jnp.min(jnp.where(is_best, vocabulary_ids(vocab_size), vocab_size), axis=-1)
     # NaN equals nothing; the id must still be in the vocabulary.
     return jnp.minimum(ids, vocab_size - 1)
+
+
+def _has_kernel(scores: Float[Array, "*rows V"], backend: Backend | None) -> bool:
+    has_kernels = backend is not None and backend.cpu_kernels and backend.mesh is None
+    return has_kernels and scores.dtype == jnp.float32 and finds_best(math.prod(scores.shape[:-1]), scores.shape[-1])
 
 
 def log_probabilities(

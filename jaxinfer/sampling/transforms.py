@@ -33,9 +33,19 @@ def transform_logits(
 
 def edits_any(arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]) -> Bool[Array, ""]:
     """Tell whether any row's bias, minimum length, penalty or grammar changes logits at these positions."""
-    states_BM = history.grammar_states_BM
-    edits = arrays.biases_B().any() | arrays.penalizes_B().any() | _bans_stop_BM(arrays, history, positions_BM).any()
-    return edits if states_BM is None or not has_grammars(arrays) else edits | restricts_any(states_BM)
+    edits, states_BM = edits_numbers(arrays, history, positions_BM), grammar_states(arrays, history)
+    return edits if states_BM is None else edits | restricts_any(states_BM)
+
+
+def edits_numbers(arrays: SamplingArrays, history: History, positions_BM: Int[Array, "B M"]) -> Bool[Array, ""]:
+    """Tell whether any row's bias, minimum length or penalty changes logits at these positions."""
+    bans_BM = _bans_stop_BM(arrays, history, positions_BM)
+    return arrays.biases_B().any() | arrays.penalizes_B().any() | bans_BM.any()
+
+
+def grammar_states(arrays: SamplingArrays, history: History) -> Int[Array, "B #M"] | None:
+    """Return the states after each node; None where grammars do not count, so that programs hold nothing of them."""
+    return history.grammar_states_BM if has_grammars(arrays) else None
 
 
 def edit_logits(
@@ -50,8 +60,8 @@ def edit_logits(
         logits_BMV = lax.cond(
             arrays.penalizes_B().any(), lambda x: _penalize(x, arrays, history), lambda x: x, logits_BMV
         )
-        states_BM = history.grammar_states_BM
-        if states_BM is None or not has_grammars(arrays):
+        states_BM = grammar_states(arrays, history)
+        if states_BM is None:
             return logits_BMV
         return lax.cond(
             restricts_any(states_BM), lambda x: keep_to_grammar(x, arrays, states_BM), lambda x: x, logits_BMV

@@ -84,6 +84,18 @@ def test_the_engine_keeps_to_grammars_while_requests_come_and_go(lm, alone):
     assert of(results) == of(alone * 2)
 
 
+def test_no_step_asks_the_host(lm):
+    """The loop over all steps is one program, without a way out to the host."""
+    lm.generate(PROMPTS, max_new_tokens=60, sampling=SAMPLINGS, strategy="prompt_lookup")
+    texts = [program.as_text() for key, program in lm.programs.live.items() if key[0][0] == "decode"]
+    assert len(texts) > 1
+    for text in texts:
+        targets = re.findall(r'custom_call_target="([^"]*)"', text)
+        assert targets
+        assert all(name.startswith("jaxinfer_") for name in targets)
+        assert not re.search(r" (infeed|outfeed|send|recv|copy-start)\(|host_compute|callback", text)
+
+
 def test_what_may_come_outweighs_a_ban(lm):
     no, yes = (encode_bytes(text)[0] for text in ("n", "y"))
     sampling = SamplingParams(grammar=Grammar.choice(["yes", "no"]), logit_bias={no: -1000.0})

@@ -46,6 +46,12 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     {"oneOf": TAGGED},
     {"type": "array", "prefixItems": [{"type": "null"}, False, {}], "items": {"type": "integer"}},
     {"type": "object", "additionalProperties": {"format": "date", "type": "string"}, "maxProperties": 2},
+    {
+        "type": "array",
+        "items": {"$ref": "#/$defs/a%20b~1c"},
+        "maxItems": 3,
+        "$defs": {"a b/c": {"type": "string", "format": "ipv6"}},
+    },
     {"type": ["string", "number"], "enum": ["a\n", 1, 2.5, None, True]},
 )
 # (schema, where and why it is refused)

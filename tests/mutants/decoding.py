@@ -142,8 +142,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "penalties ignore the drafts above a node",
         _STEP,
-        "        node_tokens_BM=tree.tokens_BM,\n        ancestors_BMM=nodes.ancestors_BMM,\n",
-        "",
+        "        node_tokens_BM=tree.tokens_BM, ancestors_BMM=nodes.ancestors_BMM, grammar",
+        "        grammar",
         f"{_SCRIPTED}test_a_perfect_drafter_is_accepted_whole",
     ),
     Fault(

@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _TABLE, _DECODING = "tests/grammar/test_table.py", "tests/grammar/test_decoding.py"
+_DRAWING = "tests/sampling/test_grammar.py"
 _ON_DEVICE = "jaxinfer/sampling/grammar.py"
 _SCHEMAS, _SCHEMA = "tests/grammar/test_schemas.py", "jaxinfer/grammar/schema"
 
@@ -37,30 +38,65 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "all nodes of a tree have the root's state",
+        "jaxinfer/decoding/trees/forced.py",
+        "states_BM.at[:, node].set(states_after(arrays, above_B, token_B))",
+        "states_BM",
+        f"{_DECODING}::test_no_strategy_changes_a_bit[prompt_lookup]",
+    ),
+    Fault(
+        "all nodes of a tree whose tokens nothing forces have the root's state",
         _ON_DEVICE,
         "    return jax.lax.fori_loop(1, num_nodes, step, states_BM)",
         "    return states_BM",
-        f"{_DECODING}::test_no_strategy_changes_a_bit[prompt_lookup]",
+        f"{_DRAWING}::test_the_state_at_a_node_is_that_after_its_path",
     ),
     Fault(
         "a row's state stays after a step",
         _ON_DEVICE,
-        "    return jax.lax.fori_loop(0, tokens_BM.shape[1], advance, states_B)",
-        "    return states_B",
+        "    return jnp.where(ends_B, states_after(arrays, there_B, token_B), there_B)",
+        "    return there_B",
         f"{_DECODING}::test_texts_follow_their_grammar",
+    ),
+    Fault(
+        "a row that stops on its path has the state of the node before",
+        _ON_DEVICE,
+        "last_B1 = jnp.where(ends_B, count_B - 1, count_B)[:, None]",
+        "last_B1 = jnp.maximum(count_B - 1, 0)[:, None]",
+        f"{_DRAWING}::test_the_state_after_a_path_is_that_after_its_tokens_one_by_one",
+    ),
+    Fault(
+        "nodes behind the 32nd of a tree may have no token",
+        _ON_DEVICE,
+        "width = min(32, num_nodes)",
+        "width = num_nodes",
+        f"{_DRAWING}::test_the_best_token_that_may_come_is_drawn[33]",
+    ),
+    Fault(
+        "a grammar counts only where other parameters change logits too",
+        "jaxinfer/sampling/draw.py",
+        "lax.cond(restricts_any(states_BM), among_some,",
+        "lax.cond(restricts_any(states_BM) & False, among_some,",
+        f"{_DRAWING}::test_the_best_token_that_may_come_is_drawn[1]",
+    ),
+    Fault(
+        "a row has what another row's grammar lets come",
+        "jaxinfer/ops/cpu_kernels/best.py",
+        'code.arithmetic("mul", row, kinds)',
+        'code.arithmetic("mul", group, kinds)',
+        "tests/ops/test_cpu_kernels.py::test_whatever_the_pool_does_the_best_of_classes_are_found",
     ),
     Fault(
         "a ban outweighs the grammar",
         _ON_DEVICE,
-        "jnp.maximum(logits_MV, _LEAST)",
-        "logits_MV",
+        "jnp.maximum(logits_BMV, _LEAST)",
+        "logits_BMV",
         f"{_DECODING}::test_what_may_come_outweighs_a_ban",
     ),
     Fault(
         "what must come is no draft",
         "jaxinfer/decoding/step.py",
-        'if strategy.acceptance == "match":\n        tree = with',
-        'if strategy.acceptance == "none":\n        tree = with',
+        'if strategy.acceptance == "match":\n        tree, states_BM = with',
+        'if strategy.acceptance == "none":\n        tree, states_BM = with',
         f"{_DECODING}::test_a_token_that_must_come_is_a_draft_that_cannot_fail",
     ),
     Fault(
@@ -96,6 +132,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{_SCHEMA}/translation.py",
         'found.append((f"{literal(name)}:',
         'found.append((f"\\"{name}\\":',
+        f"{_SCHEMAS}::test_every_way_through_a_schema_is_valid",
+    ),
+    Fault(
+        "a reference is not read as a part of an address",
+        f"{_SCHEMA}/merging.py",
+        "unquote(name)",
+        "name",
         f"{_SCHEMAS}::test_every_way_through_a_schema_is_valid",
     ),
     Fault(

@@ -18,7 +18,13 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels import machine_code, products
 from jaxinfer.ops.cpu_kernels.attention import attend_to_seen
 from jaxinfer.ops.cpu_kernels.attention_code import attention_module
-from jaxinfer.ops.cpu_kernels.best import CHUNK, best_module, best_places
+from jaxinfer.ops.cpu_kernels.best import (
+    CHUNK,
+    best_module,
+    best_of_classes_module,
+    best_places,
+    best_places_of_classes,
+)
 from jaxinfer.ops.cpu_kernels.norms import layer_norm_module
 from jaxinfer.ops.cpu_kernels.product_code import dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
@@ -88,7 +94,7 @@ def test_processors_of_other_makes_have_code(triple, processor, features, regist
     machine = machine_of(triple, processor, features)
     # Attention has the products of float32.
     makers = *(dot_module(vectors, dtype) for dtype in vectors.dtypes[1:]), attention_module(vectors)
-    for assembly in (*makers, best_module(vectors), rows_module(vectors)):
+    for assembly in (*makers, best_module(vectors), best_of_classes_module(vectors), rows_module(vectors)):
         # Rows are copied by the machine's own means.
         assert register in machine.emit_assembly(parsed(assembly, triple)) or "memcpy" in assembly
 
@@ -101,6 +107,7 @@ def test_code_of_other_makes_is_encoded(triple, processor, features, register):
         *(dot_module(vectors, dtype) for dtype in vectors.dtypes),
         attention_module(vectors),
         best_module(vectors),
+        best_of_classes_module(vectors),
         rows_module(vectors),
         layer_norm_module(vectors),
     ):
@@ -139,6 +146,30 @@ def test_whatever_the_pool_does_the_best_are_found_and_records_freed(pool):
             places, _, _ = calls.call([scores_RV], [(rows,), (rows, chunks), (rows, chunks)])
             assert places.view(np.int32).tolist() == scores_RV.argmax(axis=1).tolist()
     calls.finish()
+
+
+@POOLS
+def test_whatever_the_pool_does_the_best_of_classes_are_found(pool):
+    rng = np.random.default_rng(18)
+    calls = Calls(best_of_classes_module(HOST), pool, threads=5)
+    for (groups, rows), length in itertools.product(((1, 1), (3, 6)), (HOST.lanes, CHUNK - 1, CHUNK + 1, 20_011)):
+        scores_RV = rng.integers(0, length // 4, (rows, length)).astype(np.float32)
+        classes_BV = rng.integers(0, 37, (groups, length)).astype(np.int16)
+        added_RK = np.where(rng.random((rows, 37)) < 0.9, -np.inf, 0).astype(np.float32)
+        chunks = -(-length // CHUNK)
+        shapes = [(rows,), (rows, chunks), (rows, chunks)]
+        places, _, _ = calls.call([scores_RV, classes_BV, added_RK], shapes)
+        of_rows_RV = np.repeat(classes_BV, rows // groups, axis=0).astype(int)
+        expected = (scores_RV + np.take_along_axis(added_RK, of_rows_RV, axis=1)).argmax(axis=1)
+        assert places.view(np.int32).tolist() == expected.tolist()
+    calls.finish()
+
+
+def test_classes_are_int16_of_as_many_places_as_there_are_numbers():
+    scores, classes, added = jnp.zeros((4, 64)), jnp.zeros((2, 64), jnp.int16), jnp.zeros((4, 3))
+    for wrong in ((scores, classes.astype(jnp.int32)), (scores, jnp.zeros((3, 64), jnp.int16))):
+        with pytest.raises(ValueError, match="not looked for"):
+            best_places_of_classes(*wrong, added)
 
 
 def test_the_best_are_looked_for_in_float32_of_a_vector_at_least():

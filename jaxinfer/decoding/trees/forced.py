@@ -9,15 +9,18 @@ from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.grammar import has_grammars, only_tokens, states_after
 
 
-def with_forced_tokens(tree: DraftTree, arrays: SamplingArrays, states_B: Int[Array, " B"]) -> DraftTree:
-    """Return the tree with the one token that may come wherever only one may, at nodes that only pad too.
+def with_forced_tokens(
+    tree: DraftTree, arrays: SamplingArrays, states_B: Int[Array, " B"]
+) -> tuple[DraftTree, Int[Array, "B M"]]:
+    """Return the tree with the one token that may come wherever only one may, and the grammars' states at its nodes.
 
-    Such a draft cannot fail. Nodes that are valid and never taken stay. ``states_B`` are the grammars' states at the
-    root.
+    Such a draft cannot fail; nodes that only pad get one too. Nodes that are valid and never taken stay. ``states_B``
+    are the states at the root.
     """
     num_nodes = tree.tokens_BM.shape[1]
+    states_BM = jnp.broadcast_to(states_B[:, None], tree.tokens_BM.shape)
     if num_nodes == 1 or not has_grammars(arrays):
-        return tree
+        return tree, states_BM
     may_change_BM = ~tree.valid_BM | tree.acceptable_BM
 
     def visit(node: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -36,9 +39,9 @@ def with_forced_tokens(tree: DraftTree, arrays: SamplingArrays, states_B: Int[Ar
             states_BM.at[:, node].set(states_after(arrays, above_B, token_B)),
         )
 
-    states_BM = jnp.broadcast_to(states_B[:, None], tree.tokens_BM.shape)
     carry = tree.tokens_BM, tree.valid_BM.at[:, 0].set(True), tree.acceptable_BM, states_BM
-    tokens_BM, valid_BM, acceptable_BM, _ = jax.lax.fori_loop(1, num_nodes, visit, carry)
-    return tree._replace(
+    tokens_BM, valid_BM, acceptable_BM, states_BM = jax.lax.fori_loop(1, num_nodes, visit, carry)
+    tree = tree._replace(
         tokens_BM=tokens_BM, valid_BM=valid_BM.at[:, 0].set(tree.valid_BM[:, 0]), acceptable_BM=acceptable_BM
     )
+    return tree, states_BM

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from jaxinfer.errors import shown
 from jaxinfer.grammar.schema.keywords import Schema, below, followed, types_of, wrong
@@ -37,7 +38,7 @@ def _found(root: Any, name: Any, path: str) -> Any:
     if not isinstance(name, str) or (name != "#" and not name.startswith("#/")):
         raise wrong(path, f"{shown(name)} does not begin with #/: other documents are not read")
     place = root
-    for part in name.split("/")[1:]:
+    for part in unquote(name).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(place, Mapping) and key in place:
             place = place[key]

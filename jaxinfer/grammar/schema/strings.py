@@ -21,6 +21,13 @@ _DAY = (
 )
 _DATE = f"[0-9]{{3}}[1-9]-{_DAY}"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_SECONDS, _DAYS = "[0-9]{1,4}S", "[0-9]{1,4}D"
+_MINUTES, _MONTHS = f"[0-9]{{1,4}}M(?:{_SECONDS})?", f"[0-9]{{1,4}}M(?:{_DAYS})?"
+_HOURS, _YEARS = f"[0-9]{{1,4}}H(?:{_MINUTES})?", f"[0-9]{{1,4}}Y(?:{_MONTHS})?"
+_CLOCK = f"T(?:{_HOURS}|{_MINUTES}|{_SECONDS})"
+_GROUP = "[0-9a-f]{1,4}"
+# Two colons stand for groups that are not there.
+_SHORTENED = "|".join(f"(?:{_GROUP}:){{1,{before}}}(?::{_GROUP}){{1,{7 - before}}}" for before in range(1, 7))
 _BYTE = "(?:[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{1,4}}"
@@ -29,8 +36,10 @@ FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P(?:(?:{_YEARS}|{_MONTHS}|{_DAYS})(?:{_CLOCK})?|{_CLOCK}|[0-9]{{1,4}}W)",
     "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
+    "ipv6": f"(?:(?:{_GROUP}:){{7}}{_GROUP}|{_SHORTENED}|(?:{_GROUP}:){{1,7}}:|:(?:(?::{_GROUP}){{1,7}}|:))",
     "hostname": _HOST,
     "email": rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@{_HOST}",
     "uri": rf"https?://{_HOST}(?:/[A-Za-z0-9._~-]*)*(?:\?[A-Za-z0-9._~=&-]*)?",

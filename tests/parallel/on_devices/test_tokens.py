@@ -9,9 +9,12 @@ from itertools import product
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jaxinfer import LanguageModel, SamplingParams
+from jaxinfer.grammar.table import NO_TOKEN, TokenTable
+from tests.decoding.covered_models import VOCAB_SIZE
 from tests.decoding.identity import check_identical
 from tests.decoding.strategy_cases import CASES, Split
 from tests.parallel.on_devices.meshes import (
@@ -82,6 +85,38 @@ def test_beam_search_keeps_the_texts_of_one_device(single, mesh, microbatches):
     assert [result.tokens for result in found] == [result.tokens for result in expected]
     bubble = 1 / 3 if microbatches else 0
     assert [result.stats.decode_bubble for result in (found[0], expected[0])] == [bubble, 0]
+
+
+def drawn_table(seed: int) -> TokenTable:
+    """Draw a grammar of five states, in each of which some of four classes may come; token 0 ends a text in one."""
+    rng, num_states, end = np.random.default_rng(seed), 5, 4
+    classes_V = rng.integers(0, end, VOCAB_SIZE).astype(np.int32)
+    classes_V[:2] = end, 0
+    next_NC = np.where(rng.random((num_states, end + 1)) < 0.3, rng.integers(0, num_states, (num_states, end + 1)), -1)
+    next_NC[:, 0], next_NC[:, end] = (np.arange(num_states) + 1) % num_states, -1
+    next_NC[-1, end] = num_states - 1
+    allowed_NV = next_NC[:, classes_V] >= 0
+    only_N = np.where(allowed_NV.sum(axis=1) == 1, allowed_NV.argmax(axis=1), NO_TOKEN)
+    return TokenTable(classes_V, next_NC.astype(np.int32), only_N.astype(np.int32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,tensor=2", pytest.param("sequence=2,tensor=2", marks=pytest.mark.exhaustive)])
+def test_grammars_let_the_same_tokens_come_as_on_one_device(single, mesh):
+    one = single("llama")
+    prompts = [list(request.prompt) for request in one.asked.requests[:4]]
+    tables = [drawn_table(1), drawn_table(2), None, drawn_table(3)]
+    sampling = [
+        SamplingParams(grammar=table, temperature=0.9 * (row % 2), seed=row) for row, table in enumerate(tables)
+    ]
+    asked = {"max_new_tokens": 24, "sampling": sampling}
+    expected = one.lm.generate(prompts, **asked)
+    found = one.on(mesh).generate(prompts, **asked, strategy="jacobi")
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
+    for result, table in zip(found, tables):
+        assert len(result.tokens) > 4
+        assert table is None or table.after(result.tokens) >= 0
+    assert sum(result.stats.accepted for result in found) > 0
 
 
 @pytest.mark.slow
