@@ -195,6 +195,16 @@ class Strategy(ABC):
         """The deepest node that a tree of this strategy can have."""
 
     @property
+    def num_nodes(self) -> int:
+        """How many nodes its trees have at most, the root included."""
+        return -(-self.headroom // self.slots_per_node)
+
+    @property
+    def narrower(self) -> tuple["Strategy", ...]:
+        """The same strategy, resolved as it is, with fewer nodes a step; they may take turns from step to step."""
+        return ()
+
+    @property
     def rows_per_prompt(self) -> int | None:
         """How many rows of a batch all results of a prompt come from; None where each result is a row of its own."""
         return None

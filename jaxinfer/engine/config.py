@@ -26,7 +26,7 @@ class EngineConfig:
     computed, ``max_batch_total_tokens`` the prompt and output tokens that admitted requests may reach (None: what the
     pages hold). ``max_waiting`` requests may wait; more are refused. ``preemption`` says how a request gives its pages
     back while it waits, ``prefix_cache`` which pages later prompts may share. ``aging_seconds`` is the wait that counts
-    as one step of priority. ``drafting`` says whether windows leave drafts out where these were seen to lose time.
+    as one step of priority. ``drafting`` says whether windows leave out drafts that were seen to lose time.
     """
 
     max_rows: int = 16

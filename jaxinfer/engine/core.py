@@ -50,7 +50,8 @@ class EngineCore:
         self._prefixes: dict[str, EngineSequence] = {}
         self._is_stuck = False
         # Of drafts that change the text, none may be left out for the sake of speed.
-        self._pace = Pace() if device.may_rest and scheduler.config.drafting == "auto" else None
+        adapts = device.may_rest and scheduler.config.drafting == "auto"
+        self._pace = Pace(tuple(device.strategies)) if adapts else None
 
     def add(self, sequence: EngineSequence) -> None:
         """Let a sequence wait."""
@@ -187,23 +188,27 @@ class EngineCore:
         self.scheduler.restored(sequence)
 
     def _decode(self, window: Window) -> None:
-        sequences, pace = window.sequences, self._pace
+        sequences = window.sequences
+        pace = self._pace if sequences[0].drafts else None
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
         pages = [sequence.pages for sequence in sequences]
-        drafts = sequences[0].drafts and (pace is None or pace.drafts(sequences))
+        nodes = max(self._device.strategies) if sequences[0].drafts else 1
+        if pace is not None:
+            nodes = pace.nodes(sequences, self._device.ready_nodes(len(slots), max(map(len, pages))))
+        rests = nodes == 1 and self._device.drafts
         for sequence, slot in zip(sequences, slots):
-            if drafts and sequence.rests:
+            if sequence.rests and not rests:
                 self._device.start_drafting(slot, sequence.pages, len(sequence.tokens))
-            sequence.rests = not drafts
+            sequence.rests = rests
         began, made = self._clock(), self._device.compile_seconds
-        report = self._device.run(slots, pages, window.steps, drafts=drafts)
+        report = self._device.run(slots, pages, window.steps, nodes)
         seconds = self._clock() - began
-        if pace is not None and sequences[0].drafts:
-            for index, sequence in enumerate(sequences if drafts else ()):
-                pace.gained(sequence, int(report.counts_B[index]), int(report.steps_B[index]))
+        if pace is not None:
+            for index, sequence in enumerate(sequences if nodes > 1 else ()):
+                pace.gained(sequence, nodes, int(report.counts_B[index]), int(report.steps_B[index]))
             # Waiting for a program says nothing about it.
             if self._device.compile_seconds == made:
-                pace.ran(sequences, drafts, int(report.steps), seconds)
+                pace.ran(sequences, nodes, int(report.steps), seconds)
         self.counters.steps += int(report.steps)
         self.counters.row_steps += int(report.steps_B[: len(slots)].sum())
         self._take(window.sequences, report)

@@ -105,6 +105,10 @@ class Device:
         # Whether there are drafts, and whether the text is the same without them.
         self.drafts = strategy.max_depth > 0
         self.may_rest = self.drafts and strategy.exactness == "identical"
+        # What may decode a window, by nodes a step, which ascend; all keep a row's memory for each other.
+        self.strategies: dict[int, Strategy] = {1: UNDRAFTED} if self.drafts else {}
+        narrower = strategy.narrower if self.may_rest and not programs.decoder.backend.has_free_rows else ()
+        self.strategies |= {each.num_nodes: each for each in (*reversed(narrower), strategy)}
         self._widths = self._sampling_widths([SamplingParams()])
         self._entry_shapes = _described(self._state_of(ANY_ENTRY))
         self._axes = row_axes(self._described)
@@ -132,7 +136,7 @@ class Device:
             self._shaped_copy(),
             *(
                 self._shaped_window(strategy, size, wide)
-                for strategy in (self._strategy, *([UNDRAFTED] if self.drafts else []))
+                for strategy in reversed(self.strategies.values())
                 for wide in reversed(columns)
                 for size in reversed(self._sizes(1))
             ),
@@ -206,15 +210,35 @@ class Device:
         held = self._params, self._strategy.parameters, self._pools, self._rows
         self._rows = self._run(self._shaped_start(spanned, columns), *held, *arguments)
 
+    def ready_nodes(self, num_rows: int, num_pages: int) -> list[int]:
+        """Return the numbers of nodes for which a window need not wait for its program, the largest among them.
+
+        Programs for the others are prepared in the background.
+        """
+        widths = list(self.strategies)
+        if not self._rounds_up:
+            return widths
+        shapes = self._window_shapes(num_rows, num_pages)
+        ready = []
+        for nodes in widths[:-1]:
+            programs = [self._shaped_window(self.strategies[nodes], *shape) for shape in shapes]
+            if any(self._programs.is_ready(one.name, *one.arguments) for one in programs):
+                ready.append(nodes)
+            else:
+                best = programs[0]
+                self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
+        return [*ready, widths[-1]]
+
     def run(
-        self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, *, drafts: bool = True
+        self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, nodes: int | None = None
     ) -> Report:
         """Decode rows until one ends, at most so many steps; the report has them in this order, then those that pad.
 
-        Where it does not draft, rows keep what `start_drafting` needs.
+        Steps verify ``nodes`` nodes, one of `strategies` (None: the most). With one node, rows keep what
+        `start_drafting` needs.
         """
-        strategy = self._strategy if drafts else UNDRAFTED
-        shapes = list(product(self._sizes(len(slots)), self._columns_from(max(map(len, pages)))))
+        strategy = self._strategy if nodes is None else self.strategies[nodes]
+        shapes = self._window_shapes(len(slots), max(map(len, pages)))
         size, columns = self._pick(partial(self._shaped_window, strategy), shapes)
         idle = [slot for slot in range(self._num_rows) if slot not in set(slots)][: size - len(slots)]
         arguments = (
@@ -314,6 +338,9 @@ class Device:
 
     def _shaped_rows(self, strategy: Strategy) -> tuple[Any, ...]:
         return self._params, strategy.parameters, _described(self._pools), _described(self._rows)
+
+    def _window_shapes(self, num_rows: int, num_pages: int) -> list[tuple[int, int]]:
+        return list(product(self._sizes(num_rows), self._columns_from(num_pages)))
 
     def _chunks(self, count: int) -> list[int]:
         """Return the sizes of chunks that hold so many tokens."""

@@ -1,4 +1,4 @@
-"""Chooses window by window whether to draft: by what steps were seen to cost, and what each sequence gains from drafts.
+"""Chooses window by window how many nodes a step verifies: by what steps cost, and what each sequence gains from them.
 
 Drafts change no token, so the choice may follow the clock. It is policy only: no JAX, and no clock of its own.
 """
@@ -8,77 +8,101 @@ from dataclasses import dataclass, field
 
 from jaxinfer.engine.sequence import EngineSequence
 
-# Windows of each kind that are measured first; the first one of a program is slower than the next.
+# Windows of each number of nodes that are measured first; the first one of a program is slower than the next.
 _TRIALS = 2
 # How much the newest window counts in what a step costs.
 _NEWEST_COST = 0.25
-# How much the newest step counts in what one sequence gains, and in what sequences gain that have not drafted yet.
+# How much the newest step counts in what one sequence gains, and in what all of them gain.
 _NEWEST_GAIN, _NEWEST_USUAL = 0.05, 0.01
 # Where drafting has lost it is tried again after so many steps, and after twice as many each time that it loses again.
 _FIRST_REST, _LONGEST_REST = 64, 1024
-# Where it wins, what plain steps cost is measured anew after so many.
-_LONGEST_DRAFTING = 2048
+# What other numbers of nodes cost is measured anew after so many steps.
+_LONGEST_WITHOUT = 2048
+# The fewest drafted tokens a step that others are compared with.
+_LEAST_EXTRA = 0.05
+_PLAIN = 1
 
 
 @dataclass
 class _Seen:
-    """What windows of one number of rows have shown; by kind, whether they drafted.
+    """What windows of one number of rows have shown, by nodes a step.
 
-    ``costs`` are seconds a step, ``ages`` the steps of the other kind since a window of this one. Drafting that does
-    not pay rests for ``rest`` steps.
+    ``costs`` are seconds a step, ``ages`` the steps since a window of so many nodes. Drafting that does not pay rests
+    for ``rest`` steps.
     """
 
-    costs: dict[bool, float] = field(default_factory=dict)
-    windows: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
-    ages: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    costs: dict[int, float] = field(default_factory=dict)
+    windows: dict[int, int] = field(default_factory=dict)
+    ages: dict[int, int] = field(default_factory=dict)
     rest: int = _FIRST_REST
 
 
 class Pace:
-    """Chooses for windows of sequences that may draft. Costs are by powers of two of rows, as programs are."""
+    """Chooses among ``widths``, numbers of nodes that ascend from 1, for sequences that may draft.
 
-    def __init__(self) -> None:
+    Costs are by powers of two of rows, as programs are. What a sequence gains is a factor of what is usual for so many
+    nodes, so that windows of few nodes tell what it would gain from many.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = tuple(widths)
         self._by_rows: dict[int, _Seen] = {}
-        self._usual_gain: float | None = None
+        self._usual: dict[int, float] = {}
 
-    def drafts(self, sequences: Sequence[EngineSequence]) -> bool:
-        """Whether the next window of these sequences should draft."""
-        seen = self._seen(sequences)
-        for kind in (True, False):
-            if seen.windows[kind] < _TRIALS:
-                return kind
-        if self._pays(sequences, seen):
-            return seen.ages[False] < _LONGEST_DRAFTING
-        return seen.ages[True] >= seen.rest
+    def nodes(self, sequences: Sequence[EngineSequence], ready: Sequence[int] | None = None) -> int:
+        """Return how many nodes the next window's steps should verify, of those whose programs are ``ready``."""
+        seen, ready = self._seen(sequences), self._widths if ready is None else ready
+        for width in sorted(ready, reverse=True):
+            if seen.windows.get(width, 0) < _TRIALS:
+                return width
+        best = max(ready, key=lambda width: self._rate(sequences, seen, width))
+        drafting = [width for width in ready if width != _PLAIN]
+        for width in sorted(ready, key=lambda width: -self._rate(sequences, seen, width)):
+            is_next_best = best == _PLAIN and bool(drafting) and width == self._best_of(sequences, seen, drafting)
+            if width != best and seen.ages.get(width, 0) >= (seen.rest if is_next_best else _LONGEST_WITHOUT):
+                return width
+        return best
 
-    def ran(self, sequences: Sequence[EngineSequence], drafted: bool, steps: int, seconds: float) -> None:
+    def ran(self, sequences: Sequence[EngineSequence], nodes: int, steps: int, seconds: float) -> None:
         """Note what a window took, after what its sequences have `gained`."""
         seen, cost = self._seen(sequences), seconds / max(steps, 1)
-        before = seen.costs.get(drafted, cost)
-        is_trial = seen.windows[drafted] < _TRIALS
-        seen.costs[drafted] = min(before, cost) if is_trial else before + _NEWEST_COST * (cost - before)
-        seen.windows[drafted] += 1
-        seen.ages[drafted] = 0
-        seen.ages[not drafted] += steps
-        if drafted and not is_trial:
-            seen.rest = _FIRST_REST if self._pays(sequences, seen) else min(2 * seen.rest, _LONGEST_REST)
+        before = seen.costs.get(nodes, cost)
+        is_trial = seen.windows.get(nodes, 0) < _TRIALS
+        seen.costs[nodes] = min(before, cost) if is_trial else before + _NEWEST_COST * (cost - before)
+        seen.windows[nodes] = seen.windows.get(nodes, 0) + 1
+        for width in self._widths:
+            seen.ages[width] = 0 if width == nodes else seen.ages.get(width, 0) + steps
+        if nodes != _PLAIN and not is_trial and _PLAIN in seen.costs:
+            pays = self._best_of(sequences, seen, list(seen.costs)) != _PLAIN
+            seen.rest = _FIRST_REST if pays else min(2 * seen.rest, _LONGEST_REST)
 
-    def gained(self, sequence: EngineSequence, tokens: int, steps: int) -> None:
-        """Note how many tokens a sequence got from so many steps with drafts."""
-        if steps:
-            usual = _moved(self._usual_gain, tokens / steps, steps, _NEWEST_USUAL)
-            before = self._usual_gain if sequence.gain is None else sequence.gain
-            sequence.gain, self._usual_gain = _moved(before, tokens / steps, steps, _NEWEST_GAIN), usual
+    def gained(self, sequence: EngineSequence, nodes: int, tokens: int, steps: int) -> None:
+        """Note how many tokens a sequence got from so many steps of ``nodes`` nodes."""
+        if not steps:
+            return
+        found = tokens / steps
+        usual = self._usual.get(nodes, found)
+        factor = (found - 1) / max(usual - 1, _LEAST_EXTRA)
+        sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)
+        self._usual[nodes] = _moved(usual, found, steps, _NEWEST_USUAL)
 
-    def _pays(self, sequences: Sequence[EngineSequence], seen: _Seen) -> bool:
-        usual = 1.0 if self._usual_gain is None else self._usual_gain
-        gains = sum(usual if each.gain is None else each.gain for each in sequences)
-        return gains * seen.costs[False] >= len(sequences) * seen.costs[True]
+    def tokens_per_step(self, sequence: EngineSequence, nodes: int) -> float:
+        """Return how many tokens a step of so many nodes should give a sequence."""
+        if nodes == _PLAIN:
+            return 1.0
+        return 1 + sequence.gain * max(self._usual.get(nodes, 1.0) - 1, _LEAST_EXTRA)
+
+    def _best_of(self, sequences: Sequence[EngineSequence], seen: _Seen, widths: Sequence[int]) -> int:
+        return max(widths, key=lambda width: self._rate(sequences, seen, width))
+
+    def _rate(self, sequences: Sequence[EngineSequence], seen: _Seen, nodes: int) -> float:
+        """Return tokens a second."""
+        return sum(self.tokens_per_step(each, nodes) for each in sequences) / max(seen.costs[nodes], 1e-9)
 
     def _seen(self, sequences: Sequence[EngineSequence]) -> _Seen:
         return self._by_rows.setdefault((len(sequences) - 1).bit_length(), _Seen())
 
 
-def _moved(before: float | None, newest: float, steps: int, share: float) -> float:
-    """Return a mean in which each newest step counts for a share, and the first ones for all."""
-    return newest if before is None else before + (1 - (1 - share) ** steps) * (newest - before)
+def _moved(before: float, newest: float, steps: int, share: float) -> float:
+    """Return a mean in which each newest step counts for a share."""
+    return before + (1 - (1 - share) ** steps) * (newest - before)

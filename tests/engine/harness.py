@@ -31,17 +31,17 @@ class Arrival:
 
 
 class Restless(Pace):
-    """Lets drafters rest for a window or two, and begin again, whatever it costs."""
+    """Lets drafters rest for a window or two, and begin again with as many nodes or fewer, whatever it costs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.windows = 0
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__(widths)
+        self.widths, self.windows = tuple(widths), 0
 
-    def drafts(self, sequences: Sequence[EngineSequence]) -> bool:
+    def nodes(self, sequences: Sequence[EngineSequence], ready: Sequence[int] | None = None) -> int:
         self.windows += 1
-        return self.windows % 7 not in (3, 5, 6)
+        return 1 if self.windows % 7 in (3, 5, 6) else self.widths[1:][self.windows % len(self.widths[1:])]
 
-    def ran(self, sequences: Sequence[EngineSequence], drafted: bool, steps: int, seconds: float) -> None:
+    def ran(self, sequences: Sequence[EngineSequence], nodes: int, steps: int, seconds: float) -> None:
         """Learn nothing from a clock that counts steps."""
 
 
@@ -69,7 +69,7 @@ class Harness:
         )
 
         if self.core._pace is not None:
-            self.core._pace = Restless()
+            self.core._pace = Restless(tuple(self.core._device.strategies))
         restored = self.scheduler.restored
 
         def count(sequence: EngineSequence) -> None:

@@ -41,7 +41,8 @@ def harnesses(covered):
     def get(name: str) -> Harness:
         if name not in made:
             made.clear()
-            strategy = CASES[name].strategy(MODEL, covered.lm, covered.whole.texts)
+            case = CASES.get(name)
+            strategy = case.strategy(MODEL, covered.lm, covered.whole.texts) if case else covered.lm.resolve(name)
             made[name] = Harness(covered.lm, strategy, small(covered, strategy), covered.stopped.eos_token_ids)
         return made[name]
 
@@ -171,6 +172,13 @@ def test_load_changes_no_bit(covered, harnesses, name):
 def test_load_changes_no_bit_with_any_strategy(covered, harnesses, name):
     # Drafts that are taken often end a text before another one wants its pages.
     check_patterns(covered, harnesses(name), 30, ("cached", "cancelled"))
+
+
+@pytest.mark.slow
+def test_numbers_of_nodes_that_take_turns_change_no_bit(covered, harnesses):
+    harness = harnesses("prompt_lookup:num_draft_tokens=4,min_ngram=1+token_recycling:tree=dynamic:8+nodes=8")
+    assert list(harness.core._device.strategies) == [1, 4, 8]
+    check_patterns(covered, harness, 30, ("cached", "cancelled"))
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""Whether windows draft follows what steps cost and what drafts give: simulated devices, no clock."""
+"""How many nodes windows verify follows what steps cost and what drafts give: simulated devices, no clock."""
 
 import itertools
 import random
@@ -8,71 +8,109 @@ import pytest
 from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.sequence import EngineSequence
 
+TWO, THREE = (1, 8), (1, 4, 8)
+
 
 def sequences(count):
     return [EngineSequence(number, [1], 100, 0.0) for number in range(count)]
 
 
-def simulate(rows, gain, cost, num_windows, pace=None, noise=0.0):
-    """Run windows of 8 steps; ``gain`` says what a row gets from a step with drafts. Return seconds, tokens, kinds."""
-    pace, now, kinds, seconds, tokens, draws = pace or Pace(), sequences(rows), [], 0.0, 0.0, random.Random(0)
+def simulate(rows, gains, costs, num_windows, pace=None, noise=0.0):
+    """Run windows of 8 steps; return seconds, tokens, and the nodes of each.
+
+    ``gains`` says what a row gets from a step of each number of nodes but one, in a window; ``costs`` what a step takes
+    beside a plain one.
+    """
+    pace, now, draws = pace or Pace((1, *costs)), sequences(rows), random.Random(0)
+    chosen, seconds, tokens = [], 0.0, 0.0
     for index in range(num_windows):
-        drafts = pace.drafts(now)
-        took = 8 * (cost if drafts else 1.0) * (1 + noise * draws.random())
-        gained = gain(index) if drafts else 1.0
-        for each in now if drafts else ():
-            pace.gained(each, round(8 * gained), 8)
-        pace.ran(now, drafts, 8, took)
-        kinds.append(drafts)
+        nodes = pace.nodes(now)
+        took = 8 * costs.get(nodes, 1.0) * (1 + noise * draws.random())
+        gained = gains(index).get(nodes, 1.0)
+        for each in now if nodes > 1 else ():
+            pace.gained(each, nodes, round(8 * gained), 8)
+        pace.ran(now, nodes, 8, took)
+        chosen.append(nodes)
         seconds, tokens = seconds + took, tokens + rows * 8 * gained
-    return seconds, tokens, kinds
+    return seconds, tokens, chosen
 
 
+@pytest.mark.parametrize(("costs", "gains"), [({8: 2.5}, {8: 1.25}), ({4: 1.8, 8: 2.5}, {4: 1.125, 8: 1.25})])
 @pytest.mark.parametrize("rows", [1, 5, 8])
-def test_where_drafts_lose_windows_go_at_plain_speed(rows):
+def test_where_drafts_lose_windows_go_at_plain_speed(rows, costs, gains):
     """A step costs 2.5 times as much and gives 1.25 tokens: over a thousand windows, 3% are lost at the most."""
-    seconds, tokens, kinds = simulate(rows, lambda index: 1.25, 2.5, 1000, noise=0.2)
-    plain, plain_tokens, _ = simulate(rows, lambda index: 1.0, 1.0, 1000, noise=0.2)
+    seconds, tokens, chosen = simulate(rows, lambda index: gains, costs, 1000, noise=0.2)
+    plain, plain_tokens, _ = simulate(rows, lambda index: {}, {}, 1000, noise=0.2)
     assert tokens / seconds >= 0.97 * plain_tokens / plain
     # It is tried again now and then, ever less often.
-    later = [index for index, drafts in enumerate(kinds) if drafts][3:]
+    later = [index for index, nodes in enumerate(chosen) if nodes > 1][2 * len(costs) + 1 :]
     assert later
     gaps = [after - before for before, after in itertools.pairwise(later)]
     assert max(gaps) > 3 * min(gaps)
 
 
 def test_where_drafts_win_they_stay():
-    _, _, kinds = simulate(4, lambda index: 2.25, 1.5, 1000, noise=0.2)
-    assert sum(kinds) >= 0.98 * len(kinds)
+    _, _, chosen = simulate(4, lambda index: {8: 2.25}, {8: 1.5}, 1000, noise=0.2)
+    assert chosen.count(8) >= 0.98 * len(chosen)
     # What plain steps cost is seen again.
-    assert not all(kinds[10:])
+    assert 1 in chosen[10:]
+
+
+def test_as_many_nodes_are_verified_as_pay_best():
+    """Four give 1.75 tokens for 1.25 steps, eight 2.25 for 2: for more rows, whose nodes cost more, none do."""
+    gains = {4: 1.75, 8: 2.25}
+    for costs, best in (({4: 1.05, 8: 1.1}, 8), ({4: 1.25, 8: 2.0}, 4), ({4: 1.8, 8: 3.2}, 1)):
+        _, _, chosen = simulate(2, lambda index: gains, costs, 1000, noise=0.1)
+        assert chosen.count(best) >= 0.95 * len(chosen)
+
+
+def test_what_few_nodes_give_tells_what_many_would():
+    """A text that takes no drafts of four nodes is not tried with eight; one that takes many is."""
+    pace, (good, bad) = Pace(THREE), sequences(2)
+    simulate(2, lambda index: {4: 1.75, 8: 2.5}, {4: 1.25, 8: 1.6}, 11, pace)
+    for _ in range(40):
+        pace.gained(good, 4, 24, 8)
+        pace.gained(bad, 4, 8, 8)
+    assert pace.tokens_per_step(good, 8) > 1.8 * pace.tokens_per_step(bad, 8)
+    assert pace.tokens_per_step(bad, 8) == pytest.approx(1.0, abs=0.05)
+    assert pace.nodes([good, good]) == 8
+    assert pace.nodes([bad, bad]) == 1
+
+
+def test_what_is_not_ready_waits():
+    pace, now = Pace(THREE), sequences(1)
+    assert pace.nodes(now, [8]) == 8
+    simulate(1, lambda index: {8: 2.0}, {4: 1.0, 8: 1.0}, 2, pace)
+    assert pace.nodes(now, [8]) == 8
+    assert pace.nodes(now, [1, 8]) == 1
+    assert pace.nodes(now, [1, 4, 8]) == 4
 
 
 def test_drafting_begins_again_when_the_text_changes():
-    _, _, kinds = simulate(2, lambda index: 1.0 if index < 200 else 3.0, 1.5, 600)
-    assert sum(kinds[20:200]) < 20
-    assert sum(kinds[-200:]) > 190
+    _, _, chosen = simulate(2, lambda index: {8: 1.0 if index < 200 else 3.0}, {8: 1.5}, 600)
+    assert chosen[20:200].count(8) < 20
+    assert chosen[-200:].count(8) > 190
 
 
 def test_each_number_of_rows_has_its_own_costs():
     """Alone drafts pay, eight at once they do not; rows are counted as programs are."""
-    pace = Pace()
+    pace = Pace(TWO)
     for _ in range(12):
-        simulate(1, lambda index: 2.0, 1.2, 10, pace)
-        simulate(8, lambda index: 2.0, 2.6, 10, pace)
-    assert pace.drafts(sequences(1))
-    assert not pace.drafts(sequences(8))
-    assert not pace.drafts(sequences(5))
+        simulate(1, lambda index: {8: 2.0}, {8: 1.2}, 10, pace)
+        simulate(8, lambda index: {8: 2.0}, {8: 2.6}, 10, pace)
+    assert pace.nodes(sequences(1)) == 8
+    assert pace.nodes(sequences(8)) == 1
+    assert pace.nodes(sequences(5)) == 1
 
 
 def test_rows_that_gain_decide_with_those_that_do_not():
     """A row that gains much pays for one that gains nothing, as long as both are together worth it."""
-    pace, (good, bad) = Pace(), sequences(2)
-    simulate(2, lambda index: 2.0, 2.0, 6, pace)
+    pace, (good, bad) = Pace(TWO), sequences(2)
+    simulate(2, lambda index: {8: 2.0}, {8: 2.0}, 6, pace)
     for _ in range(40):
-        pace.gained(good, 32, 8)
-        pace.gained(bad, 8, 8)
-    assert good.gain == pytest.approx(4.0, rel=0.02)
-    assert bad.gain == pytest.approx(1.0, rel=0.02)
-    assert pace.drafts([good, bad])
-    assert not pace.drafts([bad, bad])
+        pace.gained(good, 8, 32, 8)
+        pace.gained(bad, 8, 8, 8)
+    assert pace.tokens_per_step(good, 8) == pytest.approx(4.0, rel=0.03)
+    assert pace.tokens_per_step(bad, 8) == pytest.approx(1.0, rel=0.03)
+    assert pace.nodes([good, bad]) == 8
+    assert pace.nodes([bad, bad]) == 1

@@ -21,14 +21,14 @@ class Scripted:
     def __init__(self):
         self.windows, self.gains = 0, []
 
-    def drafts(self, sequences):
+    def nodes(self, sequences, ready):
         self.windows += 1
-        return not 2 <= self.windows <= 6
+        return 1 if 2 <= self.windows <= 6 else max(ready)
 
-    def gained(self, sequence, tokens, steps):
+    def gained(self, sequence, nodes, tokens, steps):
         self.gains.append((self.windows, tokens, steps))
 
-    def ran(self, sequences, drafted, steps, seconds):
+    def ran(self, sequences, nodes, steps, seconds):
         pass
 
 
@@ -65,9 +65,9 @@ def test_windows_without_drafts_keep_the_state_that_the_current_token_was_drawn_
     made, lm = harness
     checked, run = [], made.core._device.run
 
-    def watched(slots, pages, max_steps, *, drafts=True):
-        report = run(slots, pages, max_steps, drafts=drafts)
-        if not drafts:
+    def watched(slots, pages, max_steps, nodes):
+        report = run(slots, pages, max_steps, nodes)
+        if nodes == 1:
             hidden_1D = made.core._device._rows.hidden_BD[np.array(slots)]
             drawn = int(Model(lm.programs.decoder, lm.params).logits(hidden_1D[:, None])[0, 0].argmax())
             checked.append(drawn == int(report.tokens_BE[0, int(report.counts_B[0]) - 1]))

@@ -22,6 +22,8 @@ from jaxinfer.ops.rows import add_in_rows
 # How many steps' worth of belief the first guess of a node's chances has, and that guess for each step down where the
 # drafter has none. Of 1, 2, 4, ... 32 steps, 8 foretold best what prompt lookup would draft right along 52 plain texts.
 _PRIOR_STEPS, _PRIOR_CHANCE = 8.0, 0.5
+# A step of fewer is hardly cheaper.
+_FEWEST_NODES = 4
 # What is remembered of a count from step to step: texts change.
 _MEMORY = 0.95
 
@@ -81,7 +83,7 @@ class SumOfDrafters(Strategy):
         drafting = 1 + sum(part.headroom for part in self.parts)
         if not any(_verifies(part) for part in self.parts):
             return min(self.nodes or drafting, drafting)
-        nodes = 1 + sum(_nodes(part) - 1 for part in self.parts)
+        nodes = 1 + sum(part.num_nodes - 1 for part in self.parts)
         return max(drafting, min(self.nodes or nodes, nodes) * self.slots_per_node)
 
     @property
@@ -95,6 +97,15 @@ class SumOfDrafters(Strategy):
     @property
     def max_depth(self) -> int:
         return max(part.max_depth for part in self.parts)
+
+    @property
+    def narrower(self) -> tuple["SumOfDrafters", ...]:
+        """Half of its nodes, if it bounds them, and half of that, down to four."""
+        fewer, nodes = [], self.nodes // 2
+        while nodes >= max(_FEWEST_NODES, self._least_nodes):
+            fewer.append(replace(self, nodes=nodes))
+            nodes //= 2
+        return tuple(fewer)
 
     @property
     def asked_parts(self) -> tuple[Strategy, ...]:
@@ -165,7 +176,7 @@ class SumOfDrafters(Strategy):
     @property
     def _least_nodes(self) -> int:
         """The root, and the nodes of parts that need all of theirs."""
-        return 1 + sum(_nodes(part) - 1 for part in self.parts if part.needs_every_node)
+        return 1 + sum(part.num_nodes - 1 for part in self.parts if part.needs_every_node)
 
     def _bounded_for(self, target: Target) -> "SumOfDrafters":
         """Choose how many nodes to verify on the target's device, unless that is given."""
@@ -211,8 +222,3 @@ def _verifies(part: Strategy) -> bool:
 def _kinds(draft: Proposal) -> Int[Array, " B"]:
     """Return which kind of its drafter's drafts each row's is."""
     return jnp.zeros(draft.tree.tokens_BM.shape[0], jnp.int32) if draft.kinds_B is None else draft.kinds_B
-
-
-def _nodes(part: Strategy) -> int:
-    """Return how many nodes a drafter's trees have at most."""
-    return -(-part.headroom // part.slots_per_node)

@@ -202,3 +202,11 @@ def test_what_cannot_be_summed_is_refused_by_name():
     with pytest.raises(InvalidOption, match="nodes=3 is not a"):
         parse_strategy("jacobi+prompt_lookup+nodes=3")
     assert parse_strategy("jacobi+prompt_lookup").name == "jacobi+prompt_lookup"
+
+
+def test_fewer_nodes_are_halves_down_to_four():
+    bounded = parse_strategy("prompt_lookup+token_recycling+nodes=19")
+    assert [(each.nodes, each.num_nodes) for each in bounded.narrower] == [(9, 9), (4, 4)]
+    # Lookahead learns from every node of its own.
+    assert parse_strategy("lookahead:window=4,ngram=3,guesses=2+prompt_lookup+nodes=16").narrower == ()
+    assert parse_strategy("prompt_lookup+token_recycling").narrower == ()
