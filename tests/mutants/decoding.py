@@ -10,7 +10,7 @@ _SCRIPTED, _OF_STRATEGIES = "tests/decoding/test_tree_step.py::", "tests/decodin
 _SIBLINGS = "tests/decoding/acceptance/test_rejection.py::test_trees_with_equal_siblings_follow_the_law[2.0]"
 _EXACT = "tests/decoding/test_exactness.py::test_texts_are_those_of_plain_decoding"
 
-_LIVE, _OF_LIVE = "jaxinfer/decoding/live_programs.py", "tests/decoding/test_live_programs.py::"
+_LIVE, _OF_LIVE = "jaxinfer/decoding/live_programs.py", "tests/decoding/programs/test_live_programs.py::"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

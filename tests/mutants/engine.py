@@ -363,13 +363,13 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/decoding/programs.py",
         "is_first = future is None",
         "is_first = True",
-        "tests/decoding/test_prepared_programs.py::test_threads_that_ask_together_get_one_program",
+        "tests/decoding/programs/test_prepared_programs.py::test_threads_that_ask_together_get_one_program",
     ),
     Fault(
         "what cannot be compiled is tried again and again",
         "jaxinfer/decoding/programs.py",
         "            self._failed.add(_key(name, rest[2:]))\n",
         "            pass\n",
-        "tests/decoding/test_prepared_programs.py::test_what_cannot_be_compiled_is_tried_once_and_raises_where_it_runs",
+        "tests/decoding/programs/test_prepared_programs.py::test_what_cannot_be_compiled_is_tried_once_and_raises_where_it_runs",
     ),
 )

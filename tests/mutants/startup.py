@@ -32,14 +32,14 @@ FAULTS: tuple[Fault, ...] = (
         _PROGRAMS,
         'f"{found.dtype}{list(found.shape)}',
         'f"{list(found.shape)}',
-        "tests/decoding/test_kept_programs.py::test_all_that_a_program_depends_on_is_in_its_name",
+        "tests/decoding/programs/test_kept_programs.py::test_all_that_a_program_depends_on_is_in_its_name",
     ),
     Fault(
         "a program's name forgets which arguments it consumes",
         _PROGRAMS,
         "repr(donated), str(structure)",
         "str(structure)",
-        "tests/decoding/test_kept_programs.py::test_all_that_a_program_depends_on_is_in_its_name",
+        "tests/decoding/programs/test_kept_programs.py::test_all_that_a_program_depends_on_is_in_its_name",
     ),
     Fault(
         "fields that are not compared are not spelled",
