@@ -8,6 +8,7 @@ import gc
 import random
 import resource
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ def test_dropped_programs_are_unmapped_and_come_back_bit_for_bit(tiny_llama_fold
     model.logits([[1, 2], [1, 3], [1, 4]])
     before = num_maps()
     first = np.asarray(model.logits([[1, 40, 41]]))
+    (old,) = map(weakref.ref, model.programs.live.values())
     model.logits([[1, 40, 41], [1, 42]])
+    assert old() is None
     grown = num_maps() - before
     assert len(model.programs.live) == 1
     for _ in range(2):
