@@ -64,28 +64,44 @@ def _without_schemas(kind: str, given: Any) -> tuple[str, Any]:
 
 def trimmed(given: Automaton) -> Automaton:
     """Leave out the ways that lead to no end; raise InvalidOption if none is left."""
-    next_NX, lives_N = given.next_NB, given.ends_N.copy()
-    while True:
-        reaches_N = lives_N | (np.append(lives_N, False)[next_NX]).any(axis=1)
-        if (reaches_N == lives_N).all():
-            break
-        lives_N = reaches_N
+    next_NX, lives_N, before = given.next_NB, given.ends_N.copy(), _Before(given.next_NB)
+    news = np.flatnonzero(lives_N)
+    while news.size:
+        news = before.states(news)
+        news = news[~lives_N[news]]
+        lives_N[news] = True
     if not lives_N[0]:
         raise InvalidOption("the grammar matches no text that the model's tokens can write")
     return given._replace(next_NB=np.where(np.append(lives_N, False)[next_NX], next_NX, DEAD).astype(np.int32))
 
 
 def smallest(given: Automaton) -> Automaton:
-    """Join states from which the same texts go on (Moore's algorithm), and leave out those that nothing leads to."""
-    next_NX = given.next_NB
-    block_N, count = given.ends_N.astype(np.int64), 0
-    while True:
-        signature_NX = np.append(block_N, -1)[next_NX]
-        _, block_N = np.unique(np.concatenate([block_N[:, None], signature_NX], axis=1), axis=0, return_inverse=True)
-        block_N = block_N.reshape(-1)
-        if block_N.max() + 1 == count:
-            break
-        count = block_N.max() + 1
+    """Join states from which the same texts go on, and leave out those that nothing leads to.
+
+    This is Moore's algorithm, but a round looks again only at states before those that the last round set apart: in
+    the automaton of a string of up to a thousand characters there are thousands of rounds.
+    """
+    next_NX, before = given.next_NB, _Before(given.next_NB)
+    columns_NX = np.unique(next_NX, axis=1)
+    block_N = np.unique(given.ends_N, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    count, looked_at = int(block_N.max()) + 1, np.arange(len(block_N))
+    while looked_at.size:
+        own = block_N[looked_at]
+        after = np.append(block_N, -1)[columns_NX[looked_at]]
+        _, first, group = np.unique(
+            np.concatenate([own[:, None], after], axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        group, block_of_group = group.reshape(-1), own[first]
+        # States that are not looked at go on as before and stay. Where there are none, the largest group stays.
+        is_whole = np.bincount(own, minlength=count) == np.bincount(block_N, minlength=count)
+        by_size = np.lexsort([np.bincount(group), block_of_group])
+        is_largest = np.zeros(len(first), bool)
+        is_largest[by_size[np.append(np.diff(block_of_group[by_size]) != 0, True)]] = True
+        moves = ~(is_largest & is_whole[block_of_group])
+        numbers = np.where(moves, count + np.cumsum(moves) - 1, block_of_group)
+        block_N[looked_at] = numbers[group]
+        count += int(moves.sum())
+        looked_at = before.states(looked_at[moves[group]])
     leaders = np.unique(block_N, return_index=True)[1]
     joined_NX = np.append(block_N, DEAD)[next_NX[leaders]]
     # Numbered in the order in which they are reached, the first one 0.
@@ -98,3 +114,23 @@ def smallest(given: Automaton) -> Automaton:
     number_N = np.full(count + 1, DEAD, np.int32)
     number_N[order] = np.arange(len(order))
     return Automaton(number_N[joined_NX[order]], given.ends_N[leaders][order])
+
+
+class _Before:
+    """From which states an automaton leads to others."""
+
+    def __init__(self, next_NX: np.ndarray) -> None:
+        ordered_NX = np.sort(next_NX, axis=1)
+        is_way_NX = ordered_NX != DEAD
+        is_way_NX[:, 1:] &= ordered_NX[:, 1:] != ordered_NX[:, :-1]
+        sources, places = np.nonzero(is_way_NX)
+        targets = ordered_NX[sources, places]
+        order = np.argsort(targets, kind="stable")
+        self._sources = sources[order]
+        self._begins = np.searchsorted(targets[order], np.arange(len(next_NX) + 1))
+
+    def states(self, targets: np.ndarray) -> np.ndarray:
+        """Return the states, each once, that lead to one of some others."""
+        begins, counts = self._begins[targets], self._begins[targets + 1] - self._begins[targets]
+        skipped = np.repeat(begins - np.cumsum(counts) + counts, counts)
+        return np.unique(self._sources[skipped + np.arange(counts.sum())])

@@ -1,6 +1,7 @@
 """Every strategy's step compiles for one v5e chip at Llama-2-7B size, its cache updated where it lies."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.token_recycling import TokenRecycling
 from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import read_tree
+from jaxinfer.grammar.table import TokenTable
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.ops.backend import choose_backend
@@ -97,6 +99,26 @@ def check_in_place(alias_bytes: int, temporary_bytes: int, cache_bytes: int, hlo
     """Check that a cache is written where it lies and not copied; else name the largest buffers."""
     assert alias_bytes >= cache_bytes, largest_buffers(hlo)
     assert temporary_bytes < 0.05 * cache_bytes, largest_buffers(hlo)
+
+
+@pytest.mark.slow
+def test_a_tree_with_a_grammar_takes_its_table_as_an_argument():
+    """A model of one layer, as what a grammar adds comes after them; the cache and the table stay where they are."""
+    width, rows, states, classes, vocab_size = 256, 8, 2048, 256, LLAMA_68M.vocab_size
+    config = replace(LLAMA_68M, num_layers=1, model_dim=width, ffn_dim=512, num_heads=2, num_kv_heads=2, head_dim=128)
+    heads = {"heads": ({"blocks": ({"kernel": bfloat16(width, width), "bias": bfloat16(width)},)},) * 2}
+    table = TokenTable(*(np.zeros(shape, np.int32) for shape in (vocab_size, (states, classes), states)))
+    asked = {"batch": rows, "max_len": 256, "prompt_tokens": None, "sampling": SamplingParams(grammar=table)}
+    strategy = Medusa(paths=read_tree("2.2"), params=heads)
+    found = compile_programs(config, "v5e:1x1", **asked, strategy=strategy)["decode"]
+    assert found.alias_bytes >= found.cache_bytes
+    arguments = found.hlo.partition("entry_computation_layout={")[2].partition(")->")[0]
+    for described in (f"s16[{rows},{states},{classes}]", f"s16[{rows},{vocab_size}]", f"s32[{rows},{states}]"):
+        assert described in arguments
+    steps, entry, _ = found.hlo.partition("\nENTRY ")
+    assert entry
+    assert not re.search(rf"= s16\[{rows},{states},{classes}\]\S* (copy|fusion)\(", steps)
+    assert not re.search(r" (infeed|outfeed|send|recv)\(|callback", found.hlo)
 
 
 @pytest.mark.slow
