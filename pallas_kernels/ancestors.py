@@ -38,6 +38,12 @@ def encode_ancestors(
     return spread_tokens(encoded_BTA, repeats, rows)
 
 
+def encode_places(num_tokens: int, repeats: int, rows: int) -> jax.Array:
+    """Return ``[1, R, 128]`` int32: the number of each row's token in a chain, for the rows of `spread_queries`."""
+    place_1TA = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32)[None, :, None], (1, num_tokens, LANES))
+    return spread_tokens(place_1TA, repeats, rows)
+
+
 def encoded_lanes(num_tokens: int) -> int:
     """Return A: one lane for each token and one for the depth, in whole tiles."""
     return -(-(num_tokens + 1) // LANES) * LANES

@@ -107,6 +107,20 @@ class DenseOrder:
 
 
 @dataclass(frozen=True)
+class ChainOrder(DenseOrder):
+    """A `DenseOrder` of new tokens that are a chain: each sees the slots up to its own.
+
+    The encoded rows are `encode_places`.
+    """
+
+    def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
+        """Return the visible slots: those up to the token's own, in the window."""
+        behind_RS = start + encoded_RA[:, :1] - slot_1S
+        seen_RS = behind_RS >= 0
+        return seen_RS if self.window is None else seen_RS & (behind_RS < self.window)
+
+
+@dataclass(frozen=True)
 class RingOrder:
     """The first ``num_sinks`` positions, then a ring for all later ones; a query attends to ``window`` of the ring's.
 

@@ -7,7 +7,7 @@ is decided on the host; the programs only follow the table.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,13 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import attend_to_pages
 from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.pages import move_in_pages, write_in_pages
+
+
+class Pool(NamedTuple):
+    """The keys and values ``[L, P, Z, K*H]`` of the pages of all rows."""
+
+    keys: Any
+    values: Any
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "table_BX"], meta_fields=["window"])

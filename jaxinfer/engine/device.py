@@ -41,6 +41,7 @@ from jaxinfer.engine.shapes import (
 from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.grammar.table import TokenTable
 from jaxinfer.notation import Params
+from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.sampling.arrays import NO_TOKEN, SamplingArrays, sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
 
@@ -119,8 +120,12 @@ class Device:
         config, backend = self._programs.decoder.config, self._programs.decoder.backend
         lanes = backend.cache_lanes(config.num_kv_heads * config.head_dim)
         pools = described_pools(config, lanes, backend.cache_dtype, self._num_pages, self._page_size)
-        self._pools: Pools = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), pools)
-        self._rows: Rows = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), self._described(self._num_rows))
+        held = pools, self._described(self._num_rows)
+        made = self._programs.partitioner.create(
+            lambda: jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), held)
+        )
+        self._pools: Pools = made[0]
+        self._rows: Rows = made[1]
 
     def drop(self) -> None:
         """Let go of pools and rows; `reset` makes them anew."""
@@ -305,13 +310,17 @@ class Device:
 
     def _shaped_copy(self) -> _Shaped:
         return _Shaped(
-            ("copy_page", *self._pool_size), copy_page, (0,), (_described(self._pools), integers(), integers())
+            ("copy_page", *self._pool_size),
+            copy_page,
+            (0,),
+            (self._placed(_described(self._pools)), integers(), integers()),
         )
 
     def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
         function = partial(compute_chunk, self._programs.decoder)
         numbers = [integers()] * 3
-        arguments = self._params, _described(self._pools), integers(1, columns), integers(1, size), *numbers
+        pools = self._placed(_described(self._pools))
+        arguments = self._params, pools, integers(1, columns), integers(1, size), *numbers
         return _Shaped(("chunk", size), function, (1,), arguments)
 
     def _shaped_enter(self, num_tokens: int, columns: int) -> _Shaped:
@@ -320,7 +329,7 @@ class Device:
         function = partial(enter, decoder, strategy, self._axes, num_tokens)
         hidden_1D = jax.ShapeDtypeStruct((1, decoder.config.model_dim), decoder.backend.compute_dtype)
         draws = jax.ShapeDtypeStruct((), np.bool_)
-        entry = self._entry_shapes, hidden_1D, draws
+        entry = self._entry_shapes, self._placed(hidden_1D), draws
         arguments = *self._shaped_rows(strategy), integers(), integers(1, columns), *entry
         return _Shaped(name, function, (2, 3), arguments)
 
@@ -337,7 +346,13 @@ class Device:
         return _Shaped(name, function, (2, 3), arguments)
 
     def _shaped_rows(self, strategy: Strategy) -> tuple[Any, ...]:
-        return self._params, strategy.parameters, _described(self._pools), _described(self._rows)
+        held = self._placed((_described(self._pools), _described(self._rows)))
+        return self._params, strategy.parameters, *held
+
+    def _placed(self, described: Any) -> Any:
+        """Describe what programs return where it is on a mesh."""
+        partitioner = self._programs.partitioner
+        return partitioner.placed(described) if isinstance(partitioner, HeldPartitioner) else described
 
     def _window_shapes(self, num_rows: int, num_pages: int) -> list[tuple[int, int]]:
         return list(product(self._sizes(num_rows), self._columns_from(num_pages)))

@@ -23,6 +23,7 @@ from jaxinfer.engine.request import EngineRequest, RequestStats
 from jaxinfer.engine.sequence import EngineSequence
 from jaxinfer.errors import EngineBusy, EngineClosed, EngineError, InvalidOption
 from jaxinfer.notation import Params
+from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.results import StreamPiece
 from jaxinfer.text_generation import TextRequest, start_row
 from jaxinfer.tokenizers import Tokenizer
@@ -57,12 +58,12 @@ class Engine:
     ) -> None:
         if strategy.exactness == "beam" or strategy.needs_dense_cache:
             raise InvalidOption(f"strategy {strategy.name} does not run in an engine: use generate")
-        if programs.partitioner.mesh is not None:
-            raise InvalidOption("an engine runs on one device: load the model without a mesh")
+        partitioner = HeldPartitioner(programs.partitioner.mesh)
+        partitioner.check_axes()
         self.config = config
         self._max_len, self._tokenizer, self._make_requests = max_len, tokenizer, make_requests
         self._eos_token_ids, self._on_close = tuple(eos_token_ids), on_close
-        self._programs = Programs(programs.decoder, PagedLayout(config.page_size), programs.partitioner, programs.kept)
+        self._programs = Programs(programs.decoder, PagedLayout(config.page_size), partitioner, programs.kept)
         self._core = make_core(
             self._programs,
             params,

@@ -20,14 +20,14 @@ def count_pages(config: EngineConfig, decoder: Decoder, num_slots: int) -> int:
     longest = -(-num_slots // config.page_size)
     if config.pages is not None:
         return config.pages + 1
-    size, most = page_bytes(config, decoder), 2 * config.max_rows * longest
+    size, most = _bytes_held(config, decoder), 2 * config.max_rows * longest
     if config.memory is None:
         room = min(_free_bytes() * _CPU_SHARE, _CPU_MOST) if _on_cpu(decoder) else _free_bytes() * _DEVICE_SHARE
     else:
         room = config.memory if config.memory >= 1 else _free_bytes() * config.memory
     pages = min(int(room // size), most)
     if pages < 2:
-        raise InvalidOption(f"engine: memory for {int(room)} bytes is less than two pages of {size}: give it more")
+        raise InvalidOption(f"engine: memory for {int(room)} bytes is less than two pages of {int(size)}: give it more")
     return pages + 1
 
 
@@ -36,6 +36,12 @@ def page_bytes(config: EngineConfig, decoder: Decoder) -> int:
     model, backend = decoder.config, decoder.backend
     lanes = backend.cache_lanes(model.num_kv_heads * model.head_dim)
     return 2 * model.num_layers * config.page_size * lanes * jnp.dtype(backend.cache_dtype).itemsize
+
+
+def _bytes_held(config: EngineConfig, decoder: Decoder) -> float:
+    """Return how many bytes a page takes on a device of a mesh, and on a CPU's, which share one memory, on all."""
+    backend, size = decoder.backend, page_bytes(config, decoder) / decoder.backend.kv_shards
+    return size * backend.mesh.size if backend.mesh is not None and _on_cpu(decoder) else size
 
 
 def _on_cpu(decoder: Decoder) -> bool:

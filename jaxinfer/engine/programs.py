@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.cache.paged import PagedCache
+from jaxinfer.cache.paged import PagedCache, Pool
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, draw_first
 from jaxinfer.decoding.strategy import Prefilled, Strategy
@@ -21,10 +22,12 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Int, Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.each_device import rows_axis
 from jaxinfer.ops.masks import causal_ancestors
 
-# The keys and values [L, P, Z, K*H] of each kind of layer.
-Pools = tuple[tuple[Any, Any], ...]
+# Of each kind of layer.
+Pools = tuple[Pool, ...]
 
 # Of the rows between windows: the pools are apart from them.
 NO_CACHE = LayeredCache(())
@@ -152,7 +155,8 @@ def run_window(
     remembers = "hidden_BD" if isinstance(strategy, Undrafted) else "memory"
     used, their_axes = (getattr(tree, remembers) for tree in (rows, axes))
     state, memory = take_batch((rows.state, used), (axes.state, their_axes), slots_B)
-    state = state._replace(finished_B=~runs_B, cache=_cache(decoder.config, pools, table_BX))
+    state, table_BX = _on_own_devices((state._replace(finished_B=~runs_B), table_BX), decoder.backend)
+    state = state._replace(cache=_cache(decoder.config, pools, table_BX))
 
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
         step, now, _ = carry
@@ -195,13 +199,20 @@ def write_row(axes: Rows, rows: Rows, slot: Int[Array, ""], row: Rows) -> Rows:
     return put_batch(rows, row, axes, slot[None])
 
 
+def _on_own_devices(tree: Any, backend: Backend) -> Any:
+    """Split arrays of a batch by rows, as far as these split evenly over a mesh."""
+    if backend.mesh is None:
+        return tree
+    return jax.tree.map(lambda leaf: backend.constrained(leaf, PartitionSpec(rows_axis(leaf.shape[0], backend))), tree)
+
+
 def _cache(config: DecoderConfig, pools: Pools, table_BX: Any) -> LayeredCache:
     parts = (PagedCache(*pool, table_BX, kind.window) for pool, kind in zip(pools, config.kinds, strict=True))
     return LayeredCache(tuple(parts))
 
 
 def _pools(cache: LayeredCache) -> Pools:
-    return tuple((part.keys, part.values) for part in cache.parts if isinstance(part, PagedCache))
+    return tuple(Pool(part.keys, part.values) for part in cache.parts if isinstance(part, PagedCache))
 
 
 def _report(before: DecodeState, after: DecodeState, most_new: int, steps: Any) -> Report:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.cache.paged import Pool
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.state import DecodeState, initial_state
@@ -53,7 +54,8 @@ def described_pools(config: DecoderConfig, lanes: int, dtype: Any, num_pages: in
     def pool(count: int) -> Any:
         return jax.ShapeDtypeStruct((count, num_pages, page_size, lanes), dtype)
 
-    return tuple((pool(config.layers.count(kind)),) * 2 for kind in config.kinds)
+    counts = (config.layers.count(kind) for kind in config.kinds)
+    return tuple(Pool(pool(count), pool(count)) for count in counts)
 
 
 def described_rows(

@@ -102,9 +102,6 @@ def _attend_by_kernels(
     """Attend by the CPU kernels, each device from its tokens and heads to all slots of its rows."""
     if sinks is not None:
         order = order or Order(sinks.count, jnp.full(query_BTNH.shape[:1], sinks.count), keys.extent)
-    if backend.mesh is not None and keys.table_BX is not None:
-        # A device has some of the rows, and pages are of any row.
-        keys, values = _layer(keys.copied()), _layer(values.copied())
 
     def run(
         query: Any, near: Any, keys: Any, values: Any, layer: Any, mask_BTS: Any, turn_B: Any, table_BX: Any
@@ -120,7 +117,7 @@ def _attend_by_kernels(
     near_BTNH = None if sinks is None else sinks.query_BTNH
     turn_B = None if order is None else order.turn_B
     held = keys.stack_LBSF, values.stack_LBSF, jnp.asarray(keys.layer)
-    run = on_each_device(run, backend, "qqccamrr", "q")
+    run = on_each_device(run, backend, "qqccamrr" if keys.table_BX is None else "qqppamrr", "q")
     return run(query_BTNH, near_BTNH, *held, mask_BTS, turn_B, keys.table_BX)
 
 

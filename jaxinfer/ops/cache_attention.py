@@ -106,22 +106,47 @@ def attend_to_pages(
 ) -> Float[Array, "B T N H"]:
     """Attend as `attend_to_layer` does, to slots in the pages of ``cache[layer]`` that the rows' tables name.
 
-    The CPU kernels read pages where they lie, and a Pallas kernel does so for one new token; XLA gathers them first.
+    The CPU kernels and Pallas kernels read pages where they lie; XLA, to which larger trees than a kernel's are left,
+    gathers them first.
     """
-    extent = seen.mask_BTS.shape[-1]
-    if query_BTNH.shape[1] == 1 and backend.mesh is None and choose_means(backend, keys_LPZF) == "kernel":
-        from pallas_kernels.paged_decode.op import PAGE_SIZES, paged_decode
+    num_tokens, means = query_BTNH.shape[1], choose_means(backend, keys_LPZF)
 
-        # The kernel takes the lanes of its heads and no others.
-        if keys_LPZF.shape[2] in PAGE_SIZES and keys_LPZF.shape[3] == (num_kv_heads or 0) * query_BTNH.shape[3]:
-            options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
-            options["interpret"] = backend.kernels == "interpret"
-            pages = keys_LPZF, values_LPZF, layer, table_BX, seen.start_B
-            query_BTNH = query_BTNH.astype(keys_LPZF.dtype)
-            return paged_decode(query_BTNH, *pages, **options).astype(backend.compute_dtype)
-    held = Layer(keys_LPZF, layer, extent, table_BX), Layer(values_LPZF, layer, extent, table_BX)
-    rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
-    return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+    def by_xla() -> Any:
+        extent = seen.mask_BTS.shape[-1]
+        held = Layer(keys_LPZF, layer, extent, table_BX), Layer(values_LPZF, layer, extent, table_BX)
+        rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
+        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+
+    if means == "xla":
+        return by_xla()
+    from pallas_kernels.paged_decode.op import MAX_TOKENS, PAGE_SIZES, paged_decode
+    from pallas_kernels.paged_decode.reference import reference_paged
+    from pallas_kernels.paged_prefill.op import paged_prefill
+
+    is_prompt = seen.counts_B is not None
+    is_served = keys_LPZF.shape[2] in PAGE_SIZES and (num_tokens <= MAX_TOKENS or is_prompt)
+    if means == "kernel" and not is_served:
+        return by_xla()
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+    options["num_kv_heads"] = num_kv_heads and num_kv_heads // backend.kv_shards
+
+    def run(
+        query: Any, keys: Any, values: Any, layer: Any, table_BX: Any, start_B: Any, ancestors_BTT: Any, counts_B: Any
+    ) -> Any:
+        pages = keys, values, layer, table_BX, start_B
+        if means == "reference":
+            return reference_paged(query, *pages, ancestors_BTT=ancestors_BTT, **options)
+        how = {**options, "interpret": backend.kernels == "interpret", **_fixed(backend, "block_slots")}
+        if is_prompt:
+            return paged_prefill(query, *pages, counts_B, **how, **_fixed(backend, "block_q"))
+        return paged_decode(query, *pages, ancestors_BTT=None if num_tokens == 1 else ancestors_BTT, **how)
+
+    ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
+    run_each = on_each_device(run, backend, f"hpparr{ancestors}r", "h")
+    pages = keys_LPZF, values_LPZF, jnp.asarray(layer, jnp.int32), table_BX
+    query_BTNH = query_BTNH.astype(keys_LPZF.dtype)
+    mixed_BTNH = run_each(query_BTNH, *pages, seen.start_B, seen.ancestors_BTT, seen.counts_B)
+    return mixed_BTNH.astype(backend.compute_dtype)
 
 
 def attend_to_ring(

@@ -17,20 +17,23 @@ def on_each_device(function: Callable[..., Any], backend: Backend, layouts: str,
     """Return ``function`` so that each device runs it on its heads and rows; unchanged if there is one device.
 
     One letter per argument, or result, gives its layout: ``h`` is ``[B, T, N, H]``, split by heads; ``f`` is ``[B, T,
-    F]`` and ``c`` the cache ``[L, B, S, F]``, split by lanes; ``r`` is split by rows; ``a`` is the same on all devices.
-    ``q`` is ``h`` and ``m`` is ``[B, T, ...]``, split by a prompt's tokens too. What does not split evenly is on every
-    device.
+    F]`` and ``c`` the cache ``[L, B, S, F]``, split by lanes; ``p`` are pages ``[L, P, Z, F]``, split by lanes alone,
+    with queries as the first argument; ``r`` is split by rows; ``a`` is the same on all devices. ``q`` is ``h`` and
+    ``m`` is ``[B, T, ...]``, split by a prompt's tokens too. What does not split evenly is on every device.
     """
     if backend.mesh is None:
         return function
 
     def run(*arguments: Any) -> Any:
-        rows = rows_axis(arguments[layouts.index("c")].shape[1], backend)
+        # Pages are of any row.
+        of_queries = arguments[0].shape[0] if "p" in layouts else None
+        rows = rows_axis(of_queries or arguments[layouts.index("c")].shape[1], backend)
         tokens = tokens_axis(arguments[layouts.index("q")].shape[1], backend) if "q" in layouts else None
         specs = {
             "h": PartitionSpec(rows, None, TENSOR, None),
             "f": PartitionSpec(rows, None, TENSOR),
             "c": PartitionSpec(None, rows, None, TENSOR),
+            "p": PartitionSpec(None, None, None, TENSOR),
             "r": PartitionSpec(rows),
             "a": PartitionSpec(),
             "q": PartitionSpec(rows, tokens, TENSOR, None),

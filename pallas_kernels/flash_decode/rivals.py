@@ -40,6 +40,7 @@ def jax_ragged(
     ends_B: jax.Array,
     *,
     num_kv_pages_per_block: int,
+    num_queries_per_block: int = 8,
 ) -> jax.Array:
     """Run JAX's ragged paged attention: X tokens of all rows, each the last of its row; keys and values interleaved."""
     return ragged_kernel.ragged_paged_attention(
@@ -50,7 +51,7 @@ def jax_ragged(
         ends_B,
         jnp.array([lengths_B.shape[0]], jnp.int32),
         num_kv_pages_per_block=num_kv_pages_per_block,
-        num_queries_per_block=8,
+        num_queries_per_block=num_queries_per_block,
         vmem_limit_bytes=VMEM_LIMIT_BYTES,
     )
 
@@ -58,7 +59,10 @@ def jax_ragged(
 def paged_rivals(
     batch: int, tokens: int, heads: int, kv_heads: int, head_dim: int, slots: int, length: int
 ) -> tuple[Rival, ...]:
-    """Return JAX's kernels for rows of ``length`` tokens, the last ``tokens`` of them new, at blocks up to 1024."""
+    """Return JAX's kernels for rows of ``length`` tokens, the last ``tokens`` of them new, at blocks up to 1024.
+
+    Of several new tokens the ragged kernel computes 8 to 128 together.
+    """
     dtype = jnp.bfloat16
     pages = slots // PAGE_SIZE
     table = np.arange(batch * pages, dtype=np.int32).reshape(batch, pages)
@@ -66,7 +70,12 @@ def paged_rivals(
     ragged = Rival(
         "jax ragged paged attention",
         jax_ragged,
-        tuple({"num_kv_pages_per_block": count} for count in (1, 2, 4, 8)),
+        tuple(
+            {"num_kv_pages_per_block": count, "num_queries_per_block": queries}
+            for count in (1, 2, 4, 8)
+            for queries in (8, 16, 32, 64, 128)
+            if queries <= max(tokens, 8)
+        ),
         (
             jax.ShapeDtypeStruct((batch * tokens, heads, head_dim), dtype),
             jax.ShapeDtypeStruct((batch * pages, PAGE_SIZE, 2 * kv_heads, head_dim), dtype),

@@ -1,4 +1,4 @@
-"""The kernel of paged_decode: few queries per row, one layer of pages given by a table.
+"""The kernel of paged_decode and paged_prefill: a block of queries per row, one layer of pages given by a table.
 
 The grid has a step for each block of pages that some query of a row attends to, row after row. While a step computes,
 the next step's pages are copied to one of two buffers. Pages without tokens of the row, or outside its window, are
@@ -59,9 +59,10 @@ def attend_pages(
     """Return ``[B, C, R, I]``: attention of the queries of `spread_queries` to the pages of ``layer``.
 
     ``pages`` are keys and values ``[L, P, Z, F]`` and, if scaled, their scales ``[L, P, K, Z]``. ``table_BX`` holds the
-    page of each Z slots of a row; entries are clipped to 0..P-1.
+    page of each Z slots of a row; entries are clipped to 0..P-1. If it has fewer rows than there are queries, as many
+    rows of queries as evenly follow one another share one.
     """
-    _, groups, rows, lanes = query_BCRI.shape
+    batch, groups, rows, lanes = query_BCRI.shape
     width = pages[0].shape[3]
     slots = layout.block_slots
     num_blocks = pl.cdiv(order.num_slots, slots)
@@ -83,7 +84,14 @@ def attend_pages(
 
     query_spec = pl.BlockSpec((None, groups, rows, lanes), row_block)
     return pl.pallas_call(
-        functools.partial(_attend_step, num_pools=len(pages), order=order, layout=layout, rule=rule),
+        functools.partial(
+            _attend_step,
+            num_pools=len(pages),
+            rows_per_table=batch // table_BX.shape[0],
+            order=order,
+            layout=layout,
+            rule=rule,
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(steps.count,),
@@ -101,21 +109,21 @@ def attend_pages(
         ),
         out_shape=jax.ShapeDtypeStruct(query_BCRI.shape, query_BCRI.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT_BYTES),
-        cost_estimate=_most_work(query_BCRI, pages, table_BX),
+        cost_estimate=_most_work(query_BCRI, pages, table_BX.shape[1]),
         interpret=interpret,
         name="attend_pages",
     )(*scalars, query_BCRI, encoded_BRA, *pages)
 
 
-def _most_work(query_BCRI: jax.Array, pages: list[jax.Array], table_BX: jax.Array) -> pl.CostEstimate:
+def _most_work(query_BCRI: jax.Array, pages: list[jax.Array], num_pages: int) -> pl.CostEstimate:
     """Return an upper bound: full rows without a window. The true lengths are not known here."""
     batch, groups, rows, _ = query_BCRI.shape
-    num_slots = table_BX.shape[1] * pages[0].shape[2]
+    num_slots = num_pages * pages[0].shape[2]
     page_bytes = sum(math.prod(pool.shape[2:]) * pool.dtype.itemsize for pool in pages)
     return pl.CostEstimate(
         flops=4 * query_BCRI.size * num_slots,
         transcendentals=batch * groups * rows * num_slots,
-        bytes_accessed=table_BX.size * page_bytes + 2 * query_BCRI.size * query_BCRI.dtype.itemsize,
+        bytes_accessed=batch * num_pages * page_bytes + 2 * query_BCRI.size * query_BCRI.dtype.itemsize,
     )
 
 
@@ -130,6 +138,7 @@ def _attend_step(
     encoded_RA: Any,
     *refs: Any,
     num_pools: int,
+    rows_per_table: int,
     order: DenseOrder,
     layout: Pages,
     rule: ScoreRule,
@@ -141,7 +150,7 @@ def _attend_step(
     row, half = row_I[step], lax.rem(step, 2)
     start = start_B[row]
     first_slot = block_I[step] * slots
-    pages_per_row = table_X.shape[0] // start_B.shape[0]
+    pages_per_row = table_X.shape[0] * rows_per_table // start_B.shape[0]
 
     def seen_slots(start: Any) -> tuple[Any, Any]:
         oldest = 0 if order.window is None else jnp.maximum(start - order.window + 1, 0)
@@ -155,7 +164,8 @@ def _attend_step(
         return jnp.maximum(lax.div(oldest, layout.size) - before, 0), jnp.minimum(last - before, layout.per_block)
 
     def fetch(step: Any) -> None:
-        half, entry = lax.rem(step, 2), row_I[step] * pages_per_row + block_I[step] * layout.per_block
+        table_row = lax.div(row_I[step], rows_per_table)
+        half, entry = lax.rem(step, 2), table_row * pages_per_row + block_I[step] * layout.per_block
 
         @pl.loop(*needed_pages(step))
         def _(place: jax.Array) -> None:

@@ -16,9 +16,11 @@ def reference_paged(
     key_scales_LPKZ: jax.Array | None = None,
     value_scales_LPKZ: jax.Array | None = None,
     *,
+    ancestors_BTT: jax.Array | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    num_kv_heads: int | None = None,
 ) -> jax.Array:
     """Gather the pages of every row, multiply by their scales, and attend to them."""
     head_dim = query_BTNH.shape[-1]
@@ -32,4 +34,5 @@ def reference_paged(
         return found.reshape(1, table_BX.shape[0], -1, pages_PZF.shape[-1])
 
     keys, values = side_by_side(key_pages_LPZF, key_scales_LPKZ), side_by_side(value_pages_LPZF, value_scales_LPKZ)
-    return reference_attention(query_BTNH, keys, values, 0, start_B, scale=scale, softcap=softcap, window=window)
+    options = {"scale": scale, "softcap": softcap, "window": window, "num_kv_heads": num_kv_heads}
+    return reference_attention(query_BTNH, keys, values, 0, start_B, ancestors_BTT, **options)

@@ -12,6 +12,7 @@ from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.engine.sequence import EngineSequence
+from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.text_generation import TextRequest, start_row
 
 # Three rows of one to three at a time, whose pages hold little more than the longest text.
@@ -57,7 +58,7 @@ class Harness:
     ) -> None:
         self.now, self.numbers, self.restored, self.config = 0, 0, 0, config
         self.strategy, self.eos_token_ids = strategy, tuple(eos_token_ids)
-        self.programs = Programs(lm.programs.decoder)
+        self.programs = Programs(lm.programs.decoder, partitioner=HeldPartitioner(lm.programs.partitioner.mesh))
         self.core: EngineCore = make_core(
             self.programs,
             lm.params,

@@ -10,6 +10,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxinfer.cache.paged import Pool
 from jaxinfer.decoding.state import initial_state
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.engine.programs import NO_CACHE, Rows, compute_chunk, run_window
@@ -54,7 +55,7 @@ def compiled(function, donated, *arguments):
 
 def pools():
     shape = (CONFIG.num_layers, PAGES, PAGE, BACKEND.cache_lanes(CONFIG.num_kv_heads * CONFIG.head_dim))
-    return tuple((jax.ShapeDtypeStruct(shape, jnp.bfloat16),) * 2 for _ in CONFIG.kinds)
+    return tuple(Pool(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 2) for _ in CONFIG.kinds)
 
 
 def check_pools(program) -> None:

@@ -10,6 +10,7 @@ _PREFILLS = f"{_TESTS}/test_flash_prefill.py::test_agrees_with_the_reference"
 _VERIFIES = f"{_TESTS}/test_tree_verify.py::test_agrees_with_the_reference"
 _GOES_AROUND = f"{_TESTS}/test_ring_decode.py::test_agrees_with_the_reference"
 _READS_PAGES = f"{_TESTS}/test_paged_decode.py::test_agrees_with_the_reference"
+_READS_PROMPTS = f"{_TESTS}/test_paged_prefill.py::test_agrees_with_the_reference"
 _MULTIPLIES = f"{_TESTS}/test_quant_matmul.py::test_products_are_those_of_the_dequantised_weights"
 
 FAULTS: tuple[Fault, ...] = (
@@ -121,8 +122,29 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pages are looked up in the table of the first row",
         "pallas_kernels/paged_decode/kernel.py",
-        "row_I[step] * pages_per_row + block_I[step] * layout.per_block",
+        "table_row * pages_per_row + block_I[step] * layout.per_block",
         "block_I[step] * layout.per_block",
+        _READS_PAGES,
+    ),
+    Fault(
+        "a token of a prompt on pages sees the slot after its own",
+        _ORDER,
+        "seen_RS = behind_RS >= 0",
+        "seen_RS = behind_RS >= -1",
+        _READS_PROMPTS,
+    ),
+    Fault(
+        "blocks of a prompt's tokens all look at the first row's pages",
+        "pallas_kernels/paged_decode/kernel.py",
+        "table_row = lax.div(row_I[step], rows_per_table)",
+        "table_row = lax.div(row_I[step], rows_per_table) * 0",
+        _READS_PROMPTS,
+    ),
+    Fault(
+        "a tree on pages is a chain",
+        "pallas_kernels/paged_decode/op.py",
+        "encode_ancestors(ancestors_BTT, tokens",
+        "encode_ancestors(None, tokens",
         _READS_PAGES,
     ),
     Fault(

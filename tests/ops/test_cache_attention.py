@@ -15,7 +15,7 @@ from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.cache.layouts import parse_layout
 from jaxinfer.models.config import LayerKind, Rope
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.cache_attention import Seen, attend_to_layer, attend_to_ring
+from jaxinfer.ops.cache_attention import Seen, attend_to_layer, attend_to_pages, attend_to_ring
 from jaxinfer.ops.cache_write import Around, write_to_layer
 from jaxinfer.ops.masks import causal_ancestors, visible_slots
 from tests.parallel.devices import several
@@ -73,10 +73,11 @@ WITH_PADDING = replace(float32_backend(), lane_tile=128)
     ("strategy", "cache", "backend"),
     [
         ("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED),
+        pytest.param("lookahead:window=3,ngram=3,guesses=3", "paged:page=32", PADDED, marks=pytest.mark.slow),
         pytest.param("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED, marks=pytest.mark.slow),
         pytest.param("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING, marks=pytest.mark.slow),
     ],
-    ids=["dense", "streaming", "retrieval"],
+    ids=["dense", "paged", "streaming", "retrieval"],
 )
 def test_strategies_write_the_plain_tokens_on_kernels_and_padded_lanes(strategy, cache, backend):
     assert written(TWO_LAYERS, backend, strategy, cache) == plainly_written(cache)
@@ -142,10 +143,39 @@ def test_several_tokens_are_written_by_a_kernel(tokens, is_kernel, ring):
     assert ("name=cache_write" in traced(choose_backend("bfloat16", "tpu"), 256, tokens, ring=ring)) == is_kernel
 
 
+def traced_pages(backend, tokens, is_prompt=False, page_size=32, lanes=256):
+    """Return the program that attends from so many tokens to pages."""
+
+    def step(layer):
+        pool, query = jnp.zeros((2, 9, page_size, lanes), jnp.bfloat16), jnp.zeros((1, tokens, 4, 64), jnp.bfloat16)
+        start_B, ancestors_1TT = jnp.zeros((1,), jnp.int32), causal_ancestors(tokens)[None]
+        table_BX = jnp.ones((1, 512 // page_size), jnp.int32)
+        mask_BTS = visible_slots(start_B, ancestors_1TT, 512)
+        seen = Seen(start_B, ancestors_1TT, start_B + tokens if is_prompt else None, mask_BTS)
+        return attend_to_pages(query, pool, pool, layer, table_BX, seen, 0.125, backend, num_kv_heads=4)
+
+    return str(jax.make_jaxpr(step)(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_kernel"),
+    [
+        ({"tokens": 1}, True),
+        ({"tokens": 128}, True),
+        ({"tokens": 129}, False),
+        ({"tokens": 300, "is_prompt": True}, True),
+        ({"tokens": 1, "page_size": 8}, False),
+    ],
+)
+def test_kernels_read_pages_for_small_trees_and_for_prompts(options, is_kernel):
+    assert ("name=attend_pages" in traced_pages(choose_backend("bfloat16", "tpu"), **options)) == is_kernel
+
+
 @pytest.mark.parametrize("kernels", ["xla", "reference"])
 def test_every_operation_can_be_kept_from_kernels(kernels):
     for ring in (False, True):
         assert "pallas_call" not in traced(choose_backend("bfloat16", "tpu", kernels=kernels), 256, 8, ring=ring)
+    assert "pallas_call" not in traced_pages(choose_backend("bfloat16", "tpu", kernels=kernels), 8)
 
 
 def test_the_reference_does_not_round_weights_to_the_cache():
@@ -170,7 +200,7 @@ from dataclasses import replace
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.cache_attention import Seen, attend_to_layer, attend_to_ring
+from jaxinfer.ops.cache_attention import Seen, attend_to_layer, attend_to_pages, attend_to_ring
 from jaxinfer.ops.cache_write import Around, write_to_layer
 from jaxinfer.ops.masks import causal_ancestors, visible_slots
 
@@ -184,6 +214,22 @@ new = [jnp.asarray(rng.normal(size=(2, 3, 2, 32)), jnp.float32) for _ in range(2
 start_B, ancestors = jnp.array([100, 3]), causal_ancestors(3)[None]
 seen = Seen(start_B, ancestors, jnp.array([3, 2]), visible_slots(start_B, ancestors, 256))
 slots_BT = start_B[:, None] + jnp.arange(3)
+pages = [jnp.asarray(rng.normal(size=(2, 20, 16, 64)), jnp.float32) for _ in range(2)]
+table_BX = jnp.asarray(1 + rng.permutation(19)[:16].reshape(2, 8))
+tree = Seen(start_B, jnp.array([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]) > 0, None, None)
+tree = tree._replace(mask_BTS=visible_slots(start_B, tree.ancestors_BTT, 128))
+chunk = seen._replace(mask_BTS=seen.mask_BTS[..., :128])
+
+def paged(backend, query):
+    # A row alone is on all devices.
+    one = tree._replace(start_B=start_B[:1], mask_BTS=tree.mask_BTS[:1])
+    options = {"window": 40, "softcap": 5.0, "num_kv_heads": 2}
+    return (
+        attend_to_pages(query, *pages, 1, table_BX, tree, 0.2, backend, **options),
+        # The last token of the second row is padding, whose answer nobody reads.
+        attend_to_pages(query, *pages, 0, table_BX, chunk, 0.2, backend, **options)[:, :2],
+        attend_to_pages(query[:1], *pages, 0, table_BX[:1], one, 0.2, backend, **options),
+    )
 
 def step(backend, cache, new, query):
     held = write_to_layer(*cache, *new, 1, slots_BT, backend)
@@ -191,7 +237,7 @@ def step(backend, cache, new, query):
     options = {"window": 90, "num_sinks": 4, "sink_query_BTNH": sink_query}
     return (
         held, ring, attend_to_layer(query, *held, 1, seen, 0.2, backend),
-        attend_to_ring(query, *ring, 1, seen, 0.2, backend, **options),
+        attend_to_ring(query, *ring, 1, seen, 0.2, backend, **options), paged(backend, query),
     )
 
 expected, found = (jax.jit(step, static_argnums=0)(each, cache, new, query) for each in (whole, split))

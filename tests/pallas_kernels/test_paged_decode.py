@@ -15,13 +15,17 @@ from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_8B
 from pallas_kernels.paged_decode.cases import paged_case
 from pallas_kernels.paged_decode.op import paged_decode
 from pallas_kernels.paged_decode.reference import reference_paged
+from pallas_kernels.random_inputs import random_trees
 from tests.pallas_kernels.cached_attention import TOLERANCE, assert_no_races, random_array, relative_error
 from tests.pallas_kernels.tpu_programs import compile_for, first_is_ordinary
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The static facts of a call: heads N over K of size H, T tokens, X pages a row of Z slots."""
+    """The static facts of a call: heads N over K of size H, T tokens, X pages a row of Z slots.
+
+    ``is_tree`` draws a tree for each row; ``lanes`` are those of a slot, None for the heads' alone.
+    """
 
     heads: tuple[int, int, int]
     tokens: int
@@ -31,6 +35,8 @@ class Layout:
     window: int | None = None
     softcap: float | None = None
     scale_lanes: int | None = None
+    is_tree: bool = False
+    lanes: int | None = None
 
     @property
     def slots(self) -> int:
@@ -41,6 +47,8 @@ ORDINARY = (
     Layout((4, 2, 64), 2, 16, 18, window=70),
     # Two heads share a group of lanes, each with its own scales.
     Layout((2, 2, 64), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
+    # Trees over two blocks of rows and of slots, with a window shorter than their paths.
+    Layout((8, 2, 64), 40, 64, 5, window=5, is_tree=True),
 )
 LAYOUTS = (
     *ORDINARY,
@@ -48,6 +56,10 @@ LAYOUTS = (
     Layout((4, 2, 128), 1, 16, 20),
     Layout((4, 4, 64), 8, 64, 5, dtype="int8", window=70),
     Layout((6, 2, 96), 2, 128, 3, dtype="bfloat16", window=200),
+    Layout((8, 1, 128), 16, 64, 1, is_tree=True),
+    Layout((4, 4, 128), 128, 128, 2, dtype="bfloat16", is_tree=True),
+    Layout((9, 3, 64), 24, 16, 20, softcap=2.0, is_tree=True, lanes=256),
+    Layout((4, 2, 64), 16, 32, 6, dtype="int8", window=40, is_tree=True),
 )
 ROWS = 3
 POOL = 48
@@ -55,23 +67,29 @@ HOLE = -(1 << 20)
 
 
 def options_of(layout: Layout) -> dict:
-    return {"window": layout.window, "softcap": layout.softcap}
+    return {"window": layout.window, "softcap": layout.softcap, "num_kv_heads": layout.heads[1]}
 
 
 @functools.cache
 def programs(layout: Layout):
+    """Return functions of a tree, None for a chain, and the arguments."""
     options = options_of(layout)
+    kernel = functools.partial(paged_decode, **options, block_slots=128, interpret=True)
     return (
-        jax.jit(functools.partial(paged_decode, **options, block_slots=128, interpret=True)),
-        jax.jit(functools.partial(reference_paged, **options)),
+        jax.jit(lambda trees, *arguments: kernel(*arguments, ancestors_BTT=trees)),
+        jax.jit(lambda trees, *arguments: reference_paged(*arguments, ancestors_BTT=trees, **options)),
     )
+
+
+def trees_of(layout: Layout, seed: int):
+    return np.asarray(random_trees(np.random.default_rng(seed), ROWS, layout.tokens)) if layout.is_tree else None
 
 
 def inputs(layout: Layout, starts: list[int], seed: int):
     """Return all arguments: tables name pages more than once, and nothing that may not be looked at."""
     rng = np.random.default_rng(seed)
     num_heads, kv_heads, head_dim = layout.heads
-    pool_shape = (2, POOL, layout.page_size, kv_heads * head_dim)
+    pool_shape = (2, POOL, layout.page_size, layout.lanes or kv_heads * head_dim)
     table = rng.integers(0, POOL, (ROWS, layout.row_pages)).astype(np.int32)
     page = np.arange(layout.row_pages)
     for row, start in enumerate(starts):
@@ -91,6 +109,7 @@ def inputs(layout: Layout, starts: list[int], seed: int):
         table[table == 0] = 1
         for pool in pools:
             pool[:, 0] = np.nan
+            pool[..., kv_heads * head_dim :] = 0
     dtype = "float32" if layout.dtype == "int8" else layout.dtype
     query = random_array(rng, (ROWS, layout.tokens, num_heads, head_dim), dtype)
     return query, *pools, np.int32(1), table, np.array(starts, np.int32), *scales
@@ -101,7 +120,7 @@ def calls(draw, layouts: tuple[Layout, ...] = LAYOUTS) -> tuple[Layout, list[int
     layout = draw(st.sampled_from(layouts))
     last = layout.slots - layout.tokens
     near = (layout.page_size, 128 - layout.tokens, 128, layout.window or 256)
-    edges = {0, 1, last - 1, last, *(at + step for at in near for step in (-1, 0, 1))}
+    edges = {0, 1, max(last - 1, 0), last, *(at + step for at in near for step in (-1, 0, 1))}
     start = st.one_of(st.sampled_from(sorted(edge for edge in edges if 0 <= edge <= last)), st.integers(0, last))
     return layout, draw(st.lists(start, min_size=ROWS, max_size=ROWS)), draw(st.integers(0, 1 << 16))
 
@@ -110,6 +129,7 @@ def calls(draw, layouts: tuple[Layout, ...] = LAYOUTS) -> tuple[Layout, list[int
 @given(calls(ORDINARY))
 @example((ORDINARY[0], [0, 127, 286], 0))
 @example((ORDINARY[1], [0, 125, 285], 2))
+@example((ORDINARY[2], [100, 0, 280], 4))
 def test_agrees_with_the_reference(call):
     """At any lengths, with tables of holes and repeats."""
     check(*call)
@@ -118,23 +138,27 @@ def test_agrees_with_the_reference(call):
 @pytest.mark.slow
 @settings(derandomize=True, max_examples=30, deadline=None)
 @given(calls())
-@example((LAYOUTS[3], [0, 127, 319], 0))
-@example((LAYOUTS[4], [0, 120, 312], 1))
-@example((LAYOUTS[5], [0, 255, 382], 3))
+@example((LAYOUTS[4], [0, 127, 319], 0))
+@example((LAYOUTS[5], [0, 120, 312], 1))
+@example((LAYOUTS[6], [0, 255, 382], 3))
+@example((LAYOUTS[7], [0, 47, 48], 4))
+@example((LAYOUTS[8], [0, 127, 128], 5))
+@example((LAYOUTS[9], [103, 104, 296], 6))
+@example((LAYOUTS[10], [30, 120, 176], 7))
 def test_agrees_with_the_reference_in_all_layouts(call):
     check(*call)
 
 
 def check(layout: Layout, starts: list[int], seed: int) -> None:
     kernel, reference = programs(layout)
-    arguments = inputs(layout, starts, seed)
-    assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[str(arguments[0].dtype)]
+    arguments = trees_of(layout, seed), *inputs(layout, starts, seed)
+    assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[str(arguments[1].dtype)]
 
 
 def test_every_slot_and_head_has_its_own_scale():
     layout = ORDINARY[1]
     kernel, _ = programs(layout)
-    *arguments, key_scales, value_scales = inputs(layout, [280, 200, 100], 0)
+    *arguments, key_scales, value_scales = None, *inputs(layout, [280, 200, 100], 0)
     found = kernel(*arguments, key_scales, value_scales)
     assert relative_error(kernel(*arguments, key_scales[:, :, ::-1], value_scales), found) > 1e-2
     turned = value_scales.copy()
@@ -152,14 +176,15 @@ def test_no_two_accesses_race(layout):
     kernel = functools.partial(paged_decode, **options_of(layout), block_slots=128, interpret=options)
     try:
         found = jax.jit(kernel)(*arguments)
-        assert relative_error(found, programs(layout)[1](*arguments)) < TOLERANCE["float32"]
+        assert relative_error(found, programs(layout)[1](None, *arguments)) < TOLERANCE["float32"]
         assert_no_races()
     finally:
         pltpu.reset_tpu_interpret_mode_state()
 
 
 REFUSED = {
-    "tokens": ({"tokens": 9}, "1 to 8 new tokens, not 9"),
+    "tokens": ({"tokens": 129}, "1 to 128 new tokens, not 129"),
+    "tree": ({"trees": (2, 1, 1)}, r"ancestors \(2, 1, 1\) of 1 rows"),
     "page": ({"page_size": 24}, "pages of 24 slots"),
     "scales": ({"dtype": "int8"}, "int8 pages, and no others, have scales"),
     "rows": ({"rows": 2}, r"table \(2, 3\) and starts \(1,\) are not of 1 rows"),
@@ -170,11 +195,12 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_refused_by_value(case):
     changed, reason = case
-    facts = {"tokens": 1, "page_size": 32, "dtype": "float32", "rows": 1, "window": None} | changed
+    facts = {"tokens": 1, "page_size": 32, "dtype": "float32", "rows": 1, "window": None, "trees": None} | changed
     pool = jnp.zeros((1, 4, facts["page_size"], 128), facts["dtype"])
     query, table = jnp.zeros((1, facts["tokens"], 2, 128)), jnp.zeros((facts["rows"], 3), jnp.int32)
+    options = {"window": facts["window"], "ancestors_BTT": facts["trees"] and jnp.ones(facts["trees"], bool)}
     with pytest.raises(ValueError, match=reason):
-        paged_decode(query, pool, pool, 0, table, jnp.zeros(1, jnp.int32), window=facts["window"], interpret=True)
+        paged_decode(query, pool, pool, 0, table, jnp.zeros(1, jnp.int32), **options, interpret=True)
 
 
 # A pairwise cover of chips, head layouts, page sizes and dtypes.

@@ -1,0 +1,89 @@
+"""Causal attention of a chunk of a prompt to pages given by a table."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.ancestors import encode_places
+from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.head_groups import gather_heads, joined_heads, padded_rows, spread_queries
+from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
+from pallas_kernels.paged_decode.op import check_pages, fit_block, paged_shape
+from pallas_kernels.slot_order import ChainOrder
+from pallas_kernels.tuning import tuned_blocks
+
+KERNEL = "paged_prefill"
+# The most bytes of a block of queries: with them their sums, six times as large, stay on the chip.
+_MOST_BYTES = 4 << 20
+
+
+def paged_prefill(
+    query_BTNH: jax.Array,
+    key_pages_LPZF: jax.Array,
+    value_pages_LPZF: jax.Array,
+    layer: jax.Array | int,
+    table_BX: jax.Array,
+    start_B: jax.Array,
+    length_B: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+    num_kv_heads: int | None = None,
+    block_q: int | None = None,
+    block_slots: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attend with T new tokens per row to pages of ``layer``, which already hold them: ``[B, T, N, H]``.
+
+    Token t of row b is in slot ``start_B[b] + t`` and attends to all slots up to its own, or to the last ``window``.
+    ``length_B`` is the number of a row's real tokens, 0 to T (None: T); the others give zeros. The other arguments are
+    those of `paged_decode`, without scales. Blocks are ``block_q`` tokens by ``block_slots`` slots: a row's pages are
+    read once for each block of its tokens that holds a real one.
+    """
+    batch, tokens, num_heads, head_dim = query_BTNH.shape
+    num_kv_heads = num_kv_heads or key_pages_LPZF.shape[3] // head_dim
+    check_pages(
+        KERNEL, query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, None, None, num_kv_heads, softcap,
+        window,
+    )  # fmt: skip
+    page_size, width = key_pages_LPZF.shape[2:]
+    num_slots = table_BX.shape[1] * page_size
+    if block_q is None or block_slots is None:
+        tuned = tuned_blocks(KERNEL, paged_shape(query_BTNH, key_pages_LPZF, num_kv_heads))
+        block_q, block_slots = block_q or tuned["block_q"], block_slots or tuned["block_slots"]
+    joined = joined_heads(num_kv_heads, head_dim)
+    repeats = joined * (num_heads // num_kv_heads)
+    itemsize = key_pages_LPZF.dtype.itemsize
+    most = max(_MOST_BYTES // (repeats * width * itemsize) // 16, 1) * 16
+    block_q = min(block_q, most, tokens)
+    parts = -(-tokens // block_q)
+    rows = padded_rows(repeats * block_q, 32 // itemsize, BLOCK_ROWS)
+    block = fit_block(KERNEL, block_slots, num_slots)
+
+    # Each block of tokens is a row of the kernel's.
+    query_BTNH, dtype = query_BTNH.astype(key_pages_LPZF.dtype), query_BTNH.dtype
+    query = jnp.pad(query_BTNH, ((0, 0), (0, parts * block_q - tokens), (0, 0), (0, 0)))
+    query = query.reshape(batch * parts, block_q, num_heads, head_dim)
+    start_B = jnp.clip(start_B.astype(jnp.int32), 0, num_slots)
+    length_B = jnp.full_like(start_B, tokens) if length_B is None else jnp.clip(length_B.astype(jnp.int32), 0, tokens)
+    first_P = jnp.arange(parts, dtype=jnp.int32) * block_q
+    # Blocks without a real token attend to the first slots alone, which costs least.
+    start_BP = jnp.where(first_P < length_B[:, None], jnp.minimum(start_B[:, None] + first_P, num_slots), 0)
+    mixed_BCRI = attend_pages(
+        spread_queries(query, num_kv_heads, rows, width),
+        [key_pages_LPZF, value_pages_LPZF],
+        jnp.asarray(layer, jnp.int32),
+        table_BX.astype(jnp.int32),
+        start_BP.reshape(-1),
+        encode_places(block_q, repeats, rows),
+        order=ChainOrder(block_q, num_slots, window),
+        layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * block_q, False),
+        rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
+        interpret=interpret,
+    )
+    mixed = gather_heads(mixed_BCRI, block_q, num_heads, num_kv_heads, head_dim)
+    mixed_BTNH = mixed.reshape(batch, parts * block_q, num_heads, head_dim)[:, :tokens]
+    is_token_BT = jnp.arange(tokens) < length_B[:, None]
+    return jnp.where(is_token_BT[..., None, None], mixed_BTNH, 0).astype(dtype)
