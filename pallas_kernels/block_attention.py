@@ -19,6 +19,8 @@ from pallas_kernels.head_groups import LANES
 
 # Finite, so that a row does not become NaN if it attends to nothing in a block.
 LOWEST = -1e30
+# The blocks of rows whose code is written out one after the other.
+_TOGETHER = 2
 
 
 @dataclass(frozen=True)
@@ -79,41 +81,53 @@ def attend_block(
     """
     groups, num_rows, _ = running.mixed_CRI.shape
 
-    def attend_rows(rows: Any) -> None:
-        seen_RS = None if visible is None else visible(rows)
-        upcoming_RS = products(0, rows)
-        for group in range(groups):
-            scores_RS = upcoming_RS
-            # The next group's products keep the matrix unit busy during this group's softmax.
-            if group + 1 < groups:
-                upcoming_RS = products(group + 1, rows)
-            scores_RS = rule.in_base_2(scores_RS)
-            if seen_RS is not None:
-                scores_RS = jnp.where(seen_RS, scores_RS, LOWEST)
-            before_RL = running.largest_CRL[group, rows]
-            largest_RL = jnp.maximum(before_RL, jnp.max(scores_RS, axis=1, keepdims=True))
-            tiles = scores_RS.shape[1] // LANES
-            weights_RS = jnp.exp2(scores_RS - jnp.concatenate([largest_RL] * tiles, axis=1))
-            kept_RL = jnp.exp2(before_RL - largest_RL)
-            total_RL = kept_RL * running.total_CRL[group, rows]
-            for tile in range(tiles):
-                total_RL += weights_RS[:, tile * LANES : (tile + 1) * LANES]
-            running.largest_CRL[group, rows] = largest_RL
-            running.total_CRL[group, rows] = total_RL
-            if weights is not None:
-                weights_RS = weights(group, rows, weights_RS)
-            block_SI = values(group)
-            added_RI = _dot(weights_RS.astype(block_SI.dtype), block_SI, 0)
-            mixed_RI = running.mixed_CRI[group, rows]
-            running.mixed_CRI[group, rows] = mixed_RI * _over_lanes(kept_RL, mixed_RI.shape[1]) + added_RI
+    def attend_tile(group: int, rows: Any, products_RS: jax.Array, seen_RS: jax.Array | None) -> None:
+        scores_RS = rule.in_base_2(products_RS)
+        if seen_RS is not None:
+            scores_RS = jnp.where(seen_RS, scores_RS, LOWEST)
+        before_RL = running.largest_CRL[group, rows]
+        largest_RL = jnp.maximum(before_RL, jnp.max(scores_RS, axis=1, keepdims=True))
+        tiles = scores_RS.shape[1] // LANES
+        weights_RS = jnp.exp2(scores_RS - jnp.concatenate([largest_RL] * tiles, axis=1))
+        kept_RL = jnp.exp2(before_RL - largest_RL)
+        total_RL = kept_RL * running.total_CRL[group, rows]
+        for tile in range(tiles):
+            total_RL += weights_RS[:, tile * LANES : (tile + 1) * LANES]
+        running.largest_CRL[group, rows] = largest_RL
+        running.total_CRL[group, rows] = total_RL
+        if weights is not None:
+            weights_RS = weights(group, rows, weights_RS)
+        block_SI = values(group)
+        added_RI = _dot(weights_RS.astype(block_SI.dtype), block_SI, 0)
+        mixed_RI = running.mixed_CRI[group, rows]
+        running.mixed_CRI[group, rows] = mixed_RI * _over_lanes(kept_RL, mixed_RI.shape[1]) + added_RI
 
+    def attend_rows(blocks: list[Any]) -> None:
+        seen = [None if visible is None else visible(rows) for rows in blocks]
+        tiles = [(group, index) for index in range(len(blocks)) for group in range(groups)]
+        upcoming_RS = products(0, blocks[0])
+        for number, (group, index) in enumerate(tiles):
+            products_RS = upcoming_RS
+            # The next tile's products keep the matrix unit busy during this tile's softmax.
+            if number + 1 < len(tiles):
+                following, at = tiles[number + 1]
+                upcoming_RS = products(following, blocks[at])
+            attend_tile(group, blocks[index], products_RS, seen[index])
+
+    # Of several blocks of rows as many are written out as leave the matrix unit no pause between them.
+    together = next(count for count in (_TOGETHER, 1) if num_rows % (count * block_rows) == 0 or count == 1)
     if num_rows <= block_rows:
-        attend_rows(pl.ds(0, num_rows))
+        attend_rows([pl.ds(0, num_rows)])
+    elif num_rows == together * block_rows:
+        attend_rows([pl.ds(index * block_rows, block_rows) for index in range(together)])
     else:
 
-        @pl.loop(0, num_rows // block_rows)
+        @pl.loop(0, num_rows // (together * block_rows))
         def _(index: jax.Array) -> None:
-            attend_rows(pl.ds(pl.multiple_of(index * block_rows, block_rows), block_rows))
+            first = index * (together * block_rows)
+            attend_rows(
+                [pl.ds(pl.multiple_of(first + at * block_rows, block_rows), block_rows) for at in range(together)]
+            )
 
 
 def multiply_by_keys(query_RI: jax.Array, keys_SI: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.block_attention import Running, ScoreRule, attend_block, multiply_by_keys, running_scratch
+from pallas_kernels.head_groups import LANES
 from pallas_kernels.slot_order import DenseOrder
 from pallas_kernels.step_list import list_steps
 
@@ -28,7 +29,9 @@ BLOCK_ROWS = 128
 class Pages:
     """The layout of pages: ``per_block`` of ``size`` slots per step; ``scaled`` if each slot and head has a scale.
 
-    ``rows_per_head`` is the number of query rows per key/value head.
+    ``rows_per_head`` is the number of query rows per key/value head, of which there are ``rows`` with padding. If
+    queries are ``flat``, they are tokens with all heads side by side, ``[B, T, N * H]``, and the kernel arranges them
+    as `spread_queries` does: T is whole tiles of rows and H whole tiles of lanes.
     """
 
     size: int
@@ -36,6 +39,8 @@ class Pages:
     num_kv_heads: int
     rows_per_head: int
     scaled: bool
+    rows: int
+    flat: bool = False
 
     @property
     def block_slots(self) -> int:
@@ -44,7 +49,7 @@ class Pages:
 
 
 def attend_pages(
-    query_BCRI: jax.Array,
+    queries: jax.Array,
     pages: list[jax.Array],
     layer: jax.Array,
     table_BX: jax.Array,
@@ -56,14 +61,16 @@ def attend_pages(
     rule: ScoreRule,
     interpret: Any = False,
 ) -> jax.Array:
-    """Return ``[B, C, R, I]``: attention of the queries of `spread_queries` to the pages of ``layer``.
+    """Return attention of the queries to the pages of ``layer``, like the queries.
 
-    ``pages`` are keys and values ``[L, P, Z, F]`` and, if scaled, their scales ``[L, P, K, Z]``. ``table_BX`` holds the
-    page of each Z slots of a row; entries are clipped to 0..P-1. If it has fewer rows than there are queries, as many
-    rows of queries as evenly follow one another share one.
+    ``queries`` are those of `spread_queries`, ``[B, C, R, I]``, or flat. ``pages`` are keys and values ``[L, P, Z, F]``
+    and, if scaled, their scales ``[L, P, K, Z]``. ``table_BX`` holds the page of each Z slots of a row; entries are
+    clipped to 0..P-1. If it has fewer rows than there are queries, as many rows of queries as evenly follow one another
+    share one.
     """
-    batch, groups, rows, lanes = query_BCRI.shape
-    width = pages[0].shape[3]
+    batch, rows, width = queries.shape[0], layout.rows, pages[0].shape[3]
+    groups = layout.num_kv_heads if layout.flat else queries.shape[1]
+    lanes = width // groups
     slots = layout.block_slots
     num_blocks = pl.cdiv(order.num_slots, slots)
     first_B, last_B = order.block_range(start_B, slots)
@@ -72,17 +79,20 @@ def attend_pages(
     scalars = (steps.row_I, steps.block_I, jnp.reshape(steps.count, (1,)), start_B, jnp.reshape(layer, (1,)), table_X)
     buffers = [pltpu.VMEM((2, layout.per_block, *pool.shape[2:]), pool.dtype) for pool in pages]
     if layout.scaled:
-        plain = pltpu.VMEM((slots, width), query_BCRI.dtype)
+        plain = pltpu.VMEM((slots, width), queries.dtype)
         spread = pltpu.VMEM((layout.num_kv_heads, slots), jnp.float32)
         buffers += [plain, plain, spread, spread]
 
+    if layout.flat:
+        buffers.append(pltpu.VMEM((groups, rows, lanes), queries.dtype))
+
     def row_block(step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
-        return row_I[step], 0, 0, 0
+        return row_I[step], *[0] * (queries.ndim - 1)
 
     def encoded_block(step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
         return row_I[step] if encoded_BRA.shape[0] > 1 else 0, 0, 0
 
-    query_spec = pl.BlockSpec((None, groups, rows, lanes), row_block)
+    query_spec = pl.BlockSpec((None, *queries.shape[1:]), row_block)
     return pl.pallas_call(
         functools.partial(
             _attend_step,
@@ -107,23 +117,23 @@ def attend_pages(
                 *buffers,
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct(query_BCRI.shape, query_BCRI.dtype),
+        out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT_BYTES),
-        cost_estimate=_most_work(query_BCRI, pages, table_BX.shape[1]),
+        cost_estimate=_most_work(queries, pages, table_BX.shape[1]),
         interpret=interpret,
         name="attend_pages",
-    )(*scalars, query_BCRI, encoded_BRA, *pages)
+    )(*scalars, queries, encoded_BRA, *pages)
 
 
-def _most_work(query_BCRI: jax.Array, pages: list[jax.Array], num_pages: int) -> pl.CostEstimate:
+def _most_work(queries: jax.Array, pages: list[jax.Array], num_pages: int) -> pl.CostEstimate:
     """Return an upper bound: full rows without a window. The true lengths are not known here."""
-    batch, groups, rows, _ = query_BCRI.shape
     num_slots = num_pages * pages[0].shape[2]
     page_bytes = sum(math.prod(pool.shape[2:]) * pool.dtype.itemsize for pool in pages)
+    # Of queries that are spread, most lanes may be zeros.
     return pl.CostEstimate(
-        flops=4 * query_BCRI.size * num_slots,
-        transcendentals=batch * groups * rows * num_slots,
-        bytes_accessed=batch * num_pages * page_bytes + 2 * query_BCRI.size * query_BCRI.dtype.itemsize,
+        flops=4 * queries.size * num_slots,
+        transcendentals=queries.size // LANES * num_slots,
+        bytes_accessed=queries.shape[0] * num_pages * page_bytes + 2 * queries.size * queries.dtype.itemsize,
     )
 
 
@@ -134,7 +144,7 @@ def _attend_step(
     start_B: Any,
     layer_1: Any,
     table_X: Any,
-    query_CRI: Any,
+    queries: Any,
     encoded_RA: Any,
     *refs: Any,
     num_pools: int,
@@ -143,9 +153,10 @@ def _attend_step(
     layout: Pages,
     rule: ScoreRule,
 ) -> None:
-    pools, (output_CRI, *scratch) = refs[:num_pools], refs[num_pools:]
+    pools, (output, *scratch) = refs[:num_pools], refs[num_pools:]
     running, arrived, scratch = Running(*scratch[:3]), scratch[3], scratch[4:]
     buffers, unpacked = scratch[:num_pools], scratch[num_pools:]
+    query_CRI = unpacked[-1] if layout.flat else queries
     step, slots = pl.program_id(0), layout.block_slots
     row, half = row_I[step], lax.rem(step, 2)
     start = start_B[row]
@@ -204,6 +215,8 @@ def _attend_step(
     @pl.when((step == 0) | (row_I[jnp.maximum(step - 1, 0)] != row))
     def _() -> None:
         running.start()
+        if layout.flat:
+            _spread(queries, query_CRI, layout)
 
     wait(step)
     if layout.scaled:
@@ -227,7 +240,34 @@ def _attend_step(
 
     @pl.when(first_slot + slots >= order.end(start))
     def _() -> None:
-        running.finish(output_CRI)
+        if layout.flat:
+            _gather(running, output, layout)
+        else:
+            running.finish(output)
+
+
+def _spread(query_TI: Any, query_CRI: Any, layout: Pages) -> None:
+    """Put the tokens of all heads that share keys below one another, and zeros after them."""
+    groups, rows, lanes = query_CRI.shape
+    tokens = query_TI.shape[0]
+    shared = layout.rows_per_head // tokens
+    for head in range(groups * shared):
+        here = pl.ds(head % shared * tokens, tokens)
+        query_CRI[head // shared, here] = query_TI[:, pl.ds(head * lanes, lanes)]
+    if rows > layout.rows_per_head:
+        after = pl.ds(layout.rows_per_head, rows - layout.rows_per_head)
+        query_CRI[:, after] = jnp.zeros((groups, rows - layout.rows_per_head, lanes), query_CRI.dtype)
+
+
+def _gather(running: Running, output_TI: Any, layout: Pages) -> None:
+    """Write the weighted means of all values, the heads of a token side by side."""
+    groups, _, lanes = running.mixed_CRI.shape
+    tokens = output_TI.shape[0]
+    shared = layout.rows_per_head // tokens
+    for head in range(groups * shared):
+        here = head // shared, pl.ds(head % shared * tokens, tokens)
+        total_T1 = jnp.sum(running.total_CRL[here], axis=-1, keepdims=True)
+        output_TI[:, pl.ds(head * lanes, lanes)] = (running.mixed_CRI[here] / total_T1).astype(output_TI.dtype)
 
 
 @dataclass(frozen=True)

@@ -70,19 +70,31 @@ def paged_decode(
     joined = joined_heads(num_kv_heads, head_dim)
     repeats = joined * (num_heads // num_kv_heads)
     rows = padded_rows(repeats * tokens, 32 // jnp.dtype(query_dtype).itemsize, BLOCK_ROWS)
-    mixed_BCRI = attend_pages(
-        spread_queries(query_BTNH.astype(query_dtype), num_kv_heads, rows, width),
+    query = query_BTNH.astype(query_dtype)
+    flat = is_flat(query, width)
+    mixed = attend_pages(
+        query.reshape(batch, tokens, -1) if flat else spread_queries(query, num_kv_heads, rows, width),
         [key_pages_LPZF, value_pages_LPZF, *held_scales],
         jnp.asarray(layer, jnp.int32),
         table_BX.astype(jnp.int32),
         jnp.clip(start_B.astype(jnp.int32), 0, num_slots),
         encode_ancestors(ancestors_BTT, tokens, window, repeats, rows),
         order=DenseOrder(tokens, num_slots, window),
-        layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * tokens, bool(held_scales)),
+        layout=Pages(
+            page_size, block // page_size, num_kv_heads, repeats // joined * tokens, bool(held_scales), rows, flat
+        ),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         interpret=interpret,
     )
-    return gather_heads(mixed_BCRI, tokens, num_heads, num_kv_heads, head_dim).astype(query_BTNH.dtype)
+    if not flat:
+        mixed = gather_heads(mixed, tokens, num_heads, num_kv_heads, head_dim)
+    return mixed.reshape(query_BTNH.shape).astype(query_BTNH.dtype)
+
+
+def is_flat(query_BTNH: jax.Array, width: int) -> bool:
+    """Tell whether the kernel arranges queries itself: tokens and heads are whole tiles."""
+    _, tokens, _, head_dim = query_BTNH.shape
+    return tokens % (32 // query_BTNH.dtype.itemsize) == 0 and head_dim % LANES == 0 and width % head_dim == 0
 
 
 def paged_shape(

@@ -9,7 +9,7 @@ from pallas_kernels.ancestors import encode_places
 from pallas_kernels.block_attention import ScoreRule
 from pallas_kernels.head_groups import gather_heads, joined_heads, padded_rows, spread_queries
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
-from pallas_kernels.paged_decode.op import check_pages, fit_block, paged_shape
+from pallas_kernels.paged_decode.op import check_pages, fit_block, is_flat, paged_shape
 from pallas_kernels.slot_order import ChainOrder
 from pallas_kernels.tuning import tuned_blocks
 
@@ -66,24 +66,28 @@ def paged_prefill(
     query_BTNH, dtype = query_BTNH.astype(key_pages_LPZF.dtype), query_BTNH.dtype
     query = jnp.pad(query_BTNH, ((0, 0), (0, parts * block_q - tokens), (0, 0), (0, 0)))
     query = query.reshape(batch * parts, block_q, num_heads, head_dim)
-    start_B = jnp.clip(start_B.astype(jnp.int32), 0, num_slots)
-    length_B = jnp.full_like(start_B, tokens) if length_B is None else jnp.clip(length_B.astype(jnp.int32), 0, tokens)
+    start_B, all_real = jnp.clip(start_B.astype(jnp.int32), 0, num_slots), length_B is None
+    length_B = jnp.full_like(start_B, tokens) if all_real else jnp.clip(length_B.astype(jnp.int32), 0, tokens)
     first_P = jnp.arange(parts, dtype=jnp.int32) * block_q
     # Blocks without a real token attend to the first slots alone, which costs least.
     start_BP = jnp.where(first_P < length_B[:, None], jnp.minimum(start_B[:, None] + first_P, num_slots), 0)
-    mixed_BCRI = attend_pages(
-        spread_queries(query, num_kv_heads, rows, width),
+    flat = is_flat(query, width)
+    mixed = attend_pages(
+        query.reshape(batch * parts, block_q, -1) if flat else spread_queries(query, num_kv_heads, rows, width),
         [key_pages_LPZF, value_pages_LPZF],
         jnp.asarray(layer, jnp.int32),
         table_BX.astype(jnp.int32),
         start_BP.reshape(-1),
         encode_places(block_q, repeats, rows),
         order=ChainOrder(block_q, num_slots, window),
-        layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * block_q, False),
+        layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * block_q, False, rows, flat),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         interpret=interpret,
     )
-    mixed = gather_heads(mixed_BCRI, block_q, num_heads, num_kv_heads, head_dim)
+    if not flat:
+        mixed = gather_heads(mixed, block_q, num_heads, num_kv_heads, head_dim)
     mixed_BTNH = mixed.reshape(batch, parts * block_q, num_heads, head_dim)[:, :tokens]
-    is_token_BT = jnp.arange(tokens) < length_B[:, None]
-    return jnp.where(is_token_BT[..., None, None], mixed_BTNH, 0).astype(dtype)
+    if not all_real:
+        is_token_BT = jnp.arange(tokens) < length_B[:, None]
+        mixed_BTNH = jnp.where(is_token_BT[..., None, None], mixed_BTNH, 0)
+    return mixed_BTNH.astype(dtype)

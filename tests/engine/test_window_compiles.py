@@ -85,6 +85,5 @@ def test_a_chunk_of_a_prompt_writes_pages_where_they_lie():
     numbers = number(), number(), number()
     function = partial(compute_chunk, Decoder(CONFIG, BACKEND))
     program = compiled(function, (1,), abstract_params(CONFIG, BACKEND), pools(), table_1X, tokens_1T, *numbers)
-    memory = program.memory_analysis()
-    pool_bytes = sum(2 * np.prod(leaf.shape) for leaf in jax.tree.leaves(pools()))
-    assert memory.alias_size_in_bytes >= pool_bytes
+    assert "attend_pages" in (program.as_text() or "")
+    check_pools(program)

@@ -160,7 +160,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a kernel is taken to read all pages of all layers",
         "pallas_kernels/paged_decode/kernel.py",
-        "        cost_estimate=_most_work(query_BCRI, pages, table_BX),\n",
+        "        cost_estimate=_most_work(queries, pages, table_BX.shape[1]),\n",
         "",
         "tests/planning/test_engine_plan.py",
     ),

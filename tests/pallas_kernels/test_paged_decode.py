@@ -48,7 +48,7 @@ ORDINARY = (
     # Two heads share a group of lanes, each with its own scales.
     Layout((2, 2, 64), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
     # Trees over two blocks of rows and of slots, with a window shorter than their paths.
-    Layout((8, 2, 64), 40, 64, 5, window=5, is_tree=True),
+    Layout((8, 2, 128), 40, 64, 5, window=5, is_tree=True),
 )
 LAYOUTS = (
     *ORDINARY,
@@ -56,7 +56,7 @@ LAYOUTS = (
     Layout((4, 2, 128), 1, 16, 20),
     Layout((4, 4, 64), 8, 64, 5, dtype="int8", window=70),
     Layout((6, 2, 96), 2, 128, 3, dtype="bfloat16", window=200),
-    Layout((8, 1, 128), 16, 64, 1, is_tree=True),
+    Layout((8, 1, 64), 16, 64, 1, is_tree=True),
     Layout((4, 4, 128), 128, 128, 2, dtype="bfloat16", is_tree=True),
     Layout((9, 3, 64), 24, 16, 20, softcap=2.0, is_tree=True, lanes=256),
     Layout((4, 2, 64), 16, 32, 6, dtype="int8", window=40, is_tree=True),
