@@ -61,8 +61,9 @@ def paged_rivals(
 ) -> tuple[Rival, ...]:
     """Return JAX's kernels for rows of ``length`` tokens, the last ``tokens`` of them new, at blocks up to 1024.
 
-    Of several new tokens the ragged kernel computes 8 to 128 together.
+    Of several new tokens the ragged kernel computes as many together as are fastest: all, or half of them, 128 at most.
     """
+    most = max(8, min(128, 1 << (tokens.bit_length() - 1)))
     dtype = jnp.bfloat16
     pages = slots // PAGE_SIZE
     table = np.arange(batch * pages, dtype=np.int32).reshape(batch, pages)
@@ -72,9 +73,8 @@ def paged_rivals(
         jax_ragged,
         tuple(
             {"num_kv_pages_per_block": count, "num_queries_per_block": queries}
-            for count in (1, 2, 4, 8)
-            for queries in (8, 16, 32, 64, 128)
-            if queries <= max(tokens, 8)
+            for count in (2, 4, 8)
+            for queries in sorted({max(8, most // 2), most})
         ),
         (
             jax.ShapeDtypeStruct((batch * tokens, heads, head_dim), dtype),

@@ -67,7 +67,7 @@ def paged_prefill(
     query = jnp.pad(query_BTNH, ((0, 0), (0, parts * block_q - tokens), (0, 0), (0, 0)))
     query = query.reshape(batch * parts, block_q, num_heads, head_dim)
     start_B, all_real = jnp.clip(start_B.astype(jnp.int32), 0, num_slots), length_B is None
-    length_B = jnp.full_like(start_B, tokens) if all_real else jnp.clip(length_B.astype(jnp.int32), 0, tokens)
+    length_B = jnp.full_like(start_B, tokens) if length_B is None else jnp.clip(length_B, 0, tokens).astype(jnp.int32)
     first_P = jnp.arange(parts, dtype=jnp.int32) * block_q
     # Blocks without a real token attend to the first slots alone, which costs least.
     start_BP = jnp.where(first_P < length_B[:, None], jnp.minimum(start_B[:, None] + first_P, num_slots), 0)

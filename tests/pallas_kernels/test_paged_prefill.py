@@ -121,13 +121,13 @@ def check(layout: Layout, starts: list[int], lengths: list[int], seed: int) -> N
     assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[layout.dtype]
 
 
-def test_blocks_of_tokens_change_nothing_but_rounding():
-    """And without lengths all tokens are real."""
+@pytest.mark.slow
+def test_without_lengths_all_tokens_are_real_in_blocks_of_any_size():
     layout = ORDINARY[0]
-    *arguments, _ = map(jnp.asarray, inputs(layout, [100, 200], [40, 40], 0))
+    arguments = inputs(layout, [100, 200], [40, 40], 0)
     options = {"num_kv_heads": 2, "window": 70, "block_slots": 128, "interpret": True}
-    one, three = (paged_prefill(*arguments, **options, block_q=size) for size in (40, 16))
-    assert relative_error(one, three) < 1e-6
+    found = jax.jit(functools.partial(paged_prefill, **options, block_q=40))(*arguments[:-1])
+    assert relative_error(found, programs(layout)[1](*arguments)) < TOLERANCE["float32"]
 
 
 def test_what_does_not_fit_is_refused_by_value():
