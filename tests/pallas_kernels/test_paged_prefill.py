@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused_by_value():
         paged_prefill(query, pool, pool, 0, jnp.zeros((1, 3), jnp.int32), jnp.zeros(1, jnp.int32), interpret=True)
 
 
-COMPILED = (("v5e", LLAMA_3_8B, 512, 2048, 128), ("tpu7x", LLAMA_3_70B, 256, 8192, 16))
+COMPILED = (("v5e", LLAMA_3_8B, 512, 16384, 128), ("tpu7x", LLAMA_3_70B, 256, 8192, 16))
 
 
 @pytest.mark.slow
