@@ -3,10 +3,13 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer import SamplingParams
+from jaxinfer.bench.throughput.chart import draw_throughput
+from jaxinfer.bench.throughput.lengths import draw_lengths, run_static
 from jaxinfer.bench.throughput.measure import (
     Load,
     ThroughputReport,
@@ -52,6 +55,20 @@ def test_every_load_serves_every_prompt(trained_folder, monkeypatch):
     assert sorted(Counter(salts).values()) == [len(PROMPTS)] * 4
 
 
+def test_lengths_have_the_mean_and_the_spread_that_are_asked_for():
+    for spread in (0.0, 0.5, 1.5):
+        lengths = np.array(draw_lengths(100, spread, [10**6] * 4000))
+        assert lengths.mean() == pytest.approx(100, rel=0.05)
+        assert lengths.std() == pytest.approx(100 * spread, rel=0.1)
+    assert set(draw_lengths(100, 2.0, [3] * 50)) == {1, 2, 3}
+
+
+def test_a_static_batch_writes_each_text_to_its_own_length(trained_folder):
+    lm = jaxinfer.load(trained_folder, max_len=200)
+    asked = [(encode_bytes("The old"), 3), (encode_bytes("One"), 40)]
+    assert run_static(lm, asked, "autoregressive", SamplingParams(ignore_eos=True)) == 43
+
+
 def test_what_one_client_is_refused_ends_the_measurement():
     def refuse(prompt):
         raise EngineBusy("not now")
@@ -74,14 +91,41 @@ def test_the_table():
     assert cells[2][:3] == ["2.5", "a", "second"]
 
 
+def test_the_chart_shows_the_engine_beside_static_batches_of_the_same_lengths(tmp_path):
+    loads = [
+        Load(kind, size, 13, 1000, 10.0, speed, spread=spread)
+        for spread, ratio in ((0.0, 1.0), (1.0, 2.5))
+        for size in (1.0, 8.0)
+        for kind, speed in (("static", 100.0), ("clients", 100 * ratio))
+    ]
+    report = ThroughputReport("toy", "cpu", 2, "float32", "autoregressive", 128, 3, tuple(loads))
+    draw_throughput(report, tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").read_text().count("<svg") == 1
+    lines = throughput_lines(report)
+    assert lines[0].endswith("autoregressive: on average 128 new tokens each, medians of 3")
+    assert [line.split()[:6] for line in lines[-2:]] == [
+        ["batches", "of", "8,", "spread", "1", "13"],
+        ["8", "at", "once,", "spread", "1", "13"],
+    ]
+    assert "2.50x" in lines[-1]
+
+
 @pytest.mark.slow
 def test_the_command(trained_folder, tmp_path, capsys):
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     options = ["--model", str(trained_folder), "--prompts", str(file), "--requests", "2", "--at-once", "1"]
-    assert main(["bench", "throughput", *options, "--max-new-tokens", "4", "--repeats", "1", "--json"]) == 0
+    options += ["--max-new-tokens", "4", "--repeats", "1", "--json"]
+    assert main(["bench", "throughput", *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [load["requests"] for load in report["loads"]] == [2, 2]
+    chart = tmp_path / "chart.png"
+    assert main(["bench", "throughput", *options, "--spread", "0,1", "--chart", str(chart)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [load["spread"] for load in report["loads"]] == [0, 0, 1, 1]
+    assert report["loads"][0]["output_tokens"] == report["loads"][1]["output_tokens"] == 8
+    assert report["loads"][2]["output_tokens"] == report["loads"][3]["output_tokens"]
+    assert chart.stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
@@ -89,6 +133,9 @@ def test_the_command(trained_folder, tmp_path, capsys):
     [
         (["--rate", "0"], "--rate"),
         (["--at-once", "0"], "--at-once"),
+        (["--spread", "1,-1"], "--spread"),
+        (["--spread", "1,1"], "--spread"),
+        (["--chart", "chart.gif"], "chart.gif"),
         (["--strategy", "nonsense"], "nonsense"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
     ],

@@ -116,4 +116,18 @@ FAULTS: tuple[Fault, ...] = (
         "np.concatenate([piece[name] for piece in pieces[::-1]])) for name",
         "tests/bench/test_bisect.py::test_a_deliberate_dependence_is_found_where_it_is",
     ),
+    Fault(
+        "drawn lengths have the variance for their deviation",
+        "jaxinfer/bench/throughput/lengths.py",
+        "rng.gamma(spread**-2, mean * spread**2, len(rooms))",
+        "rng.gamma(spread**-1, mean * spread, len(rooms))",
+        "tests/bench/test_throughput.py::test_lengths_have_the_mean_and_the_spread_that_are_asked_for",
+    ),
+    Fault(
+        "the engine is compared with batches of other lengths",
+        "jaxinfer/bench/throughput/table.py",
+        "{load.tokens_per_second / static[size]:.2f}x",
+        "{load.tokens_per_second / max(static.values()) / 2:.2f}x",
+        "tests/bench/test_throughput.py::test_the_chart_shows_the_engine_beside_static_batches_of_the_same_lengths",
+    ),
 )

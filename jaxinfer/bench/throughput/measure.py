@@ -6,15 +6,19 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxinfer.bench.throughput.lengths import draw_lengths, run_static
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.sampling.params import SamplingParams
+
+# A prompt and the most new tokens.
+Asked = tuple[Sequence[int], int]
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,9 @@ class Workload:
     """What is served: each prompt once, up to ``max_new_tokens`` or its natural end.
 
     ``at_once`` are numbers of clients, each of which sends its next request when the last one has ended. ``rates`` are
-    requests per second that arrive at random (a Poisson process). Each load is measured ``repeats`` times.
+    requests per second that arrive at random (a Poisson process). Each load is measured ``repeats`` times. With
+    ``spreads``, clients and batches are measured once for each, and no text ends by itself: lengths are drawn around
+    ``max_new_tokens`` with so large a standard deviation, as a part of the mean.
     """
 
     strategy: str
@@ -31,6 +37,28 @@ class Workload:
     max_new_tokens: int
     repeats: int
     sampling: SamplingParams
+    spreads: tuple[float, ...] = ()
+
+    @property
+    def loads(self) -> list["LoadKey"]:
+        """What is measured, static batches in turns with clients."""
+        spreads = self.spreads or (None,)
+        pairs = itertools.product(spreads, self.at_once, ("static", "clients"))
+        loads = [LoadKey(kind, float(size), spread) for spread, size, kind in pairs]
+        return [*loads, *(LoadKey("arrivals", rate) for rate in self.rates)]
+
+
+class LoadKey(NamedTuple):
+    """One load: ``kind``, ``size`` and ``spread`` as `Load` has them."""
+
+    kind: str
+    size: float
+    spread: float | None = None
+
+    def __str__(self) -> str:
+        names = {"static": f"batches of {self.size:g}", "clients": f"{self.size:g} at once"}
+        name = names.get(self.kind, f"{self.size:g} a second")
+        return name if self.spread is None else f"{name}, spread {self.spread:g}"
 
 
 @dataclass(frozen=True)
@@ -38,9 +66,9 @@ class Load:
     """How one load was served, medians of the repeats; times in seconds.
 
     ``kind`` is ``clients``, ``arrivals`` or ``static``; ``size`` the clients, the requests per second, or the rows of a
-    static batch. The first token's times are from the request's submission; of static batches there are none, since
-    nobody sees a token before the batch ends. ``token_p50`` and ``token_p99`` are percentiles over requests of the mean
-    time between tokens.
+    static batch; ``spread`` that of lengths, None where texts end by themselves. The first token's times are from the
+    request's submission; of static batches there are none, since nobody sees a token before the batch ends.
+    ``token_p50`` and ``token_p99`` are percentiles over requests of the mean time between tokens.
     """
 
     kind: str
@@ -53,6 +81,12 @@ class Load:
     first_token_p99: float | None = None
     token_p50: float | None = None
     token_p99: float | None = None
+    spread: float | None = None
+
+    @property
+    def key(self) -> LoadKey:
+        """Which load this is."""
+        return LoadKey(self.kind, self.size, self.spread)
 
 
 @dataclass(frozen=True)
@@ -82,18 +116,15 @@ def measure_throughput(
     The engine's programs are compiled first, and everything runs once before it is timed, so that nothing is compiled
     meanwhile. No run finds what an earlier one has cached. ``advance`` is called with a name after each of `num_runs`.
     """
-    loads = [("clients", float(size)) for size in work.at_once]
-    loads = [load for pair in zip([("static", size) for _, size in loads], loads) for load in pair]
-    loads += [("arrivals", rate) for rate in work.rates]
-    found: dict[tuple[str, float], list[Load]] = {load: [] for load in loads}
+    found: dict[LoadKey, list[Load]] = {load: [] for load in work.loads}
     with lm.engine(strategy=work.strategy, **options) as engine:
         engine.warm_up()
         advance("programs")
-        for repeat, load in itertools.product(range(work.repeats + 1), loads):
-            measured = _measure(lm, engine, prompts, work, *load, salt=f"{load_name(*load)}, run {repeat}")
+        for repeat, load in itertools.product(range(work.repeats + 1), found):
+            measured = _measure(lm, engine, prompts, work, load, salt=f"{load}, run {repeat}")
             if repeat:
-                found[load].append(measured)
-            advance(load_name(*load))
+                found[load].append(replace(measured, spread=load.spread))
+            advance(str(load))
     import jax
 
     device = jax.devices()[0]
@@ -111,13 +142,7 @@ def measure_throughput(
 
 def num_runs(work: Workload) -> int:
     """Return how many runs `measure_throughput` makes; compiling the engine's programs counts as one."""
-    return 1 + (work.repeats + 1) * (2 * len(work.at_once) + len(work.rates))
-
-
-def load_name(kind: str, size: float) -> str:
-    """Return what a load is called."""
-    names = {"static": f"batches of {size:g}", "clients": f"{size:g} at once"}
-    return names.get(kind, f"{size:g} a second")
+    return 1 + (work.repeats + 1) * len(work.loads)
 
 
 def _measure(
@@ -125,30 +150,36 @@ def _measure(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     work: Workload,
-    kind: str,
-    size: float,
+    load: LoadKey,
     *,
     salt: str,
 ) -> Load:
+    kind, size, spread = load
+    sampling = work.sampling if spread is None else replace(work.sampling, ignore_eos=True)
+    rooms = [lm.max_len - len(prompt) for prompt in prompts]
+    limits = (
+        [work.max_new_tokens] * len(prompts) if spread is None else draw_lengths(work.max_new_tokens, spread, rooms)
+    )
+    asked: list[Asked] = list(zip(prompts, limits))
     began = time.perf_counter()
     if kind == "static":
-        options = {
-            "max_new_tokens": work.max_new_tokens,
-            "sampling": work.sampling,
-            "strategy": work.strategy,
-            "batch_size": int(size),
-        }
-        groups = [prompts[first : first + int(size)] for first in range(0, len(prompts), int(size))]
-        results = [one for group in groups for one in lm.generate([list(prompt) for prompt in group], **options)]
+        groups = [asked[first : first + int(size)] for first in range(0, len(asked), int(size))]
+        tokens = 0
+        for group in groups:
+            if spread is None:
+                options = {"max_new_tokens": work.max_new_tokens, "sampling": sampling, "strategy": work.strategy}
+                results = lm.generate([list(prompt) for prompt, _ in group], batch_size=int(size), **options)
+                tokens += sum(len(result.tokens) for result in results)
+            else:
+                tokens += run_static(lm, group, work.strategy, sampling)
         seconds = time.perf_counter() - began
-        tokens = sum(len(result.tokens) for result in results)
-        return Load(kind, size, len(results), tokens, seconds, tokens / seconds)
+        return Load(kind, size, len(prompts), tokens, seconds, tokens / seconds)
 
-    def submit(prompt: Sequence[int]) -> EngineRequest:
-        options = {"max_new_tokens": work.max_new_tokens, "sampling": work.sampling, "cache_salt": salt}
-        return engine.submit(list(prompt), **options)
+    def submit(one: Asked) -> EngineRequest:
+        prompt, limit = one
+        return engine.submit(list(prompt), max_new_tokens=limit, sampling=sampling, cache_salt=salt)
 
-    requests = _by_clients(submit, prompts, int(size)) if kind == "clients" else _by_arrival(submit, prompts, size)
+    requests = _by_clients(submit, asked, int(size)) if kind == "clients" else _by_arrival(submit, asked, size)
     seconds = time.perf_counter() - began
     stats = [request.stats for request in requests]
     tokens = sum(len(one.token_seconds) for one in stats)
@@ -162,11 +193,9 @@ def _measure(
     return Load(kind, size, len(requests), tokens, seconds, tokens / seconds, *times)
 
 
-def _by_clients(
-    submit: Callable[[Sequence[int]], EngineRequest], prompts: Sequence[Sequence[int]], clients: int
-) -> list[EngineRequest]:
-    """Serve all prompts, ``clients`` at a time."""
-    waiting, requests, errors, lock = list(reversed(prompts)), [], [], threading.Lock()
+def _by_clients(submit: Callable[[Any], EngineRequest], asked: Sequence[Any], clients: int) -> list[EngineRequest]:
+    """Serve all that is asked, ``clients`` at a time."""
+    waiting, requests, errors, lock = list(reversed(asked)), [], [], threading.Lock()
 
     def ask() -> None:
         while True:
@@ -190,15 +219,13 @@ def _by_clients(
     return requests
 
 
-def _by_arrival(
-    submit: Callable[[Sequence[int]], EngineRequest], prompts: Sequence[Sequence[int]], rate: float
-) -> list[EngineRequest]:
-    """Serve all prompts as they arrive, at the same random times in every run."""
-    gaps = np.random.default_rng(0).exponential(1 / rate, len(prompts))
+def _by_arrival(submit: Callable[[Any], EngineRequest], asked: Sequence[Any], rate: float) -> list[EngineRequest]:
+    """Serve all that is asked as it arrives, at the same random times in every run."""
+    gaps = np.random.default_rng(0).exponential(1 / rate, len(asked))
     requests = []
-    for gap, prompt in zip(gaps, prompts):
+    for gap, one in zip(gaps, asked):
         time.sleep(float(gap))
-        requests.append(submit(prompt))
+        requests.append(submit(one))
     for request in requests:
         request.result()
     return requests
@@ -213,4 +240,4 @@ def _median(runs: list[Load]) -> Load:
 
     times = {name: of(name) for name in ("first_token_p50", "first_token_p99", "token_p50", "token_p99")}
     measured = of("output_tokens"), of("seconds"), of("tokens_per_second")
-    return Load(first.kind, first.size, first.requests, *measured, **times)
+    return Load(first.kind, first.size, first.requests, *measured, **times, spread=first.spread)

@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 import json
+import math
+from pathlib import Path
 
 from jaxinfer.cli.arguments import (
     add_model_arguments,
@@ -47,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, metavar="N", type=whole_number(least), default=default, help=f"{text} (default: %(default)s)"
         )
+    parser.add_argument(
+        "--spread",
+        metavar="S,S",
+        type=_spreads,
+        default=(),
+        help="also draw the length of each text: standard deviations, as parts of the mean, which is --max-new-tokens",
+    )
+    parser.add_argument("--chart", metavar="FILE", type=Path, help="draw a chart to a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -56,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print a table, or one JSON object."""
     entries = read_entries(options.prompts) if options.prompts else [(text, "") for text in SAMPLE_PROMPTS]
     # Imported here: a mistake in the options is told before JAX is waited for.
+    from jaxinfer.bench.chart_file import check_chart
+    from jaxinfer.bench.throughput.chart import draw_throughput
     from jaxinfer.bench.throughput.measure import Workload, measure_throughput, num_runs
     from jaxinfer.bench.throughput.table import throughput_lines
     from jaxinfer.cli.loading import load_model
@@ -64,9 +76,12 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.sampling.params import SamplingParams
 
     parse_strategy(options.strategy)
+    if options.chart is not None:
+        check_chart(options.chart)
     rates = tuple(options.rate)
     sampling = SamplingParams(**sampling_options(options))
-    work = Workload(options.strategy, options.at_once, rates, options.max_new_tokens, options.repeats, sampling)
+    asked = options.at_once, rates, options.max_new_tokens, options.repeats
+    work = Workload(options.strategy, *asked, sampling, options.spread)
     model = load_model(options)
     prompts = []
     for text, *_ in entries[: options.requests]:
@@ -83,8 +98,21 @@ def run(options: argparse.Namespace) -> int:
             {"max_rows": max((*options.at_once, 16 if rates else 1))},
             advance,
         )
+    if options.chart is not None:
+        draw_throughput(report, options.chart)
     if options.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
         print(*throughput_lines(report), sep="\n")
     return 0
+
+
+def _spreads(text: str) -> tuple[float, ...]:
+    """Parse different numbers from 0 on, with commas between."""
+    try:
+        spreads = tuple(map(float, text.split(",")))
+    except ValueError:
+        spreads = (-1.0,)
+    if not all(0 <= spread < math.inf for spread in spreads) or len(set(spreads)) < len(spreads):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different numbers from 0 on")
+    return spreads
