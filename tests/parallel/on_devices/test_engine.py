@@ -12,13 +12,9 @@ from tests.engine.test_law import check_pattern
 from tests.parallel.on_devices.meshes import make_model, on_mesh
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "name"),
-    [
-        ("data=2,tensor=2", "prompt_lookup"),
-        pytest.param("tensor=2", "draft_model", marks=pytest.mark.slow),
-        pytest.param("data=2", "medusa", marks=pytest.mark.slow),
-    ],
+    ("mesh", "name"), [("data=2,tensor=2", "prompt_lookup"), ("tensor=2", "draft_model"), ("data=2", "medusa")]
 )
 def test_load_shared_pages_and_making_room_change_no_bit(mesh, name):
     """The same texts come twice, when each row has another's pages; the pages are those of little more than one."""
@@ -37,7 +33,6 @@ def test_load_shared_pages_and_making_room_change_no_bit(mesh, name):
         assert seen["accepted"] > 0
 
 
-@pytest.mark.slow
 def test_users_get_an_engine_on_a_mesh_of_heads_and_rows_alone():
     one = make_model("gemma2")
     lm = on_mesh(one, "data=2,tensor=2")
