@@ -90,7 +90,7 @@ class Pace:
         """Return how many tokens a step of so many nodes should give a sequence."""
         if nodes == _PLAIN:
             return 1.0
-        return 1 + sequence.gain * max(self._usual.get(nodes, 1.0) - 1, _LEAST_EXTRA)
+        return min(float(nodes), 1 + sequence.gain * max(self._usual.get(nodes, 1.0) - 1, _LEAST_EXTRA))
 
     def _best_of(self, sequences: Sequence[EngineSequence], seen: _Seen, widths: Sequence[int]) -> int:
         return max(widths, key=lambda width: self._rate(sequences, seen, width))
