@@ -72,6 +72,8 @@ def main(address: str, gguf: Path) -> int:
     import openai
     import torch
     from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     name = openai.OpenAI(base_url=f"{address}/v1", api_key="none").models.list().data[0].id
@@ -79,22 +81,19 @@ def main(address: str, gguf: Path) -> int:
         questions, folder = Path(scratch) / "questions.jsonl", Path(scratch) / "model"
         count = write_task(questions)
         given: dict[str, Any] = {"gguf_file": gguf.name}
-        AutoTokenizer.from_pretrained(gguf.parent, **given).save_pretrained(folder)
-        AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **given).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **given)
+        tokenizer.save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **given)
         sides = {
-            "jaxinfer": (
-                "local-completions",
-                f"model={name},base_url={address}/v1/completions,tokenizer={folder},num_concurrent=1,max_length=2048",
+            "jaxinfer": LocalCompletionsAPI(
+                model=name, base_url=f"{address}/v1/completions", tokenizer=str(folder), max_length=2048
             ),
-            "transformers": ("hf", f"pretrained={folder},dtype=float32,device=cpu,max_length=2048"),
+            "transformers": HFLM(pretrained=model, tokenizer=tokenizer, max_length=2048),
         }
-        found = {}
-        for side, (model, arguments) in sides.items():
-            result = simple_evaluate(
-                model=model, model_args=arguments, tasks=[task(questions)], batch_size=4, bootstrap_iters=0
-            )
-            assert result is not None
-            found[side] = result
+        found = {
+            side: simple_evaluate(model=model, tasks=[task(questions)], bootstrap_iters=0)
+            for side, model in sides.items()
+        }
     scores = {side: {one: result["results"]["little_facts"][one] for one in METRICS} for side, result in found.items()}
     told = [
         [value for sample in result["samples"]["little_facts"] for value, _ in _pairs(sample["filtered_resps"])]
