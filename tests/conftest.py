@@ -39,8 +39,8 @@ QUICK = (
 )
 # Programs are freed in a worker that holds this many bytes, and again once it has grown by so many: what is needed
 # again is then read again, so freeing all the time would cost more than it gives.
-MUCH_MEMORY = 3 * 2**29
-MUCH_GROWTH = 3 * 2**27
+MUCH_MEMORY = 5 * 2**28
+MUCH_GROWTH = 5 * 2**26
 # Of the C library's ``mallopt``.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 # What a worker held when its programs were freed last.
