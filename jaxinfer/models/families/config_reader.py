@@ -1,6 +1,5 @@
 """Reads a ``config.json`` key by key and raises an error that names any unread key."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -9,6 +8,8 @@ from jaxinfer.models.families.generic_keys import FAMILY_KEYS, GENERIC_KEYS, NEU
 
 T = TypeVar("T")
 _LARGEST_INT = 2**31 - 1
+# Models compute in float32, where a larger number is infinite.
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 class ConfigReader:
@@ -155,7 +156,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return (_is_int(value) and abs(value) <= 2**53) or (isinstance(value, float) and math.isfinite(value))
+    return (_is_int(value) and abs(value) <= 2**53) or (isinstance(value, float) and abs(value) <= _LARGEST_FLOAT)
 
 
 def _is_token(value: Any) -> bool:

@@ -71,7 +71,7 @@ def test_absent_and_null_keys_take_the_defaults_of_transformers():
     [
         ("vocab_size", True), ("vocab_size", 0), ("vocab_size", -5), ("vocab_size", 10.0), ("vocab_size", "10"),
         ("vocab_size", None), ("vocab_size", 2**40), ("rms_norm_eps", 0), ("rms_norm_eps", float("nan")),
-        ("rms_norm_eps", float("inf")), ("rms_norm_eps", 10**400), ("rms_norm_eps", True),
+        ("rms_norm_eps", float("inf")), ("rms_norm_eps", 1e39), ("rms_norm_eps", 10**400), ("rms_norm_eps", True),
         ("rms_norm_eps", "1e-5"), ("attention_bias", 1),
         ("attention_bias", "false"), ("tie_word_embeddings", None), ("hidden_act", "gelu"), ("hidden_act", 3),
         ("hidden_act", ["silu"]), ("bos_token_id", -1), ("bos_token_id", 1.0), ("eos_token_id", [1, None]),
