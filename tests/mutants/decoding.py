@@ -246,6 +246,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{_OF_STRATEGIES}/test_prompt_lookup.py",
     ),
     Fault(
+        "the published rule drafts from matches without a full continuation",
+        "jaxinfer/decoding/strategies/prompt_lookup.py",
+        "jnp.where(after_BS >= self.num_draft_tokens, jnp.maximum(usable_BS, 0), 0)",
+        "jnp.maximum(usable_BS, 0)",
+        f"{_OF_STRATEGIES}/test_prompt_lookup.py",
+    ),
+    Fault(
         "prompt lookup finds the text's end itself",
         "jaxinfer/decoding/drafting/text_matches.py",
         "is_before_BS = place_1S < lengths_B[:, None] - 1",

@@ -29,8 +29,11 @@ class PromptLookup(Strategy):
 
     The longest match of ``min_ngram`` to ``max_ngram`` tokens is taken, of equally long ones the ``last`` or the
     ``first``. Where the match reaches into its own continuation, the draft goes on periodically. A ``min_ngram`` of 0
-    is 1, as published and in sums of bounded size, or else 2 on a CPU, where the nodes of a step cost more than what
-    single tokens predict is worth.
+    is 1 with the published rule and in sums of bounded size, or else 2 on a CPU, where the nodes of a step cost more
+    than what single tokens predict is worth.
+
+    ``rule=published`` is the rule of the first implementation: the first match that has all ``num_draft_tokens`` after
+    it, else the next one, else one of a shorter n-gram. It drafts nothing from matches near the text's end.
     """
 
     name: ClassVar[str] = "prompt_lookup"
@@ -40,12 +43,14 @@ class PromptLookup(Strategy):
     max_ngram: int = 3
     min_ngram: int = 0
     match: Literal["last", "first"] = "last"
+    rule: Literal["longest", "published"] = "longest"
 
     def __post_init__(self) -> None:
         check_range(self, "num_draft_tokens", 1, 64)
         check_range(self, "max_ngram", 1, 64)
         check_range(self, "min_ngram", 0, 64)
         check_choice(self, "match", ("last", "first"))
+        check_choice(self, "rule", ("longest", "published"))
         if self.min_ngram > self.max_ngram:
             raise InvalidOption(f"prompt_lookup: min_ngram={self.min_ngram} exceeds max_ngram={self.max_ngram}")
 
@@ -55,7 +60,7 @@ class PromptLookup(Strategy):
 
     def resolve(self, target: Target) -> "PromptLookup":
         """Choose the shortest match for the device."""
-        shortest = min(shortest_worth(target), self.max_ngram)
+        shortest = 1 if self.rule == "published" else min(shortest_worth(target), self.max_ngram)
         return self if self.min_ngram else replace(self, min_ngram=shortest)
 
     @property
@@ -83,7 +88,13 @@ class PromptLookup(Strategy):
         matched_BS = match_lengths(state.tokens_BS, state.lengths_B, self.max_ngram)
         num_slots = matched_BS.shape[1]
         place_S = jnp.arange(num_slots)
-        preference_S = place_S if self.match == "last" else num_slots - 1 - place_S
+        takes_last = self.match == "last" and self.rule == "longest"
+        if self.rule == "published":
+            after_BS = state.lengths_B[:, None] - 1 - place_S
+            # An n-gram may not reach into the last n tokens, which are the text's end.
+            usable_BS = jnp.minimum(matched_BS, after_BS - 1)
+            matched_BS = jnp.where(after_BS >= self.num_draft_tokens, jnp.maximum(usable_BS, 0), 0)
+        preference_S = place_S if takes_last else num_slots - 1 - place_S
         best_B = jnp.argmax(matched_BS * num_slots + preference_S[None, :], axis=1)
         is_found_B = jnp.take_along_axis(matched_BS, best_B[:, None], axis=1)[:, 0] >= max(self.min_ngram, 1)
         drafts_BJ = continuations(state.tokens_BS, state.lengths_B, best_B[:, None], self.num_draft_tokens)[:, 0]

@@ -44,6 +44,23 @@ def test_it_drafts_what_followed_the_longest_match(match, max_ngram, min_ngram, 
     assert drafts(texts, strategy) == [expected_draft(text, strategy) for text in texts]
 
 
+def published_draft(text: list[int], num_drafts: int, max_ngram: int = 3) -> list[int] | None:
+    """Return the first full continuation of the longest n-gram that has one, by the published search."""
+    for size in range(max_ngram, 0, -1):
+        for start in range(size, len(text) - num_drafts + 1):
+            if text[start - size : start] == text[-size:] and size <= len(text) and start < len(text) - size:
+                return text[start : start + num_drafts]
+    return None
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+@settings(derandomize=True, max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=20), min_size=4, max_size=4))
+def test_the_published_rule_takes_the_first_full_continuation(num_drafts, texts):
+    strategy = PromptLookup(num_draft_tokens=num_drafts, min_ngram=1, rule="published")
+    assert drafts(texts, strategy) == [published_draft(text, num_drafts) for text in texts]
+
+
 def test_a_longer_match_is_likelier_to_go_on():
     """As long as the texts are equal, further than what a match is looked for by."""
     repeated = [1, 2, 3, 4, 5, 6, 7]
@@ -80,3 +97,4 @@ def test_single_tokens_are_looked_up_where_nodes_cost_little(platform, dtype, cp
     assert PromptLookup().resolve(target).min_ngram == shortest
     assert PromptLookup(max_ngram=1).resolve(target).min_ngram == 1
     assert PromptLookup(min_ngram=3).resolve(target).min_ngram == 3
+    assert PromptLookup(rule="published").resolve(target).min_ngram == 1
