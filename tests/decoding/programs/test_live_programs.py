@@ -166,7 +166,7 @@ def test_an_engine_serves_the_same_with_few_programs(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("num_calls", "most_rows", "longest", "most_maps"),
-    [(3000, 2, 100, 6000), (20_000, 8, 400, None)],
+    [(20_000, 2, 100, 6000), (5000, 8, 400, None)],
     ids=["few", "many"],
 )
 def test_a_process_that_meets_many_shapes_stays_as_it_is(
