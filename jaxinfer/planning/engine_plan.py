@@ -102,7 +102,7 @@ def plan_engine(asked: EngineDeployment, notice: Notice = lambda line: None) -> 
     fits = found is not None
     if found is None:
         first = first if asked.rows is None else min(first, asked.rows - 1)
-        found = most_rows(compiled, capacity, asked.weights_bytes, first)
+        found = most_rows(compiled, capacity, asked.weights_bytes, first, asked.mesh.data)
         fits = found is not None and asked.rows is None
     return EnginePlan(
         topology=asked.topology,
@@ -136,13 +136,19 @@ def fitting(asked: EngineDeployment, compiled: Callable[[int], CompiledProgram],
     return Found(rows, program) if program.total_bytes <= asked.chip.device_hbm_bytes else None
 
 
-def most_rows(compiled: Callable[[int], CompiledProgram], capacity: int, weights: int, first: int) -> Found | None:
-    """Return the most rows that the compiler accepts, from the ``first`` guess on.
+def most_rows(
+    compiled: Callable[[int], CompiledProgram], capacity: int, weights: int, first: int, parts: int = 1
+) -> Found | None:
+    """Return the most rows that the compiler accepts and that split into equal ``parts``, from the ``first`` guess on.
 
-    What a number of rows needs beyond the weights predicts what others need: nearly all of it is proportional to them.
+    Fewer rows than parts need not split. What a number of rows needs beyond the weights predicts what others need: nearly all of it is proportional to them.
     """
+
+    def even(rows: int) -> int:
+        return rows // parts * parts or rows
+
     best: Found | None = None
-    rows, refused = first, None
+    rows, refused = even(first), None
     for _ in range(_TRIES):
         if rows < 1 or (best is not None and rows <= best.rows):
             break
@@ -156,7 +162,7 @@ def most_rows(compiled: Callable[[int], CompiledProgram], capacity: int, weights
         else:
             refused = rows
         guess = int(rows * (capacity - weights) / max(1, needed - weights))
-        rows = guess if refused is None else min(guess, refused - 1)
+        rows = even(guess if refused is None else min(guess, refused - 1))
     return best and best._replace(refused=refused)
 
 
@@ -179,7 +185,7 @@ def report_window(asked: EngineDeployment, found: Found) -> WindowReport:
         pools_in_place=program.alias_bytes >= pool,
         pages_in_place=_IN_PLACE in program.hlo,
         hbm_bytes=work.hbm_bytes,
-        floor_bytes=asked.read_bytes + rows * asked.pages_per_row * asked.page_bytes,
+        floor_bytes=asked.read_bytes + -(-rows // asked.mesh.data) * asked.pages_per_row * asked.page_bytes,
         flops=work.flops,
         collectives={kind: {"count": count, "bytes": size} for kind, (count, size) in work.collectives.items()},
         sent_bytes=work.sent_bytes,

@@ -41,7 +41,8 @@ PLAIN = Autoregressive()
 class EngineDeployment:
     """An engine to plan: texts of up to ``max_len`` tokens on pages of ``engine.page_size`` slots, decoded plainly.
 
-    ``rows`` is how many texts decode together, None for as many as fit. The mesh may split heads alone.
+    ``rows`` is how many texts decode together, None for as many as fit. The mesh may split heads (``tensor``) and the
+    rows of a step (``data``); the devices of each part of the rows hold the pages of all.
     """
 
     config: DecoderConfig
@@ -59,8 +60,8 @@ class EngineDeployment:
                 f"{self.topology} has {count} devices, but mesh {self.mesh} is of {self.mesh.num_devices}: "
                 f"choose axes that multiply to {count}, or another topology"
             )
-        if self.mesh.tensor != count:
-            raise InvalidOption(f"the engine's window splits over tensor alone, not {self.mesh}: use tensor={count}")
+        if self.mesh.tensor * self.mesh.data != count:
+            raise InvalidOption(f"an engine's window splits over data and tensor alone, not {self.mesh}")
         longest = self.config.longest_text
         if self.config.learned_positions is not None and longest is not None and self.max_len > longest:
             raise InvalidOption(f"max_len={self.max_len} exceeds the {longest} positions that the model has learned")

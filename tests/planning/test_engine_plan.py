@@ -40,16 +40,19 @@ def test_a_text_has_the_pages_of_its_tokens_and_of_the_slot_behind_them():
 
 
 @pytest.mark.parametrize(
-    ("each", "first", "most", "refused"),
+    ("each", "first", "parts", "most", "refused"),
     [
-        (10, 9, 9, None),  # the guess fits, and no more
-        (10, 4, 9, None),
-        (12, 9, 7, 9),  # temporaries take more than was guessed
-        (10.1, 9, 8, 9),  # the compiler rounds down what it needs: a number that it refused is not tried again
-        (91, 9, 0, 1),
+        (10, 9, 1, 9, None),  # the guess fits, and no more
+        (10, 4, 1, 9, None),
+        (12, 9, 1, 7, 9),  # temporaries take more than was guessed
+        (10.1, 9, 1, 8, 9),  # the compiler rounds down what it needs: a number that it refused is not tried again
+        (91, 9, 1, 0, 1),
+        (10, 9, 4, 8, None),
+        (12, 9, 4, 4, 8),
+        (31, 9, 4, 2, 8),  # fewer than the parts: each has all
     ],
 )
-def test_the_most_rows_are_found_that_the_compiler_accepts(each, first, most, refused):
+def test_the_most_rows_are_found_that_the_compiler_accepts(each, first, parts, most, refused):
     """Of 100 bytes the weights take ten, and a row ``each``."""
     tried = []
 
@@ -59,7 +62,7 @@ def test_the_most_rows_are_found_that_the_compiler_accepts(each, first, most, re
             raise DoesNotFit("too much", int(10 + rows * each), {})
         return program(10, int(rows * each), 0)
 
-    found = most_rows(compiled, 100, 10, first)
+    found = most_rows(compiled, 100, 10, first, parts)
     assert len(tried) == len(set(tried)) <= 6
     assert (found.rows if found else 0) == most
     assert found is None or found.refused == refused
@@ -133,7 +136,7 @@ def test_what_a_window_does_once_is_shared_among_its_steps():
     ("changes", "message"),
     [
         ({"mesh": MeshConfig(tensor=4)}, "v5e:2x4 has 8 devices, but mesh tensor=4 is of 4"),
-        ({"mesh": MeshConfig(data=2, tensor=4)}, "splits over tensor alone, not data=2,tensor=4"),
+        ({"mesh": MeshConfig(sequence=2, tensor=4)}, "splits over data and tensor alone, not sequence=2,tensor=4"),
         ({"config": planned_config("opt-1.3b"), "max_len": 2049}, "max_len=2049 exceeds the 2048 positions"),
         ({"topology": "h100:8"}, "unknown TPU topology 'h100:8'"),
         ({"dtype": "float31"}, "unknown dtype 'float31'"),
@@ -161,6 +164,15 @@ def test_a_window_on_one_chip_reads_weights_and_pages_once_and_where_they_lie():
     window = plan_engine(EngineDeployment(TINY, "v5e:1x1", MeshConfig(), max_len=80_000, rows=2)).window
     assert (window.pools_in_place, window.pages_in_place) == (True, True)
     assert 1 <= window.hbm_bytes / window.floor_bytes < 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.tpu_compile
+def test_where_data_splits_the_rows_each_device_reads_the_pages_of_its_own():
+    asked = EngineDeployment(TINY, "v5e:2x2", MeshConfig(data=2, tensor=2), max_len=40_000, rows=8)
+    window = plan_engine(asked).window
+    assert (window.pools_in_place, window.pages_in_place) == (True, True)
+    assert 1 <= window.hbm_bytes / window.floor_bytes < 1.05
 
 
 @pytest.mark.slow
