@@ -141,7 +141,8 @@ def most_rows(
 ) -> Found | None:
     """Return the most rows that the compiler accepts and that split into equal ``parts``, from the ``first`` guess on.
 
-    Fewer rows than parts need not split. What a number of rows needs beyond the weights predicts what others need: nearly all of it is proportional to them.
+    Fewer rows than parts need not split. What a number of rows needs beyond the weights predicts what others need:
+    nearly all of it is proportional to them.
     """
 
     def even(rows: int) -> int:
