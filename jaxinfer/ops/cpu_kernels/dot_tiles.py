@@ -4,8 +4,8 @@ from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OFFSET, SIZES, Vectors, add_up, masked_load
 
 _PARAMETERS = (
-    "ptr %x, ptr %w, ptr %y, ptr %sums, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead, i1 %begins, "
-    "i1 %ends"
+    "ptr %x, ptr %w, ptr %y, ptr %sums, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead, i64 %others, "
+    "i1 %begins, i1 %ends"
 )
 
 
@@ -25,14 +25,14 @@ def tile_rows(vectors: Vectors, dtype: str) -> int:
 
 
 def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
-    """Return ``dot_OUTPUTSxROWS(x, w, y, sums, length, pitch, stride, width, ahead, begins, ends)``.
+    """Return ``dot_OUTPUTSxROWS(x, w, y, sums, length, pitch, stride, width, ahead, others, begins, ends)``.
 
     It computes dot products of rows of x and of w, which have length ``length``. Rows of x are ``pitch`` apart, those
     of w ``stride``, those of y ``width``. The order in which a product's numbers are added does not depend on the tile,
     so a row's results do not depend on other rows. For products of a part of a row, a tile that does not begin a row
     goes on from ``sums``, and one that does not end it leaves its sums there; only a row's last part may be no multiple
-    of the step. The tile also prefetches as many numbers of w from ``ahead`` on. Without that, a processor waits for
-    weights as long as it computes with them.
+    of the step. For each output e the tile also prefetches row ``e & others`` from ``ahead`` on: 4, 2 or 1 in all.
+    Without that, a processor waits for weights as long as it computes with them.
 
     w is of ``dtype``, x of its `Vectors.row_dtype`. Integers are from `tiles.LEAST_INTEGER` to `tiles.MOST_INTEGER`.
     Products of bfloat16 pairs use integers plus 192, and subtract products with 192 at the end.
@@ -55,10 +55,9 @@ class _Tile:
         """Return the whole function."""
         code, wide, lanes, step = self._code, self._vectors.wide, self._vectors.lanes, self._step
         starts_x = [code.at(self._row_kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(self._rows)]
-        starts_w, starts_ahead = (
-            [code.at(self._kind, start, code.arithmetic("mul", "%stride", each)) for each in range(self._outputs)]
-            for start in ("%w", "%ahead")
-        )
+        starts_w = [code.at(self._kind, "%w", code.arithmetic("mul", "%stride", each)) for each in range(self._outputs)]
+        further = [code.arithmetic("and", "%others", each) for each in range(self._outputs)]
+        starts_ahead = [code.at(self._kind, "%ahead", code.arithmetic("mul", "%stride", each)) for each in further]
         whole = code.arithmetic("and", "%length", -step)
         code.branch("%begins", "start", "go_on")
         code.start("go_on")

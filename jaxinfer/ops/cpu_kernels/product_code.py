@@ -7,9 +7,10 @@ from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 
 # Several pieces per thread even out the threads' other work. `jaxinfer bench latency` measures another value.
 _PIECES_PER_THREAD = 4
-# The bytes of a block of weights: half of a second-level cache or less. Its outputs are limited because each tile has
-# sums that are left in memory between two parts of rows.
-_BLOCK_BYTES = 2**20
+# The bytes of a block of weights: half of a second-level cache or less, and part of a first-level cache where the
+# processor multiplies pairs and all tiles fetch ahead. Its outputs are limited because each tile has sums that are left
+# in memory between two parts of rows.
+_BLOCK_BYTES, _BLOCK_BYTES_OF_PAIRS = 2**20, 2**14
 _BLOCK_OUTPUTS = 256
 # So few tiles of rows wait for memory all the time, and so pass over a few weights at a time.
 _FEW_TILES = 2
@@ -116,8 +117,9 @@ def _matrix(code: Code, record: Record, index: int) -> list[str]:
 def _dots(vectors: Vectors, dtype: str) -> str:
     """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs.
 
-    A tile's rows of x stay in the first-level cache while it passes over a block of w, which stays in the second-level
-    cache for all rows. Of long rows, a part at a time passes over the block.
+    A tile's rows of x stay in the first-level cache while it passes over a block of w, which stays in a cache for all
+    rows. Of long rows, a part at a time passes over the block. Where products take little time (pairs), each tile that
+    passes over a block fetches a part of the next one: if one tile fetched it all, memory would rest while others work.
     """
     kind, row_kind, step = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)], vectors.step(dtype)
     most = tile_rows(vectors, dtype)
@@ -127,10 +129,14 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     is_few = code.value(f"icmp sle i64 {tiles}, {_FEW_TILES}")
     # Tiles have about equally many rows: a tile of one row would read as much of w as one of many.
     least_rows, larger_tiles = (code.arithmetic(operation, "%rows", tiles) for operation in ("sdiv", "srem"))
-    fitting = code.arithmetic("and", code.arithmetic("sdiv", _BLOCK_BYTES // SIZES[kind], "%length"), -OUTPUTS)
-    fitting = code.larger(code.smaller(fitting, _BLOCK_OUTPUTS), OUTPUTS)
-    block = code.value(f"select i1 {is_few}, i64 {OUTPUTS}, i64 {fitting}")
-    block = code.value(f"select i1 {code.value(f'icmp eq i64 {tiles}, 1')}, i64 %outputs, i64 {block}")
+    shares = vectors.pairs(dtype)
+    numbers = (_BLOCK_BYTES_OF_PAIRS if shares else _BLOCK_BYTES) // SIZES[kind]
+    fitting = code.arithmetic("and", code.arithmetic("sdiv", numbers, "%length"), -OUTPUTS)
+    block = code.larger(code.smaller(fitting, _BLOCK_OUTPUTS), OUTPUTS)
+    if not shares:
+        block = code.value(f"select i1 {is_few}, i64 {OUTPUTS}, i64 {block}")
+    is_one = code.value(f"icmp eq i64 {tiles}, 1")
+    block = code.value(f"select i1 {is_one}, i64 %outputs, i64 {block}")
     parts = code.ceiling("%length", _PART_BYTES // SIZES[row_kind])
     parts = code.value(f"select i1 {is_few}, i64 1, i64 {parts}")
     part = code.arithmetic("mul", code.ceiling(code.ceiling("%length", parts), step), step)
@@ -143,6 +149,11 @@ def _dots(vectors: Vectors, dtype: str) -> str:
         past = code.smaller(code.arithmetic("add", first, block), "%outputs")
         whole = code.arithmetic("and", code.arithmetic("sub", past, first), -OUTPUTS)
         past_whole = code.arithmetic("add", first, whole)
+        # Nobody has fetched the first block.
+        unfetched = code.value(f"zext i1 {code.value(f'icmp eq i64 {first}, 0')} to i64")
+        fetching = code.arithmetic("sub", tiles, unfetched)
+        are_many = [code.value(f"icmp sgt i64 {fetching}, {number}") for number in (1, 3)]
+        halvings = code.total([code.value(f"zext i1 {each} to i64") for each in are_many])
         with code.repeated("each_tile", 0, tiles) as each_tile:
             row = each_tile.held
             is_larger = code.value(f"icmp slt i64 {each_tile.index}, {larger_tiles}")
@@ -150,6 +161,12 @@ def _dots(vectors: Vectors, dtype: str) -> str:
             each_tile.left = code.arithmetic("add", row, count)
             row_x = code.at(row_kind, "%x", code.arithmetic("mul", row, "%pitch"))
             row_y = code.at("float", "%y", code.arithmetic("mul", row, "%width"))
+            turn = code.arithmetic("sub", each_tile.index, unfetched)
+            is_early = code.value(f"or i1 {is_one}, {code.value(f'icmp slt i64 {turn}, 0')}")
+            fetches_own = is_early if shares else "true"
+            begun = code.arithmetic("sub", code.arithmetic("mul", turn, block), first)
+            others = code.arithmetic("lshr", OUTPUTS - 1, halvings)
+            others = code.value(f"select i1 {fetches_own}, i64 {OUTPUTS - 1}, i64 {others}")
             chosen = {outputs: _chosen_tile(code, f"dot_{outputs}", count, most) for outputs in (OUTPUTS, 1)}
             with code.repeated("each_part", 0, "%length", part) as each_part:
                 left = code.arithmetic("sub", "%length", each_part.index)
@@ -162,9 +179,13 @@ def _dots(vectors: Vectors, dtype: str) -> str:
                     with code.repeated(f"each_{name}", start, end, outputs, ("ptr", place)) as each:
                         tile_w = code.at(kind, part_w, code.arithmetic("mul", each.index, "%stride"))
                         tile_y = code.at("float", row_y, each.index)
-                        ahead = code.at(kind, tile_w, code.arithmetic("mul", "%stride", outputs))
+                        done = code.arithmetic("ashr", code.arithmetic("add", begun, each.index), halvings)
+                        later = code.arithmetic("add", past, code.smaller(done, block))
+                        follows = code.arithmetic("add", each.index, outputs)
+                        later = code.value(f"select i1 {fetches_own}, i64 {follows}, i64 {later}")
+                        ahead = code.at(kind, part_w, code.arithmetic("mul", later, "%stride"))
                         pointers = f"ptr {part_x}, ptr {tile_w}, ptr {tile_y}, ptr {each.held}"
-                        ways = f"ptr {ahead}, i1 {begins}, i1 {ends}"
+                        ways = f"ptr {ahead}, i64 {others}, i1 {begins}, i1 {ends}"
                         code.effect(f"call void {chosen[outputs]}({pointers}, {integers}, {ways})")
                         each.left = code.at("float", each.held, size)
                     place = each.held
