@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, parse_layout
-from jaxinfer.checkpoint.kept_params import KeptParams
+from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
@@ -26,6 +26,7 @@ from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
+from jaxinfer.model_params import check_few_bits, check_savable, read_params
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
@@ -50,8 +51,8 @@ if TYPE_CHECKING:  # few use an engine
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-# Of converted weights, and of compiled programs, that are kept.
-_MAX_WEIGHTS_BYTES, _MAX_PROGRAMS_BYTES = 4 << 30, 256 << 20
+# Of compiled programs that are kept.
+_MAX_PROGRAMS_BYTES = 256 << 20
 
 # The longest text that positions of 32 bits can count.
 _ENDLESS = 2**30
@@ -63,6 +64,7 @@ def load(
     model: str | Path = DEFAULT_MODEL,
     *,
     dtype: str | None = None,
+    weights: str | None = None,
     exact: str | None = None,
     max_len: int | None = None,
     cache: str | CacheLayout = "dense",
@@ -76,28 +78,30 @@ def load(
 ) -> "LanguageModel":
     """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
 
-    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``exact`` is what
-    strategies share with plain decoding: ``"bits"``, or the tokens up to rounding, ``"margin"`` (default: bits on a
-    CPU, where they cost nothing, else margin; see ``jaxinfer/sampling/README.md``). ``max_len`` bounds prompt and
-    output together, in tokens (default: the model's context). ``cache`` is ``dense``, ``paged:page=64``, or
-    ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens are kept; that
-    changes the text. ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or
-    over those of a mesh of JAX with the same axes. ``scan_layers`` overrides how the blocks run. ``kept`` is a folder
-    for converted weights and compiled programs, which later processes then find: code, so that the folder has to be
-    the user's alone. ``notice`` receives lines for the user, ``progress`` bytes done and in all. Raises subclasses of
-    `jaxinfer.errors.JaxinferError`.
+    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``weights`` are
+    rounded to ``"int8"`` or ``"int4:group=64"``, or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``): faster,
+    and except for ``"gguf"`` another text. ``exact`` is what strategies share with plain decoding: ``"bits"``, or the
+    tokens up to rounding, ``"margin"`` (default: bits on a CPU, where they cost nothing, else margin; see
+    ``jaxinfer/sampling/README.md``). ``max_len`` bounds prompt and output together, in tokens (default: the model's
+    context). ``cache`` is ``dense``, ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of
+    which the first and the last W tokens are kept; that changes the text. ``mesh`` splits the model over all devices,
+    as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a mesh of JAX with the same axes. ``scan_layers``
+    overrides how the blocks run. ``kept`` is a folder for converted weights and compiled programs, which later
+    processes then find: code, so that the folder has to be the user's alone. ``notice`` receives lines for the user,
+    ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
     """
     for name, value in (("model", model), ("revision", revision or ""), ("token", token or ""), ("kept", kept or "")):
         if not isinstance(value, str | Path):
             raise InvalidOption(f"{name} {shown(value)} is no text and no path")
     backend, layout = choose_backend(dtype, scan_layers=scan_layers, exact=exact), parse_layout(cache)
-    partitioner = partitioner_of(mesh)
+    partitioner, few_bits = partitioner_of(mesh), parse_few_bits(weights)
     times, clock = LoadTimes(), Clock()
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len, layout)
     check_mesh(layout, partitioner)
+    check_few_bits(few_bits, backend, partitioner)
     partitioner.check(config)
     times.open_seconds = clock.lap()
     tokenizer = None
@@ -105,15 +109,8 @@ def load(
         tokenizer = read_tokenizer(checkpoint, config)
     times.tokenizer_seconds = clock.lap()
 
-    def convert() -> Params:
-        return partitioner.load_params(checkpoint, family.tensor_names(config), config, backend, progress)
-
-    if kept is None or partitioner.mesh is not None:
-        params = convert()
-    else:
-        weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
-        # Weights are the same whatever is asked of steps.
-        params = weights.load(checkpoint, (config, replace(backend, step_rows=1)), convert)
+    names = family.tensor_names(config)
+    params = read_params(checkpoint, names, config, backend, partitioner, few_bits, kept, times, notice, progress)
     times.weights_seconds = clock.lap()
     return LanguageModel(
         config,
@@ -378,8 +375,7 @@ class LanguageModel:
             raise InvalidOption(f"folder {shown(folder)} is no text and no path")
         if self._checkpoint is None:
             raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
-        if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(self.params)):
-            raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
+        check_savable(self.params)
         names = family_of(self._checkpoint.config).tensor_names(self.config)
         padding = self.programs.partitioner.padding(self.config, self.backend)
         tensors = LoadedTensors(self.params, names, padding)

@@ -78,6 +78,7 @@ WRONG_TYPES = {
     "a number for logits": (lambda lm, _: lm.logits(3), "3 is not a list"),
     "a number for a folder": (lambda lm, _: lm.save(3), "folder 3 is no text"),
     "a number for a model": (lambda *_: jaxinfer.load(3), "model 3 is no text"),
+    "a number for weights": (lambda *_: jaxinfer.load("m", weights=8), "weights 8 is no text"),
     "a number for a revision": (lambda _, folder: jaxinfer.load(folder, revision=3), "revision 3 is no text"),
     "a number for a dtype": (lambda _, folder: jaxinfer.load(folder, dtype=3), "dtype 3 is not a text"),
     "a number for a cache": (lambda _, folder: jaxinfer.load(folder, cache=3), "cache 3 is neither"),

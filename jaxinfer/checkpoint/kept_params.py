@@ -10,8 +10,9 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,12 @@ from jaxinfer.kept.conditions import conditions, difference
 from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest, spell
 from jaxinfer.notation import Params
+from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
-_FORM = "jaxinfer parameters 1"
+_FORM = "jaxinfer parameters 2"
+# The arrays of a quantized one.
+_PARTS = ("codes", "scales", "minima")
 # A page: JAX's CPU backend takes numbers over where they are if they begin at a multiple of 64 bytes.
 _ALIGNMENT = 4096
 _DIGEST_LETTERS, _LENGTH_LETTERS = 64, 16
@@ -71,10 +76,10 @@ class KeptParams:
             self._writing.join()
 
     def _write(self, name: str, params: Params, made_of: Mapping[str, str]) -> None:
-        arrays = {path: np.asarray(leaf) for path, leaf in _walk(params)}
+        parts = [(path, form, np.asarray(leaf)) for path, form, leaf in _walk(params)]
         try:
-            head, ends = _lay_out(arrays, made_of)
-            self.folder.write(name, _pieces(head, list(arrays.values()), ends), ends[-1])
+            head, ends = _lay_out(parts, made_of)
+            self.folder.write(name, _pieces(head, [array for *_, array in parts], ends), ends[-1])
         except NotKept as reason:
             self.notes.append(f"not kept: {reason}")
 
@@ -84,19 +89,27 @@ def _state(path: Path) -> tuple[int, int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev
 
 
-def _walk(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _walk(
+    node: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any] | None, Any]]:
+    """Yield the path of every array; of a quantized array's, its name and the array's form too."""
     for key, value in node.items():
         if isinstance(value, Mapping):
             yield from _walk(value, (*path, key))
+        elif isinstance(value, QuantizedArray):
+            form = asdict(value.form)
+            yield from (((*path, key, name), form, part) for name, part in zip(_PARTS, value.matrix))
         else:
-            yield (*path, key), value
+            yield (*path, key), None, value
 
 
-def _lay_out(arrays: Mapping[tuple[str, ...], np.ndarray], made_of: Mapping[str, str]) -> tuple[bytes, list[int]]:
+def _lay_out(
+    parts: list[tuple[tuple[str, ...], dict[str, Any] | None, np.ndarray]], made_of: Mapping[str, str]
+) -> tuple[bytes, list[int]]:
     """Return the head of a file, and where it and each array after it end, filled up to whole pages."""
     places, at = [], 0
-    for path, array in arrays.items():
-        places.append({"path": path, "dtype": array.dtype.name, "shape": array.shape, "at": at})
+    for path, form, array in parts:
+        places.append({"path": path, "form": form, "dtype": array.dtype.name, "shape": array.shape, "at": at})
         at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     body = json.dumps({"form": _FORM, "made of": made_of, "num_bytes": at, "arrays": places}).encode()
     head = f"{hashlib.sha256(body).hexdigest()}{len(body):>{_LENGTH_LETTERS}}".encode() + body
@@ -130,10 +143,17 @@ def _read(data: Any, made_of: Mapping[str, str]) -> Params:
     if start + head["num_bytes"] != len(data):
         raise NotKept("the file is cut off")
     params: Params = {}
+    quantized: dict[tuple[str, ...], Format] = {}
     for place in head["arrays"]:
         shape, dtype = tuple(place["shape"]), np.dtype(place["dtype"])
         array = np.frombuffer(data, dtype, math.prod(shape), start + place["at"]).reshape(shape)
         *folders, last = place["path"]
         node = reduce(lambda node, key: node.setdefault(key, {}), folders, params)
         node[last] = jax.device_put(array)
+        if place["form"] is not None:
+            quantized[tuple(folders)] = Format(**{**place["form"], "levels": tuple(place["form"]["levels"])})
+    for (*folders, last), form in quantized.items():
+        node = reduce(getitem, folders, params)
+        codes, scales, minima = (node[last].get(name) for name in _PARTS)
+        node[last] = QuantizedArray(codes, scales, minima, form)
     return params

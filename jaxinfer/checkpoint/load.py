@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.layers import KERNEL
 from jaxinfer.models.padding import Sources
 from jaxinfer.notation import Params
 
@@ -26,13 +28,15 @@ def load_params(
     abstract: Mapping[str, Any],
     progress: Progress | None = None,
     padding: Mapping[str, Any] | None = None,
+    few_bits: FewBitsReader | None = None,
 ) -> Params:
     """Read the parameters that ``abstract`` describes, in its dtypes.
 
     ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct`` from `jaxinfer.models.decoder.abstract_params`, with
     stacked blocks or not. If a struct has a sharding, every device of this process gets its shard, and memory holds no
     more than these shards and one tensor. ``padding`` gives the source of each element of padded parameters
-    (`jaxinfer.models.padding.parameter_sources`). ``progress`` receives the parameter bytes done and in total. Raises
+    (`jaxinfer.models.padding.parameter_sources`). ``few_bits`` reads kernels and tables, on one device only; kernels
+    are then ``[out, in]``. ``progress`` receives the parameter bytes done and in total. Raises
     :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
     """
     names = names.spelled_in(checkpoint.tensors.shapes())
@@ -46,7 +50,11 @@ def load_params(
         node = params
         for part in leaf.path[:-1]:
             node = node.setdefault(part, {})
-        node[leaf.path[-1]] = _read(checkpoint, leaf)
+        quantized = None if few_bits is None else few_bits.read(checkpoint, leaf, _read)
+        if quantized is None:
+            node[leaf.path[-1]] = _read(checkpoint, leaf)
+        else:
+            node[KERNEL if leaf.transposed else leaf.path[-1]] = quantized
         done += leaf.num_bytes
         if progress is not None:
             progress(done, total)

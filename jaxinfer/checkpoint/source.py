@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,6 +27,26 @@ class TypedTensorSource(TensorSource, Protocol):
 
     def stored_dtype(self, name: str) -> np.dtype | None:
         """Return the dtype that holds a tensor without loss; None for a quantised tensor."""
+        ...
+
+
+class BlockRows(NamedTuple):
+    """A tensor's rows of blocks, ``[rows, bytes]``; row i is Hugging Face's row ``places[i]`` (None: row i)."""
+
+    data: np.ndarray
+    places: np.ndarray | None
+
+
+@runtime_checkable
+class BlockSource(TensorSource, Protocol):
+    """Tensors that may be stored in blocks of few bits."""
+
+    def kind(self, name: str) -> str | None:
+        """Return the name of the blocks of a tensor; None for plain numbers."""
+        ...
+
+    def blocks(self, name: str) -> BlockRows | None:
+        """Return a tensor's blocks, None if its values are not those that the blocks alone stand for."""
         ...
 
 

@@ -70,6 +70,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
     shown = f"float32, bfloat16, float16 or float64 (default: {dtype or 'float32 on a CPU, else bfloat16'})"
     group.add_argument("--dtype", metavar="D", default=dtype, help=shown)
+    add_weights_argument(group)
     add_exact_argument(group)
     group.add_argument(
         "--max-len",
@@ -85,6 +86,15 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
         "last W tokens",
     )
     add_mesh_argument(group)
+
+
+def add_weights_argument(parser: Any) -> None:
+    """Add the bits that weights are kept in."""
+    parser.add_argument(
+        "--weights",
+        metavar="W",
+        help="keep weights in few bits: int8, int4:group=64, or those of a GGUF file as they are, gguf",
+    )
 
 
 def add_exact_argument(parser: Any) -> None:

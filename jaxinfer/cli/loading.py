@@ -18,6 +18,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
         return load(
             model,
             dtype=options.dtype,
+            weights=options.weights,
             exact=options.exact,
             max_len=options.max_len,
             cache=options.cache,

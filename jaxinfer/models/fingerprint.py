@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxinfer.models.layers import locate
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 _EVERY_ROW = 31
 
@@ -37,13 +38,17 @@ def _named(
     node: Mapping[str, Any], padding: Any, fetch: Callable[[Any], Any], path: tuple[str, ...]
 ) -> Iterator[tuple[str, np.ndarray]]:
     for key, value in node.items():
-        sources = None if padding is None else padding[key]
+        sources = None if padding is None or isinstance(value, QuantizedArray) else padding[key]
         if isinstance(value, Mapping):
             yield from _named(value, sources, fetch, (*path, key))
             continue
         layers, stacked, name, transposed = locate((*path, key), value.shape)
         # Rows are selected on the device, so that only they are copied to the host.
-        chosen = np.asarray(fetch(_some_rows(value, sources, stacked, transposed))).astype(ml_dtypes.bfloat16)
+        if isinstance(value, QuantizedArray):
+            chosen = jax.tree.map(lambda part: np.asarray(fetch(part[..., ::_EVERY_ROW, :])), value).dequantize()
+        else:
+            chosen = np.asarray(fetch(_some_rows(value, sources, stacked, transposed)))
+        chosen = chosen.astype(ml_dtypes.bfloat16)
         for index, layer in enumerate(layers or ("",)):
             rows = chosen[index] if stacked else chosen
             yield f"{layer}.{name}", rows.T if transposed else rows

@@ -11,6 +11,7 @@ from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.logical_axes import mesh_spec
 from jaxinfer.ops.matmul import Split, linear, linears
 
@@ -21,7 +22,7 @@ class Linear(nn.Module):
     If the backend transposes kernels, the kernel is ``[in, out]`` under another name. Parameters may also hold a
     low-rank ``"adapter"``, ``{"down": [R, in], "up": [out, R]}`` (LoRA, Hu et al., 2106.09685), which adds ``up down
     x`` for the tokens from `Backend.adapted_from` on. A kernel may be any object that JAX can convert to an array
-    (``__jax_array__``).
+    (``__jax_array__``), or quantized, ``[out, in]`` in either case.
     """
 
     features: int
@@ -42,13 +43,16 @@ class Linear(nn.Module):
         """Return the kernel, for inputs of width ``width``, and the bias, which may be None."""
         dtype = jnp.dtype(self.backend.param_dtype)
         transposed = self.backend.transposed_kernels
+        quantized = quantized_parameter(self, KERNEL)
         kernel_init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
         shape, axes = (self.features, width), self.axes
         if transposed:
             # Drawn as [out, in], so that a seed gives the same weights in both orders.
             draw, shape, axes = kernel_init, shape[::-1], axes[::-1]
             kernel_init = lambda key, shape, dtype: draw(key, shape[::-1], dtype).T  # noqa: E731
-        kernel = parameter(self, TRANSPOSED_KERNEL if transposed else KERNEL, kernel_init, axes, shape, dtype)
+        kernel: Any = quantized
+        if kernel is None:
+            kernel = parameter(self, TRANSPOSED_KERNEL if transposed else KERNEL, kernel_init, axes, shape, dtype)
         bias = None
         if self.use_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, self.axes[:1], (self.features,), dtype)
@@ -98,10 +102,19 @@ class Table(nn.Module):
     axes: tuple[str | None, str] = ("vocab", "embed")
 
     @nn.compact
-    def __call__(self) -> Float[Array, "V D"]:
+    def __call__(self) -> Float[Array, "V D"] | QuantizedArray:
+        quantized = quantized_parameter(self, self.parameter)
+        if quantized is not None:
+            return quantized
         dtype = jnp.dtype(self.backend.param_dtype)
         init = nn.initializers.normal(0.02)
         return parameter(self, self.parameter, init, self.axes, self.shape, dtype)
+
+
+def quantized_parameter(module: nn.Module, name: str) -> QuantizedArray | None:
+    """Return a parameter that is quantized, None if it is not: flax knows no shape of it."""
+    value = module.get_variable("params", name) if module.has_variable("params", name) else None
+    return value if isinstance(value, QuantizedArray) else None
 
 
 def parameter(

@@ -9,11 +9,16 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.rows import take_rows
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 
-def embed(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"], backend: Backend) -> Float[Array, "B T D"]:
+def embed(
+    table_VD: Float[Array, "V D"] | QuantizedArray, tokens_BT: Int[Array, "B T"], backend: Backend
+) -> Float[Array, "B T D"]:
     """Return the tokens' rows in the compute dtype; ids outside the vocabulary read its first or last row."""
     ids = jnp.clip(tokens_BT, 0, table_VD.shape[0] - 1)
+    if isinstance(table_VD, QuantizedArray):
+        return table_VD.rows(ids).dequantize().astype(backend.compute_dtype)
     if backend.platform == "cpu" and table_VD.dtype.itemsize == 2:
         # A mesh's devices have parts of the table, which the compiler reads.
         rows = _short_rows(table_VD, ids, backend.cpu_kernels and backend.mesh is None)

@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec
 from jaxinfer.notation import Array, Float, Int8
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
+from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits, multiply_few_bits
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 # The axes of a mesh that split a kernel's outputs and its inputs.
 Split = tuple[str | None, str | None]
@@ -23,7 +25,7 @@ WHOLE: Split = (None, None)
 
 def linear(
     inputs: Float[Array, "*rows d_in"],
-    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"],
+    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"] | QuantizedArray,
     bias: Float[Array, " d_out"] | None,
     backend: Backend,
     transposed: bool = False,
@@ -31,8 +33,8 @@ def linear(
 ) -> Float[Array, "*rows d_out"]:
     """Multiply the last axis by a kernel and add a bias; the result is in the backend's compute dtype.
 
-    The kernel is ``[out, in]``, or ``transposed`` and ``[in, out]``. If devices have parts of it, ``split`` says which;
-    only the CPU kernels need to know.
+    The kernel is ``[out, in]``, or ``transposed`` and ``[in, out]``; a quantized one is never transposed. If devices
+    have parts of it, ``split`` says which; only the CPU kernels need to know.
     """
     return linears(inputs, [(kernel, bias)], backend, transposed, split)[0]
 
@@ -53,7 +55,7 @@ def linears(
 
 def product(
     inputs: Float[Array, "*rows d_in"],
-    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"] | Int8[Array, "d_out d_in"],
+    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"] | Int8[Array, "d_out d_in"] | QuantizedArray,
     backend: Backend,
     transposed: bool = False,
     split: Split = WHOLE,
@@ -66,8 +68,26 @@ def product(
 
 
 def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed: bool, split: Split) -> list[Any]:
+    is_quantized = [isinstance(kernel, QuantizedArray) for kernel in kernels]
+    if all(is_quantized):
+        return _quantized_products(inputs, kernels, backend, split)
+    if any(is_quantized):
+        return [_products(inputs, [kernel], backend, transposed, split)[0] for kernel in kernels]
     own = None if transposed else _multiply_by_kernels(inputs, kernels, backend, split)
     return own or [_multiply_by_xla(inputs, kernel, backend, transposed) for kernel in kernels]
+
+
+def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend: Backend, split: Split) -> list[Any]:
+    """Return products with quantized kernels: by the CPU kernels, in their own bits, or else by XLA."""
+    *lead, width = inputs.shape
+    form = kernels[0].form
+    if any(kernel.form != form for kernel in kernels):
+        return [_quantized_products(inputs, [kernel], backend, split)[0] for kernel in kernels]
+    if backend.cpu_kernels and backend.mesh is None and math.prod(lead) and multiplies_few_bits(form, width):
+        outputs = multiply_few_bits(inputs.reshape(-1, width), form, tuple(kernel.matrix for kernel in kernels))
+        return [output.reshape(*lead, -1) for output in outputs]
+    dense = [kernel.dequantize().astype(backend.param_dtype) for kernel in kernels]
+    return _products(inputs, dense, backend, False, split)
 
 
 def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, split: Split) -> list[Any] | None:

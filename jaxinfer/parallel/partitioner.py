@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.load import Progress, load_params
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
@@ -101,12 +102,18 @@ class Partitioner:
         config: DecoderConfig,
         backend: Backend,
         progress: Progress | None = None,
+        few_bits: FewBitsReader | None = None,
     ) -> Params:
-        """Read the partitioned decoder's parameters, each device its own part; see `jaxinfer.checkpoint.load`."""
+        """Read the partitioned decoder's parameters, each device its own part; see `jaxinfer.checkpoint.load`.
+
+        Weights in few bits are read on one device only.
+        """
         part = self.partition(config, backend)
         abstract = abstract_params(*part)
         if self.mesh is None:
-            return load_params(checkpoint, names, abstract, progress)
+            return load_params(checkpoint, names, abstract, progress, few_bits=few_bits)
+        if few_bits is not None:
+            raise InvalidOption(f"weights {few_bits.few_bits.name!r} run on one device so far: load without a mesh")
         placed = jax.tree.map(_placed, abstract, parameter_shardings(*part, self.mesh))
         return load_params(checkpoint, names, placed, progress, self.padding(config, backend))
 

@@ -54,6 +54,7 @@ OPTION_MISTAKES = {
     "negative top_k": (["generate", "x", "--top-k", "-4"], ["top_k", "-4"]),
     "min_p above 1": (["generate", "x", "--min-p", "1.5"], ["min_p", "1.5"]),
     "negative seed": (["generate", "x", "--seed", "-1"], ["seed", "-1"]),
+    "unknown weights": (["generate", "x", "--weights", "int5"], ["int5", "int4"]),
     "empty stop": (["generate", "x", "--stop", ""], ["stop"]),
     "no penalty": (["generate", "x", "--repetition-penalty", "0"], ["repetition_penalty"]),
     "bias without a token": (["generate", "x", "--logit-bias", "1.5"], ["--logit-bias", "1.5"]),

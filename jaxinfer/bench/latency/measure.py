@@ -81,12 +81,16 @@ def measure_latency(
     workload: Workload,
     *,
     rival: str | None = None,
+    weights: str | None = None,
     mesh: str | None = None,
     exact: str | None = None,
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LatencyReport:
-    """Measure a model in each dtype; with ``rival="transformers"`` also that, on the same checkpoint and prompts."""
+    """Measure a model in each dtype; with ``rival="transformers"`` also that, on the same checkpoint and prompts.
+
+    ``weights`` are as for `load`.
+    """
     for dtype in dtypes:
         choose_backend(dtype, exact=exact)
     partitioner = partitioner_of(mesh)
@@ -102,7 +106,7 @@ def measure_latency(
     bandwidth = measure_bandwidth()
     bandwidth = replace(bandwidth, bytes_per_second=bandwidth.bytes_per_second * num_devices)
     runs = tuple(
-        _measure_dtype(path, dtype, exact, workload, rival, bandwidth, partitioner, num_devices, progress)
+        _measure_dtype(path, dtype, weights, exact, workload, rival, bandwidth, partitioner, num_devices, progress)
         for dtype in dtypes
     )
     return LatencyReport(str(model), jax.devices()[0].device_kind, os.cpu_count() or 1, workload, bandwidth, runs)
@@ -111,6 +115,7 @@ def measure_latency(
 def _measure_dtype(
     path: Path,
     dtype: str,
+    weights: str | None,
     exact: str | None,
     workload: Workload,
     rival: str | None,
@@ -119,7 +124,7 @@ def _measure_dtype(
     num_devices: int,
     progress: Callable[[int, int], None] | None,
 ) -> Run:
-    model = load(path, dtype=dtype, exact=exact, mesh=partitioner.mesh, progress=progress)
+    model = load(path, dtype=dtype, weights=weights, exact=exact, mesh=partitioner.mesh, progress=progress)
     config, size = model.config, workload.prompt_tokens + workload.new_tokens
     if size > model.max_len:
         raise InvalidOption(

@@ -1,5 +1,6 @@
 """The least time that a model's steps can take on a machine, from the bytes to read and the operations to compute."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 
 
 @dataclass(frozen=True)
@@ -46,4 +48,4 @@ def _read_bytes(config: DecoderConfig, params: Params) -> int:
 
 
 def _block_weights(params: Params) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params["blocks"]))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params["blocks"], is_leaf=is_quantized))

@@ -20,7 +20,7 @@ from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 from jaxinfer.checkpoint.gguf.names import StoredTensor, place_tensors
 from jaxinfer.checkpoint.gguf.parts import read_parts
 from jaxinfer.checkpoint.rotary_rows import half_split_places
-from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.checkpoint.source import BlockRows, Checkpoint
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
 _SLAB_BYTES = 1 << 22
@@ -65,6 +65,20 @@ class GGUFTensors:
         # The shift is subtracted in float32, and the result may need all of float32's bits.
         kind = "F32" if stored.shift else stored.entry.kind.name
         return _PLAIN_DTYPES.get(kind) if stored.entry.kind.name in _PLAIN_DTYPES else None
+
+    def kind(self, name: str) -> str | None:
+        """Return the name of the blocks of a tensor; None for plain numbers."""
+        kind = self._tensors[name].entry.kind.name
+        return None if kind in _PLAIN_DTYPES else kind
+
+    def blocks(self, name: str) -> BlockRows | None:
+        """Return a tensor's blocks; None where Hugging Face's rows are not the file's, or their values are shifted."""
+        stored = self._tensors[name]
+        entry = stored.entry
+        if stored.transposed or stored.shift or len(entry.shape) != 2 or self.kind(name) is None:
+            return None
+        raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset).reshape(entry.shape[0], -1)
+        return BlockRows(raw, None if stored.num_heads is None else half_split_places(len(raw), stored.num_heads))
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file if that holds this dtype."""

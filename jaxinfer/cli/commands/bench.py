@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 
-from jaxinfer.cli.arguments import add_exact_argument, add_mesh_argument, whole_number
+from jaxinfer.cli.arguments import add_exact_argument, add_mesh_argument, add_weights_argument, whole_number
 from jaxinfer.cli.commands import acceptance, throughput
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.errors import InvalidOption
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         latency.add_argument(
             name, metavar="N", type=whole_number(least), default=default, help=f"{text} (default: %(default)s)"
         )
+    add_weights_argument(latency)
     add_exact_argument(latency)
     add_mesh_argument(latency)
     latency.add_argument(
@@ -69,6 +70,7 @@ def _run_latency(options: argparse.Namespace) -> int:
             dtypes,
             workload,
             rival=options.compare,
+            weights=options.weights,
             mesh=options.mesh,
             exact=options.exact,
             notice=lambda line: print(line, file=sys.stderr),

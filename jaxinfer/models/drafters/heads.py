@@ -23,6 +23,7 @@ from jaxinfer.models.layers import stored_kernel
 from jaxinfer.models.model import Model
 from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.matmul import linear, product
 from jaxinfer.ops.seven_bits import round_rows, rounded_product, rounds
 from jaxinfer.ops.top_k import top_k
@@ -115,9 +116,10 @@ def rounded_outputs(head_params: Params, backend: Backend) -> Params:
 def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[Array, " W"]) -> Params:
     """Return the model's output matrix for some tokens only, as an ``"output"`` of heads."""
     table = params["embed"]["embedding"] if config.tied_embeddings else params["head"]["kernel"]
-    kernel = table[ids]
+    kernel = table.rows(ids).dequantize() if isinstance(table, QuantizedArray) else table[ids]
     if config.embedding_dim is not None:
         project = stored_kernel(params["project_out"])
-        kernel = jnp.matmul(kernel, project, precision=jax.lax.Precision.HIGHEST).astype(table.dtype)
+        project = project.dequantize() if isinstance(project, QuantizedArray) else project
+        kernel = jnp.matmul(kernel, project, precision=jax.lax.Precision.HIGHEST).astype(kernel.dtype)
     bias = {"bias": params["head_bias"]["bias"][ids]} if config.head_bias else {}
     return {"kernel": kernel, **bias}

@@ -1,0 +1,165 @@
+"""Reads a checkpoint's kernels and tables in few bits: rounded to a form, or a GGUF file's blocks in their own bits."""
+
+import math
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.checkpoint.leaves import Leaf
+from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
+from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, GROUPS, INT8, Format, int4
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+
+_GGUF = "gguf"
+_NAMES = ("int8", "int4", _GGUF)
+_TABLE = ("embed", "embedding")
+_SLAB_BYTES = 1 << 22
+_ALIGNMENT = 64  # bytes
+_INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """What ``weights=`` asks for: the ``form`` of kernels; None: the blocks of a GGUF file.
+
+    Tables, which are read by rows as well, are int8 where kernels are rounded.
+    """
+
+    name: str
+    form: Format | None
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise InvalidOption for a checkpoint that has no blocks to read."""
+        tensors = checkpoint.tensors
+        if self.form is not None:
+            return
+        if not isinstance(tensors, BlockSource):
+            raise InvalidOption(f"weights {self.name!r}: {checkpoint.origin} is no GGUF file; use int8 or int4")
+        if not any(tensors.kind(name) in GGUF_FORMATS for name in tensors.shapes()):
+            known = ", ".join(GGUF_FORMATS)
+            raise InvalidOption(f"weights {self.name!r}: {checkpoint.origin} has no {known}; use int8 or int4")
+
+
+@dataclass
+class FewBitsReader:
+    """Reads what can be in few bits; ``widened`` names the types of a GGUF file that have no products of their own."""
+
+    few_bits: FewBits
+    widened: set[str] = field(default_factory=set)
+
+    def read(self, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any) -> QuantizedArray | None:
+        """Return a kernel or a table in few bits, None for a parameter that stays as it is.
+
+        ``read_plainly(checkpoint, leaf)`` reads any parameter.
+        """
+        if leaf.path[-1] not in (KERNEL, TRANSPOSED_KERNEL) and leaf.path != _TABLE:
+            return None
+        if self.few_bits.form is None:
+            return self._blocks(checkpoint, leaf)
+        is_table = leaf.path == _TABLE or leaf.path[:-1] == ("head",)
+        form = INT8 if is_table else self.few_bits.form
+        form.check_width(f"weights {self.few_bits.name!r}: {leaf.sources[0].tensor}", leaf.shape[-1])
+        shape = (*leaf.struct.shape[: leaf.stacked], *leaf.shape)
+        struct = jax.ShapeDtypeStruct(shape, jnp.float32)
+        weights = read_plainly(checkpoint, replace(leaf, struct=struct, transposed=False))
+        found = round_to_nearest(weights, form)
+        if not bool(jnp.isfinite(found.scales).all()):
+            raise InvalidCheckpoint(f"{checkpoint.origin}: {leaf.sources[0].tensor} has weights that are no numbers")
+        return jax.block_until_ready(found)
+
+    def _blocks(self, checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:
+        tensors = checkpoint.tensors
+        assert isinstance(tensors, BlockSource)
+        found = []
+        for source in leaf.sources:
+            kind, rows = tensors.kind(source.tensor), tensors.blocks(source.tensor)
+            if kind is None:
+                return None
+            if kind not in GGUF_FORMATS or rows is None or source.transposed:
+                self.widened.add(kind)
+                return None
+            found.append(_split(checkpoint.origin, source.tensor, rows, GGUF_FORMATS[kind]))
+        if len({each.form for each in found}) > 1:
+            raise InvalidOption("weights 'gguf': blocks of several types cannot be scanned: leave scan_layers out")
+        cut = [_rows_of(each, source.first, leaf.shape[0]) for each, source in zip(found, leaf.sources)]
+        whole = jax.tree.map(lambda *layers: np.stack(layers), *cut) if leaf.stacked else cut[0]
+        return jax.block_until_ready(jax.device_put(whole))
+
+
+def parse_few_bits(spec: str | None) -> FewBits | None:
+    """Return what ``weights=`` asks for, such as ``int4:group=128,symmetric=yes``; None for None."""
+    if spec is None:
+        return None
+    if not isinstance(spec, str):
+        raise InvalidOption(f"weights {shown(spec)} is no text; use one of {', '.join(_NAMES)}")
+    name, _, options = spec.partition(":")
+    if name not in _NAMES:
+        raise InvalidOption(f"unknown weights {name!r}; use one of {', '.join(_NAMES)}")
+    parts = [option.partition("=") for option in options.split(",") if option]
+    given = {key: value for key, _, value in parts}
+    known = _OPTIONS if name == "int4" else {}
+    for key, value in given.items():
+        if key not in known:
+            raise InvalidOption(
+                f"unknown option {key!r} of weights {name}; its options are: {', '.join(known) or 'none'}"
+            )
+        if value not in known[key]:
+            raise InvalidOption(f"weights {name}: {key}={value!r} is none of {', '.join(known[key])}")
+    if name == "int8":
+        return FewBits(spec, INT8)
+    if name == _GGUF:
+        return FewBits(spec, None)
+    return FewBits(spec, int4(int(given.get("group", 64)), given.get("symmetric") == "yes"))
+
+
+_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"group": tuple(map(str, GROUPS)), "symmetric": ("yes", "no")}
+)
+
+
+def _rows_of(array: QuantizedArray, first: int, count: int) -> QuantizedArray:
+    return jax.tree.map(lambda part: part[first : first + count], array)
+
+
+def _split(origin: str, tensor: str, rows: BlockRows, form: Format) -> QuantizedArray:
+    """Return a tensor's blocks with codes, scales and minima apart, which a product reads one after the other."""
+    num_rows = len(rows.data)
+    code_bytes = form.row_bytes(form.group or 0)
+    first = 4 if form.has_minima else 2
+    blocks = rows.data.reshape(num_rows, -1, first + code_bytes)
+    num_groups = blocks.shape[1]
+    codes = _aligned_empty((num_rows, num_groups, code_bytes), np.uint8)
+    groups = [_aligned_empty((num_rows, num_groups, 2), np.uint8) for _ in range(first // 2)]
+    step = max(1, _SLAB_BYTES // blocks[:1].nbytes)
+
+    def split(start: int) -> None:
+        span = slice(start, start + step)
+        to = span if rows.places is None else rows.places[span]
+        codes[to] = blocks[span, :, first:]
+        for at, part in enumerate(groups):
+            part[to] = blocks[span, :, 2 * at : 2 * at + 2]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(split, range(0, num_rows, step)))
+    if any(((part.view(np.uint16) & _INFINITE) == _INFINITE).any() for part in groups):
+        raise InvalidCheckpoint(f"{origin}: {tensor} has a scale that is no finite number; download the file again")
+    flat = codes.reshape(num_rows, -1)
+    scales, minima = (*(part.view(np.float16)[..., 0] for part in groups), None)[:2]
+    return QuantizedArray(flat.view(np.int8) if form.bits == 8 else flat, scales, minima, form)
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Allocate memory that JAX's CPU backend can use without a copy."""
+    raw = np.empty(math.prod(shape) + _ALIGNMENT, dtype)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + math.prod(shape)].reshape(shape)

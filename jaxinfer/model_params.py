@@ -1,0 +1,78 @@
+"""Reads the parameters of a model that is loaded: converted, in few bits, or from the folder where they are kept."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader
+from jaxinfer.checkpoint.kept_params import KeptParams
+from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.errors import InvalidOption
+from jaxinfer.kept.folder import KeptFolder
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.family import TensorNames
+from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels.few_bits.products import can_keep_bits
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from jaxinfer.parallel.partitioner import Partitioner
+from jaxinfer.start_times import LoadTimes
+
+# Of converted weights that are kept.
+_MAX_WEIGHTS_BYTES = 4 << 30
+
+
+def check_few_bits(few_bits: FewBits | None, backend: Backend, partitioner: Partitioner) -> None:
+    """Refuse few bits where they do not run yet."""
+    if few_bits is None:
+        return
+    asked = f"weights {few_bits.name!r}"
+    if partitioner.mesh is not None:
+        raise InvalidOption(f"{asked} run on one device so far: load without a mesh")
+    if backend.param_dtype == "float64":
+        raise InvalidOption(f"{asked} multiply in float32: choose dtype float32 or bfloat16")
+    if backend.cpu_kernels and not can_keep_bits():
+        raise InvalidOption(f"{asked} need a processor that converts float16: leave weights out")
+
+
+def check_savable(params: Params) -> None:
+    """Refuse to save what no folder holds yet, and what is not all here."""
+    leaves = jax.tree.leaves(params, is_leaf=is_quantized)
+    if any(map(is_quantized, leaves)):
+        raise InvalidOption("weights in few bits cannot be saved yet: load the model without weights= and save that")
+    if not all(leaf.is_fully_addressable for leaf in leaves):
+        raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
+
+
+def read_params(
+    checkpoint: Checkpoint,
+    names: TensorNames,
+    config: DecoderConfig,
+    backend: Backend,
+    partitioner: Partitioner,
+    few_bits: FewBits | None,
+    kept: str | Path | None,
+    times: LoadTimes,
+    notice: Callable[[str], None] | None,
+    progress: Callable[[int, int], None] | None,
+) -> Params:
+    """Return the parameters of a checkpoint; ``kept`` is a folder in which converted ones are kept, or None."""
+
+    def convert() -> Params:
+        reader = None if few_bits is None else FewBitsReader(few_bits)
+        params = partitioner.load_params(checkpoint, names, config, backend, progress, reader)
+        if reader is not None and reader.widened and notice is not None:
+            kinds = ", ".join(sorted(reader.widened))
+            notice(f"{checkpoint.origin}: blocks of {kinds} are widened to {backend.param_dtype}")
+        return params
+
+    if few_bits is not None:
+        few_bits.check(checkpoint)
+    if kept is None or partitioner.mesh is not None:
+        return convert()
+    weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
+    # Weights are the same whatever is asked of steps.
+    layout = (config, replace(backend, step_rows=1))
+    return weights.load(checkpoint, layout if few_bits is None else (*layout, few_bits), convert)

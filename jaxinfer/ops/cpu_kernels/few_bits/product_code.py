@@ -1,0 +1,191 @@
+"""The assembly of products with weights in few bits: tiles over all rows and outputs, and the foreign function."""
+
+from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
+    GROUP_LANES,
+    few_bits_tile,
+    prepare_function,
+    row_kind,
+    sums_function,
+    tile_declarations,
+    tile_name,
+    widen_function,
+)
+from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
+from jaxinfer.ops.cpu_kernels.tiles import OUTPUTS, SIZES, Vectors
+from jaxinfer.ops.few_bits.formats import RUN, Format
+
+_PIECES_PER_THREAD = 4
+# The outputs of a block: their scales, and for many rows their widened codes, are written once for all tiles.
+_BLOCK = 16
+# From so many tiles of rows on, widening a block once is faster than in each tile.
+_MANY_TILES = 3
+
+_SHARED = ("x", "rows", "length", "groups", "span")
+_POINTERS = ("w", "scales", "minima", "y")
+_INTEGERS = ("outputs", "first_piece")
+
+
+def few_bits_module(vectors: Vectors, form: Format, count: int = 1) -> str:
+    """Return the assembly of ``handler(x [M, K], w [N, B], scales [N, G], minima [N, G], ...) -> y [M, N], ...``.
+
+    There are ``count`` matrices, each with its own N; forms without minima take none. x is bfloat16, or float32 with
+    numbers of bfloat16 where the processor has no products of pairs; y is float32.
+    """
+    names = (*_SHARED, *(f"{name}{matrix}" for matrix in range(count) for name in (*_POINTERS, *_INTEGERS)))
+    record = Record(*names)
+    parts = 3 if form.has_minima else 2
+
+    def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
+        x, *matrices = arguments
+        rows, length = x.shape(code, 2)
+        outputs = [y.shape(code, 2)[1] for y in results]
+        all_outputs = code.total(outputs)
+        wanted = code.arithmetic("mul", threads, _PIECES_PER_THREAD)
+        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), OUTPUTS), OUTPUTS)
+        pieces = [code.ceiling(each, span) for each in outputs]
+        pointers = {"x": x.numbers}
+        groups = matrices[1].shape(code, 2)[1]
+        numbers = {"rows": rows, "length": length, "groups": groups, "span": span}
+        for index, y in enumerate(results):
+            own = [each.numbers for each in matrices[parts * index : parts * (index + 1)]]
+            # Without minima their place is never read.
+            places = dict(zip(_POINTERS, (*own[:2], own[-1], y.numbers), strict=True))
+            pointers |= {f"{name}{index}": place for name, place in places.items()}
+            numbers |= {f"outputs{index}": outputs[index], f"first_piece{index}": code.total(pieces[:index])}
+        return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
+
+    functions = [*_functions(vectors, form), _piece(vectors, form, record, count)]
+    return make_module(vectors, functions, record, (1 + parts * count, count), plan)
+
+
+def _functions(vectors: Vectors, form: Format) -> list[str]:
+    counts = range(1, vectors.rows + 1)
+    tiles = [
+        few_bits_tile(vectors, form, outputs, rows, is_widened)
+        for outputs in (OUTPUTS, 1)
+        for rows in counts
+        for is_widened in (False, True)
+    ]
+    declared = tile_declarations(vectors)
+    sums = [sums_function(vectors, form)] if form.has_minima else []
+    return [declared, *tiles, *sums, widen_function(vectors, form), prepare_function(vectors, form)]
+
+
+def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
+    """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix for all rows."""
+    code = Code("internal void @piece(ptr %record, i64 %index) #0")
+    kind, element = row_kind(vectors), {"float32": "float", "float16": "half"}[form.scale_dtype]
+    x = record.pointer(code, "x")
+    rows, length, groups, span = (record.number(code, each) for each in _SHARED[1:])
+    w, scales, minima, y, outputs, first_piece = _chosen(code, record, count)
+    first = code.arithmetic("mul", code.arithmetic("sub", "%index", first_piece), span)
+    here = code.smaller(span, code.arithmetic("sub", outputs, first))
+    row_bytes = code.arithmetic("mul", code.arithmetic("sdiv", length, RUN), form.row_bytes(RUN))
+    w = code.at("i8", w, code.arithmetic("mul", first, row_bytes))
+    of_scales = code.arithmetic("mul", first, groups)
+    scales, minima = (code.at(element, each, of_scales) for each in (scales, minima))
+    y = code.at("float", y, first)
+
+    runs = code.arithmetic("sdiv", code.arithmetic("sdiv", length, RUN), groups)
+    padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
+    most = vectors.rows
+    tiles = code.ceiling(rows, most)
+    is_many = code.value(f"icmp sge i64 {tiles}, {_MANY_TILES}")
+    least_rows, larger_tiles = (code.arithmetic(operation, rows, tiles) for operation in ("sdiv", "srem"))
+
+    # Memory for the block's scales and minima, the sums of the rows' groups, and the block's widened codes.
+    of_block = code.arithmetic("mul", padded, _BLOCK)
+    of_sums = code.arithmetic("mul", padded, rows) if form.has_minima else "0"
+    of_codes = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, _BLOCK)}, i64 0")
+    line = 64
+    size = code.arithmetic("mul", code.total([of_block, of_block, of_sums]), SIZES["float"])
+    size = code.arithmetic("add", size, code.arithmetic("mul", of_codes, SIZES[kind]))
+    memory = code.value(f"call ptr @malloc(i64 {code.arithmetic('add', size, line)})")
+    past = code.arithmetic("and", code.value(f"ptrtoint ptr {memory} to i64"), line - 1)
+    own_scales = code.at("i8", memory, code.arithmetic("sub", line, past))
+    own_minima = code.at("float", own_scales, of_block)
+    own_sums = code.at("float", own_minima, of_block)
+    own_codes = code.at("float", own_sums, of_sums)
+
+    if form.has_minima:
+        code.effect(
+            f"call void @add_groups(ptr {x}, ptr {own_sums}, i64 {rows}, i64 {groups}, i64 {runs}, i64 {padded})"
+        )
+    with code.repeated("each_block", 0, here, _BLOCK) as block:
+        count_here = code.smaller(code.arithmetic("sub", here, block.index), _BLOCK)
+        block_w = code.at("i8", w, code.arithmetic("mul", block.index, row_bytes))
+        of_scales = code.arithmetic("mul", block.index, groups)
+        ahead = code.arithmetic("mul", groups, _BLOCK * SIZES[element])
+        for given, own in ((scales, own_scales), (minima, own_minima))[: 2 if form.has_minima else 1]:
+            place = code.at(element, given, of_scales)
+            integers = ", i64 ".join((count_here, groups, padded, ahead))
+            code.effect(f"call void @prepare(ptr {place}, ptr {own}, i64 {integers})")
+        code.branch(is_many, "widened", "as_they_lie")
+        code.start("widened")
+        all_runs = code.arithmetic("mul", count_here, code.arithmetic("sdiv", length, RUN))
+        code.effect(f"call void @widen(ptr {block_w}, ptr {own_codes}, i64 {all_runs})")
+        code.effect("br label %as_they_lie")
+        code.start("as_they_lie")
+        tile_w = code.value(f"select i1 {is_many}, ptr {own_codes}, ptr {block_w}")
+        stride = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, SIZES[kind])}, i64 {row_bytes}")
+        whole = code.arithmetic("and", count_here, -OUTPUTS)
+        with code.repeated("each_tile", 0, tiles) as each_tile:
+            row = each_tile.held
+            is_larger = code.value(f"icmp slt i64 {each_tile.index}, {larger_tiles}")
+            some = code.arithmetic("add", least_rows, code.value(f"zext i1 {is_larger} to i64"))
+            each_tile.left = code.arithmetic("add", row, some)
+            row_x = code.at(kind, x, code.arithmetic("mul", row, length))
+            row_sums = code.at("float", own_sums, code.arithmetic("mul", row, padded))
+            row_y = code.at("float", y, code.arithmetic("add", code.arithmetic("mul", row, outputs), block.index))
+            for name, width, start, end in (("wide", OUTPUTS, 0, whole), ("one", 1, whole, count_here)):
+                tile = _chosen_tile(code, width, some, most, is_many)
+                with code.repeated(f"each_{name}", start, end, width) as each:
+                    of_scales = code.arithmetic("mul", each.index, padded)
+                    pointers = (
+                        row_x,
+                        code.at("i8", tile_w, code.arithmetic("mul", each.index, stride)),
+                        code.at("float", own_scales, of_scales),
+                        code.at("float", own_minima, of_scales),
+                        row_sums,
+                        code.at("float", row_y, each.index),
+                    )
+                    integers = groups, runs, length, stride, padded, outputs
+                    operands = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in integers)]
+                    code.effect(f"call void {tile}({', '.join(operands)})")
+    code.effect(f"call void @free(ptr {memory})")
+    code.effect("ret void")
+    return code.text()
+
+
+def _chosen(code: Code, record: Record, count: int) -> list[str]:
+    """Load the fields of the matrix, among ``count``, that the piece belongs to."""
+    kinds = *["ptr"] * len(_POINTERS), *["i64"] * len(_INTEGERS)
+
+    def fields(matrix: int) -> list[str]:
+        pointers = [record.pointer(code, f"{name}{matrix}") for name in _POINTERS]
+        return [*pointers, *(record.number(code, f"{name}{matrix}") for name in _INTEGERS)]
+
+    chosen = fields(0)
+    for matrix in range(1, count):
+        other = fields(matrix)
+        is_other = code.value(f"icmp sge i64 %index, {other[-1]}")
+        chosen = [
+            code.value(f"select i1 {is_other}, {kind} {new}, {kind} {old}")
+            for kind, new, old in zip(kinds, other, chosen)
+        ]
+    return chosen
+
+
+def _chosen_tile(code: Code, outputs: int, rows: str, most: int, is_many: str) -> str:
+    """Return the address of the tile of some rows, at most ``most``."""
+
+    def either(count: int) -> str:
+        widened, direct = (tile_name(outputs, count, is_widened) for is_widened in (True, False))
+        return code.value(f"select i1 {is_many}, ptr @{widened}, ptr @{direct}")
+
+    tile = either(most)
+    for count in range(1, most):
+        is_own = code.value(f"icmp eq i64 {rows}, {count}")
+        tile = code.value(f"select i1 {is_own}, ptr {either(count)}, ptr {tile}")
+    return tile

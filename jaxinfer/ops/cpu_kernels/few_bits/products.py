@@ -1,0 +1,76 @@
+"""Products with weights in few bits on a CPU, read as they are stored.
+
+A row's results do not depend on the other rows or on their number.
+"""
+
+import functools
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.notation import Array, Float
+from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import row_kind, supports
+from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, RUN, Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+
+
+def can_keep_bits() -> bool:
+    """Whether every form of integers has a kernel on this processor."""
+    vectors = host_vectors()
+    return vectors is not None and all(supports(vectors, form) for form in (INT8, *GGUF_FORMATS.values()))
+
+
+def multiplies_few_bits(form: Format, width: int) -> bool:
+    """Whether `multiply_few_bits` supports weights of a form in rows of this width."""
+    vectors = host_vectors()
+    return vectors is not None and width > 0 and width % (form.group or RUN) == 0 and supports(vectors, form)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def multiply_few_bits(
+    rows_MK: Float[Array, "M K"], form: Format, weights: tuple[tuple[Any, ...], ...]
+) -> tuple[Float[Array, "M _"], ...]:
+    """Return dot products of rows, rounded to bfloat16, with each of several matrices, in float32.
+
+    A matrix is the arrays of a `QuantizedArray` of this form. Check `multiplies_few_bits` first. If a compiler splits
+    arrays over devices, each device gets the whole array.
+    """
+    vectors = host_vectors()
+    assert vectors is not None
+    count, width = rows_MK.shape
+    for codes, *groups in weights:
+        shape = codes.shape[0], form.groups(width)
+        fits = codes.shape[1] == form.row_bytes(width) and all(each.shape == shape for each in groups)
+        kinds = {each.dtype.name for each in groups} == {form.scale_dtype} and codes.dtype.itemsize == 1
+        if not (fits and kinds) or len(groups) != 1 + form.has_minima or not count * shape[0]:
+            raise ValueError(f"rows {rows_MK.shape} and codes {codes.dtype}{codes.shape} of {form} do not fit")
+    rows_MK = rows_MK.astype(jnp.bfloat16)
+    rows_MK = rows_MK if row_kind(vectors) == "bfloat" else rows_MK.astype(jnp.float32)
+    build = functools.partial(few_bits_module, form=form, count=len(weights))
+    shapes = [jax.ShapeDtypeStruct((count, len(codes)), jnp.float32) for codes, *_ in weights]
+    operands = [part for matrix in weights for part in matrix]
+    name = f"multiply_few_bits_{_name(form)}_by_{len(weights)}"
+    return tuple(call(name, build, "bfloat16", shapes, rows_MK, *operands))
+
+
+@multiply_few_bits.defjvp
+def _multiply_few_bits_jvp(form: Format, primals: Any, tangents: Any) -> Any:
+    def reference(rows_MK: jax.Array, weights: tuple[tuple[Any, ...], ...]) -> tuple[jax.Array, ...]:
+        filled = [(*matrix, None)[:3] for matrix in weights]
+        dense = [QuantizedArray(codes, scales, minima, form).dequantize() for codes, scales, minima in filled]
+        precision = jax.lax.Precision.HIGHEST
+        rows_MK = rows_MK.astype(jnp.bfloat16).astype(jnp.float32)
+        return tuple(jnp.einsum("mk,nk->mn", rows_MK, each, precision=precision) for each in dense)
+
+    # Values too, as in `products`.
+    return jax.jvp(reference, primals, tangents)
+
+
+def _name(form: Format) -> str:
+    """Return letters that stand for a form."""
+    levels = hashlib.sha256(repr(form.levels).encode()).hexdigest()[:8] if form.levels else "bytes"
+    return f"{form.bits}_{form.group or 'row'}_{levels}{'_minima' if form.has_minima else ''}"

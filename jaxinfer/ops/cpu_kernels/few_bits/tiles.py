@@ -1,0 +1,304 @@
+"""The innermost loops of products with weights in few bits: a few rows times a few rows of codes, widened in registers.
+
+A group's products are added in float32 first; the sum is multiplied by the group's scale and added to the sums of the
+groups before it. Minima come before all groups: each times the sum of its group's numbers of x.
+"""
+
+import struct
+
+from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.tiles import SIZES, Vectors, add_up
+from jaxinfer.ops.few_bits.formats import RUN, Format
+
+# Scales, minima and sums of groups are filled up to so many: a multiple of the lanes of every processor.
+GROUP_LANES = 16
+_HALF = RUN // 2
+_LINE = 64
+# How far ahead tiles fetch codes, in bytes: rows of codes lie one after the other. Without that, a processor waits for
+# codes twice as long as it computes with them.
+_AHEAD = 4096
+_TILE = (
+    "ptr %x, ptr %w, ptr %scales, ptr %minima, ptr %sums, ptr %y, i64 %groups, i64 %runs, i64 %pitch, i64 %stride, "
+    "i64 %padded, i64 %width"
+)
+_PAIRS_DECLARED = """\
+declare <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16>, <32 x i16>)
+declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
+"""
+
+
+def supports(vectors: Vectors, form: Format) -> bool:
+    """Whether products with weights of this form have kernels."""
+    can_convert = form.scale_dtype in vectors.dtypes
+    return can_convert and (form.bits == 8 or form.offset is not None or vectors.pairs_bfloat16)
+
+
+def row_kind(vectors: Vectors) -> str:
+    """Return the LLVM type of numbers of x and of widened codes."""
+    return "bfloat" if vectors.pairs_bfloat16 else "float"
+
+
+def tile_declarations(vectors: Vectors) -> str:
+    """Return declarations of what the tiles call, beyond `tiles.declarations`."""
+    return _PAIRS_DECLARED if vectors.pairs_bfloat16 else ""
+
+
+def tile_name(outputs: int, rows: int, is_widened: bool) -> str:
+    """Return the name of a tile."""
+    return f"few_bits_{outputs}x{rows}{'_widened' if is_widened else ''}"
+
+
+def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_widened: bool) -> str:
+    """Return ``NAME(x, w, scales, minima, sums, y, groups, runs, pitch, stride, padded, width)``.
+
+    It multiplies rows of x, ``pitch`` numbers apart, by rows of w, ``stride`` bytes apart: codes, or numbers that
+    `widen` made of them. Rows have ``groups`` groups of ``runs`` runs of 32. Scales, minima, and the sums of x's groups
+    are float32 in rows of ``padded`` numbers; only forms with minima read the latter two. Rows of y are ``width``
+    apart.
+    """
+    code = Code(f"internal void @{tile_name(outputs, rows, is_widened)}({_TILE}) #0")
+    wide, kind = vectors.wide, row_kind(vectors)
+    widen = _Widen(vectors, form, code)
+    read = widen.stored if is_widened else widen.run
+    run_bytes = RUN * SIZES[kind] if is_widened else form.row_bytes(RUN)
+    starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
+    starts_w, starts_scales, starts_minima, starts_sums = (
+        [code.at(element, start, code.arithmetic("mul", pitch, each)) for each in range(count)]
+        for start, element, pitch, count in (
+            ("%w", "i8", "%stride", outputs),
+            ("%scales", "float", "%padded", outputs),
+            ("%minima", "float", "%padded", outputs),
+            ("%sums", "float", "%padded", rows),
+        )
+    )
+    count = outputs * rows
+    begun = ["zeroinitializer"] * count
+    if form.has_minima:
+        begun = _add_minima(code, vectors, starts_minima, starts_sums)
+    # One loop: over groups; or over the runs of a row that is one group.
+    is_grouped = form.group is not None
+    steps = form.group // RUN if form.group is not None else 1
+    trips = "%groups" if is_grouped else "%runs"
+    before = "begin" if form.has_minima else "entry"
+    code.effect("br label %loop")
+    code.start("loop")
+    code.value(f"phi i64 [ 0, %{before} ], [ %next, %loop ]", "%i")
+    for index, each in enumerate(begun):
+        code.value(f"phi {wide} [ {each}, %{before} ], [ %sum{index}, %loop ]", f"%old{index}")
+    first_run = code.arithmetic("mul", "%i", steps)
+    of_x, of_w = code.arithmetic("mul", first_run, RUN), code.arithmetic("mul", first_run, run_bytes)
+    places_x = [code.at(kind, start, of_x) for start in starts_x]
+    if not is_widened:
+        read_bytes = outputs * steps * run_bytes
+        ahead = code.at("i8", "%w", code.arithmetic("mul", "%i", read_bytes))
+        for line in range(_AHEAD, _AHEAD + read_bytes, _LINE):
+            _prefetch(code, code.at("i8", ahead, line))
+    for output, start in enumerate(starts_w):
+        place_w = code.at("i8", start, of_w)
+        parts = [part for step in range(steps) for part in read(code.at("i8", place_w, step * run_bytes), step * RUN)]
+        scale = code.load_at("float", starts_scales[output], "%i") if is_grouped else ""
+        for row, place_x in enumerate(places_x):
+            index = row * outputs + output
+            total = "zeroinitializer" if is_grouped else f"%old{index}"
+            for at, (numbers, offset) in enumerate(parts):
+                part_x = code.load(_some(vectors, kind), code.at(kind, place_x, offset), SIZES[kind])
+                name = f"%sum{index}" if not is_grouped and at == len(parts) - 1 else None
+                total = _multiply_add(vectors, code, numbers, part_x, total, name)
+            if is_grouped:
+                vectors.multiply_add(code, total, vectors.spread(code, scale), f"%old{index}", f"%sum{index}")
+    code.value("add i64 %i, 1", "%next")
+    code.branch(code.value(f"icmp slt i64 %next, {trips}"), "loop", "done")
+    code.start("done")
+    sums = [f"%sum{index}" for index in range(count)]
+    if not is_grouped:
+        scales = [vectors.spread(code, code.load("float", start)) for start in starts_scales]
+        sums = [code.value(f"fmul {wide} {each}, {scales[at % outputs]}") for at, each in enumerate(sums)]
+    _write(code, vectors, sums, outputs)
+    code.effect("ret void")
+    return code.text()
+
+
+def widen_function(vectors: Vectors, form: Format) -> str:
+    """Return ``widen(w, to, runs)``, which writes runs of codes as numbers that tiles multiply."""
+    code = Code("internal void @widen(ptr %w, ptr %to, i64 %runs) #0")
+    kind = row_kind(vectors)
+    with code.repeated("each_run", 0, "%runs") as each_run:
+        place = code.at("i8", "%w", code.arithmetic("mul", each_run.index, form.row_bytes(RUN)))
+        _prefetch(code, code.at("i8", place, _AHEAD))
+        to = code.at(kind, "%to", code.arithmetic("mul", each_run.index, RUN))
+        for numbers, offset in _Widen(vectors, form, code).run(place, 0):
+            code.effect(f"store {_some(vectors, kind)} {numbers}, ptr {code.at(kind, to, offset)}, align {SIZES[kind]}")
+    code.effect("ret void")
+    return code.text()
+
+
+def prepare_function(vectors: Vectors, form: Format) -> str:
+    """Return ``prepare(from, to, lines, groups, padded, ahead)``: rows of scales as float32, filled up with zeros.
+
+    It fetches what lies ``ahead`` bytes further.
+    """
+    code = Code("internal void @prepare(ptr %from, ptr %to, i64 %lines, i64 %groups, i64 %padded, i64 %ahead) #0")
+    lanes, wide = vectors.lanes, vectors.wide
+    element = {"float32": "float", "float16": "half"}[form.scale_dtype]
+    with code.repeated("each_line", 0, "%lines") as each_line:
+        line = code.at(element, "%from", code.arithmetic("mul", each_line.index, "%groups"))
+        to = code.at("float", "%to", code.arithmetic("mul", each_line.index, "%padded"))
+        _prefetch(code, code.at("i8", line, "%ahead"))
+        whole = code.arithmetic("and", "%groups", -lanes)
+        with code.repeated("each_whole", 0, whole, lanes) as each:
+            place = code.at(element, line, each.index)
+            _prefetch(code, code.at("i8", place, "%ahead"))
+            some = code.load(f"<{lanes} x {element}>", place, SIZES[element])
+            if element == "half":
+                some = code.value(f"fpext <{lanes} x half> {some} to {wide}")
+            code.effect(f"store {wide} {some}, ptr {code.at('float', to, each.index)}, align 4")
+        with code.repeated("each_other", whole, "%groups") as each:
+            single = code.load_at(element, line, each.index)
+            if element == "half":
+                single = code.value(f"fpext half {single} to float")
+            code.store_at("float", single, to, each.index)
+        with code.repeated("each_zero", "%groups", "%padded") as each:
+            code.store_at("float", "0.0", to, each.index)
+    code.effect("ret void")
+    return code.text()
+
+
+def sums_function(vectors: Vectors, form: Format) -> str:
+    """Return ``add_groups(x, to, rows, groups, runs, padded)``: the sums of each group's numbers, as float32."""
+    code = Code("internal void @add_groups(ptr %x, ptr %to, i64 %rows, i64 %groups, i64 %runs, i64 %padded) #0")
+    kind, lanes, wide = row_kind(vectors), vectors.lanes, vectors.wide
+    some = _some(vectors, kind)
+    numbers = 2 * lanes if vectors.pairs_bfloat16 else lanes
+    ones = f"<{', '.join([f'{kind} 1.0'] * numbers)}>"
+    length = code.arithmetic("mul", code.arithmetic("mul", "%groups", "%runs"), RUN)
+    group = code.arithmetic("mul", "%runs", RUN)
+    with code.repeated("each_row", 0, "%rows") as each_row:
+        row_x = code.at(kind, "%x", code.arithmetic("mul", each_row.index, length))
+        row_to = code.at("float", "%to", code.arithmetic("mul", each_row.index, "%padded"))
+        with code.repeated("each_group", 0, "%groups") as each_group:
+            place = code.at(kind, row_x, code.arithmetic("mul", each_group.index, group))
+            with code.repeated("each_part", 0, group, numbers, (wide, "zeroinitializer")) as each:
+                part = code.load(some, code.at(kind, place, each.index), SIZES[kind])
+                each.left = _multiply_add(vectors, code, ones, part, each.held)
+            total = code.value(f"extractelement {wide} {add_up(code, [each.held], lanes)}, i32 0")
+            code.store_at("float", total, row_to, each_group.index)
+        with code.repeated("each_zero", "%groups", "%padded") as each:
+            code.store_at("float", "0.0", row_to, each.index)
+    code.effect("ret void")
+    return code.text()
+
+
+class _Widen:
+    """Appends what makes numbers of a run of codes: vectors, and where in the run they begin."""
+
+    def __init__(self, vectors: Vectors, form: Format, code: Code) -> None:
+        self._vectors, self._form, self._code = vectors, form, code
+
+    def stored(self, place: str, first: int) -> list[tuple[str, int]]:
+        """Read numbers that are widened already."""
+        kind = row_kind(self._vectors)
+        step = 2 * self._vectors.lanes if self._vectors.pairs_bfloat16 else self._vectors.lanes
+        some, code = _some(self._vectors, kind), self._code
+        starts = range(0, RUN, step)
+        return [(code.load(some, code.at(kind, place, at), SIZES[kind]), first + at) for at in starts]
+
+    def run(self, place: str, first: int) -> list[tuple[str, int]]:
+        """Widen the run of codes at an address; ``first`` is its place in a row."""
+        if self._vectors.pairs_bfloat16:
+            numbers = self._pairs_of_bytes(place) if self._form.bits == 8 else self._pairs_of_halves(place)
+            return [(numbers, first)]
+        return self._floats_of_bytes(place, first) if self._form.bits == 8 else self._floats_of_halves(place, first)
+
+    def _pairs_of_halves(self, place: str) -> str:
+        """Shift each half of a byte to the end of a word, and look its level up by the last five bits."""
+        code = self._code
+        packed = code.load(f"<{_HALF} x i8>", place, 1)
+        twice = ", ".join(f"i32 {index % _HALF}" for index in range(RUN))
+        packed = code.value(f"shufflevector <{_HALF} x i8> {packed}, <{_HALF} x i8> poison, <{RUN} x i32> <{twice}>")
+        words = code.value(f"zext <{RUN} x i8> {packed} to <{RUN} x i16>")
+        shifts = ", ".join(f"i16 {4 * (index // _HALF)}" for index in range(RUN))
+        places = code.value(f"lshr <{RUN} x i16> {words}, <{shifts}>")
+        bits = [struct.unpack("<I", struct.pack("<f", level))[0] >> 16 for level in self._form.levels]
+        table = f"<{', '.join(f'i16 {each}' for each in bits * 2)}>"
+        found = code.value(f"call <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16> {table}, <32 x i16> {places})")
+        return code.value(f"bitcast <32 x i16> {found} to <32 x bfloat>")
+
+    def _pairs_of_bytes(self, place: str) -> str:
+        code, floats = self._code, []
+        for half in range(2):
+            some = code.load(f"<{_HALF} x i8>", code.at("i8", place, half * _HALF), 1)
+            floats.append(code.value(f"sitofp <{_HALF} x i8> {some} to <{_HALF} x float>"))
+        operands = ", ".join(f"<16 x float> {each}" for each in reversed(floats))
+        return code.value(f"call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512({operands})")
+
+    def _floats_of_bytes(self, place: str, first: int) -> list[tuple[str, int]]:
+        code, lanes = self._code, self._vectors.lanes
+        loaded = [(code.load(f"<{lanes} x i8>", code.at("i8", place, at), 1), at) for at in range(0, RUN, lanes)]
+        return [
+            (code.value(f"sitofp <{lanes} x i8> {some} to {self._vectors.wide}"), first + at) for some, at in loaded
+        ]
+
+    def _floats_of_halves(self, place: str, first: int) -> list[tuple[str, int]]:
+        code, lanes, wide = self._code, self._vectors.lanes, self._vectors.wide
+        found, some = [], f"<{lanes} x i8>"
+        for half in range(2):
+            for at in range(0, _HALF, lanes):
+                packed = code.load(some, code.at("i8", place, at), 1)
+                operation, operand = ("lshr", 4) if half else ("and", 15)
+                codes = code.value(f"{operation} {some} {packed}, <{', '.join([f'i8 {operand}'] * lanes)}>")
+                offset = ", ".join([f"i8 {self._form.offset}"] * lanes)
+                codes = code.value(f"sub {some} {codes}, <{offset}>")
+                found.append((code.value(f"sitofp {some} {codes} to {wide}"), first + half * _HALF + at))
+        return found
+
+
+def _prefetch(code: Code, place: str) -> None:
+    code.effect(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
+
+
+def _some(vectors: Vectors, kind: str) -> str:
+    """The type of a vector of numbers that are multiplied."""
+    return "<32 x bfloat>" if kind == "bfloat" else vectors.wide
+
+
+def _multiply_add(vectors: Vectors, code: Code, one: str, other: str, to: str, name: str | None = None) -> str:
+    if vectors.pairs_bfloat16:
+        operands = f"{vectors.wide} {to}, <32 x bfloat> {one}, <32 x bfloat> {other}"
+        return code.value(f"call {vectors.wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})", name)
+    return vectors.multiply_add(code, one, other, to, name)
+
+
+def _add_minima(code: Code, vectors: Vectors, minima: list[str], sums: list[str]) -> list[str]:
+    """Append sums of minima times sums of groups, for each row and output; return them."""
+    wide, lanes = vectors.wide, vectors.lanes
+    names = [f"%least{index}" for index in range(len(minima) * len(sums))]
+    code.effect("br label %each_least")
+    code.start("each_least")
+    code.value("phi i64 [ 0, %entry ], [ %next_least, %each_least ]", "%l")
+    for name in names:
+        code.value(f"phi {wide} [ zeroinitializer, %entry ], [ {name}, %each_least ]", f"{name}_old")
+    parts = [code.load(wide, code.at("float", start, "%l"), 4) for start in minima]
+    for row, start in enumerate(sums):
+        sum_x = code.load(wide, code.at("float", start, "%l"), 4)
+        for output, part in enumerate(parts):
+            name = names[row * len(minima) + output]
+            vectors.multiply_add(code, part, sum_x, f"{name}_old", name)
+    code.value(f"add i64 %l, {lanes}", "%next_least")
+    code.branch(code.value("icmp slt i64 %next_least, %padded"), "each_least", "begin")
+    code.start("begin")
+    return names
+
+
+def _write(code: Code, vectors: Vectors, sums: list[str], outputs: int) -> None:
+    """Append stores of the totals of sums to y, as `dot_tiles` adds them up."""
+    wide, lanes = vectors.wide, vectors.lanes
+    for first in range(0, len(sums), lanes):
+        several = sums[first : first + lanes]
+        added = add_up(code, several, lanes)
+        run = min(outputs, len(several))
+        for begin in range(0, len(several), run):
+            row, output = divmod(first + begin, outputs)
+            picked = ", ".join(f"i32 {begin + lane}" for lane in range(run))
+            part = code.value(f"shufflevector {wide} {added}, {wide} poison, <{run} x i32> <{picked}>")
+            place = code.at("float", "%y", code.arithmetic("add", code.arithmetic("mul", "%width", row), output))
+            code.effect(f"store <{run} x float> {part}, ptr {place}, align 4")

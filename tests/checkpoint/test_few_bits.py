@@ -1,0 +1,140 @@
+"""Checkpoints in few bits: a GGUF file's blocks as they are, others rounded, and what is refused in one line."""
+
+import time
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer.checkpoint.few_bits import parse_few_bits
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, int4
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from tests.checkpoint.gguf.files import gguf_tensors, hf_tensors, random_blocks, write_gguf
+from tests.toys import write_tiny_llama
+
+KINDS = gguf.GGMLQuantizationType
+
+
+def write(path, kind="Q4_1", **options):
+    """Write a file whose matrices are stored in blocks of some kind."""
+    return write_gguf(path / "m.gguf", gguf_tensors(hf_tensors()), KINDS[kind], **options)
+
+
+def on_host(leaf):
+    return jax.tree.map(np.asarray, leaf).dequantize() if is_quantized(leaf) else np.asarray(leaf)
+
+
+def leaves(lm):
+    return dict(jax.tree_util.tree_flatten_with_path(lm.params, is_leaf=is_quantized)[0])
+
+
+@pytest.mark.parametrize("kind", GGUF_FORMATS)
+def test_blocks_stand_for_the_weights_that_are_read_without_them(tmp_path, kind):
+    """Bit by bit, of queries and keys too, whose rows the file has in another order."""
+    path = write(tmp_path, kind)
+    found, plain = leaves(jaxinfer.load(path, weights="gguf")), leaves(jaxinfer.load(path))
+    assert found.keys() == plain.keys()
+    for name, leaf in found.items():
+        assert is_quantized(leaf) == (plain[name].ndim == 2)
+        assert on_host(leaf).tobytes() == np.asarray(plain[name]).tobytes()
+        assert not is_quantized(leaf) or leaf.form == GGUF_FORMATS[kind]
+
+
+def test_types_without_products_of_their_own_are_widened_and_named(tmp_path):
+    tensors = gguf_tensors(hf_tensors())
+    table = tensors.pop("token_embd.weight")
+    blocks = {"token_embd.weight": (gguf.quants.quantize(table, KINDS.Q5_1), KINDS.Q5_1)}
+    path = write_gguf(tmp_path / "m.gguf", tensors, KINDS.Q8_0, blocks=blocks)
+    said = []
+    lm = jaxinfer.load(path, weights="gguf", notice=said.append)
+    assert said == [f"{path}: blocks of Q5_1 are widened to float32"]
+    assert not is_quantized(lm.params["embed"]["embedding"])
+    assert is_quantized(lm.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"])
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_kernels_are_rounded_and_tables_keep_eight_bits(tmp_path, scan_layers):
+    folder = write_tiny_llama(tmp_path)
+    lm = jaxinfer.load(folder, weights="int4:group=32", scan_layers=scan_layers)
+    forms = {name: leaf.form for name, leaf in leaves(lm).items() if is_quantized(leaf)}
+    assert set(forms.values()) == {INT8, int4(32, False)}
+    assert {name[0].key for name, form in forms.items() if form == INT8} <= {"embed", "head"}
+    plain = jaxinfer.load(folder, scan_layers=scan_layers)
+    for name, expected in leaves(plain).items():
+        leaf = leaves(lm)[name]
+        most = 0.2 * np.abs(np.asarray(expected)).max() if is_quantized(leaf) else 0
+        assert np.abs(on_host(leaf) - np.asarray(expected)).max() <= most
+    assert lm.fingerprint != plain.fingerprint
+
+
+def test_a_file_in_its_own_bits_is_the_model_that_it_is_without(tmp_path):
+    path = write(tmp_path, "Q8_0")
+    assert jaxinfer.load(path, weights="gguf").fingerprint == jaxinfer.load(path).fingerprint
+
+
+def test_kept_weights_are_in_few_bits_too(tmp_path):
+    path = write(tmp_path)
+    first = jaxinfer.load(path, weights="gguf", kept=tmp_path / "kept")
+    for _ in range(1000):  # a thread writes them
+        if list(tmp_path.glob("kept/weights/*.parameters")):
+            break
+        time.sleep(0.01)
+    second = jaxinfer.load(path, weights="gguf", kept=tmp_path / "kept")
+    plain = jaxinfer.load(path, kept=tmp_path / "kept")
+    assert any("mapped" in note for note in second.load_times.notes)
+    assert not any("mapped" in note for note in plain.load_times.notes)
+    assert jax.tree.structure(second.params) == jax.tree.structure(first.params)
+    for left, right in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params)):
+        assert left.dtype == right.dtype
+        assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
+SPECS = {
+    "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, gguf"),
+    "an option that is none": ("int4:size=3", "unknown option 'size' of weights int4; its options are: group, symm"),
+    "a group that is none": ("int4:group=48", "group='48' is none of 32, 64, 128"),
+    "an option of int8": ("int8:group=32", "unknown option 'group' of weights int8; its options are: none"),
+    "groups that do not divide": (
+        "int4:group=128",
+        r"rows of \d\d weights do not divide into groups of 128; use a small",
+    ),
+    "blocks of a folder": ("gguf", "is no GGUF file; use int8 or int4"),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_cannot_be_is_refused_in_one_line(tiny_llama_folder, name):
+    spec, pattern = SPECS[name]
+    with pytest.raises(InvalidOption, match=pattern) as caught:
+        jaxinfer.load(tiny_llama_folder(), weights=spec)
+    assert str(caught.value).isprintable()
+
+
+def test_where_few_bits_do_not_run_yet_they_are_refused_by_name(tiny_llama_folder, tmp_path):
+    folder = tiny_llama_folder()
+    with pytest.raises(InvalidOption, match="weights 'int8' run on one device so far"):
+        jaxinfer.load(folder, weights="int8", mesh="data=1")
+    with pytest.raises(InvalidOption, match="no Q4_0, Q4_1, Q8_0; use int8 or int4"):
+        jaxinfer.load(write(tmp_path, "F32"), weights="gguf")
+    lm = jaxinfer.load(folder, weights="int8")
+    with pytest.raises(InvalidOption, match="weights in few bits cannot be saved yet"):
+        lm.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_damaged_scale_is_named(tmp_path):
+    tensors = gguf_tensors(hf_tensors())
+    raw = random_blocks(tensors.pop("blk.0.ffn_up.weight").shape, KINDS.Q4_1)
+    raw.reshape(-1)[:2] = 0xFF
+    path = write_gguf(tmp_path / "m.gguf", tensors, KINDS.Q4_1, blocks={"blk.0.ffn_up.weight": (raw, KINDS.Q4_1)})
+    with pytest.raises(InvalidCheckpoint, match=r"up_proj\.weight has a scale that is no finite number"):
+        jaxinfer.load(path, weights="gguf")
+
+
+def test_specifications_are_read():
+    assert parse_few_bits(None) is None
+    forms = {"int8": INT8, "int4": int4(64, False), "int4:group=32,symmetric=yes": int4(32, True), "gguf": None}
+    assert {spec: parse_few_bits(spec).form for spec in forms} == forms

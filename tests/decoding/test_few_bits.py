@@ -1,0 +1,96 @@
+"""Every strategy on a model in few bits writes what plain decoding on that model writes, in every bit."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer import LanguageModel
+from jaxinfer.models.layers import KERNEL
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format, int4
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from tests.decoding.covered_models import OTHER_SAMPLINGS, VOCAB_SIZE, random_model
+from tests.decoding.rows import Row, request, run
+from tests.decoding.strategy_cases import CASES
+
+FORMS = {"int4": int4(32, False), "int8": INT8, "Q8_0": GGUF_FORMATS["Q8_0"]}
+ORDINARY, WIDE = ("prompt_lookup",), ("medusa", "layerskip", "draft_model")
+LENGTHS = (33, 1, 17)
+REQUESTS = [
+    request(np.random.default_rng(length).integers(1, VOCAB_SIZE, length).tolist(), 20, sampling)
+    for length, sampling in zip(LENGTHS, OTHER_SAMPLINGS)
+]
+Quantized = Callable[[str], tuple[LanguageModel, LanguageModel, list[Row]]]
+
+
+def rounded(plain: LanguageModel, form: Format) -> LanguageModel:
+    """Return a model with kernels in a form and its table in int8."""
+
+    def change(path, leaf):
+        names = [key.key for key in path]
+        if leaf.ndim != 2 or names[0] == "positions":
+            return leaf
+        return round_to_nearest(leaf, form if names[-1] == KERNEL else INT8)
+
+    params = jax.tree_util.tree_map_with_path(change, plain.params)
+    return LanguageModel(plain.config, params, plain.backend)
+
+
+@pytest.fixture(scope="module")
+def quantized() -> Quantized:
+    """Return a function that makes a random model with and without its weights in few bits, and texts of the latter."""
+    plain = random_model("gpt2")
+    made: dict[str, tuple[LanguageModel, LanguageModel, list[Row]]] = {}
+
+    def get(name: str) -> tuple[LanguageModel, LanguageModel, list[Row]]:
+        if name not in made:
+            lm = rounded(plain, FORMS[name])
+            assert any(map(is_quantized, jax.tree.leaves(lm.params, is_leaf=is_quantized)))
+            made[name] = plain, lm, [run(lm, [one])[0] for one in REQUESTS]
+        return made[name]
+
+    return get
+
+
+def check(quantized: Quantized, form: str, name: str) -> None:
+    plain, lm, expected = quantized(form)
+    texts = [[*one.prompt, *row.tokens] for one, row in zip(REQUESTS, expected)]
+    # What drafts is fitted to the model that the rounded one was made of.
+    found = run(lm, REQUESTS, CASES[name].strategy("gpt2", plain, texts))
+    for one, other in zip(found, expected):
+        assert one.tokens == other.tokens
+        assert np.asarray(one.logprobs, np.float32).tobytes() == np.asarray(other.logprobs, np.float32).tobytes()
+    assert sum(row.counts.accepted for row in found) > 0
+
+
+@pytest.mark.parametrize("name", [*ORDINARY, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE)])
+def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
+    check(quantized, "int4", name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CASES)
+def test_texts_of_every_strategy_are_those_of_plain_decoding(quantized, name, form):
+    check(quantized, form, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8"])
+def test_logits_are_those_of_the_weights_that_codes_stand_for(quantized, form):
+    """Up to rows that are rounded to bfloat16; the same weights, rounded, are far from those they were made of."""
+    plain, lm, _ = quantized(form)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(jax.tree.map(np.asarray, leaf).dequantize()) if is_quantized(leaf) else leaf,
+        lm.params,
+        is_leaf=is_quantized,
+    )
+    ids = [list(REQUESTS[0].prompt)]
+    found, same, before = (
+        np.asarray(each.logits(ids)) for each in (lm, LanguageModel(plain.config, params, plain.backend), plain)
+    )
+    assert np.abs(found - same).max() < 0.03 * same.std()
+    assert np.abs(found - before).max() > np.abs(found - same).max()

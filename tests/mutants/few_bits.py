@@ -1,0 +1,51 @@
+"""Faults of weights in few bits: halves of bytes, scales of other rows, rows in the file's order, files of others."""
+
+from tests.mutants.fault import Fault
+
+_KERNELS = "jaxinfer/ops/cpu_kernels/few_bits"
+_PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_few_bits.py"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "every other code of a run is the high half of its byte",
+        f"{_KERNELS}/tiles.py",
+        "i16 {4 * (index // _HALF)}",
+        "i16 {4 * (index % 2)}",
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "all outputs of a tile have the scale of the first",
+        f"{_KERNELS}/tiles.py",
+        'code.load_at("float", starts_scales[output], "%i")',
+        'code.load_at("float", starts_scales[0], "%i")',
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "the pieces of a third matrix in few bits are counted from the second's",
+        f"{_KERNELS}/product_code.py",
+        "code.total(pieces[:index])",
+        "code.total(pieces[: min(index, 1)])",
+        f"{_PRODUCTS}::test_whatever_the_pool_does_products_are_whole_and_memory_freed",
+    ),
+    Fault(
+        "weights are rounded for the largest of a group, not for the farthest from zero",
+        "jaxinfer/ops/few_bits/round_to_nearest.py",
+        "jnp.where(-least > most, least, most)",
+        "most",
+        f"{_PRODUCTS}::test_weights_are_rounded_to_the_nearest_level",
+    ),
+    Fault(
+        "rows of blocks stay in the file's order",
+        "jaxinfer/checkpoint/few_bits.py",
+        "to = span if rows.places is None else rows.places[span]",
+        "to = span",
+        f"{_CHECKPOINTS}::test_blocks_stand_for_the_weights_that_are_read_without_them",
+    ),
+    Fault(
+        "weights in few bits are kept under the name of others",
+        "jaxinfer/model_params.py",
+        "layout if few_bits is None else (*layout, few_bits)",
+        "layout",
+        f"{_CHECKPOINTS}::test_kept_weights_are_in_few_bits_too",
+    ),
+)

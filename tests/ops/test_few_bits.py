@@ -1,0 +1,188 @@
+"""Weights in few bits: what their codes stand for, and products that read them as they lie."""
+
+import functools
+import itertools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
+from jaxinfer.ops.cpu_kernels.few_bits.products import multiply_few_bits
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, GROUPS, INT8, Format, int4
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.matmul import linears
+from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, exact
+
+INT4S = [int4(group, is_symmetric) for group in GROUPS for is_symmetric in (False, True)]
+FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S]
+# Each way of widening, with and without minima, and each number of runs in a group.
+SOME = [GGUF_FORMATS["Q4_1"], GGUF_FORMATS["Q8_0"], INT8, int4(64, True), int4(128, False)]
+NARROW = replace(SMALLER[0], dtypes=HOST.dtypes), replace(SMALLER[1], dtypes=HOST.dtypes)
+
+
+def name_of(form: Format) -> str:
+    return f"{form.bits}-{form.group}{'-minima' if form.has_minima else ''}"
+
+
+def drawn(rng, form, outputs, width):
+    """Return any codes at all, with scales and minima of either sign."""
+    codes = rng.integers(0, 256, (outputs, form.row_bytes(width)), np.uint8)
+    codes = codes.view(np.int8) if form.bits == 8 else codes
+    groups = [rng.standard_normal((outputs, form.groups(width))).astype(form.scale_dtype) for _ in range(2)]
+    return QuantizedArray(codes, groups[0], groups[1] if form.has_minima else None, form)
+
+
+def dense(matrix):
+    """Return the weights that codes stand for, by NumPy."""
+    return exact(jax.tree.map(np.asarray, matrix).dequantize() if isinstance(matrix, QuantizedArray) else matrix)
+
+
+@functools.cache
+def calls(vectors, form, count=1):
+    return Calls(few_bits_module(vectors, form, count))
+
+
+def multiply(vectors, rows_MK, *matrices):
+    rows_MK = rows_MK.astype(jnp.dtype(vectors.row_dtype("bfloat16")))
+    operands = [part for matrix in matrices for part in matrix.matrix]
+    shapes = [(len(rows_MK), each.shape[0]) for each in matrices]
+    return calls(vectors, matrices[0].form, len(matrices)).call([rows_MK, *operands], shapes)
+
+
+def check(vectors, form, rows, width, outputs):
+    rng = np.random.default_rng(rows + width + outputs)
+    rows_MK = rng.standard_normal((rows, width), np.float32).astype(jnp.bfloat16)
+    matrix = drawn(rng, form, outputs, width)
+    (found,) = multiply(vectors, rows_MK, matrix)
+    weights = dense(matrix)
+    expected, size = exact(rows_MK) @ weights.T, np.abs(exact(rows_MK)) @ np.abs(weights).T
+    assert (np.abs(found - expected) <= 2e-6 * size).all()
+
+
+any_shape = given(st.one_of(st.integers(1, 14), st.sampled_from([19, 40])), st.integers(1, 9), st.integers(1, 70))
+few_examples = settings(derandomize=True, max_examples=10, deadline=None)
+OTHERS = [(HOST, form) for form in FORMS if form not in SOME] + [(each, form) for each in NARROW for form in SOME]
+
+
+@pytest.mark.parametrize("form", SOME, ids=name_of)
+@few_examples
+@any_shape
+def test_rows_times_codes_of_any_shape(form, rows, groups, outputs):
+    check(HOST, form, rows, groups * (form.group or 32), outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("vectors", "form"), OTHERS, ids=lambda each: name_of(each) if each in FORMS else each.lanes)
+@few_examples
+@any_shape
+def test_rows_times_codes_of_every_form(form, vectors, rows, groups, outputs):
+    check(vectors, form, rows, groups * (form.group or 32), outputs)
+
+
+@pytest.mark.parametrize("form", [GGUF_FORMATS["Q4_1"], INT8], ids=name_of)
+@pytest.mark.parametrize("vectors", NARROW[:1], ids=lambda each: f"{each.lanes} lanes")
+def test_another_processors_vectors_add_the_same(form, vectors):
+    for rows, width, outputs in ((1, 96, 7), (4, 64, 21), (11, 160, 5)):
+        check(vectors, form, rows, width, outputs)
+
+
+@pytest.mark.parametrize("form", SOME, ids=name_of)
+def test_a_row_has_the_same_results_among_any_number_of_others(form):
+    """In any tile, widened before or in it, and among the outputs of other matrices."""
+    rng = np.random.default_rng(1)
+    rows_MK = rng.standard_normal((40, 256), np.float32).astype(jnp.bfloat16)
+    matrices = drawn(rng, form, 23, 256), drawn(rng, form, 6, 256)
+    alone = [np.concatenate([multiply(HOST, row[None], each)[0] for row in rows_MK]) for each in matrices]
+    for count in (1, 2, 6, 7, 12, 13, 40):
+        for found, expected in zip(multiply(HOST, rows_MK[:count], *matrices), alone):
+            assert found.tobytes() == expected[:count].tobytes()
+    (found,) = multiply(HOST, rows_MK[::-1], matrices[0])
+    assert found.tobytes() == alone[0][::-1].tobytes()
+
+
+@POOLS
+def test_whatever_the_pool_does_products_are_whole_and_memory_freed(pool):
+    rng = np.random.default_rng(2)
+    form = GGUF_FORMATS["Q4_1"]
+    kernel = Calls(few_bits_module(HOST, form, 3), pool, threads=5)
+    dtype = jnp.dtype(HOST.row_dtype("bfloat16"))
+    for rows, outputs in itertools.product((1, 20), ((1, 5, 2), (90, 4, 300), (700, 1, 3))):
+        rows_MK = rng.standard_normal((rows, 128), np.float32).astype(jnp.bfloat16).astype(dtype)
+        matrices = [drawn(rng, form, count, 128) for count in outputs]
+        operands = [part for matrix in matrices for part in matrix.matrix]
+        found = kernel.call([rows_MK, *operands], [(rows, count) for count in outputs])
+        for result, matrix in zip(found, matrices):
+            np.testing.assert_allclose(result, exact(rows_MK) @ dense(matrix).T, atol=1e-3)
+    kernel.finish()
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("form", [GGUF_FORMATS["Q4_1"], INT8], ids=name_of)
+def test_nothing_beside_the_arrays_is_read(form, at_end):
+    rng = np.random.default_rng(3)
+    for rows, width, outputs in ((1, 160, 5), (14, 96, 18)):
+        rows_MK = rng.standard_normal((rows, width), np.float32).astype(jnp.dtype(HOST.row_dtype("bfloat16")))
+        matrix = jax.tree.map(lambda part: beside_a_guard(part, at_end), drawn(rng, form, outputs, width))
+        expected = multiply(HOST, rows_MK, matrix)[0]
+        found = calls(HOST, form).call([beside_a_guard(rows_MK, at_end), *matrix.matrix], [(rows, outputs)])
+        assert found[0].tobytes() == expected.tobytes()
+
+
+def test_xla_calls_the_kernels_and_widens_where_there_are_none():
+    """Several matrices of one form in one call, others apart; the fallback has the same weights."""
+    rng = np.random.default_rng(4)
+    one, two = (jax.tree.map(jnp.asarray, drawn(rng, INT8, count, 64)) for count in (9, 5))
+    other = jax.tree.map(jnp.asarray, drawn(rng, int4(32, False), 7, 64))
+    plain = jnp.asarray(rng.standard_normal((3, 64), np.float32))
+    inputs = jnp.asarray(rng.standard_normal((2, 3, 64), np.float32)).astype(jnp.bfloat16).astype(jnp.float32)
+    backend = choose_backend("float32", "cpu")
+    without = replace(backend, cpu_kernels=False)
+    for kernels, chosen in (((one, two, other), backend), ((one, plain), backend), ((one, other, plain), without)):
+        found = jax.jit(lambda x, w, b=chosen: linears(x, w, b))(inputs, [(kernel, None) for kernel in kernels])
+        for result, kernel in zip(found, kernels, strict=True):
+            expected = exact(inputs) @ dense(kernel).T
+            np.testing.assert_allclose(result, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_products_have_the_derivatives_of_the_weights_that_codes_stand_for():
+    rng = np.random.default_rng(5)
+    matrix = jax.tree.map(jnp.asarray, drawn(rng, int4(32, False), 4, 32))
+    rows_MK = jnp.asarray(rng.standard_normal((2, 32), np.float32))
+    slope = jax.grad(lambda rows: multiply_few_bits(rows, matrix.form, (matrix.matrix,))[0].sum())(rows_MK)
+    expected = np.broadcast_to(dense(matrix).sum(0), (2, 32))
+    np.testing.assert_allclose(slope, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("form", [INT8, int4(32, True), int4(64, False)], ids=name_of)
+def test_weights_are_rounded_to_the_nearest_level(form):
+    """Half a step away at the most, whatever their size and sign; groups of equal weights are exact."""
+    rng = np.random.default_rng(6)
+    weights = rng.standard_normal((2, 6, 128), np.float32) * np.exp(rng.standard_normal((2, 6, 1))).astype(np.float32)
+    weights[0, 0], weights[1, 1, :64] = 0, 0.5
+    found = round_to_nearest(jnp.asarray(weights), form)
+    assert found.shape == weights.shape
+    steps = np.repeat(np.abs(exact(found.scales)), 128 // found.scales.shape[-1], axis=-1)
+    error = np.abs(exact(found.dequantize()) - weights)
+    # Of symmetric levels the largest is 7, and -8 stands for the weight farthest from zero: its opposite is a step off.
+    most = 1.01 if form.offset == 8 else 0.51
+    assert (error <= most * steps + 2**-11 * np.abs(weights)).all()
+    assert (error <= 0.51 * steps + 2**-11 * np.abs(weights)).mean() > 0.95
+    assert not error[0, 0].any()
+    on_host = jax.tree.map(np.asarray, found).dequantize()
+    assert on_host.tobytes() == np.asarray(found.dequantize()).tobytes()
+    again = jax.tree.map(lambda part: part[1], found)
+    assert again.dequantize().tobytes() == found.dequantize()[1].tobytes()
+
+
+def test_processors_without_float16_are_told_apart():
+    assert all(supports(HOST, form) for form in FORMS)
+    old = replace(SMALLER[1], dtypes=("float32", "bfloat16", "int8"))
+    assert [supports(old, form) for form in (INT8, *INT4S)] == [True] + [False] * len(INT4S)
