@@ -130,4 +130,18 @@ FAULTS: tuple[Fault, ...] = (
         "{load.tokens_per_second / max(static.values()) / 2:.2f}x",
         "tests/bench/test_throughput.py::test_the_chart_shows_the_engine_beside_static_batches_of_the_same_lengths",
     ),
+    Fault(
+        "tokens that windows share are scored twice",
+        "jaxinfer/bench/quality/windows.py",
+        "first = max(begin + 1, scored)",
+        "first = begin + 1",
+        "tests/bench/test_quality.py::test_every_token_is_scored_once_with_as_much_before_it_as_there_is",
+    ),
+    Fault(
+        "the divergence is of the reference from the other",
+        "jaxinfer/decoding/scoring.py",
+        "jnp.exp(known) * (known - found)",
+        "jnp.exp(found) * (found - known)",
+        "tests/bench/test_quality.py::test_figures_are_those_of_the_logits",
+    ),
 )

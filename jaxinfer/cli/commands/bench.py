@@ -1,4 +1,4 @@
-"""``jaxinfer bench``: measure speed."""
+"""``jaxinfer bench``: measure speed and quality."""
 
 import argparse
 import dataclasses
@@ -6,7 +6,7 @@ import json
 import sys
 
 from jaxinfer.cli.arguments import add_exact_argument, add_mesh_argument, add_weights_argument, whole_number
-from jaxinfer.cli.commands import acceptance, throughput
+from jaxinfer.cli.commands import acceptance, quality, throughput
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.errors import InvalidOption
 
@@ -43,11 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput.add_arguments(
         kinds.add_parser("throughput", help="requests served at a time, beside static batches of the same requests")
     )
+    quality.add_arguments(
+        kinds.add_parser("quality", help="perplexity, agreement and exact answers, with weights in fewer bits")
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table, or one JSON object."""
-    return {"acceptance": acceptance.run, "throughput": throughput.run}.get(options.kind, _run_latency)(options)
+    others = {"acceptance": acceptance.run, "throughput": throughput.run, "quality": quality.run}
+    return others.get(options.kind, _run_latency)(options)
 
 
 def _run_latency(options: argparse.Namespace) -> int:

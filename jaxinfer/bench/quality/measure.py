@@ -1,0 +1,162 @@
+"""Measures perplexity, agreement with the weights as they are, exact answers, size and speed."""
+
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxinfer.bench.quality.windows import Window, cut_windows
+from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.scoring import text_divergence
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_checks import check_ids
+from jaxinfer.sampling.params import SamplingParams
+from jaxinfer.text_scores import score_text
+
+# What decoding speed is measured with: after as many tokens of the text, so many new ones, so often.
+_PROMPT_TOKENS, _NEW_TOKENS, _TIMES = 16, 64, 3
+
+
+class Question(NamedTuple):
+    """A prompt, as token ids, and its right answers."""
+
+    prompt: Sequence[int]
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured: a text's ``tokens``, none for no text, in windows, and the questions of a task."""
+
+    tokens: Sequence[int]
+    context: int
+    stride: int
+    questions: tuple[Question, ...]
+    max_new_tokens: int
+
+    @property
+    def windows(self) -> list[Window]:
+        """The windows of the text."""
+        return cut_windows(len(self.tokens), self.context, self.stride) if len(self.tokens) else []
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What one form of the weights gives; the first of a report is of the weights as they are.
+
+    ``num_bytes`` are all parameters'. ``divergence`` is the mean of ``KL(as they are || these)`` over the scored
+    tokens, in nats, and ``agreement`` the share of them where the same token is the most probable one.
+    ``exact_matches`` is the share of the questions answered with a reference, word for word.
+    """
+
+    weights: str
+    num_bytes: int
+    perplexity: float | None
+    divergence: float | None
+    agreement: float | None
+    exact_matches: float | None
+    decode_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class QualityReport:
+    """``scored_tokens`` are the tokens that perplexity is of, ``questions`` the number of them."""
+
+    model: str
+    dtype: str
+    device: str
+    cores: int
+    context: int
+    stride: int
+    scored_tokens: int
+    questions: int
+    results: tuple[Quality, ...]
+
+
+def num_steps(work: Work, num_forms: int) -> int:
+    """Return how often `measure_quality` reports progress."""
+    return num_forms * (len(work.windows) + len(work.questions) + 1)
+
+
+def measure_quality(
+    model: str,
+    as_they_are: LanguageModel,
+    forms: Sequence[str],
+    load_in: Callable[[str], LanguageModel],
+    work: Work,
+    advance: Callable[[str], None] = lambda name: None,
+) -> QualityReport:
+    """Measure the weights as they are, then in each of ``forms``, which ``load_in`` loads one at a time."""
+    check_ids(work.tokens, as_they_are.config.vocab_size) if len(work.tokens) else None
+    results = [_measure("as they are", as_they_are, None, work, advance)]
+    results += [_measure(form, load_in(form), as_they_are, work, advance) for form in forms]
+    device = jax.devices()[0]
+    return QualityReport(
+        model=model,
+        dtype=str(as_they_are.backend.compute_dtype),
+        device=device.device_kind,
+        cores=os.cpu_count() or 1,
+        context=work.context,
+        stride=work.stride,
+        scored_tokens=sum(window.end - window.first for window in work.windows),
+        questions=len(work.questions),
+        results=tuple(results),
+    )
+
+
+def _measure(
+    name: str, lm: LanguageModel, reference: LanguageModel | None, work: Work, advance: Callable[[str], None]
+) -> Quality:
+    logprobs: list[float] = []
+    divergences: list[float] = []
+    same: list[bool] = []
+    for window in work.windows:
+        ids = work.tokens[window.begin : window.end]
+        scored = slice(window.first - window.begin - 1, len(ids) - 1)
+        if reference is None:
+            logprobs += score_text(lm, ids).logprobs[scored]
+        else:
+            found = _compare(reference, lm, ids)
+            for kept, values in zip((logprobs, divergences, same), found):
+                kept += values[scored].tolist()
+        advance(name)
+    matches = []
+    for prompt, references in work.questions:
+        (answer,) = lm.generate([prompt], max_new_tokens=work.max_new_tokens, sampling=SamplingParams(temperature=0))
+        matches.append(answer.text.strip() in references)
+        advance(name)
+    speed = _decoding_speed(lm, work.tokens[:_PROMPT_TOKENS] or work.questions[0].prompt)
+    advance(name)
+    return Quality(
+        weights=name,
+        num_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params)),
+        perplexity=math.exp(-statistics.fmean(logprobs)) if logprobs else None,
+        divergence=statistics.fmean(divergences) if divergences else None,
+        agreement=statistics.fmean(same) if same else None,
+        exact_matches=statistics.fmean(matches) if matches else None,
+        decode_tokens_per_second=speed,
+    )
+
+
+def _compare(reference: LanguageModel, lm: LanguageModel, ids: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Return what `text_divergence` does for one text, without its last token."""
+    decoders = reference.programs.decoder, lm.programs.decoder
+    tokens_BT = np.zeros((1, prompt_bucket(len(ids), lm.programs.decoder.backend)), np.int32)
+    tokens_BT[0, : len(ids)] = ids
+    program, params = partial(text_divergence, decoders), (reference.params, lm.params)
+    found = lm.programs.run("text_divergence", program, (), params, tokens_BT, np.array([len(ids)], np.int32))
+    return tuple(np.asarray(part)[0] for part in found)
+
+
+def _decoding_speed(lm: LanguageModel, prompt: Sequence[int]) -> float:
+    """Return the tokens a second of plain decoding, one text at a time: the median of three, after one to compile."""
+    new = min(_NEW_TOKENS, lm.max_len - len(prompt))
+    sampling = SamplingParams(temperature=0, ignore_eos=True)
+    runs = [lm.generate([prompt], max_new_tokens=new, sampling=sampling)[0] for _ in range(1 + _TIMES)]
+    return statistics.median(run.stats.tokens_per_second for run in runs[1:])

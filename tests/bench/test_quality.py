@@ -1,0 +1,116 @@
+"""The quality benchmark's figures are those of the models' own logits, and every token is scored once."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxinfer
+from jaxinfer.bench.quality.measure import Question, Work, measure_quality, num_steps
+from jaxinfer.bench.quality.table import quality_lines
+from jaxinfer.bench.quality.windows import cut_windows
+from jaxinfer.cli.main import main
+from jaxinfer.errors import InvalidOption
+from tests.toys import encode_bytes
+
+TEXT = "The fox went to the river, and the crow, who was old, said nothing at all that day. "
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(2, 60), st.integers(2, 12), st.data())
+def test_every_token_is_scored_once_with_as_much_before_it_as_there_is(num_tokens, context, data):
+    stride = data.draw(st.integers(1, context))
+    windows = cut_windows(num_tokens, context, stride)
+    scored = [at for window in windows for at in range(window.first, window.end)]
+    unscored = {0} if stride < context else set(range(0, num_tokens, context))
+    assert scored == [at for at in range(num_tokens) if at not in unscored]
+    for window in windows:
+        assert window.end - window.begin <= context
+        assert window.begin == 0 or window.first - window.begin >= min(context - stride, 1)
+
+
+def test_a_text_without_a_token_to_score_is_refused():
+    with pytest.raises(InvalidOption, match="a text of 1 tokens has none to score"):
+        cut_windows(1, 8, 8)
+
+
+def test_figures_are_those_of_the_logits(tiny_llama_folder):
+    lm, done = jaxinfer.load(tiny_llama_folder()), []
+    rounded = jaxinfer.load(tiny_llama_folder(), weights="int8")
+    tokens = encode_bytes(TEXT)
+    asked = encode_bytes("The fox")
+    (right,) = lm.generate([asked], max_new_tokens=6, sampling=jaxinfer.SamplingParams(temperature=0))
+    questions = (Question(asked, (right.text.strip(),)), Question(asked, ("no such answer",)))
+    work = Work(tokens, 32, 20, questions, 6)
+    report = measure_quality("toy", lm, ["int8"], lambda form: rounded, work, done.append)
+    assert len(done) == num_steps(work, 2)
+    assert (report.scored_tokens, report.questions) == (len(tokens) - 1, 2)
+    first, second = report.results
+    assert (first.weights, first.divergence, first.agreement, first.exact_matches) == ("as they are", None, None, 0.5)
+    assert second.num_bytes < 0.5 * first.num_bytes
+
+    def logprobs(model, begin, end):
+        logits_TV = np.asarray(model.logits([tokens[begin:end]])[0, :-1], np.float64)
+        return logits_TV - np.log(np.exp(logits_TV).sum(axis=-1, keepdims=True))
+
+    losses, other_losses, divergences, same = [], [], [], []
+    for begin, start, end in cut_windows(len(tokens), 32, 20):
+        known, found = (logprobs(model, begin, end)[start - begin - 1 :] for model in (lm, rounded))
+        targets = np.array(tokens[start:end])[:, None]
+        losses += np.take_along_axis(known, targets, axis=1).tolist()
+        other_losses += np.take_along_axis(found, targets, axis=1).tolist()
+        divergences += (np.exp(known) * (known - found)).sum(axis=1).tolist()
+        same += (known.argmax(axis=1) == found.argmax(axis=1)).tolist()
+    assert first.perplexity == pytest.approx(np.exp(-np.mean(losses)), rel=1e-4)
+    assert second.perplexity == pytest.approx(np.exp(-np.mean(other_losses)), rel=1e-4)
+    assert second.divergence == pytest.approx(np.mean(divergences), rel=1e-3)
+    assert 0 < second.divergence < 0.05
+    assert second.agreement == pytest.approx(np.mean(same))
+    assert first.perplexity != second.perplexity
+    title, _, titles, *rows = quality_lines(report)
+    assert f"{len(tokens) - 1} tokens in windows of 32, stride 20, 2 questions" in title
+    assert titles.split()[:4] == ["weights", "MB", "perplexity", "change"]
+    assert [row.split("  ")[0] for row in rows] == ["as they are", "int8"]
+    assert f"{second.perplexity / first.perplexity - 1:+.2%}" in rows[1]
+
+
+def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(TEXT)
+    given = ["bench", "quality", "--model", str(tiny_llama_folder()), "--text", str(tmp_path / "text.txt"), "--json"]
+    given += ["--tokens", "40", "--context", "32", "--weights", "int8", "--chart", str(tmp_path / "chart.svg")]
+    assert main(given) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["scored_tokens"], report["questions"]) == (38, 0)
+    assert [each["weights"] for each in report["results"]] == ["as they are", "int8"]
+    assert (tmp_path / "chart.svg").read_text().count("int8") >= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "nothing to measure: give --text FILE, --task FILE or both"),
+        (["--task", "TASK", "--chart", "x.svg"], "--chart draws perplexities"),
+        (["--text", "TEXT", "--context", "8", "--stride", "9"], "--stride 9 exceeds --context 8"),
+        (["--text", "TEXT", "--weights", "int3"], "unknown weights 'int3'"),
+        (["--text", "TEXT", "--weights", "int8", "int8"], "name each form once"),
+        (["--text", "EMPTY"], "the file is empty"),
+        (["--text", "BINARY"], "not UTF-8 text"),
+        (["--text", "MISSING"], "MISSING"),
+        (["--task", "TEXT"], "line 1: not JSON"),
+        (["--task", "NONE"], "line 1: needs a 'prompt' and 'references'"),
+        (["--task", "BLANK"], "line 1: 'references' are no texts"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(given, message, tmp_path, capsys):
+    files = {
+        "TEXT": b"some text", "EMPTY": b" \n", "BINARY": b"\xff\xfe\x00", "TASK": b'{"prompt": "a", "references": "b"}',
+        "NONE": b'{"prompt": "a"}', "BLANK": b'{"prompt": "a", "references": [" "]}',
+    }  # fmt: skip
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    given = [str(tmp_path / one) if one.isupper() else one for one in given]
+    assert main(["bench", "quality", *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
