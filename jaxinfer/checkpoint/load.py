@@ -117,7 +117,7 @@ def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> l
         if not wanted:
             continue
         tensor = checkpoint.tensors.read(source.tensor, dtype)
-        rows = (tensor.T if source.transposed else tensor)[source.first : source.first + leaf.shape[0]]
+        rows = (tensor.T if source.transposed else tensor)[source.rows(leaf.shape[0])]
         rows = rows.T if leaf.transposed else rows
         for at in wanted:
             box, place = boxes[at], buffers[at]

@@ -34,7 +34,7 @@ class LoadedTensors:
         for leaf, layer in self._parts[name]:
             source = leaf.sources[layer]
             rows = result.T if source.transposed else result
-            rows[source.first : source.first + leaf.shape[0]] = _unpadded(leaf, layer)
+            rows[source.rows(leaf.shape[0])] = _unpadded(leaf, layer)
         return result
 
 

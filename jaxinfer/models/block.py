@@ -13,6 +13,7 @@ from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rotation import rotate
+from jaxinfer.ops.rounding import scale_by
 from jaxinfer.ops.split_tokens import enter_region, leave_region
 
 _ACTIVATIONS = {
@@ -20,6 +21,7 @@ _ACTIVATIONS = {
     "gelu": lambda inputs: jax.nn.gelu(inputs, approximate=False),
     "gelu_tanh": lambda inputs: jax.nn.gelu(inputs, approximate=True),
     "relu": jax.nn.relu,
+    "relu_squared": lambda inputs: jnp.square(jax.nn.relu(inputs)),
 }
 
 
@@ -39,9 +41,13 @@ class Attention(nn.Module):
         def heads(name: str, count: int, axis: str) -> Linear:
             return Linear(count * config.head_dim, (axis, "embed"), self.backend, config.qkv_bias, name=name)
 
-        def place(name: str, heads_BTNH: jax.Array) -> jax.Array:
-            if config.qk_norm:
-                heads_BTNH = Norm(config, self.backend, "head_dim", name=f"{name}_norm")(heads_BTNH)
+        def place(name: str, axis: str, heads_BTNH: jax.Array) -> jax.Array:
+            if config.qk_norm is not None:
+                axis = "head_dim" if config.qk_norm == "head" else axis
+                norm = Norm(config, self.backend, axis, config.head_norm, name=f"{name}_norm")
+                shape = heads_BTNH.shape
+                normed = heads_BTNH.reshape(*shape[:2], -1) if config.qk_norm == "all_heads" else heads_BTNH
+                heads_BTNH = norm(normed).reshape(shape)
             return heads_BTNH if rotation is None else rotate(heads_BTNH, *rotation)
 
         linears = (
@@ -53,10 +59,10 @@ class Attention(nn.Module):
             tap(self, name, flat).reshape(*flat.shape[:2], -1, config.head_dim)
             for name, flat in zip(("queries", "keys", "values"), project(inputs_BTD, linears))
         )
-        query_BTNH = tap(self, "rotated_queries", place("query", query_BTNH))
+        query_BTNH = tap(self, "rotated_queries", place("query", "heads", query_BTNH))
         if config.scores_by_depth:
             query_BTNH = query_BTNH / jnp.asarray(index + 1, query_BTNH.dtype)
-        keys_BTKH = tap(self, "rotated_keys", place("key", keys_BTKH))
+        keys_BTKH = tap(self, "rotated_keys", place("key", "kv_heads", keys_BTKH))
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         scores = Scores(scale, config.attention_softcap)
         placement = step.placements[self.kind]
@@ -125,19 +131,28 @@ class Block(nn.Module):
         def feed_forward(inputs_BTD: jax.Array) -> jax.Array:
             return leave_region(mlp(enter_region(inputs_BTD, seen, self.backend)), seen, self.backend)
 
+        def add(hidden_BTD: jax.Array, *results_BTD: jax.Array) -> jax.Array:
+            scale = self.config.residual_scale
+            for result_BTD in results_BTD:
+                hidden_BTD = hidden_BTD + (result_BTD if scale is None else scale_by(scale, result_BTD, self.backend))
+            return hidden_BTD
+
         hidden_BTD = leave_region(hidden_BTD, seen, self.backend)
-        inputs_BTD = hidden_BTD if form == "post_norm" else norm("attention_norm", hidden_BTD)
+        inputs_BTD = hidden_BTD if form in ("post_norm", "output_norm") else norm("attention_norm", hidden_BTD)
         mixed_BTD, part = attend(inputs_BTD)
         if form == "parallel":
-            hidden_BTD = hidden_BTD + mixed_BTD + feed_forward(inputs_BTD)
+            hidden_BTD = add(hidden_BTD, mixed_BTD, feed_forward(inputs_BTD))
         elif form == "post_norm":
-            hidden_BTD = norm("attention_norm", hidden_BTD + mixed_BTD)
-            hidden_BTD = norm("mlp_norm", hidden_BTD + feed_forward(hidden_BTD))
+            hidden_BTD = norm("attention_norm", add(hidden_BTD, mixed_BTD))
+            hidden_BTD = norm("mlp_norm", add(hidden_BTD, feed_forward(hidden_BTD)))
         elif form == "sandwich":
-            hidden_BTD = hidden_BTD + norm("attention_post_norm", mixed_BTD)
-            hidden_BTD = hidden_BTD + norm("mlp_post_norm", feed_forward(norm("mlp_norm", hidden_BTD)))
+            hidden_BTD = add(hidden_BTD, norm("attention_post_norm", mixed_BTD))
+            hidden_BTD = add(hidden_BTD, norm("mlp_post_norm", feed_forward(norm("mlp_norm", hidden_BTD))))
+        elif form == "output_norm":
+            hidden_BTD = add(hidden_BTD, norm("attention_post_norm", mixed_BTD))
+            hidden_BTD = add(hidden_BTD, norm("mlp_post_norm", feed_forward(hidden_BTD)))
         else:
-            hidden_BTD = hidden_BTD + mixed_BTD
-            hidden_BTD = hidden_BTD + feed_forward(norm("mlp_norm", hidden_BTD))
+            hidden_BTD = add(hidden_BTD, mixed_BTD)
+            hidden_BTD = add(hidden_BTD, feed_forward(norm("mlp_norm", hidden_BTD)))
         hidden_BTD = hidden_BTD.astype(jnp.dtype(self.backend.compute_dtype))
         return (tap(self, "result", hidden_BTD), cache.with_part(self.kind, part)), None

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+NormKind = Literal["rms", "rms_plus_one", "layer", "scaled_layer", "plain_layer"]
+HeadNorm = Literal["head", "own_head", "all_heads"]
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,17 @@ class DecoderConfig:
     sequence. ``bos_token_id`` is None for models without one.
 
     ``block`` is the placement of norms around a block's two parts, attention and feed-forward: ``pre_norm`` (before
-    each part), ``sandwich`` (before and after each), ``post_norm`` (after each sum) or ``parallel`` (one norm, both
-    parts side by side). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored minus one), ``layer`` (LayerNorm with a
-    bias) or ``plain_layer`` (LayerNorm without weights). ``qk_norm`` adds a norm to each head of queries and keys.
-    ``attention_scale`` multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of
-    layer n by n + 1; soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of
-    the position table for a sequence's first token, None without a table. ``embedding_dim`` is the width of the
-    embedding and the output matrix if it differs from the blocks' width; projections join them. The last
-    ``vocab_padding`` of their ``vocab_size`` rows are padding and never drawn.
+    each part), ``sandwich`` (before and after each), ``output_norm`` (after each, before the sum), ``post_norm`` (after
+    each sum) or ``parallel`` (one norm, both parts side by side). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored
+    minus one), ``layer`` (LayerNorm with a bias), ``scaled_layer`` (without it) or ``plain_layer`` (without weights
+    too). ``qk_norm`` adds norms without biases to queries and keys: ``head`` to each head, with the same weights,
+    ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector. ``residual_scale`` multiplies each
+    part's result before its sum, ``embedding_scale`` the embedding, ``logit_scale`` the logits. ``attention_scale``
+    multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of layer n by n + 1;
+    soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of the position table
+    for a sequence's first token, None without a table. ``embedding_dim`` is the width of the embedding and the output
+    matrix if it differs from the blocks' width; projections join them. The last ``vocab_padding`` of their
+    ``vocab_size`` rows are padding and never drawn.
     """
 
     family: str
@@ -84,20 +89,22 @@ class DecoderConfig:
     max_position: int
     norm_eps: float
     layer_pattern: tuple[LayerKind, ...]
-    block: Literal["pre_norm", "sandwich", "post_norm", "parallel"] = "pre_norm"
-    norm: Literal["rms", "rms_plus_one", "layer", "plain_layer"] = "rms"
+    block: Literal["pre_norm", "sandwich", "output_norm", "post_norm", "parallel"] = "pre_norm"
+    norm: NormKind = "rms"
     activation: Activation = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: HeadNorm | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
     scores_by_depth: bool = False
+    residual_scale: float | None = None
     final_softcap: float | None = None
     embedding_scale: float | None = None
+    logit_scale: float | None = None
     embedding_dim: int | None = None
     learned_positions: int | None = None
     final_norm: bool = True
@@ -110,6 +117,11 @@ class DecoderConfig:
     def query_heads_per_kv_head(self) -> int:
         """G: how many query heads share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def head_norm(self) -> NormKind:
+        """The kind of norm of queries and keys."""
+        return "scaled_layer" if self.norm == "layer" else self.norm
 
     @property
     def num_tokens(self) -> int:

@@ -17,7 +17,7 @@ from jaxinfer.notation import TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.matmul import product
-from jaxinfer.ops.rounding import rounded
+from jaxinfer.ops.rounding import rounded, scale_by
 from jaxinfer.ops.split_tokens import enter_region
 
 
@@ -78,6 +78,8 @@ class Network(nn.Module):
         logits = product(hidden, table(), self.backend, split=(TENSOR, None))
         if config.head_bias:
             logits = logits + jnp.broadcast_to(self.head_bias().astype(logits.dtype), logits.shape)
+        if config.logit_scale is not None:
+            logits = scale_by(config.logit_scale, logits, self.backend)
         if config.final_softcap is not None:
             logits = self._rounded(config.final_softcap * jnp.tanh(logits / config.final_softcap))
         if config.vocab_padding:

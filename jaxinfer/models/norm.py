@@ -1,6 +1,7 @@
 """Normalisation layers, computed in float32 or wider."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,75 +10,90 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, NormKind
 from jaxinfer.models.linear import parameter
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import TENSOR, Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.norms import norm_rows
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.rounding import rounded
+
+# The kinds that subtract the mean.
+_CENTRED = ("layer", "scaled_layer", "plain_layer")
 
 
 class Norm(nn.Module):
-    """The config's norm, over the last axis.
+    """A norm over the last axis, of the config's kind if ``kind`` is None.
 
-    RMS normalisation is Zhang and Sennrich, 1910.07467; LayerNorm is Ba et al., 1607.06450. ``axis`` is the axis's
-    logical name. On a CPU with kernels of our own, a row's result does not depend on the other rows or on their number.
+    RMS normalisation is Zhang and Sennrich, 1910.07467; LayerNorm is Ba et al., 1607.06450. ``axis`` is the logical
+    name of the weights' axis: ``heads`` and ``kv_heads`` for inputs ``[B, T, N, H]`` whose heads have weights of their
+    own, or ``[B, T, N * H]``. On a CPU with kernels of our own, a row's result does not depend on the other rows or on
+    their number.
     """
 
     config: DecoderConfig
     backend: Backend
     axis: str = "embed"
+    kind: NormKind | None = None
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
-        kind, dtype = self.config.norm, jnp.dtype(self.backend.param_dtype)
-        width = inputs.shape[-1:]
+        kind, dtype = self.kind or self.config.norm, jnp.dtype(self.backend.param_dtype)
+        width = inputs.shape[2:] if self.axis in ("heads", "kv_heads") else inputs.shape[-1:]
         scale = bias = None
         if kind != "plain_layer":
             neutral = nn.initializers.zeros if kind == "rms_plus_one" else nn.initializers.ones
-            scale = parameter(self, "scale", neutral, (self.axis,), width, dtype)
+            scale = parameter(self, "scale", neutral, (self.axis,), (math.prod(width),), dtype).reshape(width)
         if kind == "layer":
             bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
         has_kernel = self.backend.cpu_kernels and inputs.dtype == jnp.float32
-        norm = functools.partial(_by_kernel if has_kernel else _by_xla, self.config)
+        norm = functools.partial(_by_kernel if has_kernel else _by_xla, kind, self.config.norm_eps)
         norm = self._on_own_rows(norm, inputs.shape) if has_kernel else norm
+        if has_kernel and scale is not None and scale.ndim > 1:
+            # The kernel has one vector of weights for all rows.
+            assert kind != "rms_plus_one"
+            return tap(self, "result", rounded(norm(inputs, None, bias) * _over(scale, inputs)))
         return tap(self, "result", norm(inputs, scale, bias))
 
     def _on_own_rows(self, norm: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
         """Return ``norm`` so that each device runs it on its rows, and on its heads if these are normed."""
         *lead, _ = shape
         rows = row_axes(lead, self.backend)
-        if self.axis == "head_dim":
+        if self.axis != "embed" and len(lead) == 3:
             rows = *rows[:-1], even_axis(TENSOR, lead[-1], self.backend)
         whole = PartitionSpec()
         return self.backend.on_devices(norm, (PartitionSpec(*rows), whole, whole), PartitionSpec(*rows))
 
 
-def _by_kernel(config: DecoderConfig, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+def _by_kernel(
+    kind: NormKind, epsilon: float, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None
+) -> jax.Array:
     rows = inputs.reshape(-1, inputs.shape[-1])
     scale = jnp.ones(rows.shape[1:], rows.dtype) if scale is None else scale.astype(rows.dtype)
-    if config.norm in ("layer", "plain_layer"):
+    if kind in _CENTRED:
         bias = jnp.zeros_like(scale) if bias is None else bias.astype(rows.dtype)
-    elif config.norm == "rms_plus_one":
+    elif kind == "rms_plus_one":
         scale = 1.0 + scale
-    return norm_rows(rows, scale, bias, config.norm_eps).reshape(inputs.shape)
+    return norm_rows(rows, scale, bias, epsilon).reshape(inputs.shape)
 
 
-def _by_xla(config: DecoderConfig, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+def _by_xla(
+    kind: NormKind, epsilon: float, inputs: jax.Array, scale: jax.Array | None, bias: jax.Array | None
+) -> jax.Array:
     wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-    if config.norm in ("layer", "plain_layer"):
+    if kind in _CENTRED:
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + config.norm_eps)
+    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
     if scale is None:
         return normed.astype(inputs.dtype)
-    if config.norm == "rms":
+    if kind == "rms":
         normed = normed.astype(inputs.dtype)
         return normed * _over(scale, normed)
-    if config.norm == "rms_plus_one":
+    if kind == "rms_plus_one":
         return (normed * (1.0 + _over(scale, normed))).astype(inputs.dtype)
-    assert bias is not None
-    return (normed * _over(scale, normed) + _over(bias, normed)).astype(inputs.dtype)
+    scaled = normed * _over(scale, normed)
+    return (scaled if bias is None else scaled + _over(bias, normed)).astype(inputs.dtype)
 
 
 def _over(weights: jax.Array, like: jax.Array) -> jax.Array:

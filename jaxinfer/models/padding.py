@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxinfer.errors import InvalidOption
 from jaxinfer.models.adapters import ADAPTED
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
@@ -37,10 +38,16 @@ class _Heads(NamedTuple):
 
 
 def pad_config(config: DecoderConfig, shards: int) -> DecoderConfig:
-    """Return the decoder with heads, feed-forward features and vocabulary padded to split over ``shards`` devices."""
+    """Return the decoder with heads, feed-forward features and vocabulary padded to split over ``shards`` devices.
+
+    Raises InvalidOption if heads would be padded whose mean all heads share.
+    """
     if shards == 1:
         return config
     heads = _split_heads(config, shards)
+    if config.qk_norm == "all_heads" and (config.num_heads % shards or config.num_kv_heads % shards):
+        counts = f"{config.num_heads} query and {config.num_kv_heads} key heads, each normed as one vector,"
+        raise InvalidOption(f"mesh: {counts} do not split over tensor={shards} devices: choose a divisor of both")
     vocab_size = _multiple(config.vocab_size, _VOCAB_TILE * shards)
     return replace(
         config,

@@ -17,6 +17,7 @@ _ACTIVATIONS = {
     "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "relu": lambda x: np.maximum(x, 0),
+    "relu_squared": lambda x: np.maximum(x, 0) ** 2,
 }
 
 
@@ -39,24 +40,25 @@ def dense_logits(config: DecoderConfig, params: Params, tokens: Sequence[int]) -
     logits_TV = hidden_TD @ _array(params, "embed.embedding" if config.tied_embeddings else "head.kernel").T
     if config.head_bias:
         logits_TV = logits_TV + _array(params, "head_bias.bias")
-    return _capped(logits_TV, config.final_softcap)
+    return _capped(logits_TV * (config.logit_scale or 1.0), config.final_softcap)
 
 
 def _block(config: DecoderConfig, block: Params, layer: int, hidden_TD: np.ndarray) -> np.ndarray:
     def norm(name: str, inputs_TD: np.ndarray) -> np.ndarray:
         return _norm(config, block.get(name, {}), inputs_TD)
 
+    scale = config.residual_scale or 1.0
     if config.block == "post_norm":
         hidden_TD = norm("attention_norm", hidden_TD + _attention(config, block["attention"], layer, hidden_TD))
         return norm("mlp_norm", hidden_TD + _mlp(config, block["mlp"], hidden_TD))
-    inputs_TD = norm("attention_norm", hidden_TD)
+    inputs_TD = hidden_TD if config.block == "output_norm" else norm("attention_norm", hidden_TD)
     mixed_TD = _attention(config, block["attention"], layer, inputs_TD)
     if config.block == "parallel":
-        return hidden_TD + mixed_TD + _mlp(config, block["mlp"], inputs_TD)
-    is_sandwich = config.block == "sandwich"
-    hidden_TD = hidden_TD + (norm("attention_post_norm", mixed_TD) if is_sandwich else mixed_TD)
-    fed_TD = _mlp(config, block["mlp"], norm("mlp_norm", hidden_TD))
-    return hidden_TD + (norm("mlp_post_norm", fed_TD) if is_sandwich else fed_TD)
+        return hidden_TD + scale * (mixed_TD + _mlp(config, block["mlp"], inputs_TD))
+    is_normed = config.block in ("sandwich", "output_norm")
+    hidden_TD = hidden_TD + scale * (norm("attention_post_norm", mixed_TD) if is_normed else mixed_TD)
+    fed_TD = _mlp(config, block["mlp"], hidden_TD if config.block == "output_norm" else norm("mlp_norm", hidden_TD))
+    return hidden_TD + scale * (norm("mlp_post_norm", fed_TD) if is_normed else fed_TD)
 
 
 def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: np.ndarray) -> np.ndarray:
@@ -66,8 +68,8 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
         heads_TNH = _linear(attention[name], inputs_TD).reshape(count, -1, config.head_dim)
         if name == "value":
             return heads_TNH
-        if config.qk_norm:
-            heads_TNH = _norm(config, attention[f"{name}_norm"], heads_TNH)
+        if config.qk_norm is not None:
+            heads_TNH = _head_norm(config, attention[f"{name}_norm"], heads_TNH)
         return heads_TNH if kind.rope is None else _rotated(kind.rope, heads_TNH)
 
     query_TNH, keys_TKH, values_TKH = heads("query"), heads("key"), heads("value")
@@ -107,14 +109,23 @@ def _mlp(config: DecoderConfig, mlp: Params, inputs_TD: np.ndarray) -> np.ndarra
     return _linear(mlp["down"], inner_TF)
 
 
+def _head_norm(config: DecoderConfig, norm: Params, heads_TNH: np.ndarray) -> np.ndarray:
+    shape = heads_TNH.shape
+    if config.qk_norm == "all_heads":
+        return _norm(config, norm, heads_TNH.reshape(len(heads_TNH), -1)).reshape(shape)
+    scale = _array(norm, "scale")
+    scale = scale.reshape(shape[1:]) if config.qk_norm == "own_head" else scale
+    return _norm(config, {"scale": scale}, heads_TNH)
+
+
 def _norm(config: DecoderConfig, norm: Params, inputs: np.ndarray) -> np.ndarray:
-    if config.norm in ("layer", "plain_layer"):
+    if config.norm in ("layer", "scaled_layer", "plain_layer"):
         inputs = inputs - inputs.mean(axis=-1, keepdims=True)
     normed = inputs / np.sqrt((inputs**2).mean(axis=-1, keepdims=True) + config.norm_eps)
     if config.norm == "plain_layer":
         return normed
     scale = _array(norm, "scale") + (config.norm == "rms_plus_one")
-    return normed * scale + (_array(norm, "bias") if config.norm == "layer" else 0)
+    return normed * scale + (_array(norm, "bias") if "bias" in norm else 0)
 
 
 def _linear(linear: Params, inputs: np.ndarray) -> np.ndarray:

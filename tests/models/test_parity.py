@@ -35,6 +35,7 @@ ORDINARY = (
     "gemma3-vision",
     "gpt2-n_inner-untied-scales",
     "mistral-window",
+    "olmo3",
     "opt-post_norm-projections",
     "opt-plain-untied-gelu",
     "phi",

@@ -5,7 +5,7 @@ from tests.mutants.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "a head may have any number of lanes",
-        "jaxinfer/models/families/rope.py",
+        "jaxinfer/models/families/keys/rope.py",
         "    if dim > _MOST_LANES:",
         "    if dim < 0:",
         "tests/models/families/test_rope.py::test_heads_of_more_lanes_than_any_has_are_refused_before_their_angles_are_computed",
@@ -111,8 +111,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "Phi's feed-forward layer reads the hidden state before the norm",
         "jaxinfer/models/block.py",
-        "hidden_BTD + mixed_BTD + feed_forward(inputs_BTD)",
-        "hidden_BTD + mixed_BTD + feed_forward(hidden_BTD)",
+        "add(hidden_BTD, mixed_BTD, feed_forward(inputs_BTD))",
+        "add(hidden_BTD, mixed_BTD, feed_forward(hidden_BTD))",
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[phi]",
     ),
     Fault(
@@ -125,20 +125,20 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "keys have no norm",
         "jaxinfer/models/block.py",
-        "            if config.qk_norm:\n",
-        '            if config.qk_norm and name == "query":\n',
+        "            if config.qk_norm is not None:\n",
+        '            if config.qk_norm is not None and name == "query":\n',
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[qwen3-head_dim-tied]",
     ),
     Fault(
         "Gemma's first layer of a period sees the whole text, not its last",
-        "jaxinfer/models/families/gemma_keys.py",
+        "jaxinfer/models/families/keys/gemma_keys.py",
         "(layer + 1) % period != 0",
         "layer % period != 0",
         "tests/models/families/test_published_gemma.py::test_gemma_2_alternates_windows_and_caps_scores_and_logits",
     ),
     Fault(
         "Gemma's head is a matrix of its own",
-        "jaxinfer/models/families/gemma_keys.py",
+        "jaxinfer/models/families/keys/gemma_keys.py",
         "tied=True",
         "tied=False",
         "tests/models/families/test_published_gemma.py",
@@ -173,7 +173,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "an unknown key of a configuration is passed over",
-        "jaxinfer/models/families/config_reader.py",
+        "jaxinfer/models/families/keys/config_reader.py",
         "            if key not in NEUTRAL_VALUES:\n",
         "            if key not in NEUTRAL_VALUES:\n                continue\n",
         "tests/models/families/test_config_reader.py",
@@ -198,5 +198,19 @@ FAULTS: tuple[Fault, ...] = (
         "return np.where(heads[:, None] < 0, -1, lanes).reshape(-1)",
         "return np.maximum(lanes, 0).reshape(-1)",
         "tests/models/test_padding.py",
+    ),
+    Fault(
+        "OLMo's query heads are normed one by one",
+        "jaxinfer/models/block.py",
+        'if config.qk_norm == "all_heads" else heads_BTNH',
+        'if config.qk_norm == "none" else heads_BTNH',
+        "tests/models/test_parity.py::test_logits_equal_those_of_transformers[olmo3]",
+    ),
+    Fault(
+        "heads whose mean all share are padded",
+        "jaxinfer/models/padding.py",
+        'if config.qk_norm == "all_heads" and (',
+        'if config.qk_norm == "none" and (',
+        "tests/models/families/test_published_olmo.py::test_heads_that_are_normed_as_one_are_never_padded",
     ),
 )

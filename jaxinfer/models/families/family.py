@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from jaxinfer.models.config import DecoderConfig
 
 
@@ -12,13 +14,25 @@ class Part:
     """A parameter that is a part of a checkpoint's tensor, or is stored transposed.
 
     The tensor has ``total`` rows (0: as many as the parameter); the parameter's begin at ``first``. ``transposed``
-    means that a kernel is stored ``[in, out]``, so these rows are the tensor's columns.
+    means that a kernel is stored ``[in, out]``, so these rows are the tensor's columns. ``rotary`` is set where rotary
+    positions of the checkpoint turn neighbouring rows 2i and 2i + 1 of each head together: a head's rows, and how many
+    of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
     """
 
     tensor: str
     first: int = 0
     total: int = 0
     transposed: bool = False
+    rotary: tuple[int, int] | None = None
+
+    def rows(self, count: int) -> "slice | np.ndarray":
+        """Return where the ``count`` rows of the parameter stand in the tensor."""
+        if self.rotary is None:
+            return slice(self.first, self.first + count)
+        head_dim, turning = self.rotary
+        lanes = np.arange(head_dim)
+        lanes[:turning] = lanes[:turning].reshape(-1, 2).T.reshape(-1)
+        return self.first + (np.arange(0, count, head_dim)[:, None] + lanes).reshape(-1)
 
 
 Source = str | Part

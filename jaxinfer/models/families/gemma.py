@@ -5,10 +5,10 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.gemma_keys import read_gemma_keys
-from jaxinfer.models.families.llama_names import tensor_names
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.gemma_keys import read_gemma_keys
+from jaxinfer.models.families.keys.llama_names import tensor_names
 
 _DEFAULTS = MappingProxyType(
     {

@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.families import llama_names
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, TensorNames
-from jaxinfer.models.families.gemma_keys import (
+from jaxinfer.models.families.keys import llama_names
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.gemma_keys import (
     read_activation,
     read_attention_scale,
     read_gemma_keys,

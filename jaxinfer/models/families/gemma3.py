@@ -10,18 +10,18 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.errors import UnsupportedModel
-from jaxinfer.models.config import DecoderConfig, Rope
+from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families import gemma2
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, TensorNames
-from jaxinfer.models.families.gemma_keys import (
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.gemma_keys import (
     read_activation,
     read_attention_scale,
     read_gemma_keys,
     read_softcap,
     read_window_layers,
 )
-from jaxinfer.models.families.rope import read_section, unscaled_rope
+from jaxinfer.models.families.keys.rope import read_kind_rope
 
 _DEFAULTS = MappingProxyType(
     {
@@ -47,11 +47,11 @@ def translate_text(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` gemma3_text."""
     reader = ConfigReader(config, family="gemma3_text")
     read_activation(reader)
-    decoder = read_gemma_keys(reader, "gemma3_text", _DEFAULTS, partial(_read_rope, layer_type="full_attention"))
+    decoder = read_gemma_keys(reader, "gemma3_text", _DEFAULTS, partial(read_kind_rope, bases=_BASES))
     period = reader.positive_int("sliding_window_pattern", default=_PERIOD)
     if reader.has("layer_types"):  # transformers also writes the period beside it
         reader.positive_int("_sliding_window_pattern", default=period)
-    local_rope = _read_rope(reader, decoder.max_position, decoder.head_dim, "sliding_attention")
+    local_rope = read_kind_rope(reader, decoder.max_position, decoder.head_dim, "sliding_attention", bases=_BASES)
     decoder = read_window_layers(reader, decoder, period, local_rope)
     if read_softcap(reader, "attn_logit_softcapping", None) is not None:
         why = "transformers ignores it for this family; write null"
@@ -60,7 +60,7 @@ def translate_text(config: Mapping[str, Any]) -> DecoderConfig:
         replace(
             decoder,
             block="sandwich",
-            qk_norm=True,
+            qk_norm="head",
             attention_scale=read_attention_scale(reader),
             final_softcap=read_softcap(reader, "final_logit_softcapping", None),
         )
@@ -90,25 +90,6 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     """Name the tensors of a checkpoint with a vision tower."""
     names = gemma2.tensor_names(config).moved("model.", _PREFIX)
     return replace(names, ignored=_IGNORED, optional_prefix=_PREFIX, other_prefix=_OTHER_PREFIX)
-
-
-def _read_rope(reader: ConfigReader, max_position: int, head_dim: int, layer_type: str) -> Rope:
-    """Return the rotary positions of one kind of layer; transformers 4 scales only those of full attention."""
-    key, default = _BASES[layer_type]
-    stated, theta = reader.has(key), reader.positive_float(key, default=default)
-    scaling, parameters = reader.section("rope_scaling"), reader.section("rope_parameters")
-    if scaling is not None and parameters is not None:
-        raise reader.refuse("rope_scaling", "...", "rope_parameters is set too; keep one of them")
-    section = scaling if layer_type == "full_attention" else None
-    if parameters is not None:
-        sections = {kind: parameters.section(kind) for kind in _BASES}
-        section = parameters.finish(sections[layer_type])
-    if section is None:
-        return unscaled_rope(reader, max_position, head_dim, theta)
-    inner = section.positive_float("rope_theta", default=theta)
-    if stated and inner != theta:
-        raise section.refuse("rope_theta", inner, f"it contradicts {key} ({theta:g})")
-    return read_section(reader, section, max_position, head_dim, inner)
 
 
 GEMMA3_TEXT = Family("gemma3_text", ("Gemma3ForCausalLM",), translate_text, gemma2.tensor_names)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.models.config import Activation, DecoderConfig, LayerKind
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, Part, Source, TensorNames
+from jaxinfer.models.families.keys.config_reader import ConfigReader
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",

@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig, LayerKind
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.llama_keys import read_llama_keys
-from jaxinfer.models.families.llama_names import tensor_names
-from jaxinfer.models.families.windows import read_window
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_names import tensor_names
+from jaxinfer.models.families.keys.windows import read_window
 
 _DEFAULTS = MappingProxyType(
     {

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.models.config import Activation, DecoderConfig, LayerKind
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, TensorNames
-from jaxinfer.models.families.rope import read_rope
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.rope import read_rope
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",

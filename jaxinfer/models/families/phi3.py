@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig, LayerKind
-from jaxinfer.models.families import llama_names
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family, Part, TensorNames
-from jaxinfer.models.families.rope import read_rope
+from jaxinfer.models.families.keys import llama_names
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.rope import read_rope
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:

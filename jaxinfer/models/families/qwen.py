@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig, LayerKind, shortest_pattern
-from jaxinfer.models.families.config_reader import ConfigReader
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.llama_keys import read_llama_keys
-from jaxinfer.models.families.llama_names import tensor_names
-from jaxinfer.models.families.windows import read_layer_types, read_window
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_names import tensor_names
+from jaxinfer.models.families.keys.windows import read_layer_types, read_window
 
 _QWEN2_DEFAULTS = MappingProxyType(
     {
@@ -38,7 +38,7 @@ def translate_qwen3(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader(config, family="qwen3")
     decoder = _read_windows(reader, read_llama_keys(reader, "qwen3", _QWEN3_DEFAULTS))
     bias = reader.boolean("attention_bias", default=False)
-    return reader.finish(replace(decoder, qk_norm=True, qkv_bias=bias, output_bias=bias))
+    return reader.finish(replace(decoder, qk_norm="head", qkv_bias=bias, output_bias=bias))
 
 
 def _read_windows(reader: ConfigReader, decoder: DecoderConfig) -> DecoderConfig:

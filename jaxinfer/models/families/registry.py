@@ -13,12 +13,16 @@ from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.gpt2 import GPT2
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.mistral import MISTRAL
+from jaxinfer.models.families.olmo import OLMO2, OLMO3
 from jaxinfer.models.families.opt import OPT
 from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.qwen import QWEN2, QWEN3
 
-_ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3)
+_ALL = (
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3),
+    *(OLMO2, OLMO3),
+)
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 
 

@@ -114,7 +114,7 @@ def test_gemma_3_has_a_base_for_each_kind_of_layer():
             range(5, decoder.num_layers, 6)
         )
         assert (local.rope, full.rope, full.window) == (Rope(1e4, 256), full_rope, None)
-        assert (decoder.attention_softcap, decoder.final_softcap, decoder.qk_norm) == (None, None, True)
+        assert (decoder.attention_softcap, decoder.final_softcap, decoder.qk_norm) == (None, None, "head")
     assert decoder_config(GEMMA_3_1B).kinds[0].window == 512
 
 

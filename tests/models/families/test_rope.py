@@ -4,8 +4,8 @@ import pytest
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import Rope, RopeScaling
-from jaxinfer.models.families.config_reader import ConfigReader
-from jaxinfer.models.families.rope import read_rope
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.rope import read_rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"factor": 4.0, "beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5, "truncate": False}

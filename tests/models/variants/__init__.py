@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tests.models.variants import gemma, gpt2, llama, mistral, opt, phi, phi3, qwen
+from tests.models.variants import gemma, gpt2, llama, mistral, olmo, opt, phi, phi3, qwen
 from tests.models.variants.variant import Variant
 
 VARIANTS: Mapping[str, Variant] = {
@@ -10,6 +10,7 @@ VARIANTS: Mapping[str, Variant] = {
     **gemma.VARIANTS,
     **gpt2.VARIANTS,
     **mistral.VARIANTS,
+    **olmo.VARIANTS,
     **opt.VARIANTS,
     **phi.VARIANTS,
     **phi3.VARIANTS,

@@ -134,7 +134,7 @@ VARIANTS: Mapping[str, Variant] = {
             "base of windows": rope_of_layers(True, theta=1e5),
             "base of the rest": rope_of_layers(False, theta=50.0),
             "linear": rope_of_layers(False, scaling=None),
-            "norms of queries and keys": settings(qk_norm=False),
+            "norms of queries and keys": settings(qk_norm=None),
             "final soft-cap": settings(final_softcap=None),
         },
         model_type="gemma3_text",

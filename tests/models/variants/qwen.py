@@ -63,7 +63,7 @@ VARIANTS: Mapping[str, Variant] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
         },
         {
-            "norms of queries and keys": settings(qk_norm=False),
+            "norms of queries and keys": settings(qk_norm=None),
             "query norm": zeroed("query_norm", "scale"),
             "key norm": zeroed("key_norm", "scale"),
             "theta": rope(theta=1e4),

@@ -1,7 +1,9 @@
 """Reads the rotary positions of a ``config.json``, in the forms of transformers 4 and 5."""
 
+from collections.abc import Mapping
+
 from jaxinfer.models.config import Rope, RopeScaling
-from jaxinfer.models.families.config_reader import ConfigReader
+from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.rope_frequencies import angles_are_finite
 
 _MOST_LANES = 1 << 14
@@ -53,6 +55,35 @@ def read_section(
         why = f"with the numbers beside it and {dim} rotating lanes the angles are not finite"
         raise section.refuse("rope_type", kind, why)
     return rope
+
+
+def read_kind_rope(
+    reader: ConfigReader,
+    max_position: int,
+    head_dim: int,
+    layer_type: str = "full_attention",
+    *,
+    bases: Mapping[str, tuple[str, float]],
+) -> Rope:
+    """Return the rotary positions of one kind of layer; transformers 4 scales only those of full attention.
+
+    ``bases`` holds for each kind the key of transformers 4 for the base, and its default.
+    """
+    key, default = bases[layer_type]
+    stated, theta = reader.has(key), reader.positive_float(key, default=default)
+    scaling, parameters = reader.section("rope_scaling"), reader.section("rope_parameters")
+    if scaling is not None and parameters is not None:
+        raise reader.refuse("rope_scaling", "...", "rope_parameters is set too; keep one of them")
+    section = scaling if layer_type == "full_attention" else None
+    if parameters is not None:
+        sections = {kind: parameters.section(kind) for kind in bases}
+        section = parameters.finish(sections[layer_type])
+    if section is None:
+        return unscaled_rope(reader, max_position, head_dim, theta)
+    inner = section.positive_float("rope_theta", default=theta)
+    if stated and inner != theta:
+        raise section.refuse("rope_theta", inner, f"it contradicts {key} ({theta:g})")
+    return read_section(reader, section, max_position, head_dim, inner)
 
 
 def unscaled_rope(

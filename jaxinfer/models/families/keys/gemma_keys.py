@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope, shortest_pattern
-from jaxinfer.models.families.config_reader import ConfigReader
-from jaxinfer.models.families.llama_keys import read_llama_keys
-from jaxinfer.models.families.rope import read_rope
-from jaxinfer.models.families.windows import read_layer_types, read_window
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.rope import read_rope
+from jaxinfer.models.families.keys.windows import read_layer_types, read_window
 
 
 def read_gemma_keys(

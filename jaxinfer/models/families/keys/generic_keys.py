@@ -68,6 +68,8 @@ _GPT2 = """
 # Dropout, and the references to the model's own code that wrote the first files.
 _PHI = frozenset({"attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map"})
 
+_DROPOUT = frozenset({"attention_dropout"})
+
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
 
@@ -93,6 +95,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gemma2": _GEMMA | {"hidden_act"},
         "gemma3_text": _GEMMA | {"hidden_act"},
         "gemma3": frozenset(_GEMMA3.split()),
+        **dict.fromkeys(("olmo2", "olmo3"), _DROPOUT),
     }
 )
 

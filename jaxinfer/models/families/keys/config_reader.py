@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from jaxinfer.errors import UnsupportedModel
-from jaxinfer.models.families.generic_keys import FAMILY_KEYS, GENERIC_KEYS, NEUTRAL_VALUES, NULLABLE_KEYS
+from jaxinfer.models.families.keys.generic_keys import FAMILY_KEYS, GENERIC_KEYS, NEUTRAL_VALUES, NULLABLE_KEYS
 
 T = TypeVar("T")
 _LARGEST_INT = 2**31 - 1

@@ -1,6 +1,6 @@
 """Reads from a ``config.json`` which layers have a sliding window."""
 
-from jaxinfer.models.families.config_reader import ConfigReader
+from jaxinfer.models.families.keys.config_reader import ConfigReader
 
 _LAYER_TYPES = {"full_attention": False, "attention": False, "sliding_attention": True}
 

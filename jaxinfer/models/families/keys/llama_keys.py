@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from jaxinfer.models.config import Activation, DecoderConfig, LayerKind, Rope
-from jaxinfer.models.families.config_reader import ConfigReader
-from jaxinfer.models.families.rope import read_rope
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.rope import read_rope
 
 
 def read_llama_keys(
@@ -16,13 +16,15 @@ def read_llama_keys(
     *,
     activation: Activation | None = None,
     tied: bool = False,
+    norm_eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
     rope: Callable[[ConfigReader, int, int], Rope] = read_rope,
 ) -> DecoderConfig:
     """Return a decoder without biases whose layers all attend to the whole sequence.
 
     ``defaults`` are the family's values for absent keys. An absent or null ``num_key_value_heads`` without a default
     means as many as query heads; an absent ``head_dim`` without a default means ``hidden_size`` divided by the heads.
-    ``activation`` None reads ``hidden_act``. ``tied`` is the default for tying the output matrix to the embedding.
+    ``activation`` None reads ``hidden_act``. ``tied`` is the default for tying the output matrix to the embedding,
+    ``norm_eps`` the key of the norms' epsilon and its default.
     """
     num_heads = reader.positive_int("num_attention_heads", defaults["num_attention_heads"])
     model_dim = reader.positive_int("hidden_size", defaults["hidden_size"])
@@ -46,7 +48,7 @@ def read_llama_keys(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position=max_position,
-        norm_eps=reader.positive_float("rms_norm_eps", default=1e-6),
+        norm_eps=reader.positive_float(norm_eps[0], default=norm_eps[1]),
         layer_pattern=(LayerKind(rope(reader, max_position, head_dim)),),
         activation=activation,
         tied_embeddings=reader.boolean("tie_word_embeddings", default=tied),

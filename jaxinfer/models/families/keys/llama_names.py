@@ -1,7 +1,12 @@
 """The tensor names that families derived from Llama share."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.families.family import Source, TensorNames
+from jaxinfer.models.families.family import Part, Source, TensorNames
+
+_TURNED = ("query.kernel", "query.bias", "query_norm.scale", "key.kernel", "key.bias", "key_norm.scale")
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:
@@ -26,7 +31,35 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
             block[f"{ours}.{name}.kernel"] = f"model.layers.{{layer}}.{theirs}.{tensor}.weight"
             if has_bias:
                 block[f"{ours}.{name}.bias"] = f"model.layers.{{layer}}.{theirs}.{tensor}.bias"
-    if config.qk_norm:
+    if config.norm == "layer":
+        top["final_norm.bias"] = "model.norm.bias"
+        block["attention_norm.bias"] = "model.layers.{layer}.input_layernorm.bias"
+        block["mlp_norm.bias"] = "model.layers.{layer}.post_attention_layernorm.bias"
+    if config.qk_norm is not None:
         block["attention.query_norm.scale"] = "model.layers.{layer}.self_attn.q_norm.weight"
         block["attention.key_norm.scale"] = "model.layers.{layer}.self_attn.k_norm.weight"
     return TensorNames(top, block, tuple(ignored))
+
+
+def renamed(config: DecoderConfig, block: Mapping[str, Source]) -> TensorNames:
+    """Return Llama's names, but for some parameters of a block: the names after ``model.layers.{layer}.``."""
+    names = tensor_names(config)
+    own = {
+        path: replace(source, tensor=f"model.layers.{{layer}}.{source.tensor}")
+        if isinstance(source, Part)
+        else f"model.layers.{{layer}}.{source}"
+        for path, source in block.items()
+    }
+    return replace(names, block={**names.block, **own})
+
+
+def interleaved(config: DecoderConfig, names: TensorNames) -> TensorNames:
+    """Return the names of a checkpoint whose rotary positions turn neighbouring lanes of queries and keys."""
+    (turning,) = {kind.rope.dim for kind in config.kinds if kind.rope is not None}
+    block = dict(names.block)
+    for path in (f"attention.{name}" for name in _TURNED):
+        if path in block:
+            source = block[path]
+            part = source if isinstance(source, Part) else Part(source)
+            block[path] = replace(part, rotary=(config.head_dim, turning))
+    return replace(names, block=block)
