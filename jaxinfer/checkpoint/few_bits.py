@@ -68,20 +68,20 @@ class FewBitsReader:
             return self._blocks(checkpoint, leaf)
         is_table = leaf.path == _TABLE or leaf.path[:-1] == ("head",)
         form = INT8 if is_table else self.few_bits.form
-        form.check_width(f"weights {self.few_bits.name!r}: {leaf.sources[0].tensor}", leaf.shape[-1])
+        form.check_width(f"weights {self.few_bits.name!r}: {leaf.sources[0][0].tensor}", leaf.shape[-1])
         shape = (*leaf.struct.shape[: leaf.stacked], *leaf.shape)
         struct = jax.ShapeDtypeStruct(shape, jnp.float32)
         weights = read_plainly(checkpoint, replace(leaf, struct=struct, transposed=False))
         found = round_to_nearest(weights, form)
         if not bool(jnp.isfinite(found.scales).all()):
-            raise InvalidCheckpoint(f"{checkpoint.origin}: {leaf.sources[0].tensor} has weights that are no numbers")
+            raise InvalidCheckpoint(f"{checkpoint.origin}: {leaf.sources[0][0].tensor} has weights that are no numbers")
         return jax.block_until_ready(found)
 
     def _blocks(self, checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:
         tensors = checkpoint.tensors
         assert isinstance(tensors, BlockSource)
         found = []
-        for source in leaf.sources:
+        for (source,) in leaf.sources:
             kind, rows = tensors.kind(source.tensor), tensors.blocks(source.tensor)
             if kind is None:
                 return None
@@ -91,7 +91,7 @@ class FewBitsReader:
             found.append(_split(checkpoint.origin, source.tensor, rows, GGUF_FORMATS[kind]))
         if len({each.form for each in found}) > 1:
             raise InvalidOption("weights 'gguf': blocks of several types cannot be scanned: leave scan_layers out")
-        cut = [_rows_of(each, source.first, leaf.shape[0]) for each, source in zip(found, leaf.sources)]
+        cut = [_rows_of(each, source.rows(leaf.shape[0])) for each, (source,) in zip(found, leaf.sources)]
         whole = jax.tree.map(lambda *layers: np.stack(layers), *cut) if leaf.stacked else cut[0]
         return jax.block_until_ready(jax.device_put(whole))
 
@@ -127,8 +127,8 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def _rows_of(array: QuantizedArray, first: int, count: int) -> QuantizedArray:
-    return jax.tree.map(lambda part: part[first : first + count], array)
+def _rows_of(array: QuantizedArray, rows: slice | np.ndarray) -> QuantizedArray:
+    return jax.tree.map(lambda part: part[rows], array)
 
 
 def _split(origin: str, tensor: str, rows: BlockRows, form: Format) -> QuantizedArray:

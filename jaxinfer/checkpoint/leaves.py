@@ -15,14 +15,14 @@ from jaxinfer.models.padding import Sources
 
 @dataclass(frozen=True)
 class Leaf:
-    """One parameter: its path in the tree, and its tensors in the checkpoint (one per layer if stacked).
+    """One parameter: its path in the tree, and its tensors in the checkpoint, for each layer if stacked.
 
     ``struct`` is the parameter or its shape. ``padding`` gives the source of each element if the parameter is padded.
     """
 
     path: tuple[str, ...]
     struct: Any
-    sources: tuple[Part, ...]
+    sources: tuple[tuple[Part, ...], ...]
     stacked: bool
     transposed: bool
     padding: Sources
@@ -38,9 +38,16 @@ class Leaf:
         shape = tuple(size if source is None else int(source.max()) + 1 for size, source in sizes)[self.stacked :]
         return shape[::-1] if self.transposed else shape
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that each of a layer's tensors has."""
+        return self.shape[0] // len(self.sources[0])
+
     def tensor_shape(self, source: Part) -> tuple[int, ...]:
         """The required shape of the checkpoint's tensor."""
-        shape = (source.total or self.shape[0], *self.shape[1:])
+        if source.shape is not None:
+            return source.shape
+        shape = (source.total or self.num_rows, *self.shape[1:])
         return shape[::-1] if source.transposed else shape
 
 
@@ -50,15 +57,19 @@ def list_leaves(abstract: Mapping[str, Any], names: TensorNames, padding: Mappin
         layers, stacked, name, transposed = locate(path, struct.shape)
         sources: Any = (None,) * len(struct.shape) if padding is None else reduce(getitem, path, padding)
         if layers is None:
-            parts = (_part(names.top[name]),)
+            parts = (_parts(names.top[name]),)
         else:
-            source = _part(names.block[name])
-            parts = tuple(replace(source, tensor=source.tensor.format(layer=layer)) for layer in layers)
+            found = _parts(names.block[name])
+            parts = tuple(
+                tuple(replace(source, tensor=source.tensor.format(layer=layer)) for source in found) for layer in layers
+            )
         yield Leaf(path, struct, parts, stacked, transposed, sources)
 
 
-def _part(source: Source) -> Part:
-    return Part(source) if isinstance(source, str) else source
+def _parts(source: Source) -> tuple[Part, ...]:
+    if isinstance(source, tuple):
+        return tuple(map(Part, source))
+    return (Part(source) if isinstance(source, str) else source,)
 
 
 def _walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

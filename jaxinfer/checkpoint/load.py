@@ -12,7 +12,7 @@ from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint
-from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.families.family import Part, TensorNames
 from jaxinfer.models.layers import KERNEL
 from jaxinfer.models.padding import Sources
 from jaxinfer.notation import Params
@@ -34,10 +34,11 @@ def load_params(
 
     ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct`` from `jaxinfer.models.decoder.abstract_params`, with
     stacked blocks or not. If a struct has a sharding, every device of this process gets its shard, and memory holds no
-    more than these shards and one tensor. ``padding`` gives the source of each element of padded parameters
-    (`jaxinfer.models.padding.parameter_sources`). ``few_bits`` reads kernels and tables, on one device only; kernels
-    are then ``[out, in]``. ``progress`` receives the parameter bytes done and in total. Raises
-    :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
+    more than these shards and one tensor, or two copies of one whose rows are in another order. ``padding`` gives the
+    source of each element of padded parameters (`jaxinfer.models.padding.parameter_sources`). ``few_bits`` reads
+    kernels and tables, on one device only; kernels are then ``[out, in]``. ``progress`` receives the parameter bytes
+    done and in total. Raises :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is
+    read.
     """
     names = names.spelled_in(checkpoint.tensors.shapes())
     leaves = list(list_leaves(abstract, names, padding))
@@ -68,7 +69,9 @@ def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[
 
 
 def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> None:
-    expected = {source.tensor: leaf.tensor_shape(source) for leaf in leaves for source in leaf.sources}
+    expected = {
+        source.tensor: leaf.tensor_shape(source) for leaf in leaves for parts in leaf.sources for source in parts
+    }
     found = checkpoint.tensors.shapes()
     if missing := [name for name in expected if name not in found]:
         raise InvalidCheckpoint(f"{checkpoint.origin}: missing {_listed(missing)}; fetch all files of the model")
@@ -112,12 +115,12 @@ def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> l
     dtype = np.dtype(leaf.struct.dtype)
     # Filled by assignment: a JAX array may alias its buffer, so the buffer must never be a file that could change.
     buffers = [_aligned_empty(tuple(place.stop - place.start for place in box), dtype) for box in boxes]
-    for layer, source in enumerate(leaf.sources):
+    for layer, parts in enumerate(leaf.sources):
         wanted = [at for at, box in enumerate(boxes) if not leaf.stacked or box[0].start <= layer < box[0].stop]
         if not wanted:
             continue
-        tensor = checkpoint.tensors.read(source.tensor, dtype)
-        rows = (tensor.T if source.transposed else tensor)[source.rows(leaf.shape[0])]
+        read = [_read_rows(checkpoint, source, leaf.num_rows, dtype) for source in parts]
+        rows = read[0] if len(read) == 1 else np.concatenate(read)
         rows = rows.T if leaf.transposed else rows
         for at in wanted:
             box, place = boxes[at], buffers[at]
@@ -125,6 +128,12 @@ def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> l
                 box, place = box[1:], place[layer - boxes[at][0].start]
             place[...] = _cut(rows, box, leaf.padding[leaf.stacked :])
     return buffers
+
+
+def _read_rows(checkpoint: Checkpoint, source: Part, count: int, dtype: np.dtype) -> np.ndarray:
+    tensor = checkpoint.tensors.read(source.tensor, dtype)
+    tensor = tensor if source.shape is None else tensor.reshape(-1)
+    return (tensor.T if source.transposed else tensor)[source.rows(count)]
 
 
 def _cut(rows: np.ndarray, box: _Box, padding: Sources) -> np.ndarray:

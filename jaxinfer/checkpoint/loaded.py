@@ -14,14 +14,16 @@ class LoadedTensors:
     """A model's parameters under Hugging Face names; one at a time is gathered on the host."""
 
     def __init__(self, params: Params, names: TensorNames, padding: Mapping[str, Any] | None):
-        self._parts: dict[str, list[tuple[Leaf, int]]] = {}
+        self._parts: dict[str, list[tuple[Leaf, int, int]]] = {}
         for leaf in list_leaves(params, names, padding):
-            for layer, source in enumerate(leaf.sources):
-                self._parts.setdefault(source.tensor, []).append((leaf, layer))
+            for layer, parts in enumerate(leaf.sources):
+                for place, source in enumerate(parts):
+                    self._parts.setdefault(source.tensor, []).append((leaf, layer, place))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor."""
-        return {name: leaf.tensor_shape(leaf.sources[layer]) for name, ((leaf, layer), *_) in self._parts.items()}
+        firsts = {name: parts[0] for name, parts in self._parts.items()}
+        return {name: leaf.tensor_shape(leaf.sources[layer][place]) for name, (leaf, layer, place) in firsts.items()}
 
     def stored_dtype(self, name: str) -> np.dtype:
         """Return a tensor's dtype in the model."""
@@ -29,12 +31,12 @@ class LoadedTensors:
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Gather one tensor as ``dtype``."""
-        leaf, layer = self._parts[name][0]
-        result = np.empty(leaf.tensor_shape(leaf.sources[layer]), dtype)
-        for leaf, layer in self._parts[name]:
-            source = leaf.sources[layer]
-            rows = result.T if source.transposed else result
-            rows[source.rows(leaf.shape[0])] = _unpadded(leaf, layer)
+        result = np.empty(self.shapes()[name], dtype)
+        for leaf, layer, place in self._parts[name]:
+            source, count = leaf.sources[layer][place], leaf.num_rows
+            rows = result if source.shape is None else result.reshape(-1)
+            rows = rows.T if source.transposed else rows
+            rows[source.rows(count)] = _unpadded(leaf, layer)[place * count : (place + 1) * count]
         return result
 
 

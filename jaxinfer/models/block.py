@@ -134,7 +134,9 @@ class Block(nn.Module):
         def add(hidden_BTD: jax.Array, *results_BTD: jax.Array) -> jax.Array:
             scale = self.config.residual_scale
             for result_BTD in results_BTD:
-                hidden_BTD = hidden_BTD + (result_BTD if scale is None else scale_by(scale, result_BTD, self.backend))
+                hidden_BTD = hidden_BTD + (
+                    result_BTD if scale is None else scale_by(scale, result_BTD, self.backend.platform)
+                )
             return hidden_BTD
 
         hidden_BTD = leave_region(hidden_BTD, seen, self.backend)

@@ -79,7 +79,7 @@ class Network(nn.Module):
         if config.head_bias:
             logits = logits + jnp.broadcast_to(self.head_bias().astype(logits.dtype), logits.shape)
         if config.logit_scale is not None:
-            logits = scale_by(config.logit_scale, logits, self.backend)
+            logits = scale_by(config.logit_scale, logits, self.backend.platform)
         if config.final_softcap is not None:
             logits = self._rounded(config.final_softcap * jnp.tanh(logits / config.final_softcap))
         if config.vocab_padding:

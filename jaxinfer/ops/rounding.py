@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float
-from jaxinfer.ops.backend import Backend
 
 
 def rounded(products: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -16,8 +15,8 @@ def rounded(products: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.clip(products, -largest, largest)
 
 
-def scale_by(factor: float, values: Float[Array, "*shape"], backend: Backend) -> Float[Array, "*shape"]:
+def scale_by(factor: float, values: Float[Array, "*shape"], platform: str) -> Float[Array, "*shape"]:
     """Return ``factor * values``, computed in float32 or wider and rounded before anything is added to it."""
     wide = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     products = (wide * jnp.asarray(factor, wide.dtype)).astype(values.dtype)
-    return rounded(products) if backend.platform == "cpu" else products
+    return rounded(products) if platform == "cpu" else products

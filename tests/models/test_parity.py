@@ -33,7 +33,12 @@ ORDINARY = (
     "gemma-mqa",
     "gemma2",
     "gemma3-vision",
+    "cohere-qk_norm",
+    "cohere2",
+    "glm4",
     "gpt2-n_inner-untied-scales",
+    "granite",
+    "granite4",
     "mistral-window",
     "olmo3",
     "opt-post_norm-projections",
@@ -42,6 +47,9 @@ ORDINARY = (
     "phi3-gqa-tied-longrope-partial",
     "qwen2-mixed-tied",
     "qwen3-head_dim-tied",
+    "smollm3",
+    "stablelm-parallel-qk_norm",
+    "starcoder2",
 )
 # Rings of windows, and a rope whose factors change within the text.
 DECODED = ("gemma2", "phi3-gqa-tied-longrope-partial")

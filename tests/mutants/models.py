@@ -213,4 +213,32 @@ FAULTS: tuple[Fault, ...] = (
         'if config.qk_norm == "none" and (',
         "tests/models/families/test_published_olmo.py::test_heads_that_are_normed_as_one_are_never_padded",
     ),
+    Fault(
+        "neighbouring lanes are taken for the halves of a head",
+        "jaxinfer/models/families/family.py",
+        "lanes[:turning].reshape(-1, 2).T.reshape(-1)",
+        "lanes[:turning]",
+        "tests/models/test_parity.py::test_logits_equal_those_of_transformers[glm4]",
+    ),
+    Fault(
+        "Granite's parts are added whole",
+        "jaxinfer/models/block.py",
+        "result_BTD if scale is None else scale_by(scale, result_BTD, self.backend.platform)",
+        "result_BTD",
+        "tests/models/test_parity.py::test_logits_equal_those_of_transformers[granite]",
+    ),
+    Fault(
+        "Command R's logits have no factor",
+        "jaxinfer/models/network.py",
+        "if config.logit_scale is not None:",
+        "if config.logit_scale is not None and config.norm == 'rms':",
+        "tests/models/test_parity.py::test_logits_equal_those_of_transformers[cohere-qk_norm]",
+    ),
+    Fault(
+        "SmolLM3 rotates where its file has a zero",
+        "jaxinfer/models/families/smollm3.py",
+        "kind.rope if turns else None",
+        "None if turns else kind.rope",
+        "tests/models/families/test_published_dense.py::test_every_fourth_layer_of_smollm3_is_not_rotated",
+    ),
 )

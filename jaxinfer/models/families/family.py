@@ -17,6 +17,7 @@ class Part:
     means that a kernel is stored ``[in, out]``, so these rows are the tensor's columns. ``rotary`` is set where rotary
     positions of the checkpoint turn neighbouring rows 2i and 2i + 1 of each head together: a head's rows, and how many
     of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
+    ``shape`` is the tensor's if it holds the numbers of a vector in another shape.
     """
 
     tensor: str
@@ -24,6 +25,7 @@ class Part:
     total: int = 0
     transposed: bool = False
     rotary: tuple[int, int] | None = None
+    shape: tuple[int, ...] | None = None
 
     def rows(self, count: int) -> "slice | np.ndarray":
         """Return where the ``count`` rows of the parameter stand in the tensor."""
@@ -35,17 +37,18 @@ class Part:
         return self.first + (np.arange(0, count, head_dim)[:, None] + lanes).reshape(-1)
 
 
-Source = str | Part
+# Several tensors are the parameter's rows, one after another, and have the same number of them.
+Source = str | Part | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TensorNames:
     """The checkpoint's tensor for each parameter of the decoder.
 
-    ``top`` and ``block`` map a parameter's path, joined by dots, to a tensor name or to a `Part` of a tensor; in
-    ``block`` the name contains ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular expressions for
-    whole names of tensors that the decoder does not need (recomputed buffers, a tied head stored twice). Depending on
-    the conversion, names begin with ``optional_prefix`` or with ``other_prefix``.
+    ``top`` and ``block`` map a parameter's path, joined by dots, to a tensor name, to a `Part` of a tensor or to
+    several names; in ``block`` a name contains ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular
+    expressions for whole names of tensors that the decoder does not need (recomputed buffers, a tied head stored
+    twice). Depending on the conversion, names begin with ``optional_prefix`` or with ``other_prefix``.
     """
 
     top: Mapping[str, Source]
@@ -70,9 +73,14 @@ class TensorNames:
 
 
 def _move(source: Source, prefix: str, to: str) -> Source:
-    tensor = source.tensor if isinstance(source, Part) else source
-    moved = to + tensor.removeprefix(prefix) if tensor.startswith(prefix) else tensor
-    return replace(source, tensor=moved) if isinstance(source, Part) else moved
+    return each_name(source, lambda name: to + name.removeprefix(prefix) if name.startswith(prefix) else name)
+
+
+def each_name(source: Source, change: Callable[[str], str]) -> Source:
+    """Return the source with its names changed."""
+    if isinstance(source, tuple):
+        return tuple(map(change, source))
+    return replace(source, tensor=change(source.tensor)) if isinstance(source, Part) else change(source)
 
 
 @dataclass(frozen=True)

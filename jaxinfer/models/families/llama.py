@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3.x and everything saved as ``LlamaForCausalLM``: SmolLM2, TinyLlama, Vicuna, OpenLlama."""
+"""Llama 1, 2 and 3.x and what is saved as ``LlamaForCausalLM``: SmolLM2, TinyLlama, Vicuna, OpenLlama, Falcon 3."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 
-from tests.models.variants import gemma, gpt2, llama, mistral, olmo, opt, phi, phi3, qwen
+from tests.models.variants import gemma, glm, gpt2, granite, llama, mistral, olmo, opt, phi, phi3, qwen, stablelm
 from tests.models.variants.variant import Variant
 
 VARIANTS: Mapping[str, Variant] = {
     **llama.VARIANTS,
     **gemma.VARIANTS,
+    **glm.VARIANTS,
     **gpt2.VARIANTS,
+    **granite.VARIANTS,
     **mistral.VARIANTS,
     **olmo.VARIANTS,
     **opt.VARIANTS,
     **phi.VARIANTS,
     **phi3.VARIANTS,
     **qwen.VARIANTS,
+    **stablelm.VARIANTS,
 }

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxinfer.models.config import DecoderConfig, shortest_pattern
+from jaxinfer.models.families.family import Part
 from jaxinfer.notation import Params
 from tests.toys import rope_of, with_rope
 
@@ -122,3 +123,16 @@ def embedding_as_head(config: DecoderConfig, params: Params) -> tuple[DecoderCon
     """Tie the output matrix to the embedding."""
     tied = {name: value for name, value in params.items() if name != "head"}
     return replace(config, tied_embeddings=True), tied
+
+
+def halves(config: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
+    """Let rotary positions turn the halves of a head where a checkpoint's turn neighbouring lanes."""
+    (turning,) = {kind.rope.dim for kind in config.kinds if kind.rope is not None}
+
+    def reorder(keys: Any, leaf: Any) -> Any:
+        names = {key.key for key in keys}
+        if not names & {"query", "key", "query_norm", "key_norm"}:
+            return leaf
+        return leaf[np.argsort(Part("", rotary=(config.head_dim, turning)).rows(len(leaf)))]
+
+    return config, jax.tree_util.tree_map_with_path(reorder, params)

@@ -95,6 +95,14 @@ class ConfigReader:
             raise self.refuse(key, value, f"known words are {', '.join(choices)}")
         return tuple(choices[word] for word in value)
 
+    def flags(self, key: str, count: int) -> tuple[bool, ...]:
+        """Read a list of at least ``count`` zeros and ones; return the first ``count``."""
+        value = self._value(key, None)
+        is_list = isinstance(value, list | tuple) and len(value) >= count
+        if not is_list or not all(_is_int(number) and number in (0, 1) for number in value):
+            raise self.refuse(key, value, f"it must be a list of {count} zeros and ones")
+        return tuple(bool(number) for number in value[:count])
+
     def optional_token(self, key: str, default: int | None = None) -> int | None:
         """Read one token id; null means that the model has none."""
         self._read.add(key)

@@ -59,6 +59,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 
+# Falcon 3 also names the gated activation that all have.
+_LLAMA = "attention_dropout pretraining_tp max_sequence_length is_llama_config activation"
+
 # Dropout, the summary head of another model class, and sizes that repeat n_positions.
 _GPT2 = """
     resid_pdrop embd_pdrop attn_pdrop summary_activation summary_first_dropout summary_proj_to_labels summary_type
@@ -69,6 +72,24 @@ _GPT2 = """
 _PHI = frozenset({"attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map"})
 
 _DROPOUT = frozenset({"attention_dropout"})
+
+# Pretraining, and words of the first files that the network does not follow.
+_SMOLLM3 = frozenset({"max_window_layers", "pretraining_tp"})
+_STARCODER2 = """
+    residual_dropout embedding_dropout attention_softmax_in_fp32 scale_attention_softmax_in_fp32 scale_attn_weights
+    layer_norm_epsilon mlp_type norm_type
+"""
+_COHERE2 = """
+    cache_implementation layer_switch order_of_interleaved_layers position_embedding_type rotary_pct
+    use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding
+"""
+
+# The state-space layers and experts that a model does not have, and their training.
+_GRANITE_HYBRID = """
+    mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads
+    mamba_proj_bias time_step_limit time_step_min time_step_max time_step_floor num_experts_per_tok
+    output_router_logits router_aux_loss_coef init_method normalization_function intermediate_size
+"""
 
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
@@ -83,7 +104,7 @@ _GEMMA3 = """
 # maximum sequence length of the first Llama conversions repeats max_position_embeddings.
 FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "llama": frozenset({"attention_dropout", "pretraining_tp", "max_sequence_length", "is_llama_config"}),
+        "llama": frozenset(_LLAMA.split()),
         "mistral": frozenset({"attention_dropout"}),
         "qwen2": frozenset({"attention_dropout"}),
         "qwen3": frozenset({"attention_dropout"}),
@@ -95,11 +116,18 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gemma2": _GEMMA | {"hidden_act"},
         "gemma3_text": _GEMMA | {"hidden_act"},
         "gemma3": frozenset(_GEMMA3.split()),
-        **dict.fromkeys(("olmo2", "olmo3"), _DROPOUT),
+        **dict.fromkeys(("olmo2", "olmo3", "granite", "glm", "glm4"), _DROPOUT),
+        "smollm3": _DROPOUT | _SMOLLM3,
+        "granitemoehybrid": _DROPOUT | frozenset(_GRANITE_HYBRID.split()),
+        "stablelm": _DROPOUT | {"hidden_dropout"},
+        "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),
+        "cohere": _DROPOUT | {"model_max_length"},
+        "cohere2": _DROPOUT | frozenset(_COHERE2.split()),
     }
 )
 
 # Hugging Face allows null for these keys, meaning "derive it".
-NULLABLE_KEYS = frozenset(
-    {"num_key_value_heads", "head_dim", "factor", "word_embed_proj_dim", "n_inner", "hidden_activation"}
-)
+_NULLABLE = """
+    num_key_value_heads head_dim factor word_embed_proj_dim n_inner hidden_activation position_embedding_type
+"""
+NULLABLE_KEYS = frozenset(_NULLABLE.split())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.families.family import Part, Source, TensorNames
+from jaxinfer.models.families.family import Part, Source, TensorNames, each_name
 
 _TURNED = ("query.kernel", "query.bias", "query_norm.scale", "key.kernel", "key.bias", "key_norm.scale")
 
@@ -44,12 +44,7 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
 def renamed(config: DecoderConfig, block: Mapping[str, Source]) -> TensorNames:
     """Return Llama's names, but for some parameters of a block: the names after ``model.layers.{layer}.``."""
     names = tensor_names(config)
-    own = {
-        path: replace(source, tensor=f"model.layers.{{layer}}.{source.tensor}")
-        if isinstance(source, Part)
-        else f"model.layers.{{layer}}.{source}"
-        for path, source in block.items()
-    }
+    own = {path: each_name(source, "model.layers.{{layer}}.{}".format) for path, source in block.items()}
     return replace(names, block={**names.block, **own})
 
 
@@ -60,6 +55,7 @@ def interleaved(config: DecoderConfig, names: TensorNames) -> TensorNames:
     for path in (f"attention.{name}" for name in _TURNED):
         if path in block:
             source = block[path]
+            assert not isinstance(source, tuple)
             part = source if isinstance(source, Part) else Part(source)
             block[path] = replace(part, rotary=(config.head_dim, turning))
     return replace(names, block=block)

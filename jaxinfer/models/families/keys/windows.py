@@ -5,9 +5,12 @@ from jaxinfer.models.families.keys.config_reader import ConfigReader
 _LAYER_TYPES = {"full_attention": False, "attention": False, "sliding_attention": True}
 
 
-def read_window(reader: ConfigReader, default: int) -> int | None:
-    """Return how many tokens a windowed layer attends to, itself included; None if the key is null."""
-    if reader.is_null("sliding_window"):
+def read_window(reader: ConfigReader, default: int | None) -> int | None:
+    """Return how many tokens a windowed layer attends to, itself included; None if the key is null.
+
+    ``default`` None means no window where the key is absent.
+    """
+    if not reader.has("sliding_window") and (default is None or reader.is_null("sliding_window")):
         return None
     return reader.positive_int("sliding_window", default=default)
 
