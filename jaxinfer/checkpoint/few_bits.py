@@ -88,7 +88,7 @@ class FewBitsReader:
             if kind not in GGUF_FORMATS or rows is None or source.transposed:
                 self.widened.add(kind)
                 return None
-            found.append(_split(checkpoint.origin, source.tensor, rows, GGUF_FORMATS[kind]))
+            found.append(_split(checkpoint.origin, source.tensor, rows, kind))
         if len({each.form for each in found}) > 1:
             raise InvalidOption("weights 'gguf': blocks of several types cannot be scanned: leave scan_layers out")
         cut = [_rows_of(each, source.rows(leaf.shape[0])) for each, (source,) in zip(found, leaf.sources)]
@@ -131,35 +131,35 @@ def _rows_of(array: QuantizedArray, rows: slice | np.ndarray) -> QuantizedArray:
     return jax.tree.map(lambda part: part[rows], array)
 
 
-def _split(origin: str, tensor: str, rows: BlockRows, form: Format) -> QuantizedArray:
+def _split(origin: str, tensor: str, rows: BlockRows, kind: str) -> QuantizedArray:
     """Return a tensor's blocks with codes, scales and minima apart, which a product reads one after the other."""
-    num_rows = len(rows.data)
-    code_bytes = form.row_bytes(form.group or 0)
-    first = 4 if form.has_minima else 2
-    blocks = rows.data.reshape(num_rows, -1, first + code_bytes)
-    num_groups = blocks.shape[1]
-    codes = _aligned_empty((num_rows, num_groups, code_bytes), np.uint8)
-    groups = [_aligned_empty((num_rows, num_groups, 2), np.uint8) for _ in range(first // 2)]
+    # Imported here: other formats need no GGUF reader.
+    from jaxinfer.checkpoint.gguf.block_parts import split_blocks
+
+    form, num_rows = GGUF_FORMATS[kind], len(rows.data)
+    blocks = rows.data.reshape(num_rows, rows.num_blocks, -1)
+    shapes = form.parts(num_rows, rows.num_blocks * form.unit)
+    parts = [_aligned_empty(shape, np.dtype(dtype)) for shape, dtype in shapes.values()]
     step = max(1, _SLAB_BYTES // blocks[:1].nbytes)
 
     def split(start: int) -> None:
         span = slice(start, start + step)
         to = span if rows.places is None else rows.places[span]
-        codes[to] = blocks[span, :, first:]
-        for at, part in enumerate(groups):
-            part[to] = blocks[span, :, 2 * at : 2 * at + 2]
+        some = blocks[span]
+        for part, values in zip(parts, split_blocks(some.reshape(-1, some.shape[-1]), kind), strict=True):
+            part[to] = values.reshape(len(some), -1)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(split, range(0, num_rows, step)))
-    if any(((part.view(np.uint16) & _INFINITE) == _INFINITE).any() for part in groups):
+    halves = [part for part in parts if part.dtype == np.float16]
+    if any(((part.view(np.uint16) & _INFINITE) == _INFINITE).any() for part in halves):
         raise InvalidCheckpoint(f"{origin}: {tensor} has a scale that is no finite number; download the file again")
-    flat = codes.reshape(num_rows, -1)
-    scales, minima = (*(part.view(np.float16)[..., 0] for part in groups), None)[:2]
-    return QuantizedArray(flat.view(np.int8) if form.bits == 8 else flat, scales, minima, form)
+    return QuantizedArray.of(form, parts)
 
 
-def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Allocate memory that JAX's CPU backend can use without a copy."""
-    raw = np.empty(math.prod(shape) + _ALIGNMENT, dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + math.prod(shape)].reshape(shape)
+    return raw[start : start + num_bytes].view(dtype).reshape(shape)

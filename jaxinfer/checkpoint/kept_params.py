@@ -28,8 +28,6 @@ from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 _FORM = "jaxinfer parameters 2"
-# The arrays of a quantized one.
-_PARTS = ("codes", "scales", "minima")
 # A page: JAX's CPU backend takes numbers over where they are if they begin at a multiple of 64 bytes.
 _ALIGNMENT = 4096
 _DIGEST_LETTERS, _LENGTH_LETTERS = 64, 16
@@ -98,7 +96,7 @@ def _walk(
             yield from _walk(value, (*path, key))
         elif isinstance(value, QuantizedArray):
             form = asdict(value.form)
-            yield from (((*path, key, name), form, part) for name, part in zip(_PARTS, value.matrix))
+            yield from (((*path, key, name), form, part) for name, part in zip(value.form.part_names, value.matrix))
         else:
             yield (*path, key), None, value
 
@@ -154,6 +152,5 @@ def _read(data: Any, made_of: Mapping[str, str]) -> Params:
             quantized[tuple(folders)] = Format(**{**place["form"], "levels": tuple(place["form"]["levels"])})
     for (*folders, last), form in quantized.items():
         node = reduce(getitem, folders, params)
-        codes, scales, minima = (node[last].get(name) for name in _PARTS)
-        node[last] = QuantizedArray(codes, scales, minima, form)
+        node[last] = QuantizedArray.of(form, [node[last][name] for name in form.part_names])
     return params

@@ -31,9 +31,13 @@ class TypedTensorSource(TensorSource, Protocol):
 
 
 class BlockRows(NamedTuple):
-    """A tensor's rows of blocks, ``[rows, bytes]``; row i is Hugging Face's row ``places[i]`` (None: row i)."""
+    """A tensor's rows of ``num_blocks`` blocks, ``[rows, bytes]``.
+
+    Row i is Hugging Face's row ``places[i]``; None: row i.
+    """
 
     data: np.ndarray
+    num_blocks: int
     places: np.ndarray | None
 
 

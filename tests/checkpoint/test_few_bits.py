@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.checkpoint import few_bits
 from jaxinfer.checkpoint.few_bits import parse_few_bits
+from jaxinfer.checkpoint.gguf.block_parts import split_blocks
+from jaxinfer.checkpoint.gguf.blocks import dequantize_rows
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, int4
-from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from tests.checkpoint.gguf.files import gguf_tensors, hf_tensors, random_blocks, write_gguf
 from tests.toys import write_tiny_llama
 
@@ -31,7 +34,7 @@ def leaves(lm):
     return dict(jax.tree_util.tree_flatten_with_path(lm.params, is_leaf=is_quantized)[0])
 
 
-@pytest.mark.parametrize("kind", GGUF_FORMATS)
+@pytest.mark.parametrize("kind", ["Q4_1", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Q4_0", "Q5_0", "Q8_0"))])
 def test_blocks_stand_for_the_weights_that_are_read_without_them(tmp_path, kind):
     """Bit by bit, of queries and keys too, whose rows the file has in another order."""
     path = write(tmp_path, kind)
@@ -43,12 +46,29 @@ def test_blocks_stand_for_the_weights_that_are_read_without_them(tmp_path, kind)
         assert not is_quantized(leaf) or leaf.form == GGUF_FORMATS[kind]
 
 
-def test_types_without_products_of_their_own_are_widened_and_named(tmp_path):
+@pytest.mark.parametrize("kind", GGUF_FORMATS)
+def test_parts_of_blocks_have_the_values_of_the_blocks(kind):
+    """Bit by bit, of any codes and any finite scales."""
+    form = GGUF_FORMATS[kind]
+    raw = random_blocks((5, 2 * 256), KINDS[kind])
+    raw[:, 40:60] ^= np.arange(100, dtype=np.uint8).reshape(5, 20) if form.supers else 0
+    expected = dequantize_rows(raw, KINDS[kind])
+    size = gguf.GGML_QUANT_SIZES[KINDS[kind]][1]
+    parts = split_blocks(raw.reshape(-1, size), kind)
+    found = QuantizedArray.of(form, [part.reshape(5, -1) for part in parts])
+    assert {name: (part.shape, part.dtype.name) for name, part in zip(form.part_names, found.matrix)} == form.parts(
+        5, 512
+    )
+    assert found.dequantize().tobytes() == expected.tobytes()
+
+
+def test_types_without_products_of_their_own_are_widened_and_named(tmp_path, monkeypatch):
     tensors = gguf_tensors(hf_tensors())
     table = tensors.pop("token_embd.weight")
     blocks = {"token_embd.weight": (gguf.quants.quantize(table, KINDS.Q5_1), KINDS.Q5_1)}
     path = write_gguf(tmp_path / "m.gguf", tensors, KINDS.Q8_0, blocks=blocks)
     said = []
+    monkeypatch.setattr(few_bits, "GGUF_FORMATS", {"Q8_0": GGUF_FORMATS["Q8_0"]})
     lm = jaxinfer.load(path, weights="gguf", notice=said.append)
     assert said == [f"{path}: blocks of Q5_1 are widened to float32"]
     assert not is_quantized(lm.params["embed"]["embedding"])
@@ -117,7 +137,7 @@ def test_where_few_bits_do_not_run_yet_they_are_refused_by_name(tiny_llama_folde
     folder = tiny_llama_folder()
     with pytest.raises(InvalidOption, match="weights 'int8' run on one device so far"):
         jaxinfer.load(folder, weights="int8", mesh="data=1")
-    with pytest.raises(InvalidOption, match="no Q4_0, Q4_1, Q8_0; use int8 or int4"):
+    with pytest.raises(InvalidOption, match=r"m\.gguf has no Q4_0, .*, Q6_K; use int8 or int4"):
         jaxinfer.load(write(tmp_path, "F32"), weights="gguf")
     lm = jaxinfer.load(folder, weights="int8")
     with pytest.raises(InvalidOption, match="weights in few bits cannot be saved yet"):

@@ -16,8 +16,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "all outputs of a tile have the scale of the first",
         f"{_KERNELS}/tiles.py",
-        'code.load_at("float", starts_scales[output], "%i")',
-        'code.load_at("float", starts_scales[0], "%i")',
+        "starts_scales[output], is_halved",
+        "starts_scales[0], is_halved",
         f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
     ),
     Fault(
@@ -26,6 +26,27 @@ FAULTS: tuple[Fault, ...] = (
         "code.total(pieces[:index])",
         "code.total(pieces[: min(index, 1)])",
         f"{_PRODUCTS}::test_whatever_the_pool_does_products_are_whole_and_memory_freed",
+    ),
+    Fault(
+        "the fifth and sixth bits of a code are those of its neighbour's byte",
+        f"{_KERNELS}/tiles.py",
+        "else (at % 8, 2 * (at // 8)) for at",
+        "else (at // 4, 2 * (at % 4)) for at",
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "both groups of a run have the scale of the first",
+        f"{_KERNELS}/tiles.py",
+        "i32 {lane // (vectors.lanes // 2)}",
+        "i32 {lane // vectors.lanes}",
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "the minima of K-quants are added",
+        "jaxinfer/checkpoint/gguf/block_parts.py",
+        "units[:, 1] ^= _NEGATIVE",
+        "units[:, 1] ^= 0",
+        f"{_CHECKPOINTS}::test_parts_of_blocks_have_the_values_of_the_blocks",
     ),
     Fault(
         "weights are rounded for the largest of a group, not for the farthest from zero",

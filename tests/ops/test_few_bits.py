@@ -24,20 +24,24 @@ from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard,
 INT4S = [int4(group, is_symmetric) for group in GROUPS for is_symmetric in (False, True)]
 FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S]
 # Each way of widening, with and without minima, and each number of runs in a group.
-SOME = [GGUF_FORMATS["Q4_1"], GGUF_FORMATS["Q8_0"], INT8, int4(64, True), int4(128, False)]
+SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False)]
 NARROW = replace(SMALLER[0], dtypes=HOST.dtypes), replace(SMALLER[1], dtypes=HOST.dtypes)
 
 
 def name_of(form: Format) -> str:
-    return f"{form.bits}-{form.group}{'-minima' if form.has_minima else ''}"
+    ways = f"{'-minima' if form.has_minima else ''}{'-units' if form.supers else ''}"
+    return f"{form.bits}-{form.group or 'row'}{ways}"
 
 
 def drawn(rng, form, outputs, width):
     """Return any codes at all, with scales and minima of either sign."""
-    codes = rng.integers(0, 256, (outputs, form.row_bytes(width)), np.uint8)
-    codes = codes.view(np.int8) if form.bits == 8 else codes
-    groups = [rng.standard_normal((outputs, form.groups(width))).astype(form.scale_dtype) for _ in range(2)]
-    return QuantizedArray(codes, groups[0], groups[1] if form.has_minima else None, form)
+    parts = [
+        rng.integers(0, 256, shape, np.uint8).view(dtype)
+        if np.dtype(dtype).itemsize == 1
+        else rng.standard_normal(shape).astype(dtype)
+        for shape, dtype in form.parts(outputs, width).values()
+    ]
+    return QuantizedArray.of(form, parts)
 
 
 def dense(matrix):
@@ -67,7 +71,7 @@ def check(vectors, form, rows, width, outputs):
     assert (np.abs(found - expected) <= 2e-6 * size).all()
 
 
-any_shape = given(st.one_of(st.integers(1, 14), st.sampled_from([19, 40])), st.integers(1, 9), st.integers(1, 70))
+any_shape = given(st.one_of(st.integers(1, 14), st.sampled_from([19, 40])), st.integers(1, 5), st.integers(1, 70))
 few_examples = settings(derandomize=True, max_examples=10, deadline=None)
 OTHERS = [(HOST, form) for form in FORMS if form not in SOME] + [(each, form) for each in NARROW for form in SOME]
 
@@ -76,7 +80,7 @@ OTHERS = [(HOST, form) for form in FORMS if form not in SOME] + [(each, form) fo
 @few_examples
 @any_shape
 def test_rows_times_codes_of_any_shape(form, rows, groups, outputs):
-    check(HOST, form, rows, groups * (form.group or 32), outputs)
+    check(HOST, form, rows, groups * form.unit, outputs)
 
 
 @pytest.mark.slow
@@ -84,7 +88,7 @@ def test_rows_times_codes_of_any_shape(form, rows, groups, outputs):
 @few_examples
 @any_shape
 def test_rows_times_codes_of_every_form(form, vectors, rows, groups, outputs):
-    check(vectors, form, rows, groups * (form.group or 32), outputs)
+    check(vectors, form, rows, groups * form.unit, outputs)
 
 
 @pytest.mark.parametrize("form", [GGUF_FORMATS["Q4_1"], INT8], ids=name_of)
@@ -98,8 +102,8 @@ def test_another_processors_vectors_add_the_same(form, vectors):
 def test_a_row_has_the_same_results_among_any_number_of_others(form):
     """In any tile, widened before or in it, and among the outputs of other matrices."""
     rng = np.random.default_rng(1)
-    rows_MK = rng.standard_normal((40, 256), np.float32).astype(jnp.bfloat16)
-    matrices = drawn(rng, form, 23, 256), drawn(rng, form, 6, 256)
+    rows_MK = rng.standard_normal((40, 512), np.float32).astype(jnp.bfloat16)
+    matrices = drawn(rng, form, 23, 512), drawn(rng, form, 6, 512)
     alone = [np.concatenate([multiply(HOST, row[None], each)[0] for row in rows_MK]) for each in matrices]
     for count in (1, 2, 6, 7, 12, 13, 40):
         for found, expected in zip(multiply(HOST, rows_MK[:count], *matrices), alone):

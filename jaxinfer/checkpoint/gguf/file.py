@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from gguf import GGML_QUANT_SIZES
 
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
 from jaxinfer.checkpoint.gguf.architectures.registry import ARCHITECTURES
@@ -78,7 +79,10 @@ class GGUFTensors:
         if stored.transposed or stored.shift or len(entry.shape) != 2 or self.kind(name) is None:
             return None
         raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset).reshape(entry.shape[0], -1)
-        return BlockRows(raw, None if stored.num_heads is None else half_split_places(len(raw), stored.num_heads))
+        num_blocks = entry.shape[1] // GGML_QUANT_SIZES[entry.kind][0]
+        return BlockRows(
+            raw, num_blocks, None if stored.num_heads is None else half_split_places(len(raw), stored.num_heads)
+        )
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file if that holds this dtype."""

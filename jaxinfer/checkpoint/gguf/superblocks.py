@@ -43,35 +43,55 @@ def _fill_q3_k(blocks: np.ndarray, values: np.ndarray) -> None:
 
 
 def _fill_q4_k(blocks: np.ndarray, values: np.ndarray) -> None:
+    _codes_of_q4_k(blocks, values)
+    _scale_8_parts(blocks, values)
+
+
+def _codes_of_q4_k(blocks: np.ndarray, codes: np.ndarray) -> None:
     packed = blocks[:, 16:].reshape(-1, 4, 32)
-    parts = values.reshape(-1, 4, 2, 32)
+    parts = codes.reshape(-1, 4, 2, 32)
     parts[:, :, 0] = packed & 15
     parts[:, :, 1] = packed >> 4
-    _scale_8_parts(blocks, values)
 
 
 def _fill_q5_k(blocks: np.ndarray, values: np.ndarray) -> None:
-    high, packed = blocks[:, 16:48], blocks[:, 48:].reshape(-1, 4, 32)
-    parts = values.reshape(-1, 4, 2, 32)
-    for index in range(4):
-        parts[:, index, 0] = (packed[:, index] & 15) | (_shift(high, 4 - 2 * index) & 16)
-        parts[:, index, 1] = (packed[:, index] >> 4) | (_shift(high, 3 - 2 * index) & 16)
+    _codes_of_q5_k(blocks, values)
     _scale_8_parts(blocks, values)
 
 
-def _fill_q6_k(blocks: np.ndarray, values: np.ndarray) -> None:
-    packed, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 32)
-    parts = values.reshape(-1, 2, 4, 32)
+def _codes_of_q5_k(blocks: np.ndarray, codes: np.ndarray) -> None:
+    high, packed = blocks[:, 16:48], blocks[:, 48:].reshape(-1, 4, 32)
+    parts = codes.reshape(-1, 4, 2, 32)
     for index in range(4):
-        low = packed[:, :, index % 2]
-        weights = (low & 15 if index < 2 else low >> 4) | (_shift(high, 4 - 2 * index) & 48)
-        parts[:, :, index] = weights.view(np.int8) - np.int8(32)
+        parts[:, index, 0] = (packed[:, index] & 15) | (_shift(high, 4 - 2 * index) & 16)
+        parts[:, index, 1] = (packed[:, index] >> 4) | (_shift(high, 3 - 2 * index) & 16)
+
+
+def _fill_q6_k(blocks: np.ndarray, values: np.ndarray) -> None:
+    _codes_of_q6_k(blocks, values)
+    values -= 32
     values = values.reshape(-1, 16, 16)
     values *= (read_float16(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
 
 
+def _codes_of_q6_k(blocks: np.ndarray, codes: np.ndarray) -> None:
+    packed, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 32)
+    parts = codes.reshape(-1, 2, 4, 32)
+    for index in range(4):
+        low = packed[:, :, index % 2]
+        parts[:, :, index] = (low & 15 if index < 2 else low >> 4) | (_shift(high, 4 - 2 * index) & 48)
+
+
 def _scale_8_parts(blocks: np.ndarray, values: np.ndarray) -> None:
-    """Apply the 6-bit scales and minimums of eight parts, packed in 12 bytes.
+    """Apply the scales and minimums of eight parts."""
+    scales, leasts = scales_of_8_parts(blocks)
+    values = values.reshape(-1, 8, 32)
+    values *= (read_float16(blocks, 0) * scales)[:, :, None]
+    values -= (read_float16(blocks, 2) * leasts)[:, :, None]
+
+
+def scales_of_8_parts(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 6-bit scales and minimums of eight parts, packed in 12 bytes: uint8 [Z, 8] each.
 
     Four bytes hold the first four scales and four the first four minimums; each also holds two high bits of the last
     four. The last four bytes hold the low halves of the last four.
@@ -81,9 +101,7 @@ def _scale_8_parts(blocks: np.ndarray, values: np.ndarray) -> None:
         np.concatenate([first & 63, low | ((first >> 2) & 48)], axis=1)
         for first, low in ((scales, low_halves & 15), (leasts, low_halves >> 4))
     )
-    values = values.reshape(-1, 8, 32)
-    values *= (read_float16(blocks, 0) * scales)[:, :, None]
-    values -= (read_float16(blocks, 2) * leasts)[:, :, None]
+    return scales, leasts
 
 
 def _shift(packed: np.ndarray, left: int) -> np.ndarray:
@@ -97,5 +115,14 @@ SUPERBLOCKS: Mapping[GGMLQuantizationType, Callable[[np.ndarray, np.ndarray], No
         GGMLQuantizationType.Q4_K: _fill_q4_k,
         GGMLQuantizationType.Q5_K: _fill_q5_k,
         GGMLQuantizationType.Q6_K: _fill_q6_k,
+    }
+)
+
+# Of types that are multiplied in their own bits: fills codes [Z, 256].
+CODES: Mapping[GGMLQuantizationType, Callable[[np.ndarray, np.ndarray], None]] = MappingProxyType(
+    {
+        GGMLQuantizationType.Q4_K: _codes_of_q4_k,
+        GGMLQuantizationType.Q5_K: _codes_of_q5_k,
+        GGMLQuantizationType.Q6_K: _codes_of_q6_k,
     }
 )

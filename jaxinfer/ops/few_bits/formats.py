@@ -1,8 +1,10 @@
 """The forms of weights in few bits, as data: what a code stands for, and how many of them share a scale.
 
-A weight is ``scale * level[code] + minimum``. Codes of 4 bits lie 32 to a run of 16 bytes, as in GGUF's blocks: byte i
-has code i in its low half and code i + 16 in its high half. Codes of 8 bits are signed bytes, which are their own
-levels. Every level is exact in bfloat16, so that products with bfloat16 rows are exact before they are added.
+A weight is ``scale * level[code] + minimum``. Codes lie in runs of 32: 16 bytes, of which byte i has the low four bits
+of code i in its low half and those of code i + 16 in its high half, as in GGUF's blocks; then the fifth bits, bit i of
+byte j that of code 8 j + i, or the fifth and sixth bits, bits 2 i and 2 i + 1 of byte j those of code 8 i + j. Codes of
+8 bits are signed bytes, which are their own levels. Every level is exact in bfloat16, so that products with bfloat16
+rows are exact before they are added.
 """
 
 from collections.abc import Mapping
@@ -20,23 +22,48 @@ GROUPS = (32, 64, 128)
 class Format:
     """What quantized weights are: ``bits`` of a code, the weights of a ``group`` (None: the row), and the levels.
 
-    ``levels`` are those of 4-bit codes, in the codes' order. With ``has_minima`` each group has a minimum, which is
-    added. Scales and minima are float16, but float32 where a whole row has one.
+    ``levels`` are those of codes of less than 8 bits, in the codes' order. With ``has_minima`` each group has a
+    minimum, which is added. Scales and minima are float16, and float32 where a whole row has one. Where ``supers``
+    groups share a scale of scales, and a scale of minima, they are integers, of which these, in float16, are the units.
     """
 
     bits: int
     group: int | None
     levels: tuple[float, ...] = ()
     has_minima: bool = False
+    supers: int | None = None
 
     @property
     def scale_dtype(self) -> str:
         """The dtype of scales and minima."""
+        if self.supers is not None:
+            return "int8"
         return "float32" if self.group is None else "float16"
 
     @property
+    def unit(self) -> int:
+        """What the width of a row must be a multiple of."""
+        return max(RUN, (self.group or RUN) * (self.supers or 1))
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names of the arrays of a `QuantizedArray`."""
+        names = ["scales", "minima"][: 1 + self.has_minima]
+        units = ["scale_units", "minima_units"][: len(names)] if self.supers is not None else []
+        return ("codes", *names, *units)
+
+    def parts(self, outputs: int, width: int) -> dict[str, tuple[tuple[int, int], str]]:
+        """Return the shape and the dtype of each array of a matrix ``[outputs, width]``, by its name."""
+        found = {"codes": ((outputs, self.row_bytes(width)), "int8" if self.bits == 8 else "uint8")}
+        for name in self.part_names[1:]:
+            is_unit = name.endswith("_units")
+            groups = self.groups(width) // (self.supers or 1) if is_unit else self.groups(width)
+            found[name] = (outputs, groups), "float16" if is_unit else self.scale_dtype
+        return found
+
+    @property
     def offset(self) -> int | None:
-        """What is subtracted from a 4-bit code to give its level; None where levels are no such integers."""
+        """What is subtracted from a code to give its level; None where levels are no such integers."""
         first = self.levels[0] if self.levels else 0.0
         return -int(first) if all(level == first + code for code, level in enumerate(self.levels)) else None
 
@@ -50,27 +77,33 @@ class Format:
 
     def check_width(self, name: str, width: int) -> None:
         """Raise InvalidOption for rows that do not divide into groups."""
-        unit = self.group or RUN
+        unit = self.unit
         if width % unit:
             mend = "a smaller group, or int8" if unit > RUN else "another dtype instead of weights="
             raise InvalidOption(f"{name}: its rows of {width} weights do not divide into groups of {unit}; use {mend}")
 
 
-_SIGNED = tuple(float(level) for level in range(-8, 8))
-_UNSIGNED = tuple(float(level) for level in range(16))
+def _integers(bits: int, is_signed: bool) -> tuple[float, ...]:
+    first = -(1 << bits - 1) if is_signed else 0
+    return tuple(float(first + code) for code in range(1 << bits))
+
 
 # GGUF's types of blocks that are multiplied in their own bits.
 GGUF_FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        "Q4_0": Format(4, 32, _SIGNED),
-        "Q4_1": Format(4, 32, _UNSIGNED, has_minima=True),
+        "Q4_0": Format(4, 32, _integers(4, True)),
+        "Q4_1": Format(4, 32, _integers(4, False), has_minima=True),
+        "Q5_0": Format(5, 32, _integers(5, True)),
+        "Q5_1": Format(5, 32, _integers(5, False), has_minima=True),
         "Q8_0": Format(8, 32),
+        "Q4_K": Format(4, 32, _integers(4, False), has_minima=True, supers=8),
+        "Q5_K": Format(5, 32, _integers(5, False), has_minima=True, supers=8),
+        "Q6_K": Format(6, 16, _integers(6, True), supers=16),
     }
 )
-
 INT8 = Format(8, None)
 
 
 def int4(group: int, is_symmetric: bool) -> Format:
     """Return the form of 4-bit integers with one scale for each group and, if they are not symmetric, one minimum."""
-    return Format(4, group, _SIGNED) if is_symmetric else Format(4, group, _UNSIGNED, has_minima=True)
+    return Format(4, group, _integers(4, is_symmetric), has_minima=not is_symmetric)

@@ -1,6 +1,7 @@
 """A matrix of weights in few bits, as one pytree: codes, scales and, where its form has them, minima."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +14,30 @@ from jaxinfer.ops.few_bits.formats import RUN, Format
 from jaxinfer.ops.rounding import rounded
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("codes", "scales", "minima"), meta_fields=("form",))
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("codes", "scales", "minima", "scale_units", "minima_units"),
+    meta_fields=("form",),
+)
 @dataclass(frozen=True)
 class QuantizedArray:
     """Weights ``[..., N, K]``: codes ``[..., N, B]``, and scales and minima ``[..., N, G]`` of G groups a row.
 
-    Minima are None where the form has none. All else follows from the arrays: slices and stacks of them are quantized
-    arrays too.
+    Units of scales and of minima are ``[..., N, U]`` for U super-blocks of groups. What the form does not have is None.
+    All else follows from the arrays: slices and stacks of them are quantized arrays too.
     """
 
     codes: Any
     scales: Any
     minima: Any
     form: Format
+    scale_units: Any = None
+    minima_units: Any = None
+
+    @staticmethod
+    def of(form: Format, parts: Sequence[Any]) -> "QuantizedArray":
+        """Return the array that has these parts, in the form's order."""
+        return QuantizedArray(form=form, **{"minima": None, **dict(zip(form.part_names, parts, strict=True))})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,32 +51,52 @@ class QuantizedArray:
 
     @property
     def matrix(self) -> tuple[Any, ...]:
-        """The arrays that a product reads."""
-        return (self.codes, self.scales) if self.minima is None else (self.codes, self.scales, self.minima)
+        """The arrays that a product reads, in the form's order."""
+        return tuple(getattr(self, name) for name in self.form.part_names)
 
     def rows(self, ids: Int[Array, "*shape"]) -> "QuantizedArray":
         """Return the rows of a matrix with these numbers."""
-        codes, *groups = self.matrix
-        scales, minima = (*(_taken(part, ids) for part in groups), None)[:2]
-        return QuantizedArray(codes[ids], scales, minima, self.form)
+        return QuantizedArray.of(self.form, [_taken(part, ids) for part in self.matrix])
 
     def dequantize(self) -> Any:
         """Return the weights in float32; of NumPy's arrays, an array of NumPy's."""
-        codes, form = self.codes, self.form
-        on_host = isinstance(codes, np.ndarray)
+        form, on_host = self.form, isinstance(self.codes, np.ndarray)
         numpy: Any = np if on_host else jnp
-        if form.bits == 4:
-            packed = codes.reshape(*codes.shape[:-1], -1, RUN // 2)
-            codes = numpy.concatenate([packed & 15, packed >> 4], axis=-1).reshape(self.shape)
+        codes = self.codes if form.bits == 8 else self._unpacked(numpy)
         if form.offset is None:
             levels = numpy.asarray(form.levels, np.float32)[codes.astype(np.int32)]
         else:
             levels = codes.astype(np.float32) - np.float32(form.offset)
-        levels = levels.reshape(*self.scales.shape, -1)
-        weights = levels * self.scales.astype(np.float32)[..., None]
-        if self.minima is not None:
-            weights = (weights if on_host else rounded(weights)) + self.minima.astype(np.float32)[..., None]
+        scales, minima = (
+            _in_units(part, units)
+            for part, units in ((self.scales, self.scale_units), (self.minima, self.minima_units))
+        )
+        weights = levels.reshape(*scales.shape, -1) * scales[..., None]
+        if minima is not None:
+            weights = (weights if on_host else rounded(weights)) + minima[..., None]
         return weights.reshape(self.shape)
+
+    def _unpacked(self, numpy: Any) -> Any:
+        """Return codes of less than 8 bits, one a byte."""
+        bits = self.form.bits
+        runs = self.codes.reshape(*self.codes.shape[:-1], -1, self.form.row_bytes(RUN))
+        packed, high = runs[..., : RUN // 2], runs[..., RUN // 2 :]
+        codes = numpy.concatenate([packed & 15, packed >> 4], axis=-1)
+        if bits == 5:
+            fifth = (high[..., :, None] >> np.arange(8, dtype=np.uint8)) & 1
+            codes = codes | fifth.reshape(codes.shape) << 4
+        elif bits == 6:
+            others = (high[..., None, :] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3
+            codes = codes | others.reshape(codes.shape) << 4
+        return codes.reshape(self.shape)
+
+
+def _in_units(part: Any, units: Any) -> Any:
+    """Return scales or minima in float32: exactly, for units have 11 bits and their multiples 8."""
+    if part is None or units is None:
+        return None if part is None else part.astype(np.float32)
+    split = part.astype(np.float32).reshape(*units.shape, -1) * units.astype(np.float32)[..., None]
+    return split.reshape(part.shape)
 
 
 def is_quantized(node: Any) -> bool:

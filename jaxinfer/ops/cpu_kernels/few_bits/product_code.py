@@ -12,7 +12,7 @@ from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     widen_function,
 )
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.tiles import OUTPUTS, SIZES, Vectors
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
 _PIECES_PER_THREAD = 4
@@ -22,19 +22,19 @@ _BLOCK = 16
 _MANY_TILES = 3
 
 _SHARED = ("x", "rows", "length", "groups", "span")
-_POINTERS = ("w", "scales", "minima", "y")
+_POINTERS = ("codes", "scales", "minima", "scale_units", "minima_units", "y")
 _INTEGERS = ("outputs", "first_piece")
 
 
 def few_bits_module(vectors: Vectors, form: Format, count: int = 1) -> str:
-    """Return the assembly of ``handler(x [M, K], w [N, B], scales [N, G], minima [N, G], ...) -> y [M, N], ...``.
+    """Return the assembly of ``handler(x [M, K], codes [N, B], scales [N, G], ...) -> y [M, N], ...``.
 
-    There are ``count`` matrices, each with its own N; forms without minima take none. x is bfloat16, or float32 with
-    numbers of bfloat16 where the processor has no products of pairs; y is float32.
+    There are ``count`` matrices, each with its own N, and with the arrays of its form (`Format.parts`). x is bfloat16,
+    or float32 with numbers of bfloat16 where the processor has no products of pairs; y is float32.
     """
     names = (*_SHARED, *(f"{name}{matrix}" for matrix in range(count) for name in (*_POINTERS, *_INTEGERS)))
     record = Record(*names)
-    parts = 3 if form.has_minima else 2
+    parts = len(form.part_names)
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
         x, *matrices = arguments
@@ -49,9 +49,9 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1) -> str:
         numbers = {"rows": rows, "length": length, "groups": groups, "span": span}
         for index, y in enumerate(results):
             own = [each.numbers for each in matrices[parts * index : parts * (index + 1)]]
-            # Without minima their place is never read.
-            places = dict(zip(_POINTERS, (*own[:2], own[-1], y.numbers), strict=True))
-            pointers |= {f"{name}{index}": place for name, place in places.items()}
+            places = {**dict(zip(form.part_names, own, strict=True)), "y": y.numbers}
+            # What a form does not have is never read.
+            pointers |= {f"{name}{index}": places.get(name, own[0]) for name in _POINTERS}
             numbers |= {f"outputs{index}": outputs[index], f"first_piece{index}": code.total(pieces[:index])}
         return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
 
@@ -75,18 +75,22 @@ def _functions(vectors: Vectors, form: Format) -> list[str]:
 def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix for all rows."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
-    kind, element = row_kind(vectors), {"float32": "float", "float16": "half"}[form.scale_dtype]
+    kind, element = row_kind(vectors), LLVM_TYPES[form.scale_dtype]
     x = record.pointer(code, "x")
     rows, length, groups, span = (record.number(code, each) for each in _SHARED[1:])
-    w, scales, minima, y, outputs, first_piece = _chosen(code, record, count)
+    w, scales, minima, scale_units, minima_units, y, outputs, first_piece = _chosen(code, record, count)
     first = code.arithmetic("mul", code.arithmetic("sub", "%index", first_piece), span)
     here = code.smaller(span, code.arithmetic("sub", outputs, first))
     row_bytes = code.arithmetic("mul", code.arithmetic("sdiv", length, RUN), form.row_bytes(RUN))
     w = code.at("i8", w, code.arithmetic("mul", first, row_bytes))
     of_scales = code.arithmetic("mul", first, groups)
     scales, minima = (code.at(element, each, of_scales) for each in (scales, minima))
+    units = code.arithmetic("sdiv", groups, form.supers or 1)
+    of_units = code.arithmetic("mul", first, units)
+    scale_units, minima_units = (code.at("half", each, of_units) for each in (scale_units, minima_units))
     y = code.at("float", y, first)
 
+    # Of a group; none where two groups share a run.
     runs = code.arithmetic("sdiv", code.arithmetic("sdiv", length, RUN), groups)
     padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
     most = vectors.rows
@@ -117,10 +121,12 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
         block_w = code.at("i8", w, code.arithmetic("mul", block.index, row_bytes))
         of_scales = code.arithmetic("mul", block.index, groups)
         ahead = code.arithmetic("mul", groups, _BLOCK * SIZES[element])
-        for given, own in ((scales, own_scales), (minima, own_minima))[: 2 if form.has_minima else 1]:
-            place = code.at(element, given, of_scales)
+        of_units = code.arithmetic("mul", block.index, units)
+        both = (scales, scale_units, own_scales), (minima, minima_units, own_minima)
+        for given, given_units, own in both[: 1 + form.has_minima]:
+            place, own_units = code.at(element, given, of_scales), code.at("half", given_units, of_units)
             integers = ", i64 ".join((count_here, groups, padded, ahead))
-            code.effect(f"call void @prepare(ptr {place}, ptr {own}, i64 {integers})")
+            code.effect(f"call void @prepare(ptr {place}, ptr {own_units}, ptr {own}, i64 {integers})")
         code.branch(is_many, "widened", "as_they_lie")
         code.start("widened")
         all_runs = code.arithmetic("mul", count_here, code.arithmetic("sdiv", length, RUN))

@@ -14,7 +14,7 @@ from jaxinfer.notation import Array, Float
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import row_kind, supports
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, RUN, Format
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 
@@ -27,7 +27,7 @@ def can_keep_bits() -> bool:
 def multiplies_few_bits(form: Format, width: int) -> bool:
     """Whether `multiply_few_bits` supports weights of a form in rows of this width."""
     vectors = host_vectors()
-    return vectors is not None and width > 0 and width % (form.group or RUN) == 0 and supports(vectors, form)
+    return vectors is not None and width > 0 and width % form.unit == 0 and supports(vectors, form)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -42,12 +42,11 @@ def multiply_few_bits(
     vectors = host_vectors()
     assert vectors is not None
     count, width = rows_MK.shape
-    for codes, *groups in weights:
-        shape = codes.shape[0], form.groups(width)
-        fits = codes.shape[1] == form.row_bytes(width) and all(each.shape == shape for each in groups)
-        kinds = {each.dtype.name for each in groups} == {form.scale_dtype} and codes.dtype.itemsize == 1
-        if not (fits and kinds) or len(groups) != 1 + form.has_minima or not count * shape[0]:
-            raise ValueError(f"rows {rows_MK.shape} and codes {codes.dtype}{codes.shape} of {form} do not fit")
+    for matrix in weights:
+        expected = form.parts(matrix[0].shape[0], width)
+        if [(part.shape, part.dtype.name) for part in matrix] != list(expected.values()) or not matrix[0].size * count:
+            found = ", ".join(f"{part.dtype}{part.shape}" for part in matrix)
+            raise ValueError(f"rows {rows_MK.shape} and {found} of {form} do not fit")
     rows_MK = rows_MK.astype(jnp.bfloat16)
     rows_MK = rows_MK if row_kind(vectors) == "bfloat" else rows_MK.astype(jnp.float32)
     build = functools.partial(few_bits_module, form=form, count=len(weights))
@@ -60,8 +59,7 @@ def multiply_few_bits(
 @multiply_few_bits.defjvp
 def _multiply_few_bits_jvp(form: Format, primals: Any, tangents: Any) -> Any:
     def reference(rows_MK: jax.Array, weights: tuple[tuple[Any, ...], ...]) -> tuple[jax.Array, ...]:
-        filled = [(*matrix, None)[:3] for matrix in weights]
-        dense = [QuantizedArray(codes, scales, minima, form).dequantize() for codes, scales, minima in filled]
+        dense = [QuantizedArray.of(form, matrix).dequantize() for matrix in weights]
         precision = jax.lax.Precision.HIGHEST
         rows_MK = rows_MK.astype(jnp.bfloat16).astype(jnp.float32)
         return tuple(jnp.einsum("mk,nk->mn", rows_MK, each, precision=precision) for each in dense)
@@ -73,4 +71,5 @@ def _multiply_few_bits_jvp(form: Format, primals: Any, tangents: Any) -> Any:
 def _name(form: Format) -> str:
     """Return letters that stand for a form."""
     levels = hashlib.sha256(repr(form.levels).encode()).hexdigest()[:8] if form.levels else "bytes"
-    return f"{form.bits}_{form.group or 'row'}_{levels}{'_minima' if form.has_minima else ''}"
+    ways = f"{'_minima' if form.has_minima else ''}{f'_supers{form.supers}' if form.supers else ''}"
+    return f"{form.bits}_{form.group or 'row'}_{levels}{ways}"

@@ -7,7 +7,7 @@ groups before it. Minima come before all groups: each times the sum of its group
 import struct
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.tiles import SIZES, Vectors, add_up
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, add_up
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
 # Scales, minima and sums of groups are filled up to so many: a multiple of the lanes of every processor.
@@ -23,13 +23,14 @@ _TILE = (
 )
 _PAIRS_DECLARED = """\
 declare <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16>, <32 x i16>)
+declare <32 x i16> @llvm.x86.avx512.vpermi2var.hi.512(<32 x i16>, <32 x i16>, <32 x i16>)
 declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
 """
 
 
 def supports(vectors: Vectors, form: Format) -> bool:
     """Whether products with weights of this form have kernels."""
-    can_convert = form.scale_dtype in vectors.dtypes
+    can_convert = "float16" in vectors.dtypes or form.group is None
     return can_convert and (form.bits == 8 or form.offset is not None or vectors.pairs_bfloat16)
 
 
@@ -76,9 +77,10 @@ def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_wi
     if form.has_minima:
         begun = _add_minima(code, vectors, starts_minima, starts_sums)
     # One loop: over groups; or over the runs of a row that is one group.
-    is_grouped = form.group is not None
-    steps = form.group // RUN if form.group is not None else 1
+    is_grouped, is_halved = form.group is not None, form.group == _HALF
+    steps = max(1, form.group // RUN) if form.group is not None else 1
     trips = "%groups" if is_grouped else "%runs"
+    trips = code.arithmetic("sdiv", trips, 2) if is_halved else trips
     before = "begin" if form.has_minima else "entry"
     code.effect("br label %loop")
     code.start("loop")
@@ -96,16 +98,19 @@ def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_wi
     for output, start in enumerate(starts_w):
         place_w = code.at("i8", start, of_w)
         parts = [part for step in range(steps) for part in read(code.at("i8", place_w, step * run_bytes), step * RUN)]
-        scale = code.load_at("float", starts_scales[output], "%i") if is_grouped else ""
+        scaled = _scales_of(code, vectors, starts_scales[output], is_halved, parts) if is_grouped else [("", parts)]
         for row, place_x in enumerate(places_x):
             index = row * outputs + output
-            total = "zeroinitializer" if is_grouped else f"%old{index}"
-            for at, (numbers, offset) in enumerate(parts):
-                part_x = code.load(_some(vectors, kind), code.at(kind, place_x, offset), SIZES[kind])
-                name = f"%sum{index}" if not is_grouped and at == len(parts) - 1 else None
-                total = _multiply_add(vectors, code, numbers, part_x, total, name)
-            if is_grouped:
-                vectors.multiply_add(code, total, vectors.spread(code, scale), f"%old{index}", f"%sum{index}")
+            total = f"%old{index}"
+            for scale, several in scaled:
+                before_scale, total = total, "zeroinitializer" if is_grouped else total
+                is_last = several[-1] is parts[-1]
+                for numbers, offset in several:
+                    part_x = code.load(_some(vectors, kind), code.at(kind, place_x, offset), SIZES[kind])
+                    is_named = not is_grouped and offset == parts[-1][1]
+                    total = _multiply_add(vectors, code, numbers, part_x, total, f"%sum{index}" if is_named else None)
+                if is_grouped:
+                    total = vectors.multiply_add(code, total, scale, before_scale, f"%sum{index}" if is_last else None)
     code.value("add i64 %i, 1", "%next")
     code.branch(code.value(f"icmp slt i64 %next, {trips}"), "loop", "done")
     code.start("done")
@@ -116,6 +121,24 @@ def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_wi
     _write(code, vectors, sums, outputs)
     code.effect("ret void")
     return code.text()
+
+
+def _scales_of(
+    code: Code, vectors: Vectors, scales: str, is_halved: bool, parts: list[tuple[str, int]]
+) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Return vectors of the scales of group ``%i``, or of both groups of run ``%i``, and the parts that they scale."""
+    if not is_halved:
+        return [(vectors.spread(code, code.load_at("float", scales, "%i")), parts)]
+    first = code.arithmetic("mul", "%i", 2)
+    if vectors.pairs_bfloat16:
+        # A vector of pairs has the first group in its lower half.
+        both = code.load("<2 x float>", code.at("float", scales, first), 4)
+        picked = ", ".join(f"i32 {lane // (vectors.lanes // 2)}" for lane in range(vectors.lanes))
+        shuffled = f"shufflevector <2 x float> {both}, <2 x float> poison, <{vectors.lanes} x i32> <{picked}>"
+        return [(code.value(shuffled), parts)]
+    halves = [[part for part in parts if part[1] // _HALF == half] for half in range(2)]
+    places = [code.at("float", scales, code.arithmetic("add", first, half)) for half in range(2)]
+    return [(vectors.spread(code, code.load("float", place)), half) for place, half in zip(places, halves)]
 
 
 def widen_function(vectors: Vectors, form: Format) -> str:
@@ -133,30 +156,41 @@ def widen_function(vectors: Vectors, form: Format) -> str:
 
 
 def prepare_function(vectors: Vectors, form: Format) -> str:
-    """Return ``prepare(from, to, lines, groups, padded, ahead)``: rows of scales as float32, filled up with zeros.
+    """Return ``prepare(from, units, to, lines, groups, padded, ahead)``: rows of scales in float32, filled with zeros.
 
-    It fetches what lies ``ahead`` bytes further.
+    Only forms with units read them. It fetches what lies ``ahead`` bytes further.
     """
-    code = Code("internal void @prepare(ptr %from, ptr %to, i64 %lines, i64 %groups, i64 %padded, i64 %ahead) #0")
-    lanes, wide = vectors.lanes, vectors.wide
-    element = {"float32": "float", "float16": "half"}[form.scale_dtype]
+    parameters = "ptr %from, ptr %units, ptr %to, i64 %lines, i64 %groups, i64 %padded, i64 %ahead"
+    code = Code(f"internal void @prepare({parameters}) #0")
+    element = LLVM_TYPES[form.scale_dtype]
+    step = form.supers or vectors.lanes
+    some, floats = f"<{step} x {element}>", f"<{step} x float>"
     with code.repeated("each_line", 0, "%lines") as each_line:
         line = code.at(element, "%from", code.arithmetic("mul", each_line.index, "%groups"))
         to = code.at("float", "%to", code.arithmetic("mul", each_line.index, "%padded"))
+        first_unit = code.arithmetic("mul", each_line.index, code.arithmetic("sdiv", "%groups", step))
         _prefetch(code, code.at("i8", line, "%ahead"))
-        whole = code.arithmetic("and", "%groups", -lanes)
-        with code.repeated("each_whole", 0, whole, lanes) as each:
+        whole = code.arithmetic("mul", code.arithmetic("sdiv", "%groups", step), step)
+        with code.repeated("each_whole", 0, whole, step) as each:
             place = code.at(element, line, each.index)
             _prefetch(code, code.at("i8", place, "%ahead"))
-            some = code.load(f"<{lanes} x {element}>", place, SIZES[element])
+            scales = code.load(some, place, SIZES[element])
             if element == "half":
-                some = code.value(f"fpext <{lanes} x half> {some} to {wide}")
-            code.effect(f"store {wide} {some}, ptr {code.at('float', to, each.index)}, align 4")
-        with code.repeated("each_other", whole, "%groups") as each:
-            single = code.load_at(element, line, each.index)
-            if element == "half":
-                single = code.value(f"fpext half {single} to float")
-            code.store_at("float", single, to, each.index)
+                scales = code.value(f"fpext {some} {scales} to {floats}")
+            elif element == "i8":
+                at = code.arithmetic("add", first_unit, code.arithmetic("sdiv", each.index, step))
+                unit = code.value(f"fpext half {code.load_at('half', '%units', at)} to float")
+                single = code.value(f"insertelement {floats} poison, float {unit}, i32 0")
+                units = f"shufflevector {floats} {single}, {floats} poison, <{step} x i32> zeroinitializer"
+                scales = code.value(f"sitofp {some} {scales} to {floats}")
+                scales = code.value(f"fmul {floats} {scales}, {code.value(units)}")
+            code.effect(f"store {floats} {scales}, ptr {code.at('float', to, each.index)}, align 4")
+        if element != "i8":  # units have whole steps of groups
+            with code.repeated("each_other", whole, "%groups") as each:
+                single = code.load_at(element, line, each.index)
+                if element == "half":
+                    single = code.value(f"fpext half {single} to float")
+                code.store_at("float", single, to, each.index)
         with code.repeated("each_zero", "%groups", "%padded") as each:
             code.store_at("float", "0.0", to, each.index)
     code.effect("ret void")
@@ -211,17 +245,40 @@ class _Widen:
 
     def _pairs_of_halves(self, place: str) -> str:
         """Shift each half of a byte to the end of a word, and look its level up by the last five bits."""
-        code = self._code
+        code, bits = self._code, self._form.bits
+        words = f"<{RUN} x i16>"
         packed = code.load(f"<{_HALF} x i8>", place, 1)
         twice = ", ".join(f"i32 {index % _HALF}" for index in range(RUN))
         packed = code.value(f"shufflevector <{_HALF} x i8> {packed}, <{_HALF} x i8> poison, <{RUN} x i32> <{twice}>")
-        words = code.value(f"zext <{RUN} x i8> {packed} to <{RUN} x i16>")
+        packed = code.value(f"zext <{RUN} x i8> {packed} to {words}")
         shifts = ", ".join(f"i16 {4 * (index // _HALF)}" for index in range(RUN))
-        places = code.value(f"lshr <{RUN} x i16> {words}, <{shifts}>")
-        bits = [struct.unpack("<I", struct.pack("<f", level))[0] >> 16 for level in self._form.levels]
-        table = f"<{', '.join(f'i16 {each}' for each in bits * 2)}>"
-        found = code.value(f"call <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16> {table}, <32 x i16> {places})")
-        return code.value(f"bitcast <32 x i16> {found} to <32 x bfloat>")
+        codes = code.value(f"lshr {words} {packed}, <{shifts}>")
+        if bits > 4:
+            codes = code.value(f"and {words} {codes}, <{', '.join(['i16 15'] * RUN)}>")
+            codes = code.value(f"or {words} {codes}, {self._high_bits(place, 0, RUN, 'i16')}")
+        found = [struct.unpack("<I", struct.pack("<f", level))[0] >> 16 for level in self._form.levels]
+        found = found * max(1, RUN // len(found))
+        tables = [f"{words} <{', '.join(f'i16 {each}' for each in found[at : at + RUN])}>" for at in (0, RUN)]
+        if len(found) == RUN:
+            operands = f"@llvm.x86.avx512.permvar.hi.512({tables[0]}, {words} {codes})"
+        else:
+            operands = f"@llvm.x86.avx512.vpermi2var.hi.512({tables[0]}, {words} {codes}, {tables[1]})"
+        return code.value(f"bitcast {words} {code.value(f'call {words} {operands}')} to <{RUN} x bfloat>")
+
+    def _high_bits(self, place: str, first: int, count: int, kind: str) -> str:
+        """Return integers with the bits above the lowest four of ``count`` codes, from code ``first`` of a run on."""
+        code, bits = self._code, self._form.bits
+        size = RUN * (bits - 4) // 8
+        stored, some = f"<{size} x i8>", f"<{count} x {kind}>"
+        high = code.load(stored, code.at("i8", place, _HALF), 1)
+        # Of five bits, a byte has neighbours; of six, every eighth code.
+        places = [(at // 8, at % 8) if bits == 5 else (at % 8, 2 * (at // 8)) for at in range(first, first + count)]
+        picked = ", ".join(f"i32 {byte}" for byte, _ in places)
+        high = code.value(f"shufflevector {stored} {high}, {stored} poison, <{count} x i32> <{picked}>")
+        high = code.value(f"zext <{count} x i8> {high} to {some}")
+        high = code.value(f"lshr {some} {high}, <{', '.join(f'{kind} {shift}' for _, shift in places)}>")
+        high = code.value(f"and {some} {high}, <{', '.join([f'{kind} {(1 << bits - 4) - 1}'] * count)}>")
+        return code.value(f"shl {some} {high}, <{', '.join([f'{kind} 4'] * count)}>")
 
     def _pairs_of_bytes(self, place: str) -> str:
         code, floats = self._code, []
@@ -240,15 +297,18 @@ class _Widen:
 
     def _floats_of_halves(self, place: str, first: int) -> list[tuple[str, int]]:
         code, lanes, wide = self._code, self._vectors.lanes, self._vectors.wide
-        found, some = [], f"<{lanes} x i8>"
+        found, some, whole = [], f"<{lanes} x i8>", f"<{lanes} x i32>"
         for half in range(2):
             for at in range(0, _HALF, lanes):
                 packed = code.load(some, code.at("i8", place, at), 1)
                 operation, operand = ("lshr", 4) if half else ("and", 15)
                 codes = code.value(f"{operation} {some} {packed}, <{', '.join([f'i8 {operand}'] * lanes)}>")
-                offset = ", ".join([f"i8 {self._form.offset}"] * lanes)
-                codes = code.value(f"sub {some} {codes}, <{offset}>")
-                found.append((code.value(f"sitofp {some} {codes} to {wide}"), first + half * _HALF + at))
+                codes = code.value(f"zext {some} {codes} to {whole}")
+                if self._form.bits > 4:
+                    codes = code.value(f"or {whole} {codes}, {self._high_bits(place, half * _HALF + at, lanes, 'i32')}")
+                offset = ", ".join([f"i32 {self._form.offset}"] * lanes)
+                codes = code.value(f"sub {whole} {codes}, <{offset}>")
+                found.append((code.value(f"sitofp {whole} {codes} to {wide}"), first + half * _HALF + at))
         return found
 
 
