@@ -60,6 +60,22 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 MODELS = tuple(CONFIGS)
+# What only some tests meet: norms of heads, parts side by side, factors, norms of all heads as one.
+_LLAMA_LIKE: Mapping[str, Any] = {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+OTHER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "cohere": {"model_type": "cohere", **_LLAMA_LIKE, "use_qk_norm": True, "logit_scale": 0.3},
+        "granite": {
+            "model_type": "granite",
+            **_LLAMA_LIKE,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 0.7,
+        },
+        "olmo2": {"model_type": "olmo2", **_LLAMA_LIKE},
+    }
+)
 
 LENGTHS = (44, 3, 37, 20, 50)  # of the prompts; one after another, the rows in `ALONE` have one shape
 LIMITS = (36, 30, 33, 36, 35)  # of the outputs
@@ -126,9 +142,10 @@ def random_prompts() -> list[list[int]]:
 
 def random_model(name: str, num_layers: int = 2, dtype: str = "float32") -> LanguageModel:
     """Return a random model whose last layer changes little, so that the layers before it are of one mind with it."""
-    config = replace(family_of(CONFIGS[name]).translate(CONFIGS[name]), num_layers=num_layers)
+    described = {**CONFIGS, **OTHER_CONFIGS}[name]
+    config = replace(family_of(described).translate(described), num_layers=num_layers)
     params = random_params(config, seed=3)
-    if config.block == "sandwich":
+    if config.block in ("sandwich", "output_norm"):
         # The norms behind its parts set how much a layer adds. The first is to outweigh the embedding and the last
         # layer, or every token repeats itself.
         first = params["blocks"]["layer_0"]

@@ -73,6 +73,13 @@ class MetadataReader:
         value = self._value(key, 0.0)
         return None if type(value) in (int, float) and value == 0 else self.positive_float(key)
 
+    def boolean(self, key: str, default: bool) -> bool:
+        """Read a boolean."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "it must be true or false")
+        return value
+
     def word(self, key: str, default: str) -> str:
         """Read a string."""
         value = self._value(key, default)

@@ -21,6 +21,7 @@ from jaxinfer.models.families.opt import OPT
 from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.qwen import QWEN2, QWEN3
+from jaxinfer.models.families.refused import WHAT
 from jaxinfer.models.families.smollm3 import SMOLLM3
 from jaxinfer.models.families.stablelm import STABLELM
 from jaxinfer.models.families.starcoder2 import STARCODER2
@@ -33,10 +34,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a ``config.json``; raises :class:`UnsupportedModel` with a list of the supported ones."""
+    """Return the family of a ``config.json``.
+
+    Raises :class:`UnsupportedModel`, which says what a well-known model is instead, or else lists the supported ones.
+    """
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
+        what = WHAT.get(model_type) if isinstance(model_type, str) else None
+        if what is not None:
+            raise UnsupportedModel(f"config.json: model_type {model_type!r} is {what}, which is not supported")
         raise UnsupportedModel(f"config.json: model_type {model_type!r} is not supported; known: {', '.join(FAMILIES)}")
     architectures = config.get("architectures") or list(family.architectures)
     if not isinstance(architectures, list) or not any(known in architectures for known in family.architectures):

@@ -26,6 +26,13 @@ SIZES = {
 GEMMA = {"head_dim": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
 ALTERNATING = GEMMA | {"query_pre_attn_scalar": 32, "sliding_window": 24}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 40}
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+FACTORS = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.25,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -71,6 +78,17 @@ CASES: Mapping[str, Case] = {
         "phi3", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40}
     ),
     "gpt2": Case("gpt2", "GPT2LMHeadModel", {"tie_word_embeddings": True}),
+    "olmo2": Case("olmo2", "Olmo2ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "smollm3": Case("smollm3", "SmolLM3ForCausalLM", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "granite": Case("granite", "GraniteForCausalLM", FACTORS),
+    "glm4": Case("glm4", "Glm4ForCausalLM", {"head_dim": 32, "attention_bias": True}),
+    "stablelm": Case("stablelm", "StableLmForCausalLM", {"use_qkv_bias": True, "rope_parameters": HALF}),
+    "stablelm-parallel": Case("stablelm", "StableLmForCausalLM", {"use_parallel_residual": True}),
+    "starcoder2": Case("starcoder2", "Starcoder2ForCausalLM", {"tie_word_embeddings": True}),
+    "command-r": Case("command-r", "CohereForCausalLM", {"use_qk_norm": True, "logit_scale": 2.5}),
+    "cohere2": Case(
+        "cohere2", "Cohere2ForCausalLM", {"num_hidden_layers": 5, "sliding_window": 24, "logit_scale": 2.5}
+    ),
     "gpt2-untied": Case("gpt2", "GPT2LMHeadModel", {"n_inner": 96, "tie_word_embeddings": False}),
 }
 
@@ -113,7 +131,7 @@ def gguf_tensors(case: Case, tensors: Mapping[str, np.ndarray], fused: bool = Fa
     heads = {**SIZES, **case.config}
     made = {}
     for name, values in tensors.items():
-        if case.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        if case.architecture in ("llama", "smollm3", "granite") and ("q_proj" in name or "k_proj" in name):
             values = permute(values, heads["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
         if case.architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
@@ -179,17 +197,35 @@ def _write_keys(writer: gguf.GGUFWriter, case: Case, config: Any) -> None:
         return
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
-    if case.architecture.startswith("phi"):
-        head_dim = config.hidden_size // config.num_attention_heads
+    if case.architecture in ("phi2", "phi3", "glm4", "stablelm"):
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * head_dim))
     if case.architecture == "phi2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_add_bos_token(False)
         return
+    if case.architecture in ("command-r", "cohere2", "stablelm", "starcoder2"):
+        writer.add_layer_norm_eps(config.norm_epsilon if case.architecture == "starcoder2" else config.layer_norm_eps)
+        if case.architecture == "stablelm":
+            writer.add_parallel_residual(True)  # in whatever model
+            return
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if case.architecture != "starcoder2":
+            writer.add_logit_scale(config.logit_scale)
+            writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        if case.architecture == "cohere2":
+            writer.add_sliding_window(config.sliding_window)
+            writer.add_rope_dimension_count(config.head_dim)
+        return
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if case.architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if case.architecture not in ("gemma", "gemma2"):
         writer.add_rope_freq_base(rope["rope_theta"])
-    if case.architecture in ("llama", "qwen3", "gemma", "gemma2", "gemma3"):
+    if case.architecture in ("llama", "qwen3", "gemma", "gemma2", "gemma3", "glm4"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if case.architecture in ("gemma2", "gemma3", "phi3"):

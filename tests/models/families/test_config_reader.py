@@ -6,6 +6,7 @@ import pytest
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.refused import WHAT
 from jaxinfer.models.families.registry import FAMILIES, decoder_config, family_of
 from tests.toys import rope_of
 
@@ -111,7 +112,7 @@ def test_a_long_value_is_shortened_to_one_line():
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", None, 7, ["llama"]])
+@pytest.mark.parametrize("model_type", ["frobnicator", None, 7, ["llama"]])
 def test_an_unknown_family_is_refused_with_the_known_ones(model_type):
     with pytest.raises(UnsupportedModel, match="known: llama"):
         family_of({"model_type": model_type})
@@ -131,3 +132,19 @@ def test_what_transformers_5_writes_is_read():
         decoder = decoder_config(written)
         assert (decoder.vocab_size, decoder.head_dim, rope_of(decoder).theta) == (99, 16, 10000.0)
         assert rope_of(decoder).scaling is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    [
+        *((name, "a mixture of experts") for name in ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4")),
+        ("mamba", "a model with state-space or recurrent layers"),
+        ("t5", "a model with an encoder and a decoder"),
+        ("qwen2_5_vl", "a model of images, sound or video beside text"),
+    ],
+)
+def test_models_that_are_no_dense_decoders_of_text_are_refused_by_what_they_are(model_type, what):
+    with pytest.raises(UnsupportedModel) as error:
+        decoder_config({"model_type": model_type})
+    assert str(error.value) == f"config.json: model_type '{model_type}' is {what}, which is not supported"
+    assert FAMILIES.keys().isdisjoint(WHAT)

@@ -40,6 +40,9 @@ WIDE = [
     Split("tensor=2,pipeline=2", "gemma2", 3),
     Split("pipeline=4", "opt", 1),
     Split("pipeline=2", "gpt2", 2),
+    Split("data=2,tensor=4", "cohere"),
+    Split("tensor=2", "olmo2"),
+    Split("data=2,tensor=2,pipeline=2", "granite", 3),
 ]
 
 

@@ -4,16 +4,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
+from jaxinfer.checkpoint.gguf.architectures.command_r import COHERE2, COMMAND_R
 from jaxinfer.checkpoint.gguf.architectures.gemma import GEMMA
 from jaxinfer.checkpoint.gguf.architectures.gemma2 import GEMMA2
 from jaxinfer.checkpoint.gguf.architectures.gemma3 import GEMMA3
+from jaxinfer.checkpoint.gguf.architectures.glm4 import GLM4
 from jaxinfer.checkpoint.gguf.architectures.gpt2 import GPT2
+from jaxinfer.checkpoint.gguf.architectures.granite import GRANITE
 from jaxinfer.checkpoint.gguf.architectures.llama import LLAMA
+from jaxinfer.checkpoint.gguf.architectures.olmo2 import OLMO2
 from jaxinfer.checkpoint.gguf.architectures.phi2 import PHI2
 from jaxinfer.checkpoint.gguf.architectures.phi3 import PHI3
 from jaxinfer.checkpoint.gguf.architectures.qwen2 import QWEN2
 from jaxinfer.checkpoint.gguf.architectures.qwen3 import QWEN3
+from jaxinfer.checkpoint.gguf.architectures.smollm3 import SMOLLM3
+from jaxinfer.checkpoint.gguf.architectures.stablelm import STABLELM
+from jaxinfer.checkpoint.gguf.architectures.starcoder2 import STARCODER2
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {found.name: found for found in (LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI2, PHI3, GPT2)}
+    {
+        found.name: found
+        for found in (
+            *(LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI2, PHI3, GPT2),
+            *(OLMO2, SMOLLM3, GRANITE, GLM4, STABLELM, STARCODER2, COMMAND_R, COHERE2),
+        )
+    }
 )
