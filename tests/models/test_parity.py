@@ -30,9 +30,11 @@ NEW_TOKENS = 12  # past the length at which the second prompt changes its rotary
 # Of every family one, of every way to join a block and of every norm; the ropes whose rotation depends on the length.
 ORDINARY = (
     "gqa-dynamic",
+    "exaone4",
     "gemma-mqa",
     "gemma2",
     "gemma3-vision",
+    "arcee",
     "cohere-qk_norm",
     "cohere2",
     "glm4",

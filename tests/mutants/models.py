@@ -241,4 +241,18 @@ FAULTS: tuple[Fault, ...] = (
         "None if turns else kind.rope",
         "tests/models/families/test_published_dense.py::test_every_fourth_layer_of_smollm3_is_not_rotated",
     ),
+    Fault(
+        "a squared ReLU is not squared",
+        "jaxinfer/models/block.py",
+        '"relu_squared": lambda inputs: jnp.square(jax.nn.relu(inputs)),',
+        '"relu_squared": jax.nn.relu,',
+        "tests/models/test_parity.py::test_logits_equal_those_of_transformers[arcee]",
+    ),
+    Fault(
+        "a mixture of experts is an unknown word",
+        "jaxinfer/models/families/registry.py",
+        "        if what is not None:",
+        "        if what is None:",
+        "tests/models/families/test_config_reader.py::test_models_that_are_no_dense_decoders_of_text_are_refused_by_what_they_are",
+    ),
 )

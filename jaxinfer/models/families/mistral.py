@@ -1,16 +1,16 @@
-"""Mistral 7B, Nemo and Small: Llama with its own head width and, in the first release, a sliding window."""
+"""Mistral 7B, Nemo and Small, and Ministral: Llama with its own head width and, in some, a window on some layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.config import DecoderConfig, LayerKind, shortest_pattern
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
 from jaxinfer.models.families.keys.llama_names import tensor_names
-from jaxinfer.models.families.keys.windows import read_window
+from jaxinfer.models.families.keys.windows import read_layer_types, read_window
 
 _DEFAULTS = MappingProxyType(
     {
@@ -34,4 +34,18 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     return reader.finish(replace(decoder, layer_pattern=(windowed,)))
 
 
+def translate_ministral(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of ``model_type`` ministral: all layers have the window, or those of a list."""
+    reader = ConfigReader(config, family="ministral")
+    decoder = read_llama_keys(reader, "ministral", _DEFAULTS, bos_token_id=1, eos_token_ids=(2,))
+    (kind,) = decoder.layer_pattern
+    window, slides = read_window(reader, default=4096), read_layer_types(reader, decoder.num_layers)
+    slides = (window is not None,) * decoder.num_layers if slides is None else slides
+    if window is None and any(slides):
+        raise reader.refuse("sliding_window", None, "layer_types has layers with a window; write its width")
+    layers = tuple(LayerKind(kind.rope, window if is_sliding else None) for is_sliding in slides)
+    return reader.finish(replace(decoder, layer_pattern=shortest_pattern(layers)))
+
+
 MISTRAL = Family("mistral", ("MistralForCausalLM",), translate, tensor_names)
+MINISTRAL = Family("ministral", ("MinistralForCausalLM",), translate_ministral, tensor_names)

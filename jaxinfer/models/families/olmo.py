@@ -1,4 +1,4 @@
-"""OLMo 2 and OLMo 3: Llama with norms after each part, and a norm of all query heads, and of all key heads, as one."""
+"""OLMo 1 to 3: Llama with norms without weights, or with norms after each part and of all query and all key heads."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +28,15 @@ _BASES: Mapping[str, tuple[str, float]] = MappingProxyType(
     {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("rope_theta", 5e5)}
 )
 _PERIOD = 4
+
+
+def translate_olmo(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of ``model_type`` olmo; clipped projections (the first 7B) are refused."""
+    reader = ConfigReader(config, family="olmo")
+    # No key has the epsilon.
+    decoder = read_llama_keys(reader, "olmo", _DEFAULTS, eos_token_ids=(50279,), norm_eps=("norm_eps", 1e-5))
+    bias = reader.boolean("attention_bias", default=False)
+    return reader.finish(replace(decoder, norm="plain_layer", qkv_bias=bias, output_bias=bias))
 
 
 def translate_olmo2(config: Mapping[str, Any]) -> DecoderConfig:
@@ -61,5 +70,6 @@ def _read(reader: ConfigReader, family: str, rope: Any) -> DecoderConfig:
     return replace(decoder, block="output_norm", qk_norm="all_heads", qkv_bias=bias, output_bias=bias)
 
 
+OLMO = Family("olmo", ("OlmoForCausalLM",), translate_olmo, tensor_names)
 OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), translate_olmo2, tensor_names)
 OLMO3 = Family("olmo3", ("Olmo3ForCausalLM",), translate_olmo3, tensor_names)

@@ -7,6 +7,7 @@ from typing import Any
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.cohere import COHERE, COHERE2
+from jaxinfer.models.families.exaone import EXAONE4
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.gemma import GEMMA
 from jaxinfer.models.families.gemma2 import GEMMA2
@@ -15,8 +16,9 @@ from jaxinfer.models.families.glm import GLM, GLM4
 from jaxinfer.models.families.gpt2 import GPT2
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
 from jaxinfer.models.families.llama import LLAMA
-from jaxinfer.models.families.mistral import MISTRAL
-from jaxinfer.models.families.olmo import OLMO2, OLMO3
+from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_OSS
+from jaxinfer.models.families.mistral import MINISTRAL, MISTRAL
+from jaxinfer.models.families.olmo import OLMO, OLMO2, OLMO3
 from jaxinfer.models.families.opt import OPT
 from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
@@ -29,6 +31,7 @@ from jaxinfer.models.families.starcoder2 import STARCODER2
 _ALL = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3),
     *(OLMO2, OLMO3, SMOLLM3, GRANITE, GRANITE_HYBRID, GLM, GLM4, STABLELM, STARCODER2, COHERE, COHERE2),
+    *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

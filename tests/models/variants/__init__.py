@@ -2,7 +2,21 @@
 
 from collections.abc import Mapping
 
-from tests.models.variants import gemma, glm, gpt2, granite, llama, mistral, olmo, opt, phi, phi3, qwen, stablelm
+from tests.models.variants import (
+    gemma,
+    glm,
+    gpt2,
+    granite,
+    llama,
+    mistral,
+    olmo,
+    opt,
+    phi,
+    phi3,
+    qwen,
+    relatives,
+    stablelm,
+)
 from tests.models.variants.variant import Variant
 
 VARIANTS: Mapping[str, Variant] = {
@@ -17,5 +31,6 @@ VARIANTS: Mapping[str, Variant] = {
     **phi.VARIANTS,
     **phi3.VARIANTS,
     **qwen.VARIANTS,
+    **relatives.VARIANTS,
     **stablelm.VARIANTS,
 }
