@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxinfer.decoding.strategy import Strategy
     from jaxinfer.grammar.grammar import Grammar
     from jaxinfer.language_model import LanguageModel, load
+    from jaxinfer.model_quantization import quantize
     from jaxinfer.models.config import DecoderConfig
     from jaxinfer.parallel.mesh import MeshConfig
     from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
@@ -32,6 +33,7 @@ __all__ = [
     "distributed",
     "errors",
     "load",
+    "quantize",
     "strategies",
 ]
 
@@ -48,6 +50,7 @@ _HOMES = MappingProxyType(
         "Strategy": ("jaxinfer.decoding.strategy", "Strategy"),
         "StreamPiece": ("jaxinfer.results", "StreamPiece"),
         "load": ("jaxinfer.language_model", "load"),
+        "quantize": ("jaxinfer.model_quantization", "quantize"),
         "strategies": ("jaxinfer.decoding.registry", "describe_strategies"),
     }
 )

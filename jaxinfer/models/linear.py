@@ -15,6 +15,9 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.logical_axes import mesh_spec
 from jaxinfer.ops.matmul import Split, linear, linears
 
+# Linen's collection of what linear layers multiply; a pass that does not ask for it drops it while it is traced.
+INPUTS = "linear_inputs"
+
 
 class Linear(nn.Module):
     """A kernel ``[out, in]`` and an optional bias ``[out]``; ``axes`` are their logical names.
@@ -72,6 +75,8 @@ def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> lis
     backend, split = layers[0].backend, layers[0].split
     assert all(layer.split == split for layer in layers)
     weights = [layer.weights(inputs.shape[-1]) for layer in layers]
+    for layer in layers:
+        layer.sow(INPUTS, INPUTS, inputs)
     outputs = linears(inputs, weights, backend, backend.transposed_kernels, split)
     return [layer.adapt(output, inputs) for layer, output in zip(layers, outputs)]
 

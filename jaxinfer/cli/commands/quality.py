@@ -26,6 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="forms to compare with the weights as they are, such as int8 int4:group=64 gguf",
     )
+    parser.add_argument(
+        "--method",
+        metavar="M",
+        choices=["gptq", "rtn"],
+        default="rtn",
+        help="how int8 and int4 are chosen: rtn, each weight to the nearest, or gptq (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", type=Path, help="text for --method gptq (default: the model writes its own)"
+    )
     parser.add_argument("--text", metavar="FILE", type=Path, help="text whose perplexity is measured")
     parser.add_argument("--tokens", metavar="N", type=whole_number(2), help="take the text's first N tokens")
     parser.add_argument(
@@ -70,7 +80,10 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption(f"--stride {stride} exceeds --context {options.context}: tokens between would not be read")
     if len(set(options.weights)) < len(options.weights):
         raise InvalidOption("--weights: name each form once")
+    if options.calibration is not None and options.method == "rtn":
+        raise InvalidOption("--calibration is for --method gptq: rounding to the nearest reads no text")
     text = None if options.text is None else read_text(options.text)
+    calibration = None if options.calibration is None else read_text(options.calibration, "--calibration")
     asked = () if options.task is None else read_questions(options.task)
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.chart_file import check_chart
@@ -80,9 +93,9 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.checkpoint.few_bits import parse_few_bits
     from jaxinfer.jax_setup import kept_folder, prepare_jax
     from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+    from jaxinfer.model_quantization import quantize
 
-    for form in options.weights:
-        parse_few_bits(form)
+    parsed = {form: parse_few_bits(form) for form in options.weights}
     if options.chart is not None:
         check_chart(options.chart)
     prepare_jax()
@@ -100,6 +113,16 @@ def run(options: argparse.Namespace) -> int:
                 progress=progress,
             )
 
+    def make_in(form: str) -> LanguageModel:
+        few_bits = parsed[form]
+        if options.method == "rtn" or few_bits is None or few_bits.form is None:
+            return load_in(form)
+        ids = None if calibration is None else model.tokenizer.encode(calibration)
+        with count_progress(f"{options.method} {form}", model.config.num_layers) as layer_done:
+            return quantize(
+                model, form, method=options.method, calibration=ids, advance=lambda layer: layer_done(str(layer))
+            )
+
     model = load_in(None)
     tokens = [] if text is None else model.tokenizer.encode(text)[: options.tokens]
     encode = model.tokenizer.encode
@@ -108,28 +131,28 @@ def run(options: argparse.Namespace) -> int:
     questions = tuple(Question(encode(prompt), references) for prompt, references in asked)
     work = Work(tokens, min(options.context, model.max_len), stride, questions, options.max_new_tokens)
     with count_progress("quality", num_steps(work, 1 + len(options.weights))) as advance:
-        report = measure_quality(name, model, options.weights, load_in, work, advance)
+        report = measure_quality(name, model, options.weights, make_in, work, advance)
     if options.chart is not None:
         draw_quality(report, options.chart)
     print(json.dumps(dataclasses.asdict(report)) if options.json else "\n".join(quality_lines(report)))
     return 0
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, option: str = "--text") -> str:
     """Return a file's text; raise InvalidOption if it is no UTF-8 text, or empty."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise InvalidOption(f"--text {path}: not UTF-8 text; convert the file to UTF-8") from None
+        raise InvalidOption(f"{option} {path}: not UTF-8 text; convert the file to UTF-8") from None
     if not text.strip():
-        raise InvalidOption(f"--text {path}: the file is empty")
+        raise InvalidOption(f"{option} {path}: the file is empty")
     return text
 
 
 def read_questions(path: Path) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the prompts of a task with their references; raise InvalidOption naming the line of a mistake."""
     questions = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path, "--task").splitlines(), 1):
         if not line.strip():
             continue
         try:

@@ -7,7 +7,7 @@ import operator
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float
+from jaxinfer.notation import Array, Float, Integer
 from jaxinfer.ops.few_bits.formats import RUN, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
@@ -16,33 +16,57 @@ _MOST_BYTE = 127
 
 @functools.partial(jax.jit, static_argnums=1)
 def round_to_nearest(weights: Float[Array, "*shape"], form: Format) -> QuantizedArray:
-    """Return weights ``[..., N, K]`` in a form; `Format.check_width` says which K fit.
-
-    Scales and minima are rounded to their dtype first, and codes are the nearest for these. A group's largest weight
-    without its sign is the lowest level if levels are signed and 4 bits; minima are the group's smallest weight.
-    """
-    weights = weights.astype(jnp.float32)
+    """Return weights ``[..., N, K]`` in a form; `Format.check_width` says which K fit."""
     *lead, width = weights.shape
-    groups = weights.reshape(*lead, form.groups(width), -1)
+    groups = weights.astype(jnp.float32).reshape(*lead, form.groups(width), -1)
+    scales, minima = fit_groups(groups, form)
+    codes = nearest_codes(groups, scales[..., None], None if minima is None else minima[..., None], form)
+    return pack_codes(codes.reshape(weights.shape), scales, minima, form)
+
+
+def fit_groups(groups: Float[Array, "*lead G W"], form: Format) -> tuple[Array, Array | None]:
+    """Return the scale and the minimum of each group of W weights, ``[..., G]``, in their dtype.
+
+    A group's weight that is farthest from zero is the lowest level if levels are signed and 4 bits; minima are the
+    group's smallest weight, and None where the form has none.
+    """
     least, most = jnp.min(groups, axis=-1), jnp.max(groups, axis=-1)
     farthest = jnp.where(-least > most, least, most)
     minima = None
     if form.has_minima:
         scales, minima = (most - least) / (form.levels[-1] - form.levels[0]), least.astype(form.scale_dtype)
-        groups = groups - minima.astype(jnp.float32)[..., None]
     elif form.bits == 8:
         scales = jnp.abs(farthest) / _MOST_BYTE
     else:
         scales = farthest / form.levels[0]
-    scales = scales.astype(form.scale_dtype)
+    return scales.astype(form.scale_dtype), minima
+
+
+def nearest_codes(values: Float[Array, "*shape"], scales: Array, minima: Array | None, form: Format) -> Array:
+    """Return the codes of the nearest levels, uint8 or, of 8 bits, int8; scales and minima are broadcast."""
+    if minima is not None:
+        values = values - minima.astype(jnp.float32)
     divisors = scales.astype(jnp.float32)
-    divisors = jnp.where(divisors == 0, 1, divisors)
-    ratios = groups / divisors[..., None]
+    ratios = values / jnp.where(divisors == 0, 1, divisors)
     if form.bits == 8:
-        codes = jnp.clip(jnp.round(ratios), -_MOST_BYTE, _MOST_BYTE).astype(jnp.int8).reshape(weights.shape)
-        return QuantizedArray(codes, scales, minima, form)
+        return jnp.clip(jnp.round(ratios), -_MOST_BYTE, _MOST_BYTE).astype(jnp.int8)
     between = [(one + other) / 2 for one, other in itertools.pairwise(form.levels)]
-    codes = functools.reduce(operator.add, ((ratios > each).astype(jnp.uint8) for each in between))
-    runs = codes.reshape(*lead, -1, RUN)
+    return functools.reduce(operator.add, ((ratios > each).astype(jnp.uint8) for each in between))
+
+
+def values_of(
+    codes: Integer[Array, "*shape"], scales: Array, minima: Array | None, form: Format
+) -> Float[Array, "*shape"]:
+    """Return the weights that codes stand for, in float32; scales and minima are broadcast."""
+    levels = codes.astype(jnp.float32) if form.bits == 8 else jnp.asarray(form.levels, jnp.float32)[codes]
+    values = levels * scales.astype(jnp.float32)
+    return values if minima is None else values + minima.astype(jnp.float32)
+
+
+def pack_codes(codes: Integer[Array, "*lead K"], scales: Array, minima: Array | None, form: Format) -> QuantizedArray:
+    """Return the array that has these codes, one for each weight."""
+    if form.bits == 8:
+        return QuantizedArray(codes, scales, minima, form)
+    runs = codes.reshape(*codes.shape[:-1], -1, RUN)
     packed = runs[..., : RUN // 2] | (runs[..., RUN // 2 :] << 4)
-    return QuantizedArray(packed.reshape(*lead, -1), scales, minima, form)
+    return QuantizedArray(packed.reshape(*codes.shape[:-1], -1), scales, minima, form)

@@ -1,0 +1,136 @@
+"""Quantizes a loaded model on calibration texts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.checkpoint.few_bits import parse_few_bits
+from jaxinfer.errors import InvalidOption, shown
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_checks import check_ids, check_whole
+from jaxinfer.models.decoder import Decoder, abstract_params
+from jaxinfer.models.layers import KERNEL, locate, stored_kernel
+from jaxinfer.models.stacking import stack_params
+from jaxinfer.notation import Array, Int, Params
+from jaxinfer.ops.few_bits.formats import INT8, Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.quantization.calibration import Place, quantize_layers
+from jaxinfer.quantization.gptq import quantize_by_gptq
+from jaxinfer.sampling.params import SamplingParams
+
+METHODS = ("gptq", "rtn")
+# The texts that a model writes to be calibrated on, and the tokens of each.
+NUM_TEXTS, TEXT_TOKENS = 128, 512
+
+
+def quantize(
+    model: LanguageModel,
+    weights: str,
+    *,
+    method: str = "gptq",
+    calibration: Sequence[int] | None = None,
+    num_texts: int = NUM_TEXTS,
+    text_tokens: int = TEXT_TOKENS,
+    advance: Callable[[int], None] = lambda layer: None,
+) -> LanguageModel:
+    """Return a model whose weights are in few bits, as ``load(weights=...)`` does, but chosen by a method.
+
+    ``weights`` is ``int8`` or ``int4:group=64``. ``method`` is ``"gptq"`` (2210.17323) or ``"rtn"``, which rounds each
+    weight to the nearest. ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of
+    ``text_tokens`` tokens are taken; without it the model writes texts itself, at temperature 1. ``advance`` receives
+    each layer that is done. Raises InvalidOption where ``load(weights=...)`` would, and for too short a text.
+    """
+    few_bits = parse_few_bits(weights)
+    if few_bits is None or few_bits.form is None:
+        raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64")
+    if method not in METHODS:
+        raise InvalidOption(f"unknown method {shown(method)}; use one of {', '.join(METHODS)}")
+    for name, value, least in (("num_texts", num_texts, 1), ("text_tokens", text_tokens, 2)):
+        check_whole(name, value)
+        if value < least:
+            raise InvalidOption(f"{name}={value} must be at least {least}")
+    if model.programs.partitioner.mesh is not None:
+        raise InvalidOption("a model is quantized on one device: load it without a mesh")
+    if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
+        raise InvalidOption("the model's weights are in few bits already: load it without weights=")
+    form, config = few_bits.form, model.config
+    backend = replace(model.backend, scan_layers=False)
+    params = stack_params(model.params, abstract_params(config, backend))
+    for path, kernel in _kernels(params["blocks"]):
+        form.check_width(f"weights {weights!r}: {'.'.join(path)}", kernel.shape[-1])
+
+    def by_method(kernel: Array, squares_KK: Array) -> QuantizedArray:
+        return quantize_by_gptq(kernel, squares_KK, form) if method == "gptq" else round_to_nearest(kernel, form)
+
+    length = min(text_tokens, model.max_len)
+    texts_NT = _own_texts(model, num_texts, length) if calibration is None else _cut(calibration, num_texts, length)
+    check_ids(texts_NT.reshape(-1).tolist(), config.vocab_size)
+    found = list(quantize_layers(Decoder(config, backend), params, texts_NT, by_method, advance))
+    return replaced_params(model, _arranged(model.params, found, form))
+
+
+def replaced_params(model: LanguageModel, params: Params) -> LanguageModel:
+    """Return the same model with other parameters."""
+    tokenizer = model._tokenizer_or_none()
+    return LanguageModel(
+        model.config, params, model.backend, model._checkpoint, tokenizer=tokenizer, max_len=model.max_len
+    )
+
+
+def _own_texts(model: LanguageModel, num_texts: int, length: int) -> Int[np.ndarray, "N T"]:
+    """Return texts that the model writes; each has all tokens, whatever ends it."""
+    begin = model.config.bos_token_id
+    prompt = [0 if begin is None else begin]
+    sampling = [SamplingParams(temperature=1.0, seed=seed, ignore_eos=True) for seed in range(num_texts)]
+    written = model.generate([prompt] * num_texts, max_new_tokens=length - 1, sampling=sampling, batch_size=16)
+    return np.array([[*prompt, *result.tokens] for result in written], np.int32)
+
+
+def _cut(calibration: Sequence[int], num_texts: int, length: int) -> Int[np.ndarray, "N T"]:
+    """Return pieces of a text, evenly over all of it."""
+    count = min(num_texts, len(calibration) // length)
+    if not count:
+        raise InvalidOption(
+            f"the calibration text has {len(calibration)} tokens, but a piece has {length}: give a longer text"
+        )
+    starts = np.linspace(0, len(calibration) - length, count).astype(int)
+    return np.array([calibration[start : start + length] for start in starts], np.int32)
+
+
+def _kernels(blocks: Params) -> list[tuple[tuple[str, ...], Any]]:
+    return [
+        ((layer, part, name), stored_kernel(linear))
+        for layer, block in blocks.items()
+        for part in ("attention", "mlp")
+        for name, linear in block[part].items()
+        if any(key.endswith(KERNEL) for key in linear)
+    ]
+
+
+def _arranged(params: Params, found: Sequence[Mapping[Place, QuantizedArray]], form: Format) -> Params:
+    """Return parameters with quantized kernels in their places, and tables and the output matrix in 8 bits."""
+
+    def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
+        made: Params = {}
+        for key, value in node.items():
+            if isinstance(value, Mapping):
+                made[key] = walk(value, (*path, key))
+            elif path and path[0] == "blocks" and key.endswith(KERNEL):
+                layers, stacked, name, _ = locate((*path, key), value.shape)
+                part, linear, _ = name.split(".")
+                kernels = [found[layer][part, linear] for layer in layers or ()]
+                made[KERNEL] = jax.tree.map(lambda *parts: jnp.stack(parts), *kernels) if stacked else kernels[0]
+            elif (*path, key) == ("embed", "embedding") or (path == ("head",) and key.endswith(KERNEL)):
+                rows = stored_kernel(node) if path == ("head",) else value
+                INT8.check_width(".".join((*path, key)), rows.shape[-1])
+                made[KERNEL if path == ("head",) else key] = round_to_nearest(rows, INT8)
+            else:
+                made[key] = value
+        return made
+
+    return walk(params, ())

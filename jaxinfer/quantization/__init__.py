@@ -1,0 +1,1 @@
+"""Methods that choose the codes of weights in few bits, beyond rounding each to the nearest."""

@@ -1,0 +1,62 @@
+"""Models that are quantized on texts: nearer to themselves than by rounding, and decoded alike by every strategy."""
+
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer import SamplingParams
+from jaxinfer.errors import InvalidOption
+from jaxinfer.model_quantization import quantize
+from tests.toys import fable_tokens
+
+ASKED = {"num_texts": 6, "text_tokens": 48, "calibration": fable_tokens(100)[:2000]}
+
+
+@pytest.fixture(scope="module")
+def toy(tiny_llama_folder):
+    return jaxinfer.load(tiny_llama_folder())
+
+
+def divergence(one, other, texts) -> float:
+    """Return the mean KL divergence of what two models say next."""
+    known, found = (
+        logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        for logits in (np.asarray(model.logits(texts), np.float64) for model in (one, other))
+    )
+    return float((np.exp(known) * (known - found)).sum(axis=-1).mean())
+
+
+def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strategy(toy):
+    texts, done = [fable_tokens(200)[3000:3064]], []
+    chosen = quantize(toy, "int4:group=32", advance=done.append, **ASKED)
+    nearest = jaxinfer.load(toy._checkpoint.folder, weights="int4:group=32")
+    assert done == [0, 1]
+    assert 0 < divergence(toy, chosen, texts) < 0.8 * divergence(toy, nearest, texts)
+    asked = {"max_new_tokens": 12, "sampling": SamplingParams(temperature=0.7, seed=3, logprobs=True)}
+    plain, drafted = (chosen.generate([texts[0][:20]], strategy=name, **asked)[0]
+                      for name in ("autoregressive", "prompt_lookup"))  # fmt: skip
+    assert (plain.tokens, plain.logprobs) == (drafted.tokens, drafted.logprobs)
+
+
+def test_without_a_text_the_model_writes_its_own(toy):
+    made = quantize(toy, "int8", method="rtn", num_texts=2, text_tokens=8)
+    texts = [[5, 6, 7]]
+    assert np.array_equal(made.logits(texts), jaxinfer.load(toy._checkpoint.folder, weights="int8").logits(texts))
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes", "message"),
+    [
+        ("int3", {}, "unknown weights 'int3'"),
+        ("gguf", {}, "a method needs int8 or int4:group=64"),
+        ("int4:group=32", {"method": "awq"}, "unknown method 'awq'; use one of gptq, rtn"),
+        ("int4:group=32", {"num_texts": 0}, "num_texts=0 must be at least 1"),
+        ("int4:group=32", {"text_tokens": True}, "text_tokens True is not a whole number"),
+        ("int4:group=32", {"calibration": [1, 2, 3]}, "has 3 tokens, but a piece has 48: give a longer text"),
+        ("int4:group=32", {"calibration": [1, 2, 9**9] * 40}, "387420489"),
+        ("int4:group=128", {}, "do not divide into groups of 128"),
+    ],
+)
+def test_mistakes_are_told(toy, weights, changes, message):
+    with pytest.raises(InvalidOption, match=message):
+        quantize(toy, weights, **{**ASKED, **changes})
