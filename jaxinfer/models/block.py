@@ -144,6 +144,8 @@ class Block(nn.Module):
         mixed_BTD, part = attend(inputs_BTD)
         if form == "parallel":
             hidden_BTD = add(hidden_BTD, mixed_BTD, feed_forward(inputs_BTD))
+        elif form == "parallel_norms":
+            hidden_BTD = add(hidden_BTD, mixed_BTD, feed_forward(norm("mlp_norm", hidden_BTD)))
         elif form == "post_norm":
             hidden_BTD = norm("attention_norm", add(hidden_BTD, mixed_BTD))
             hidden_BTD = norm("mlp_norm", add(hidden_BTD, feed_forward(hidden_BTD)))

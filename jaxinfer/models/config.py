@@ -66,7 +66,8 @@ class DecoderConfig:
 
     ``block`` is the placement of norms around a block's two parts, attention and feed-forward: ``pre_norm`` (before
     each part), ``sandwich`` (before and after each), ``output_norm`` (after each, before the sum), ``post_norm`` (after
-    each sum) or ``parallel`` (one norm, both parts side by side). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored
+    each sum) ``parallel`` (one norm, both parts side by side) or
+    ``parallel_norms`` (two norms of the same inputs). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored
     minus one), ``layer`` (LayerNorm with a bias), ``scaled_layer`` (without it) or ``plain_layer`` (without weights
     too). ``qk_norm`` adds norms without biases to queries and keys: ``head`` to each head, with the same weights,
     ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector. ``residual_scale`` multiplies each
@@ -89,7 +90,7 @@ class DecoderConfig:
     max_position: int
     norm_eps: float
     layer_pattern: tuple[LayerKind, ...]
-    block: Literal["pre_norm", "sandwich", "output_norm", "post_norm", "parallel"] = "pre_norm"
+    block: Literal["pre_norm", "sandwich", "output_norm", "post_norm", "parallel", "parallel_norms"] = "pre_norm"
     norm: NormKind = "rms"
     activation: Activation = "silu"
     gated_mlp: bool = True

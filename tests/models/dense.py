@@ -55,6 +55,8 @@ def _block(config: DecoderConfig, block: Params, layer: int, hidden_TD: np.ndarr
     mixed_TD = _attention(config, block["attention"], layer, inputs_TD)
     if config.block == "parallel":
         return hidden_TD + scale * (mixed_TD + _mlp(config, block["mlp"], inputs_TD))
+    if config.block == "parallel_norms":
+        return hidden_TD + scale * (mixed_TD + _mlp(config, block["mlp"], norm("mlp_norm", hidden_TD)))
     is_normed = config.block in ("sandwich", "output_norm")
     hidden_TD = hidden_TD + scale * (norm("attention_post_norm", mixed_TD) if is_normed else mixed_TD)
     fed_TD = _mlp(config, block["mlp"], hidden_TD if config.block == "output_norm" else norm("mlp_norm", hidden_TD))

@@ -39,6 +39,7 @@ ORDINARY = (
     "cohere2",
     "glm4",
     "gpt2-n_inner-untied-scales",
+    "gpt_neox",
     "granite",
     "granite4",
     "mistral-window",

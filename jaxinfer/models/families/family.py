@@ -17,6 +17,7 @@ class Part:
     means that a kernel is stored ``[in, out]``, so these rows are the tensor's columns. ``rotary`` is set where rotary
     positions of the checkpoint turn neighbouring rows 2i and 2i + 1 of each head together: a head's rows, and how many
     of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
+    ``heads`` is set where other rows stand between the heads': a head's rows, and how far one head is from the next.
     ``shape`` is the tensor's if it holds the numbers of a vector in another shape.
     """
 
@@ -25,16 +26,18 @@ class Part:
     total: int = 0
     transposed: bool = False
     rotary: tuple[int, int] | None = None
+    heads: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
 
     def rows(self, count: int) -> "slice | np.ndarray":
         """Return where the ``count`` rows of the parameter stand in the tensor."""
-        if self.rotary is None:
+        if self.rotary is None and self.heads is None:
             return slice(self.first, self.first + count)
-        head_dim, turning = self.rotary
+        head_dim, turning = self.rotary or (0, 0)
+        head_dim, distance = self.heads or (head_dim, head_dim)
         lanes = np.arange(head_dim)
         lanes[:turning] = lanes[:turning].reshape(-1, 2).T.reshape(-1)
-        return self.first + (np.arange(0, count, head_dim)[:, None] + lanes).reshape(-1)
+        return self.first + (distance * np.arange(count // head_dim)[:, None] + lanes).reshape(-1)
 
 
 # Several tensors are the parameter's rows, one after another, and have the same number of them.

@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import Activation, DecoderConfig
 from jaxinfer.models.families.family import Family, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
@@ -22,6 +22,7 @@ def _defaults(*sizes: int | None) -> Mapping[str, int]:
     return MappingProxyType({key: size for key, size in named if size is not None})
 
 
+_ARCEE_ACTIVATIONS: Mapping[str, Activation] = {"relu2": "relu_squared"}
 _SEED_OSS = _defaults(155136, 4096, 27648, 64, 80, 8, 128, 524288)
 _ARCEE = _defaults(32000, 2560, 18432, 32, 32, None, None, 4096)
 _HELIUM = _defaults(48000, 2560, 7040, 24, 20, 20, 128, 4096)
@@ -45,7 +46,7 @@ def translate_seed_oss(config: Mapping[str, Any]) -> DecoderConfig:
 def translate_arcee(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` arcee: a squared ReLU without a gate."""
     reader = ConfigReader(config, family="arcee")
-    activation = reader.choice("hidden_act", {"relu2": "relu_squared"}, default="relu2")
+    activation = reader.choice("hidden_act", _ARCEE_ACTIVATIONS, default="relu2")
     decoder = read_llama_keys(
         reader, "arcee", _ARCEE, 128000, (128001,), activation=activation, norm_eps=("rms_norm_eps", 1e-5)
     )

@@ -14,6 +14,7 @@ from jaxinfer.models.families.gemma2 import GEMMA2
 from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.glm import GLM, GLM4
 from jaxinfer.models.families.gpt2 import GPT2
+from jaxinfer.models.families.gpt_neox import GPT_NEOX
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_OSS
@@ -31,7 +32,7 @@ from jaxinfer.models.families.starcoder2 import STARCODER2
 _ALL = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3),
     *(OLMO2, OLMO3, SMOLLM3, GRANITE, GRANITE_HYBRID, GLM, GLM4, STABLELM, STARCODER2, COHERE, COHERE2),
-    *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4),
+    *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4, GPT_NEOX),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

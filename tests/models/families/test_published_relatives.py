@@ -1,4 +1,4 @@
-"""The published Seed-OSS, Helium, Ernie 4.5, Ministral, OLMo 1 and EXAONE 4 configurations are read."""
+"""The published Seed-OSS, Helium, Ernie 4.5, Ministral, OLMo 1, Pythia and EXAONE 4 configurations are read."""
 
 from typing import Any
 
@@ -54,6 +54,13 @@ EXAONE_4_12B = {
     "max_position_embeddings": 65536, "num_attention_heads": 32, "num_hidden_layers": 30, "sliding_window": None,
     "sliding_window_pattern": None, "tie_word_embeddings": True,
 }  # fmt: skip
+PYTHIA_69B = {
+    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 16384, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": None, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+    "torch_dtype": "float16", "use_cache": True, "use_parallel_residual": True, "vocab_size": 50432,
+}  # fmt: skip
 MINISTRAL_8B = {
     **_COMMON, "architectures": ["MinistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128,
     "hidden_size": 4096, "intermediate_size": 12288,
@@ -84,6 +91,15 @@ def test_published_configurations_are_read(name):
     assert theta == config["rope_theta"]
 
 
+def test_pythia_rotates_a_quarter_of_each_head_and_norms_twice():
+    decoder = decoder_config(PYTHIA_69B)
+    assert decoder.layer_pattern == (LayerKind(Rope(1e4, 32)),)
+    assert (decoder.block, decoder.norm, decoder.num_kv_heads) == ("parallel_norms", "layer", 32)
+    assert (decoder.qkv_bias, decoder.mlp_bias, decoder.gated_mlp, decoder.activation) == (True, True, False, "gelu")
+    in_turn = decoder_config({**PYTHIA_69B, "use_parallel_residual": False})
+    assert in_turn.block == "pre_norm"
+
+
 def test_exaone_4_rotates_layers_with_a_window_or_where_there_is_none_all():
     local, *_, whole = decoder_config(EXAONE_4_32B).layer_pattern
     assert local.window == 4096
@@ -107,6 +123,7 @@ def test_ministral_has_its_window_on_all_layers_or_on_those_of_a_list():
         (OLMO_1B, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         (EXAONE_4_12B, {"layer_types": ["sliding_attention"] * 30}, "sliding_window = None"),
         (MINISTRAL_8B, {"sliding_window": None}, "sliding_window = None"),
+        (PYTHIA_69B, {"hidden_act": "mish"}, "hidden_act = 'mish'"),
         (SEED_OSS_36B, {"hidden_act": "relu2"}, "hidden_act = 'relu2'"),
     ],
 )

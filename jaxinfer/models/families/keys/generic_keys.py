@@ -122,6 +122,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "seed_oss": _DROPOUT | {"residual_dropout", "pretraining_tp"},
         "arcee": _DROPOUT | {"pretraining_tp"},
         "ernie4_5": _DROPOUT,
+        "gpt_neox": _DROPOUT | {"hidden_dropout", "classifier_dropout"},
         "exaone4": _DROPOUT | {"sliding_window_pattern", "cache_implementation"},
         "granitemoehybrid": _DROPOUT | frozenset(_GRANITE_HYBRID.split()),
         "stablelm": _DROPOUT | {"hidden_dropout"},
