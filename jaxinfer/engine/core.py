@@ -1,7 +1,7 @@
 """The engine without its thread: one step is one action of the scheduler, run on the device and told to its request."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,20 @@ from jaxinfer.notation import Params
 from jaxinfer.results import StreamPiece
 
 
+@dataclass(frozen=True)
+class _Started:
+    """A window that has started: its report, on the device, and when it started, in seconds.
+
+    Its steps verify ``nodes`` nodes. ``waited`` says whether it waited for a program.
+    """
+
+    window: Window
+    nodes: int
+    report: Report
+    began: float
+    waited: bool
+
+
 class EngineCore:
     """Runs what the scheduler decides; only one thread may call it.
 
@@ -49,6 +63,9 @@ class EngineCore:
         # The prefixes that are kept, by name.
         self._prefixes: dict[str, EngineSequence] = {}
         self._is_stuck = False
+        # The window that nobody has looked at yet, and when the last look was.
+        self._ahead: _Started | None = None
+        self._looked = 0.0
         # Of drafts that change the text, none may be left out for the sake of speed.
         adapts = device.may_rest and scheduler.config.drafting == "auto"
         self._pace = Pace(tuple(device.strategies)) if adapts else None
@@ -84,6 +101,7 @@ class EngineCore:
 
     def drop_device(self) -> None:
         """Let go of the device's memory; nothing runs afterwards."""
+        self._ahead = None
         self._device.drop()
 
     def step(self) -> bool:
@@ -94,7 +112,8 @@ class EngineCore:
             if not sequence.is_cancelled:
                 error = RequestTimedOut("the request took longer than its timeout")
             self.fail(sequence, error)
-        action = self.scheduler.next(now)
+        started, self._ahead = self._ahead, None
+        action = self.scheduler.next(now) if started is None else started.window
         if action is None:
             return self._refuse_what_never_fits()
         self._is_stuck = False
@@ -104,7 +123,7 @@ class EngineCore:
             elif isinstance(action, Restore):
                 self._restore(action.sequence)
             else:
-                self._decode(action)
+                self._decode(started or self._start(action))
         except Exception as error:
             self._recover(action, error)
         return True
@@ -187,32 +206,51 @@ class EngineCore:
         sequence.saved, sequence.computed = None, len(sequence.tokens) - 1
         self.scheduler.restored(sequence)
 
-    def _decode(self, window: Window) -> None:
-        sequences = window.sequences
-        pace = self._pace if sequences[0].drafts else None
-        slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
-        pages = [sequence.pages for sequence in sequences]
-        nodes = max(self._device.strategies) if sequences[0].drafts else 1
-        if pace is not None:
-            nodes = pace.nodes(sequences, self._device.ready_nodes(len(slots), max(map(len, pages))))
+    def _start(self, window: Window) -> _Started:
+        """Start a window; drafters that have rested begin anew before."""
+        sequences, nodes = window.sequences, self._nodes(window)
         rests = nodes == 1 and self._device.drafts
-        for sequence, slot in zip(sequences, slots):
+        for sequence in sequences:
             if sequence.rests and not rests:
-                self._device.start_drafting(slot, sequence.pages, len(sequence.tokens))
+                assert sequence.slot is not None
+                self._device.start_drafting(sequence.slot, sequence.pages, len(sequence.tokens))
             sequence.rests = rests
+        slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
         began, made = self._clock(), self._device.compile_seconds
-        report = self._device.run(slots, pages, window.steps, nodes)
-        seconds = self._clock() - began
-        if pace is not None:
+        report = self._device.start(slots, [sequence.pages for sequence in sequences], window.steps, nodes)
+        return _Started(window, nodes, report, began, self._device.compile_seconds != made)
+
+    def _nodes(self, window: Window) -> int:
+        """Return how many nodes the steps of a window verify."""
+        sequences = window.sequences
+        if not sequences[0].drafts:
+            return 1
+        if self._pace is None:
+            return max(self._device.strategies)
+        ready = self._device.ready_nodes(len(sequences), max(len(sequence.pages) for sequence in sequences))
+        return self._pace.nodes(sequences, ready)
+
+    def _decode(self, started: _Started) -> None:
+        """Start the window that follows, if it can, and look at the one that has started."""
+        following = self.scheduler.following(started.window)
+        if following is not None and self._nodes(following) == started.nodes:
+            self._ahead = self._start(following)
+        sequences, nodes = started.window.sequences, started.nodes
+        report = self._device.read(started.report)
+        now, steps = self._clock(), int(report.steps)
+        seconds = now - max(started.began, self._looked)
+        self._looked = now
+        pace = self._pace if sequences[0].drafts else None
+        if pace is not None and steps:
             for index, sequence in enumerate(sequences if nodes > 1 else ()):
                 pace.gained(sequence, nodes, int(report.counts_B[index]), int(report.steps_B[index]))
             # Waiting for a program says nothing about it.
-            if self._device.compile_seconds == made:
-                pace.ran(sequences, nodes, int(report.steps), seconds)
-        self.counters.steps += int(report.steps)
-        self.counters.row_steps += int(report.steps_B[: len(slots)].sum())
-        self._take(window.sequences, report)
-        self.scheduler.ran(int(report.steps))
+            if not started.waited:
+                pace.ran(sequences, nodes, steps, seconds)
+        self.counters.steps += steps
+        self.counters.row_steps += int(report.steps_B[: len(sequences)].sum())
+        self._take(sequences, report)
+        self.scheduler.ran(steps)
 
     def _take(self, sequences: tuple[EngineSequence, ...] | list[EngineSequence], report: Report) -> None:
         """Tell each sequence's request what is new, and take out those that have ended."""
@@ -263,6 +301,7 @@ class EngineCore:
             if sequence.is_prefix:
                 self._prefixes.pop(sequence.origin.name, None)
         # A program that failed may have consumed the pools and rows that it was given.
+        self._ahead = None
         self.scheduler.lose_all()
         self._device.reset()
         begun = {sequence.origin.name for sequence in self._alive() if sequence.is_prefix}

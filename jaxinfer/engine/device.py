@@ -126,6 +126,7 @@ class Device:
         )
         self._pools: Pools = made[0]
         self._rows: Rows = made[1]
+        self._held_shapes = self._placed(_described((self._pools, self._rows)))
 
     def drop(self) -> None:
         """Let go of pools and rows; `reset` makes them anew."""
@@ -234,13 +235,14 @@ class Device:
                 self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
         return [*ready, widths[-1]]
 
-    def run(
+    def start(
         self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, nodes: int | None = None
     ) -> Report:
-        """Decode rows until one ends, at most so many steps; the report has them in this order, then those that pad.
+        """Begin to decode rows until one ends, at most so many steps; what `read` waits for has them in this order.
 
-        Steps verify ``nodes`` nodes, one of `strategies` (None: the most). With one node, rows keep what
-        `start_drafting` needs.
+        Then come those that pad. Steps verify ``nodes`` nodes, one of `strategies` (None: the most). With one node,
+        rows keep what `start_drafting` needs. The next window may start before this one is read; if a row ends in this
+        one, that one does nothing.
         """
         strategy = self._strategy if nodes is None else self.strategies[nodes]
         shapes = self._window_shapes(len(slots), max(map(len, pages)))
@@ -257,6 +259,10 @@ class Device:
             np.int32(max_steps),
         )
         self._pools, self._rows, report = self._run(self._shaped_window(strategy, size, columns), *arguments)
+        return report
+
+    def read(self, report: Report) -> Report:
+        """Wait for a window and return its report on the host."""
         return jax.device_get(report)
 
     def save(self, slot: int, pages: Sequence[int]) -> Saved:
@@ -313,13 +319,13 @@ class Device:
             ("copy_page", *self._pool_size),
             copy_page,
             (0,),
-            (self._placed(_described(self._pools)), integers(), integers()),
+            (self._held_shapes[0], integers(), integers()),
         )
 
     def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
         function = partial(compute_chunk, self._programs.decoder)
         numbers = [integers()] * 3
-        pools = self._placed(_described(self._pools))
+        pools, _ = self._held_shapes
         arguments = self._params, pools, integers(1, columns), integers(1, size), *numbers
         return _Shaped(("chunk", size), function, (1,), arguments)
 
@@ -346,8 +352,7 @@ class Device:
         return _Shaped(name, function, (2, 3), arguments)
 
     def _shaped_rows(self, strategy: Strategy) -> tuple[Any, ...]:
-        held = self._placed((_described(self._pools), _described(self._rows)))
-        return self._params, strategy.parameters, *held
+        return self._params, strategy.parameters, *self._held_shapes
 
     def _placed(self, described: Any) -> Any:
         """Describe what programs return where it is on a mesh."""
@@ -410,6 +415,7 @@ class Device:
             self._entry_shapes = _described(self._state_of(ANY_ENTRY))
             state = self._rows.state
             self._rows = self._rows._replace(state=state._replace(sampling=_widened(state.sampling, widths)))
+            self._held_shapes = self._placed(_described((self._pools, self._rows)))
 
 
 def _widths(arrays: SamplingArrays) -> tuple[int, ...]:

@@ -149,13 +149,16 @@ def run_window(
 ) -> tuple[Pools, Rows, Report]:
     """Decode the rows of ``slots_B`` that run, until one ends, at most ``max_steps`` steps.
 
-    ``most_new`` is the most tokens that a row can gain. With `Undrafted` memories rest, else hidden states.
+    If one has ended in the window before, there is no step: the host looks first. ``most_new`` is the most tokens that
+    a row can gain. With `Undrafted` memories rest, else hidden states.
     """
     model = Model(decoder, params)
     remembers = "hidden_BD" if isinstance(strategy, Undrafted) else "memory"
     used, their_axes = (getattr(tree, remembers) for tree in (rows, axes))
     state, memory = take_batch((rows.state, used), (axes.state, their_axes), slots_B)
-    state, table_BX = _on_own_devices((state._replace(finished_B=~runs_B), table_BX), decoder.backend)
+    ended_B = state.finished_B
+    state = state._replace(finished_B=ended_B | ~runs_B)
+    state, table_BX = _on_own_devices((state, table_BX), decoder.backend)
     state = state._replace(cache=_cache(decoder.config, pools, table_BX))
 
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
@@ -169,7 +172,9 @@ def run_window(
 
     steps, after, memory = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), state, memory))
     report = _report(state, after, most_new, steps)
-    kept = after._replace(cache=NO_CACHE), memory
+    # The others run in windows of their own.
+    after_B = jnp.where(runs_B, after.finished_B, ended_B)
+    kept = after._replace(cache=NO_CACHE, finished_B=after_B), memory
     new_state, used = put_batch((rows.state, used), kept, (axes.state, their_axes), slots_B)
     return _pools(after.cache), rows._replace(state=new_state, **{remembers: used}), report
 

@@ -158,6 +158,26 @@ class Scheduler:
         self._was_chunk = action is not None
         return action or self._window(now, self.config.steps_per_look)
 
+    def following(self, window: Window) -> Window | None:
+        """Return the window after one that has started and has not been looked at, None if that has to come first.
+
+        While a row is free, whoever comes would wait for both. Pages are those of two windows, and nobody makes room.
+        """
+        sequences = window.sequences
+        is_steady = not (self._free_slots or self.prefilling) and len(sequences) == len(self.running)
+        if not is_steady or any(each.stage is not Stage.RUNNING for each in sequences):
+            return None
+        if min(each.max_length - len(each.tokens) for each in sequences) <= window.steps:
+            return None
+        missing = [max(self.pages_for(self._reach(each, 2)) - len(each.pages), 0) for each in sequences]
+        taken = self.pool.take(sum(missing))
+        if taken is None:
+            return None
+        for sequence, count in zip(sequences, missing):
+            sequence.pages += taken[:count]
+            taken = taken[count:]
+        return Window(sequences, self.config.steps_per_look)
+
     def computed(self, chunk: Chunk) -> None:
         """Note that a chunk is in the cache."""
         sequence = chunk.sequence
@@ -330,9 +350,10 @@ class Scheduler:
         """Return how many pages of others serve: the last token is computed again, for what follows it."""
         return (sequence.to_fill - 1) // self.config.page_size
 
-    def _reach(self, sequence: EngineSequence) -> int:
-        """Return how long a text may be after a window."""
-        return min(len(sequence.tokens) + self.config.steps_per_look * self._tokens_per_step, sequence.max_length)
+    def _reach(self, sequence: EngineSequence, windows: int = 1) -> int:
+        """Return how long a text may be after so many windows."""
+        most = windows * self.config.steps_per_look * self._tokens_per_step
+        return min(len(sequence.tokens) + most, sequence.max_length)
 
     def _run(self, sequence: EngineSequence) -> None:
         sequence.stage = Stage.RUNNING

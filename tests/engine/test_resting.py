@@ -63,19 +63,19 @@ def test_a_drafter_that_has_rested_begins_anew(harness):
 
 def test_windows_without_drafts_keep_the_state_that_the_current_token_was_drawn_from(harness):
     made, lm = harness
-    checked, run = [], made.core._device.run
+    checked, start = [], made.core._device.start
 
     def watched(slots, pages, max_steps, nodes):
-        report = run(slots, pages, max_steps, nodes)
+        report = start(slots, pages, max_steps, nodes)
         if nodes == 1:
             hidden_1D = made.core._device._rows.hidden_BD[np.array(slots)]
             drawn = int(Model(lm.programs.decoder, lm.params).logits(hidden_1D[:, None])[0, 0].argmax())
             checked.append(drawn == int(report.tokens_BE[0, int(report.counts_B[0]) - 1]))
         return report
 
-    made.core._device.run = watched
+    made.core._device.start = watched
     try:
         serve(made, Scripted(), 50)
     finally:
-        made.core._device.run = run
+        made.core._device.start = start
     assert checked == [True] * 5

@@ -33,13 +33,13 @@ def lm(trained_folder):
 @pytest.fixture
 def windows(monkeypatch):
     """The number of rows of each window that runs."""
-    sizes, run = [], Device.run
+    sizes, start = [], Device.start
 
     def watched(device, slots, *rest, **options):
         sizes.append(len(slots))
-        return run(device, slots, *rest, **options)
+        return start(device, slots, *rest, **options)
 
-    monkeypatch.setattr(Device, "run", watched)
+    monkeypatch.setattr(Device, "start", watched)
     return sizes
 
 
@@ -93,7 +93,7 @@ def test_a_device_that_fails_is_told(lm, monkeypatch):
     def fails(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Device, "run", fails)
+    monkeypatch.setattr(Device, "start", fails)
     with pytest.raises(EngineError, match="out of memory"):
         lm.generate(PROMPTS, max_new_tokens=10, sampling=SamplingParams(ignore_eos=True), batch_size=3)
 

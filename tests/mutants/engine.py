@@ -10,7 +10,7 @@ _SERVE_ALL, _ALL = "jaxinfer/engine/serve_all.py", "tests/engine/test_serve_all.
 _USERS, _ROPE = "tests/engine/test_engine.py", "tests/engine/test_rope.py"
 _PACE, _PACES = "jaxinfer/engine/pace.py", "tests/engine/test_pace.py"
 _KEPT, _KEEPS = "jaxinfer/engine/kept_pages.py", "tests/engine/test_kept_pages.py"
-_WARM = "tests/engine/test_warm_up.py"
+_WARM, _AHEAD = "tests/engine/test_warm_up.py", "tests/engine/test_ahead.py"
 _GOES_ON = f"{_LAW}::test_who_made_room_goes_on_where_it_was"
 _CHANGES_NO_BIT = f"{_LAW}::test_load_changes_no_bit[draft_model]"
 
@@ -142,6 +142,41 @@ FAULTS: tuple[Fault, ...] = (
         f"{_PACES}::test_each_number_of_rows_has_its_own_costs",
     ),
     Fault(
+        "a row that has ended runs on in the window that has started",
+        _PROGRAMS,
+        "finished_B=ended_B | ~runs_B",
+        "finished_B=~runs_B",
+        f"{_AHEAD}::test_after_a_row_has_ended_the_window_that_has_started_does_nothing",
+    ),
+    Fault(
+        "a row that pads a window has ended",
+        _PROGRAMS,
+        "jnp.where(runs_B, after.finished_B, ended_B)",
+        "after.finished_B",
+        f"{_AHEAD}::test_a_row_that_only_pads_a_window_goes_on_in_its_own",
+    ),
+    Fault(
+        "a late report is told to a request that has ended",
+        _CORE,
+        "            if sequence.stage is not Stage.RUNNING:\n                continue\n",
+        "",
+        f"{_AHEAD}::test_who_is_cancelled_while_a_window_runs_gets_no_more_and_its_row_serves_another[5]",
+    ),
+    Fault(
+        "a window that starts before the look has the pages of one",
+        _SCHEDULER,
+        "self._reach(each, 2)",
+        "self._reach(each)",
+        f"{_AHEAD}::test_while_all_rows_run_the_next_window_starts_before_the_look",
+    ),
+    Fault(
+        "windows start before the look while a row is free",
+        _SCHEDULER,
+        "not (self._free_slots or self.prefilling)",
+        "not self.prefilling",
+        f"{_AHEAD}::test_while_all_rows_run_the_next_window_starts_before_the_look",
+    ),
+    Fault(
         "pages of a conversation are empty again at its next turn",
         _KEPT,
         "if self._core is not None and self._strategy is strategy and has_room:",
@@ -242,8 +277,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a window gets no pages for its last steps",
         _SCHEDULER,
-        "self.config.steps_per_look * self._tokens_per_step, sequence.max_length",
-        "self.config.steps_per_look, sequence.max_length",
+        "windows * self.config.steps_per_look * self._tokens_per_step",
+        "windows * self.config.steps_per_look",
         f"{_POLICY}::test_all_that_arrive_end_and_nothing_is_lost",
     ),
     Fault(
