@@ -79,9 +79,9 @@ def load(
     """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
 
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``weights`` are
-    rounded to ``"int8"`` or ``"int4:group=64"``, or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``): faster,
-    and except for ``"gguf"`` another text. ``exact`` is what strategies share with plain decoding: ``"bits"``, or the
-    tokens up to rounding, ``"margin"`` (default: bits on a CPU, where they cost nothing, else margin; see
+    rounded to ``"int8"``, ``"int4:group=64"``, ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``):
+    faster, and except for ``"gguf"`` another text. ``exact`` is what strategies share with plain decoding: ``"bits"``,
+    or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, where they cost nothing, else margin; see
     ``jaxinfer/sampling/README.md``). ``max_len`` bounds prompt and output together, in tokens (default: the model's
     context). ``cache`` is ``dense``, ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of
     which the first and the last W tokens are kept; that changes the text. ``mesh`` splits the model over all devices,

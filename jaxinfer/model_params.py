@@ -15,7 +15,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cpu_kernels.few_bits.products import can_keep_bits
+from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.start_times import LoadTimes
@@ -33,8 +33,8 @@ def check_few_bits(few_bits: FewBits | None, backend: Backend, partitioner: Part
         raise InvalidOption(f"{asked} run on one device so far: load without a mesh")
     if backend.param_dtype == "float64":
         raise InvalidOption(f"{asked} multiply in float32: choose dtype float32 or bfloat16")
-    if backend.cpu_kernels and not can_keep_bits():
-        raise InvalidOption(f"{asked} need a processor that converts float16: leave weights out")
+    if backend.cpu_kernels and not has_kernels(few_bits.form):
+        raise InvalidOption(f"{asked} have no products on this processor: use int8")
 
 
 def check_savable(params: Params) -> None:

@@ -46,7 +46,7 @@ def quantize(
     each layer that is done. Raises InvalidOption where ``load(weights=...)`` would, and for too short a text.
     """
     few_bits = parse_few_bits(weights)
-    if few_bits is None or few_bits.form is None:
+    if few_bits is None or few_bits.form is None or few_bits.name.partition(":")[0] not in ("int8", "int4"):
         raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64")
     if method not in METHODS:
         raise InvalidOption(f"unknown method {shown(method)}; use one of {', '.join(METHODS)}")

@@ -16,12 +16,12 @@ from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, GROUPS, INT8, Format, int4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 
 _GGUF = "gguf"
-_NAMES = ("int8", "int4", _GGUF)
+_NAMES = ("int8", "int4", "nf4", "fp8", _GGUF)
 _TABLE = ("embed", "embedding")
 _SLAB_BYTES = 1 << 22
 _ALIGNMENT = 64  # bytes
@@ -107,7 +107,7 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
         raise InvalidOption(f"unknown weights {name!r}; use one of {', '.join(_NAMES)}")
     parts = [option.partition("=") for option in options.split(",") if option]
     given = {key: value for key, _, value in parts}
-    known = _OPTIONS if name == "int4" else {}
+    known = _OPTIONS.get(name, {})
     for key, value in given.items():
         if key not in known:
             raise InvalidOption(
@@ -115,15 +115,14 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
             )
         if value not in known[key]:
             raise InvalidOption(f"weights {name}: {key}={value!r} is none of {', '.join(known[key])}")
-    if name == "int8":
-        return FewBits(spec, INT8)
-    if name == _GGUF:
-        return FewBits(spec, None)
-    return FewBits(spec, int4(int(given.get("group", 64)), given.get("symmetric") == "yes"))
+    group, is_symmetric = int(given.get("group", 64)), given.get("symmetric") == "yes"
+    forms = {"int8": INT8, "fp8": FP8, "nf4": nf4(group), "int4": int4(group, is_symmetric), _GGUF: None}
+    return FewBits(spec, forms[name])
 
 
-_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"group": tuple(map(str, GROUPS)), "symmetric": ("yes", "no")}
+_SIZES = tuple(map(str, GROUPS))
+_OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"int4": {"group": _SIZES, "symmetric": ("yes", "no")}, "nf4": {"group": _SIZES}}
 )
 
 

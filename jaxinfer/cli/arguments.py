@@ -93,7 +93,7 @@ def add_weights_argument(parser: Any) -> None:
     parser.add_argument(
         "--weights",
         metavar="W",
-        help="keep weights in few bits: int8, int4:group=64, or those of a GGUF file as they are, gguf",
+        help="keep weights in few bits: int8, fp8, int4:group=64, nf4:group=64, or a GGUF file's own, gguf",
     )
 
 

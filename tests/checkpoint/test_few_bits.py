@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.checkpoint.gguf.block_parts import split_blocks
 from jaxinfer.checkpoint.gguf.blocks import dequantize_rows
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, int4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from tests.checkpoint.gguf.files import gguf_tensors, hf_tensors, random_blocks, write_gguf
 from tests.toys import write_tiny_llama
@@ -113,7 +113,7 @@ def test_kept_weights_are_in_few_bits_too(tmp_path):
 
 
 SPECS = {
-    "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, gguf"),
+    "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, nf4, fp8, gguf"),
     "an option that is none": ("int4:size=3", "unknown option 'size' of weights int4; its options are: group, symm"),
     "a group that is none": ("int4:group=48", "group='48' is none of 32, 64, 128"),
     "an option of int8": ("int8:group=32", "unknown option 'group' of weights int8; its options are: none"),
@@ -156,5 +156,12 @@ def test_a_damaged_scale_is_named(tmp_path):
 
 def test_specifications_are_read():
     assert parse_few_bits(None) is None
-    forms = {"int8": INT8, "int4": int4(64, False), "int4:group=32,symmetric=yes": int4(32, True), "gguf": None}
+    forms = {
+        "fp8": FP8,
+        "nf4:group=32": nf4(32),
+        "int8": INT8,
+        "int4": int4(64, False),
+        "int4:group=32,symmetric=yes": int4(32, True),
+        "gguf": None,
+    }
     assert {spec: parse_few_bits(spec).form for spec in forms} == forms

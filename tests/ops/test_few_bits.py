@@ -15,28 +15,31 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiply_few_bits
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, GROUPS, INT8, Format, int4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.matmul import linears
 from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, exact
 
 INT4S = [int4(group, is_symmetric) for group in GROUPS for is_symmetric in (False, True)]
-FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S]
+FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S, nf4(64), FP8]
 # Each way of widening, with and without minima, and each number of runs in a group.
-SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False)]
+SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False), FP8]
 NARROW = replace(SMALLER[0], dtypes=HOST.dtypes), replace(SMALLER[1], dtypes=HOST.dtypes)
 
 
 def name_of(form: Format) -> str:
-    ways = f"{'-minima' if form.has_minima else ''}{'-units' if form.supers else ''}"
+    kind = "-levels" if form.offset is None else ""
+    ways = f"{kind}{'-minima' if form.has_minima else ''}{'-units' if form.supers else ''}"
     return f"{form.bits}-{form.group or 'row'}{ways}"
 
 
 def drawn(rng, form, outputs, width):
     """Return any codes at all, with scales and minima of either sign."""
+    # The codes of no number are at the end of each sign's.
+    most = 127 if form is FP8 else 256
     parts = [
-        rng.integers(0, 256, shape, np.uint8).view(dtype)
+        rng.integers(0, most, shape, np.uint8).view(dtype)
         if np.dtype(dtype).itemsize == 1
         else rng.standard_normal(shape).astype(dtype)
         for shape, dtype in form.parts(outputs, width).values()
@@ -73,7 +76,9 @@ def check(vectors, form, rows, width, outputs):
 
 any_shape = given(st.one_of(st.integers(1, 14), st.sampled_from([19, 40])), st.integers(1, 5), st.integers(1, 70))
 few_examples = settings(derandomize=True, max_examples=10, deadline=None)
-OTHERS = [(HOST, form) for form in FORMS if form not in SOME] + [(each, form) for each in NARROW for form in SOME]
+OTHERS = [(HOST, form) for form in FORMS if form not in SOME] + [
+    (each, form) for each in NARROW for form in SOME if form is not FP8
+]
 
 
 @pytest.mark.parametrize("form", SOME, ids=name_of)
@@ -186,7 +191,20 @@ def test_weights_are_rounded_to_the_nearest_level(form):
     assert again.dequantize().tobytes() == found.dequantize()[1].tobytes()
 
 
+@pytest.mark.parametrize("form", [nf4(64), FP8], ids=name_of)
+def test_weights_are_rounded_to_the_nearest_of_uneven_levels(form):
+    """Levels themselves are exact, of either sign, and what lies between goes to the nearest."""
+    levels = np.unique(np.array(form.levels, np.float32))
+    between = np.linspace(levels[0], levels[-1], 4 * 64 - 2 * len(levels[:32]), dtype=np.float32)
+    # Each group has the largest level, and so the scale of the levels themselves.
+    weights = np.resize(np.concatenate([levels, between]), 512).reshape(8, 64)
+    weights[:, 0] = levels[-1]
+    found = jax.tree.map(np.asarray, round_to_nearest(jnp.asarray(3 * weights.reshape(1, -1)), form))
+    nearest = np.abs(weights.reshape(-1, 1) - levels).min(axis=1)
+    np.testing.assert_allclose(np.abs(found.dequantize()[0] / 3 - weights.ravel()), nearest, atol=1e-5 * levels[-1])
+
+
 def test_processors_without_float16_are_told_apart():
     assert all(supports(HOST, form) for form in FORMS)
     old = replace(SMALLER[1], dtypes=("float32", "bfloat16", "int8"))
-    assert [supports(old, form) for form in (INT8, *INT4S)] == [True] + [False] * len(INT4S)
+    assert [supports(old, form) for form in (INT8, FP8, *INT4S)] == [True] + [False] * (1 + len(INT4S))

@@ -3,13 +3,16 @@
 A weight is ``scale * level[code] + minimum``. Codes lie in runs of 32: 16 bytes, of which byte i has the low four bits
 of code i in its low half and those of code i + 16 in its high half, as in GGUF's blocks; then the fifth bits, bit i of
 byte j that of code 8 j + i, or the fifth and sixth bits, bits 2 i and 2 i + 1 of byte j those of code 8 i + j. Codes of
-8 bits are signed bytes, which are their own levels. Every level is exact in bfloat16, so that products with bfloat16
-rows are exact before they are added.
+8 bits are signed bytes, which are their own levels, or stand for levels by their bits. Every level is exact in
+bfloat16, so that products with bfloat16 rows are exact before they are added.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
 
 from jaxinfer.errors import InvalidOption
 
@@ -22,8 +25,8 @@ GROUPS = (32, 64, 128)
 class Format:
     """What quantized weights are: ``bits`` of a code, the weights of a ``group`` (None: the row), and the levels.
 
-    ``levels`` are those of codes of less than 8 bits, in the codes' order. With ``has_minima`` each group has a
-    minimum, which is added. Scales and minima are float16, and float32 where a whole row has one. Where ``supers``
+    ``levels`` are in the codes' order; codes of 8 bits without levels are integers. With ``has_minima`` each group has
+    a minimum, which is added. Scales and minima are float16, and float32 where a whole row has one. Where ``supers``
     groups share a scale of scales, and a scale of minima, they are integers, of which these, in float16, are the units.
     """
 
@@ -65,6 +68,8 @@ class Format:
     def offset(self) -> int | None:
         """What is subtracted from a code to give its level; None where levels are no such integers."""
         first = self.levels[0] if self.levels else 0.0
+        if self.bits == 8:
+            return None if self.levels else 0
         return -int(first) if all(level == first + code for code, level in enumerate(self.levels)) else None
 
     def groups(self, width: int) -> int:
@@ -102,6 +107,27 @@ GGUF_FORMATS: Mapping[str, Format] = MappingProxyType(
     }
 )
 INT8 = Format(8, None)
+
+# Quantiles of a normal distribution between -1 and 1 (QLoRA, 2305.14314), rounded to bfloat16.
+_NORMAL = (
+    *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0),
+    *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+)
+
+
+def _levels_of(numbers: np.ndarray) -> tuple[float, ...]:
+    return tuple(map(float, numbers.astype(ml_dtypes.bfloat16).astype(np.float32)))
+
+
+# Floats of 4 bits of exponent and 3 of mantissa; the two codes of no number are never written.
+FP8 = Format(
+    8, None, _levels_of(np.nan_to_num(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)))
+)
+
+
+def nf4(group: int) -> Format:
+    """Return the form of 4-bit normal floats with one scale for each group."""
+    return Format(4, group, _levels_of(np.array(_NORMAL, np.float32)))
 
 
 def int4(group: int, is_symmetric: bool) -> Format:

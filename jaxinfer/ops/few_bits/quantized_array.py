@@ -64,7 +64,7 @@ class QuantizedArray:
         numpy: Any = np if on_host else jnp
         codes = self.codes if form.bits == 8 else self._unpacked(numpy)
         if form.offset is None:
-            levels = numpy.asarray(form.levels, np.float32)[codes.astype(np.int32)]
+            levels = numpy.asarray(form.levels, np.float32)[codes.astype(np.int32) & 255]
         else:
             levels = codes.astype(np.float32) - np.float32(form.offset)
         scales, minima = (

@@ -27,18 +27,18 @@ def round_to_nearest(weights: Float[Array, "*shape"], form: Format) -> Quantized
 def fit_groups(groups: Float[Array, "*lead G W"], form: Format) -> tuple[Array, Array | None]:
     """Return the scale and the minimum of each group of W weights, ``[..., G]``, in their dtype.
 
-    A group's weight that is farthest from zero is the lowest level if levels are signed and 4 bits; minima are the
-    group's smallest weight, and None where the form has none.
+    A group's weight that is farthest from zero is the lowest level, or the lowest or the highest if these are
+    opposites; minima are the group's smallest weight, and None where the form has none.
     """
     least, most = jnp.min(groups, axis=-1), jnp.max(groups, axis=-1)
     farthest = jnp.where(-least > most, least, most)
     minima = None
     if form.has_minima:
         scales, minima = (most - least) / (form.levels[-1] - form.levels[0]), least.astype(form.scale_dtype)
-    elif form.bits == 8:
-        scales = jnp.abs(farthest) / _MOST_BYTE
+    elif form.levels and min(form.levels) != -max(form.levels):
+        scales = farthest / min(form.levels)
     else:
-        scales = farthest / form.levels[0]
+        scales = jnp.abs(farthest) / (max(form.levels) if form.levels else _MOST_BYTE)
     return scales.astype(form.scale_dtype), minima
 
 
@@ -48,6 +48,10 @@ def nearest_codes(values: Float[Array, "*shape"], scales: Array, minima: Array |
         values = values - minima.astype(jnp.float32)
     divisors = scales.astype(jnp.float32)
     ratios = values / jnp.where(divisors == 0, 1, divisors)
+    if form.bits == 8 and form.levels:
+        # A ratio that a rounded scale makes larger than the largest level would be no number.
+        floats = jnp.clip(ratios, -max(form.levels), max(form.levels)).astype(jnp.float8_e4m3fn)
+        return jax.lax.bitcast_convert_type(floats, jnp.int8)
     if form.bits == 8:
         return jnp.clip(jnp.round(ratios), -_MOST_BYTE, _MOST_BYTE).astype(jnp.int8)
     between = [(one + other) / 2 for one, other in itertools.pairwise(form.levels)]
@@ -58,7 +62,8 @@ def values_of(
     codes: Integer[Array, "*shape"], scales: Array, minima: Array | None, form: Format
 ) -> Float[Array, "*shape"]:
     """Return the weights that codes stand for, in float32; scales and minima are broadcast."""
-    levels = codes.astype(jnp.float32) if form.bits == 8 else jnp.asarray(form.levels, jnp.float32)[codes]
+    table = jnp.asarray(form.levels, jnp.float32)
+    levels = table[codes.astype(jnp.int32) & 255] if form.levels else codes.astype(jnp.float32)
     values = levels * scales.astype(jnp.float32)
     return values if minima is None else values + minima.astype(jnp.float32)
 

@@ -18,10 +18,10 @@ from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 
-def can_keep_bits() -> bool:
-    """Whether every form of integers has a kernel on this processor."""
-    vectors = host_vectors()
-    return vectors is not None and all(supports(vectors, form) for form in (INT8, *GGUF_FORMATS.values()))
+def has_kernels(form: Format | None) -> bool:
+    """Whether a form, or with None every one of GGUF's, has kernels on this processor."""
+    vectors, forms = host_vectors(), GGUF_FORMATS.values() if form is None else (form, INT8)
+    return vectors is not None and all(supports(vectors, each) for each in forms)
 
 
 def multiplies_few_bits(form: Format, width: int) -> bool:

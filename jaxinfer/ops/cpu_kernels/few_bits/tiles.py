@@ -31,7 +31,7 @@ declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x
 def supports(vectors: Vectors, form: Format) -> bool:
     """Whether products with weights of this form have kernels."""
     can_convert = "float16" in vectors.dtypes or form.group is None
-    return can_convert and (form.bits == 8 or form.offset is not None or vectors.pairs_bfloat16)
+    return can_convert and (form.offset is not None or vectors.pairs_bfloat16)
 
 
 def row_kind(vectors: Vectors) -> str:
@@ -239,7 +239,10 @@ class _Widen:
     def run(self, place: str, first: int) -> list[tuple[str, int]]:
         """Widen the run of codes at an address; ``first`` is its place in a row."""
         if self._vectors.pairs_bfloat16:
-            numbers = self._pairs_of_bytes(place) if self._form.bits == 8 else self._pairs_of_halves(place)
+            if self._form.bits == 8:
+                numbers = self._pairs_of_floats(place) if self._form.levels else self._pairs_of_bytes(place)
+            else:
+                numbers = self._pairs_of_halves(place)
             return [(numbers, first)]
         return self._floats_of_bytes(place, first) if self._form.bits == 8 else self._floats_of_halves(place, first)
 
@@ -256,7 +259,7 @@ class _Widen:
         if bits > 4:
             codes = code.value(f"and {words} {codes}, <{', '.join(['i16 15'] * RUN)}>")
             codes = code.value(f"or {words} {codes}, {self._high_bits(place, 0, RUN, 'i16')}")
-        found = [struct.unpack("<I", struct.pack("<f", level))[0] >> 16 for level in self._form.levels]
+        found = [_bits_of(level) for level in self._form.levels]
         found = found * max(1, RUN // len(found))
         tables = [f"{words} <{', '.join(f'i16 {each}' for each in found[at : at + RUN])}>" for at in (0, RUN)]
         if len(found) == RUN:
@@ -288,6 +291,25 @@ class _Widen:
         operands = ", ".join(f"<16 x float> {each}" for each in reversed(floats))
         return code.value(f"call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512({operands})")
 
+    def _pairs_of_floats(self, place: str) -> str:
+        """Move the bits of floats of 4 bits of exponent and 3 of mantissa; look those without exponent up."""
+        code, words = self._code, f"<{RUN} x i16>"
+
+        def constant(number: int) -> str:
+            return f"<{', '.join([f'i16 {number}'] * RUN)}>"
+
+        codes = code.value(f"zext <{RUN} x i8> {code.load(f'<{RUN} x i8>', place, 1)} to {words}")
+        sizes = code.value(f"and {words} {codes}, {constant(0x7F)}")
+        # The exponent of 1 is 7 in these, and 127 in bfloat16, where it is followed by 7 bits.
+        moved = code.value(f"add {words} {code.value(f'shl {words} {sizes}, {constant(4)}')}, {constant(120 << 7)}")
+        small = code.value(f"icmp ult {words} {sizes}, {constant(8)}")
+        table = [_bits_of(level) for level in self._form.levels[:8]] * (RUN // 8)
+        operands = f"{words} <{', '.join(f'i16 {each}' for each in table)}>, {words} {codes}"
+        found = code.value(f"call {words} @llvm.x86.avx512.permvar.hi.512({operands})")
+        moved = code.value(f"select <{RUN} x i1> {small}, {words} {found}, {words} {moved}")
+        signs = code.value(f"shl {words} {code.value(f'and {words} {codes}, {constant(0x80)}')}, {constant(8)}")
+        return code.value(f"bitcast {words} {code.value(f'or {words} {moved}, {signs}')} to <{RUN} x bfloat>")
+
     def _floats_of_bytes(self, place: str, first: int) -> list[tuple[str, int]]:
         code, lanes = self._code, self._vectors.lanes
         loaded = [(code.load(f"<{lanes} x i8>", code.at("i8", place, at), 1), at) for at in range(0, RUN, lanes)]
@@ -310,6 +332,11 @@ class _Widen:
                 codes = code.value(f"sub {whole} {codes}, <{offset}>")
                 found.append((code.value(f"sitofp {whole} {codes} to {wide}"), first + half * _HALF + at))
         return found
+
+
+def _bits_of(level: float) -> int:
+    """Return the bits of a bfloat16."""
+    return struct.unpack("<I", struct.pack("<f", level))[0] >> 16
 
 
 def _prefetch(code: Code, place: str) -> None:
