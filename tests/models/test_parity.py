@@ -56,7 +56,22 @@ ORDINARY = (
 )
 # Rings of windows, and a rope whose factors change within the text.
 DECODED = ("gemma2", "phi3-gqa-tied-longrope-partial")
-all_variants = pytest.mark.parametrize("name", VARIANTS)
+# Second variants of families, whose features are for the most part those of others.
+SECOND = (
+    "cohere-bias-untied",
+    "exaone4-no_window-tied",
+    "glm",
+    "gpt_neox-one_after_the_other",
+    "granite-biases",
+    "granite4-nope-bias",
+    "olmo2-bias-tied",
+    "smollm3-window-biases",
+    "stablelm",
+    "starcoder2-no_bias-untied",
+)
+all_variants = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SECOND else name for name in VARIANTS]
+)
 some_variants = pytest.mark.parametrize(
     "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
@@ -126,7 +141,7 @@ def test_scanned_layers_give_the_greedy_tokens_of_transformers(case, name):
 
 
 @pytest.mark.exhaustive
-@all_variants
+@pytest.mark.parametrize("name", VARIANTS)
 def test_scanned_layers_give_the_logits_of_transformers(case, name):
     check_logits(load(case(name).folder, name, scan_layers=True), case(name).expected)
 
