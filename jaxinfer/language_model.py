@@ -26,7 +26,7 @@ from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
-from jaxinfer.model_params import check_few_bits, check_savable, read_params
+from jaxinfer.model_params import check_few_bits, check_savable, read_params, stored_fingerprint
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
@@ -123,6 +123,7 @@ def load(
         mesh=partitioner.mesh,
         kept=kept,
         load_times=times,
+        is_rounded=few_bits is not None and few_bits.form is not None,
     )
 
 
@@ -145,6 +146,7 @@ class LanguageModel:
         mesh: MeshConfig | Mesh | str | None = None,
         kept: str | Path | None = None,
         load_times: LoadTimes | None = None,
+        is_rounded: bool = False,
     ) -> None:
         layout = parse_layout(cache)
         check_max_len(config, max_len, layout)
@@ -160,6 +162,7 @@ class LanguageModel:
         self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner, programs)
         self.load_times = load_times or LoadTimes()
         self._checkpoint = checkpoint
+        self._is_rounded = is_rounded
         self._resolved: dict[Strategy, Strategy] = {}
         self._has_engine = False
         if tokenizer is not None:
@@ -376,9 +379,8 @@ class LanguageModel:
         if self._checkpoint is None:
             raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
         check_savable(self.params)
-        names = family_of(self._checkpoint.config).tensor_names(self.config)
-        padding = self.programs.partitioner.padding(self.config, self.backend)
-        tensors = LoadedTensors(self.params, names, padding)
+        names, partitioner = family_of(self._checkpoint.config).tensor_names(self.config), self.programs.partitioner
+        tensors = LoadedTensors(self.params, names, partitioner.padding(self.config, self.backend))
         # Imported here: few save.
         from jaxinfer.checkpoint.convert import save
 
@@ -454,7 +456,7 @@ class LanguageModel:
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
         partitioner = self.programs.partitioner
-        target = Target(self.config, self.backend, self.params, self.speaks_like, partitioner, lambda: self.fingerprint)
+        target = Target(self.config, self.backend, self.params, self.speaks_like, partitioner, lambda: self._trained_on)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:
@@ -466,6 +468,12 @@ class LanguageModel:
         """A few letters that stand for the weights: drafters that were trained for them name these."""
         partitioner = self.programs.partitioner
         return fingerprint(self.params, partitioner.padding(self.config, self.backend), partitioner.fetch)
+
+    @cached_property
+    def _trained_on(self) -> str:
+        """The fingerprint of the weights before they were rounded: drafters for those fit these too."""
+        stored = self._checkpoint if self._is_rounded else None
+        return stored_fingerprint(stored, self.config, self.backend) if stored else self.fingerprint
 
     def _run(self, requests: list[TextRequest], strategy: Strategy, num_prompts: int, *, is_watched: bool) -> Run:
         eos_token_ids, tokenizer = self.eos_token_ids, self._tokenizer_for(requests)

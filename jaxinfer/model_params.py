@@ -8,11 +8,15 @@ import jax
 
 from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader
 from jaxinfer.checkpoint.kept_params import KeptParams
+from jaxinfer.checkpoint.load import each_param
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.fingerprint import fingerprint_of, named_rows
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels
@@ -44,6 +48,18 @@ def check_savable(params: Params) -> None:
         raise InvalidOption("weights in few bits cannot be saved yet: load the model without weights= and save that")
     if not all(leaf.is_fully_addressable for leaf in leaves):
         raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
+
+
+def stored_fingerprint(checkpoint: Checkpoint, config: DecoderConfig, backend: Backend) -> str:
+    """Return the fingerprint of a checkpoint's weights before they were rounded."""
+    names = family_of(checkpoint.config).tensor_names(config)
+    rows = []
+    for (*folders, last), value in each_param(checkpoint, names, abstract_params(config, backend)):
+        node: Params = {last: value}
+        for folder in reversed(folders):
+            node = {folder: node}
+        rows += named_rows(node)
+    return fingerprint_of(rows)
 
 
 def read_params(

@@ -71,14 +71,20 @@ def quantize(
     texts_NT = _own_texts(model, num_texts, length) if calibration is None else _cut(calibration, num_texts, length)
     check_ids(texts_NT.reshape(-1).tolist(), config.vocab_size)
     found = list(quantize_layers(Decoder(config, backend), params, texts_NT, by_method, advance))
-    return replaced_params(model, _arranged(model.params, found, form))
+    return _rounded(model, _arranged(model.params, found, form))
 
 
-def replaced_params(model: LanguageModel, params: Params) -> LanguageModel:
-    """Return the same model with other parameters."""
-    tokenizer = model._tokenizer_or_none()
+def _rounded(model: LanguageModel, params: Params) -> LanguageModel:
+    """Return the same model with rounded parameters."""
     return LanguageModel(
-        model.config, params, model.backend, model._checkpoint, tokenizer=tokenizer, max_len=model.max_len
+        model.config,
+        params,
+        model.backend,
+        model._checkpoint,
+        tokenizer=model._tokenizer_or_none(),
+        max_len=model.max_len,
+        cache=model.programs.layout,
+        is_rounded=True,
     )
 
 

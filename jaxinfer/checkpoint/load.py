@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +60,15 @@ def load_params(
         if progress is not None:
             progress(done, total)
     return params
+
+
+def each_param(
+    checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], jax.Array]]:
+    """Yield the path and the value of each parameter that `load_params` would return; one at a time is held."""
+    names = names.spelled_in(checkpoint.tensors.shapes())
+    for leaf in list_leaves(abstract, names, None):
+        yield leaf.path, _read(checkpoint, leaf)
 
 
 def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """A short fingerprint of a model's weights, to detect drafters made for other weights."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,7 +26,12 @@ def fingerprint(
     values. ``padding`` gives the source of each element of padded parameters
     (`jaxinfer.models.padding.parameter_sources`); ``fetch`` copies arrays to the host.
     """
-    pieces = sorted((name, np.ascontiguousarray(array)) for name, array in _named(params, padding, fetch, ()))
+    return fingerprint_of(named_rows(params, padding, fetch))
+
+
+def fingerprint_of(rows: Iterable[tuple[str, np.ndarray]]) -> str:
+    """Return the fingerprint of all parameters' `named_rows`."""
+    pieces = sorted((name, np.ascontiguousarray(array)) for name, array in rows)
     digest = hashlib.sha256()
     for name, array in pieces:
         digest.update(f"{name}{array.shape}".encode())
@@ -34,13 +39,17 @@ def fingerprint(
     return digest.hexdigest()[:16]
 
 
-def _named(
-    node: Mapping[str, Any], padding: Any, fetch: Callable[[Any], Any], path: tuple[str, ...]
+def named_rows(
+    node: Mapping[str, Any],
+    padding: Any = None,
+    fetch: Callable[[Any], Any] = jax.device_get,
+    path: tuple[str, ...] = (),
 ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the rows of some parameters that a fingerprint depends on, with their names; see `fingerprint`."""
     for key, value in node.items():
         sources = None if padding is None or isinstance(value, QuantizedArray) else padding[key]
         if isinstance(value, Mapping):
-            yield from _named(value, sources, fetch, (*path, key))
+            yield from named_rows(value, sources, fetch, (*path, key))
             continue
         layers, stacked, name, transposed = locate((*path, key), value.shape)
         # Rows are selected on the device, so that only they are copied to the host.

@@ -41,7 +41,11 @@ def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strate
 def test_without_a_text_the_model_writes_its_own(toy):
     made = quantize(toy, "int8", method="rtn", num_texts=2, text_tokens=8)
     texts = [[5, 6, 7]]
-    assert np.array_equal(made.logits(texts), jaxinfer.load(toy._checkpoint.folder, weights="int8").logits(texts))
+    loaded = jaxinfer.load(toy._checkpoint.folder, weights="int8")
+    assert np.array_equal(made.logits(texts), loaded.logits(texts))
+    # Drafters that were trained for the weights before they were rounded are found for these too.
+    assert made._trained_on == loaded._trained_on == toy.fingerprint
+    assert made.fingerprint == loaded.fingerprint != toy.fingerprint
 
 
 @pytest.mark.parametrize(
