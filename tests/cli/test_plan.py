@@ -43,8 +43,8 @@ MISTAKES = {
     "an engine of batches": (["--topology", "v5e:1x1", "--engine", "--batch", "4"], ["--batch", "--engine"]),
     "an odd page": (["--topology", "v5e:1x1", "--engine", "--page-size", "48"], ["page_size=48", "power of two"]),
     "an engine on other axes": (
-        ["--topology", "v5e:2x4", "--engine", "--mesh", "data=8"],
-        ["tensor alone", "data=8", "tensor=8"],
+        ["--topology", "v5e:2x4", "--engine", "--mesh", "pipeline=8"],
+        ["data and tensor alone", "pipeline=8"],
     ),
 }
 

@@ -166,7 +166,7 @@ def test_an_engine_serves_the_same_with_few_programs(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("num_calls", "most_rows", "longest", "most_maps"),
-    [(20_000, 2, 100, 6000), (5000, 8, 400, None)],
+    [(20_000, 2, 100, 20_000), (5000, 8, 400, None)],
     ids=["few", "many"],
 )
 def test_a_process_that_meets_many_shapes_stays_as_it_is(
@@ -193,9 +193,10 @@ def test_a_process_that_meets_many_shapes_stays_as_it_is(
         if number % 100 == 99:
             assert bits(say(model, 1, 5)) == first
         say(model, rng.randint(1, most_rows), rng.randint(5, longest), rng.choice(STRATEGIES))
-        maps.append(num_maps())
-        ctypes.CDLL(None).malloc_trim(0)
-        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
+        if number % 10 == 9:
+            maps.append(num_maps())
+            ctypes.CDLL(None).malloc_trim(0)
+            resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
         if number % 100 == 99:
             times = model.programs.times
             print(
@@ -205,6 +206,6 @@ def test_a_process_that_meets_many_shapes_stays_as_it_is(
                 flush=True,
             )
     assert max(maps) <= allowed + 100  # the small programs that make a call's arrays come after its last look
-    half = num_calls // 2
+    half = len(maps) // 2
     assert max(maps[half:]) <= 1.05 * max(maps[:half])
     assert max(resident[half:]) <= 1.1 * max(resident[:half])
