@@ -59,11 +59,12 @@ def check(quantized: Quantized, form: str, name: str) -> None:
     plain, lm, expected = quantized(form)
     texts = [[*one.prompt, *row.tokens] for one, row in zip(REQUESTS, expected)]
     # What drafts is fitted to the model that the rounded one was made of.
-    found = run(lm, REQUESTS, CASES[name].strategy("gpt2", plain, texts))
+    strategy = CASES[name].strategy("gpt2", plain, texts)
+    found = run(lm, REQUESTS, strategy)
     for one, other in zip(found, expected):
         assert one.tokens == other.tokens
         assert np.asarray(one.logprobs, np.float32).tobytes() == np.asarray(other.logprobs, np.float32).tobytes()
-    assert sum(row.counts.accepted for row in found) > 0
+    assert not strategy.max_depth or sum(row.counts.accepted for row in found) > 0
 
 
 @pytest.mark.parametrize("name", [*ORDINARY, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE)])
