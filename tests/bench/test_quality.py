@@ -38,7 +38,8 @@ def test_a_text_without_a_token_to_score_is_refused():
 
 def test_figures_are_those_of_the_logits(tiny_llama_folder):
     lm, done = jaxinfer.load(tiny_llama_folder()), []
-    rounded = jaxinfer.load(tiny_llama_folder(), weights="int8")
+    # Another model, so that the divergence one way is not nearly that of the other way.
+    rounded = jaxinfer.load(tiny_llama_folder(1), weights="int8")
     tokens = encode_bytes(TEXT)
     asked = encode_bytes("The fox")
     (right,) = lm.generate([asked], max_new_tokens=6, sampling=jaxinfer.SamplingParams(temperature=0))
@@ -66,7 +67,7 @@ def test_figures_are_those_of_the_logits(tiny_llama_folder):
     assert first.perplexity == pytest.approx(np.exp(-np.mean(losses)), rel=1e-4)
     assert second.perplexity == pytest.approx(np.exp(-np.mean(other_losses)), rel=1e-4)
     assert second.divergence == pytest.approx(np.mean(divergences), rel=1e-3)
-    assert 0 < second.divergence < 0.05
+    assert second.divergence > 0
     assert second.agreement == pytest.approx(np.mean(same))
     assert first.perplexity != second.perplexity
     title, _, titles, *rows = quality_lines(report)

@@ -45,7 +45,8 @@ def by_columns(weights, squares, form: Format, by_size: bool):
     return result
 
 
-def case(seed: int, width: int = 96, outputs: int = 8):
+def case(seed: int, width: int = 160, outputs: int = 8):
+    # More than one block, of inputs in their order and by size.
     rng = np.random.default_rng(seed)
     inputs = rng.normal(size=(400, width)) @ rng.normal(size=(width, width)) * np.exp(rng.normal(size=width))
     inputs[:, 5] = 0
