@@ -1,5 +1,8 @@
 """Models that are quantized on texts: nearer to themselves than by rounding, and decoded alike by every strategy."""
 
+from dataclasses import replace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -7,6 +10,13 @@ import jaxinfer
 from jaxinfer import SamplingParams
 from jaxinfer.errors import InvalidOption
 from jaxinfer.model_quantization import quantize
+from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
+from jaxinfer.models.stacking import stack_params
+from jaxinfer.models.tapped_forward import tapped_forward
+from jaxinfer.ops.few_bits.formats import INT8
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.quantization.calibration import quantize_layers
 from tests.toys import fable_tokens
 
 ASKED = {"num_texts": 6, "text_tokens": 48, "calibration": fable_tokens(100)[:2000]}
@@ -36,6 +46,28 @@ def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strate
     plain, drafted = (chosen.generate([texts[0][:20]], strategy=name, **asked)[0]
                       for name in ("autoregressive", "prompt_lookup"))  # fmt: skip
     assert (plain.tokens, plain.logprobs) == (drafted.tokens, drafted.logprobs)
+
+
+def test_a_layer_is_calibrated_on_what_the_layers_before_it_make_of_the_texts(toy):
+    config, backend = toy.config, replace(toy.backend, scan_layers=False)
+    decoder, seen = Decoder(config, backend), []
+    params = stack_params(toy.params, abstract_params(config, backend))
+    texts_NT = np.array(fable_tokens(10)[:96], np.int32).reshape(3, 32)
+
+    def record(kernel, squares_KK):
+        seen.append(squares_KK)
+        return round_to_nearest(kernel, INT8)
+
+    assert [len(kernels) for kernels in quantize_layers(decoder, params, texts_NT, record)] == [7, 7]
+    lengths_N, positions_NT = jnp.full(3, 32, jnp.int32), jnp.tile(jnp.arange(32, dtype=jnp.int32), (3, 1))
+    cache = create_cache(config, 3, 32, backend)
+    placements = cache.place(jnp.zeros(3, jnp.int32), causal_ancestors(32)[None], lengths_N, 32)
+    found, _ = tapped_forward(decoder, params, jnp.asarray(texts_NT), positions_NT, cache, placements, lengths_N)
+    for layer in range(2):
+        rows = np.asarray(dict(found)[f"blocks.layer_{layer}.attention_norm.result"]).reshape(-1, config.model_dim)
+        expected = rows.T @ rows / len(rows)
+        # Rounded to a byte, the layer before changes little.
+        np.testing.assert_allclose(seen[7 * layer], expected, atol=0.02 * np.abs(expected).max())
 
 
 def test_without_a_text_the_model_writes_its_own(toy):
