@@ -86,7 +86,8 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "granite4-nope-bias": Variant(
         {**_HYBRID, "attention_bias": True, "attention_multiplier": 0.3},
-        _BIASES,
+        # Without rotation, a key's bias adds the same to all scores of a query, which changes no weight.
+        {name: edit for name, edit in _BIASES.items() if name != "key bias"},
         model_type="granitemoehybrid",
         to_version_4=hybrid_to_version_4,
     ),
