@@ -1,5 +1,6 @@
 """Quantizes a loaded model on calibration texts."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,11 @@ from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.errors import InvalidOption, shown
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
+from jaxinfer.model_params import check_few_bits
 from jaxinfer.models.decoder import Decoder, abstract_params
 from jaxinfer.models.layers import KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
-from jaxinfer.notation import Array, Int, Params
+from jaxinfer.notation import Int, Params
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -23,7 +25,7 @@ from jaxinfer.quantization.calibration import Place, quantize_layers
 from jaxinfer.quantization.gptq import quantize_by_gptq
 from jaxinfer.sampling.params import SamplingParams
 
-METHODS = ("gptq", "rtn")
+METHODS = ("gptq",)
 # The texts that a model writes to be calibrated on, and the tokens of each.
 NUM_TEXTS, TEXT_TOKENS = 128, 512
 
@@ -40,38 +42,42 @@ def quantize(
 ) -> LanguageModel:
     """Return a model whose weights are in few bits, as ``load(weights=...)`` does, but chosen by a method.
 
-    ``weights`` is ``int8`` or ``int4:group=64``. ``method`` is ``"gptq"`` (2210.17323) or ``"rtn"``, which rounds each
-    weight to the nearest. ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of
-    ``text_tokens`` tokens are taken; without it the model writes texts itself, at temperature 1. ``advance`` receives
-    each layer that is done. Raises InvalidOption where ``load(weights=...)`` would, and for too short a text.
+    ``weights`` is ``int8`` or ``int4:group=64``. ``method`` is ``"gptq"`` (2210.17323); ``load`` rounds each weight to
+    the nearest. ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of ``text_tokens`` tokens
+    are taken; without it the model writes texts itself, at temperature 1. ``advance`` receives each layer that is done.
+    Raises InvalidOption where ``load(weights=...)`` would, and for too short a text.
     """
-    few_bits = parse_few_bits(weights)
-    if few_bits is None or few_bits.form is None or few_bits.name.partition(":")[0] not in ("int8", "int4"):
-        raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64")
+    form, config = form_of(weights), model.config
     if method not in METHODS:
-        raise InvalidOption(f"unknown method {shown(method)}; use one of {', '.join(METHODS)}")
+        known = ", ".join(METHODS)
+        raise InvalidOption(
+            f"unknown method {shown(method)}; use {known}, or load(weights=...) to round to the nearest"
+        )
     for name, value, least in (("num_texts", num_texts, 1), ("text_tokens", text_tokens, 2)):
         check_whole(name, value)
         if value < least:
             raise InvalidOption(f"{name}={value} must be at least {least}")
-    if model.programs.partitioner.mesh is not None:
-        raise InvalidOption("a model is quantized on one device: load it without a mesh")
+    check_few_bits(parse_few_bits(weights), model.backend, model.programs.partitioner)
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
         raise InvalidOption("the model's weights are in few bits already: load it without weights=")
-    form, config = few_bits.form, model.config
     backend = replace(model.backend, scan_layers=False)
     params = stack_params(model.params, abstract_params(config, backend))
+    INT8.check_width(f"weights {weights!r}: embedding", config.embedding_dim or config.model_dim)
     for path, kernel in _kernels(params["blocks"]):
         form.check_width(f"weights {weights!r}: {'.'.join(path)}", kernel.shape[-1])
-
-    def by_method(kernel: Array, squares_KK: Array) -> QuantizedArray:
-        return quantize_by_gptq(kernel, squares_KK, form) if method == "gptq" else round_to_nearest(kernel, form)
-
     length = min(text_tokens, model.max_len)
-    texts_NT = _own_texts(model, num_texts, length) if calibration is None else _cut(calibration, num_texts, length)
-    check_ids(texts_NT.reshape(-1).tolist(), config.vocab_size)
-    found = list(quantize_layers(Decoder(config, backend), params, texts_NT, by_method, advance))
-    return _rounded(model, _arranged(model.params, found, form))
+    texts = _own_texts(model, num_texts, length) if calibration is None else _cut(model, calibration, num_texts, length)
+    by_gptq = functools.partial(quantize_by_gptq, form=form)
+    found = list(quantize_layers(Decoder(config, backend), params, texts, by_gptq, advance))
+    return _rounded(model, _arranged(model.params, found))
+
+
+def form_of(weights: str) -> Format:
+    """Return the form that a method chooses codes for; raise InvalidOption for one that it cannot."""
+    few_bits = parse_few_bits(weights)
+    if few_bits is None or few_bits.form is None or few_bits.name.partition(":")[0] not in ("int8", "int4"):
+        raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64")
+    return few_bits.form
 
 
 def _rounded(model: LanguageModel, params: Params) -> LanguageModel:
@@ -97,15 +103,14 @@ def _own_texts(model: LanguageModel, num_texts: int, length: int) -> Int[np.ndar
     return np.array([[*prompt, *result.tokens] for result in written], np.int32)
 
 
-def _cut(calibration: Sequence[int], num_texts: int, length: int) -> Int[np.ndarray, "N T"]:
+def _cut(model: LanguageModel, calibration: Sequence[int], num_texts: int, length: int) -> Int[np.ndarray, "N T"]:
     """Return pieces of a text, evenly over all of it."""
-    count = min(num_texts, len(calibration) // length)
+    ids = check_ids(calibration, model.config.vocab_size)
+    count = min(num_texts, len(ids) // length)
     if not count:
-        raise InvalidOption(
-            f"the calibration text has {len(calibration)} tokens, but a piece has {length}: give a longer text"
-        )
-    starts = np.linspace(0, len(calibration) - length, count).astype(int)
-    return np.array([calibration[start : start + length] for start in starts], np.int32)
+        raise InvalidOption(f"the calibration text has {len(ids)} tokens, but a piece has {length}: give a longer text")
+    starts = np.linspace(0, len(ids) - length, count).astype(int)
+    return np.array([ids[start : start + length] for start in starts], np.int32)
 
 
 def _kernels(blocks: Params) -> list[tuple[tuple[str, ...], Any]]:
@@ -118,7 +123,7 @@ def _kernels(blocks: Params) -> list[tuple[tuple[str, ...], Any]]:
     ]
 
 
-def _arranged(params: Params, found: Sequence[Mapping[Place, QuantizedArray]], form: Format) -> Params:
+def _arranged(params: Params, found: Sequence[Mapping[Place, QuantizedArray]]) -> Params:
     """Return parameters with quantized kernels in their places, and tables and the output matrix in 8 bits."""
 
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
@@ -133,7 +138,6 @@ def _arranged(params: Params, found: Sequence[Mapping[Place, QuantizedArray]], f
                 made[KERNEL] = jax.tree.map(lambda *parts: jnp.stack(parts), *kernels) if stacked else kernels[0]
             elif (*path, key) == ("embed", "embedding") or (path == ("head",) and key.endswith(KERNEL)):
                 rows = stored_kernel(node) if path == ("head",) else value
-                INT8.check_width(".".join((*path, key)), rows.shape[-1])
                 made[KERNEL if path == ("head",) else key] = round_to_nearest(rows, INT8)
             else:
                 made[key] = value

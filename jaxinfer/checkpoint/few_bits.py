@@ -1,6 +1,5 @@
 """Reads a checkpoint's kernels and tables in few bits: rounded to a form, or a GGUF file's blocks in their own bits."""
 
-import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.checkpoint.aligned import aligned_empty
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
@@ -24,7 +24,6 @@ _GGUF = "gguf"
 _NAMES = ("int8", "int4", "nf4", "fp8", _GGUF)
 _TABLE = ("embed", "embedding")
 _SLAB_BYTES = 1 << 22
-_ALIGNMENT = 64  # bytes
 _INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
 
 
@@ -81,7 +80,10 @@ class FewBitsReader:
         tensors = checkpoint.tensors
         assert isinstance(tensors, BlockSource)
         found = []
-        for (source,) in leaf.sources:
+        sources = [parts[0] for parts in leaf.sources if len(parts) == 1]
+        if len(sources) < len(leaf.sources):  # parameters of several tensors are widened
+            return None
+        for source in sources:
             kind, rows = tensors.kind(source.tensor), tensors.blocks(source.tensor)
             if kind is None:
                 return None
@@ -91,7 +93,7 @@ class FewBitsReader:
             found.append(_split(checkpoint.origin, source.tensor, rows, kind))
         if len({each.form for each in found}) > 1:
             raise InvalidOption("weights 'gguf': blocks of several types cannot be scanned: leave scan_layers out")
-        cut = [_rows_of(each, source.rows(leaf.shape[0])) for each, (source,) in zip(found, leaf.sources)]
+        cut = [_rows_of(each, source.rows(leaf.shape[0])) for each, source in zip(found, sources)]
         whole = jax.tree.map(lambda *layers: np.stack(layers), *cut) if leaf.stacked else cut[0]
         return jax.block_until_ready(jax.device_put(whole))
 
@@ -138,7 +140,7 @@ def _split(origin: str, tensor: str, rows: BlockRows, kind: str) -> QuantizedArr
     form, num_rows = GGUF_FORMATS[kind], len(rows.data)
     blocks = rows.data.reshape(num_rows, rows.num_blocks, -1)
     shapes = form.parts(num_rows, rows.num_blocks * form.unit)
-    parts = [_aligned_empty(shape, np.dtype(dtype)) for shape, dtype in shapes.values()]
+    parts = [aligned_empty(shape, np.dtype(dtype)) for shape, dtype in shapes.values()]
     step = max(1, _SLAB_BYTES // blocks[:1].nbytes)
 
     def split(start: int) -> None:
@@ -154,11 +156,3 @@ def _split(origin: str, tensor: str, rows: BlockRows, kind: str) -> QuantizedArr
     if any(((part.view(np.uint16) & _INFINITE) == _INFINITE).any() for part in halves):
         raise InvalidCheckpoint(f"{origin}: {tensor} has a scale that is no finite number; download the file again")
     return QuantizedArray.of(form, parts)
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocate memory that JAX's CPU backend can use without a copy."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).reshape(shape)

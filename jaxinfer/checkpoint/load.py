@@ -1,6 +1,5 @@
 """Reads a checkpoint's tensors, one at a time, into the decoder's parameters; each device gets its own part."""
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.checkpoint.aligned import aligned_empty
 from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
 from jaxinfer.checkpoint.source import Checkpoint
@@ -19,7 +19,6 @@ from jaxinfer.notation import Params
 
 Progress = Callable[[int, int], None]
 _Box = tuple[slice, ...]
-_ALIGNMENT = 64  # bytes
 
 
 def load_params(
@@ -123,7 +122,7 @@ def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> l
     """Read a parameter's values inside each box; reads every tensor once."""
     dtype = np.dtype(leaf.struct.dtype)
     # Filled by assignment: a JAX array may alias its buffer, so the buffer must never be a file that could change.
-    buffers = [_aligned_empty(tuple(place.stop - place.start for place in box), dtype) for box in boxes]
+    buffers = [aligned_empty(tuple(place.stop - place.start for place in box), dtype) for box in boxes]
     for layer, parts in enumerate(leaf.sources):
         wanted = [at for at, box in enumerate(boxes) if not leaf.stacked or box[0].start <= layer < box[0].stop]
         if not wanted:
@@ -158,11 +157,3 @@ def _cut(rows: np.ndarray, box: _Box, padding: Sources) -> np.ndarray:
 
 def _corners(box: _Box) -> tuple[tuple[int, int], ...]:
     return tuple((place.start, place.stop) for place in box)
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocate memory that JAX's CPU backend can use without a copy."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).reshape(shape)

@@ -22,8 +22,7 @@ class LoadedTensors:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor."""
-        firsts = {name: parts[0] for name, parts in self._parts.items()}
-        return {name: leaf.tensor_shape(leaf.sources[layer][place]) for name, (leaf, layer, place) in firsts.items()}
+        return {name: self._shape(name) for name in self._parts}
 
     def stored_dtype(self, name: str) -> np.dtype:
         """Return a tensor's dtype in the model."""
@@ -31,13 +30,17 @@ class LoadedTensors:
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Gather one tensor as ``dtype``."""
-        result = np.empty(self.shapes()[name], dtype)
+        result = np.empty(self._shape(name), dtype)
         for leaf, layer, place in self._parts[name]:
             source, count = leaf.sources[layer][place], leaf.num_rows
             rows = result if source.shape is None else result.reshape(-1)
             rows = rows.T if source.transposed else rows
             rows[source.rows(count)] = _unpadded(leaf, layer)[place * count : (place + 1) * count]
         return result
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        leaf, layer, place = self._parts[name][0]
+        return leaf.tensor_shape(leaf.sources[layer][place])
 
 
 def _unpadded(leaf: Leaf, layer: int) -> np.ndarray:

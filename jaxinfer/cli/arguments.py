@@ -61,8 +61,11 @@ def logit_bias(text: str) -> tuple[int, float]:
     return pair
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = None) -> None:
-    """Add what `jaxinfer.cli.loading.load_model` reads; ``dtype`` is the default, None for the device's own."""
+def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = None, *, has_weights: bool = True) -> None:
+    """Add what `jaxinfer.cli.loading.load_model` reads; ``dtype`` is the default, None for the device's own.
+
+    Without ``has_weights`` the command adds a ``--weights`` of its own.
+    """
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model", metavar="M", help="hub id, folder, .gguf file or .bin file (default: smollm2-135m-instruct)"
@@ -70,7 +73,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
     shown = f"float32, bfloat16, float16 or float64 (default: {dtype or 'float32 on a CPU, else bfloat16'})"
     group.add_argument("--dtype", metavar="D", default=dtype, help=shown)
-    add_weights_argument(group)
+    if has_weights:
+        add_weights_argument(group)
     add_exact_argument(group)
     group.add_argument(
         "--max-len",

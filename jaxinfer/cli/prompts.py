@@ -73,12 +73,17 @@ def _read_lines(origin: str, file: Iterable[bytes], *, plain_allowed: bool) -> l
     return prompts
 
 
-def _parse(where: str, line: str) -> PromptEntry:
+def parse_json(where: str, line: str) -> Any:
+    """Return a line's JSON; raise InvalidOption if it is none."""
     try:
-        entry = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise InvalidOption(f"{where}: not JSON ({reason}); write one JSON object a line") from None
+
+
+def _parse(where: str, line: str) -> PromptEntry:
+    entry = parse_json(where, line)
     prompt = _find_prompt(entry)
     if not isinstance(prompt, str):
         raise InvalidOption(f"{where}: needs a 'prompt' string or a 'turns' list of strings")

@@ -1,6 +1,7 @@
 """The quality benchmark's figures are those of the models' own logits, and every token is scored once."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxinfer
-from jaxinfer.bench.quality.measure import Question, Work, measure_quality, num_steps
+from jaxinfer.bench.quality.measure import Question, Work, measure_quality
 from jaxinfer.bench.quality.table import quality_lines
 from jaxinfer.bench.quality.windows import cut_windows
 from jaxinfer.cli.main import main
@@ -45,8 +46,23 @@ def test_figures_are_those_of_the_logits(tiny_llama_folder):
     (right,) = lm.generate([asked], max_new_tokens=6, sampling=jaxinfer.SamplingParams(temperature=0))
     questions = (Question(asked, (right.text.strip(),)), Question(asked, ("no such answer",)))
     work = Work(tokens, 32, 20, questions, 6)
-    report = measure_quality("toy", lm, ["int8"], lambda form: rounded, work, done.append)
-    assert len(done) == num_steps(work, 2)
+
+    watched = []
+
+    @contextmanager
+    def watch(name, total):
+        before = len(done)
+        watched.append(name)
+        yield done.append
+        assert done[before:] == [watched.pop()] * total
+
+    def load_in(form):
+        # It has a progress bar of its own, and a terminal shows one at a time.
+        assert (form, watched) == ("int8", [])
+        return rounded
+
+    report = measure_quality("toy", lm, ["int8"], load_in, work, watch)
+    assert len(done) == 2 * (len(work.windows) + len(questions) + 1)
     assert (report.scored_tokens, report.questions) == (len(tokens) - 1, 2)
     first, second = report.results
     assert (first.weights, first.divergence, first.agreement, first.exact_matches) == ("as they are", None, None, 0.5)
@@ -97,6 +113,8 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
         (["--text", "TEXT", "--weights", "int3"], "unknown weights 'int3'"),
         (["--text", "TEXT", "--weights", "int8", "int8"], "name each form once"),
         (["--text", "EMPTY"], "the file is empty"),
+        (["--text", "TEXT", "--weights", "nf4", "--method", "gptq"], "a method needs int8 or int4:group=64"),
+        (["--text", "TEXT", "--mesh", "x=2"], "x"),
         (["--text", "TEXT", "--calibration", "TEXT"], "--calibration is for --method gptq"),
         (["--text", "TEXT", "--method", "gptq", "--calibration", "EMPTY"], "--calibration"),
         (["--text", "BINARY"], "not UTF-8 text"),

@@ -71,13 +71,13 @@ def test_a_layer_is_calibrated_on_what_the_layers_before_it_make_of_the_texts(to
 
 
 def test_without_a_text_the_model_writes_its_own(toy):
-    made = quantize(toy, "int8", method="rtn", num_texts=2, text_tokens=8)
+    made = quantize(toy, "int8", num_texts=2, text_tokens=8)
     texts = [[5, 6, 7]]
-    loaded = jaxinfer.load(toy._checkpoint.folder, weights="int8")
-    assert np.array_equal(made.logits(texts), loaded.logits(texts))
+    assert 0 < divergence(toy, made, texts) < 1e-3
     # Drafters that were trained for the weights before they were rounded are found for these too.
+    loaded = jaxinfer.load(toy._checkpoint.folder, weights="int8")
     assert made._trained_on == loaded._trained_on == toy.fingerprint
-    assert made.fingerprint == loaded.fingerprint != toy.fingerprint
+    assert toy.fingerprint not in (made.fingerprint, loaded.fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_without_a_text_the_model_writes_its_own(toy):
     [
         ("int3", {}, "unknown weights 'int3'"),
         ("gguf", {}, "a method needs int8 or int4:group=64"),
-        ("int4:group=32", {"method": "awq"}, "unknown method 'awq'; use one of gptq, rtn"),
+        ("int4:group=32", {"method": "awq"}, "unknown method 'awq'; use gptq, or load"),
         ("int4:group=32", {"num_texts": 0}, "num_texts=0 must be at least 1"),
         ("int4:group=32", {"text_tokens": True}, "text_tokens True is not a whole number"),
         ("int4:group=32", {"calibration": [1, 2, 3]}, "has 3 tokens, but a piece has 48: give a longer text"),
-        ("int4:group=32", {"calibration": [1, 2, 9**9] * 40}, "387420489"),
+        ("int4:group=32", {"calibration": [1, 2, 9**99] * 40}, "29512665430652752148"),
         ("int4:group=128", {}, "do not divide into groups of 128"),
     ],
 )

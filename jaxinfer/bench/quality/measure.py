@@ -3,7 +3,8 @@
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from jaxinfer.bench.quality.windows import Window, cut_windows
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.scoring import text_divergence
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_checks import check_ids
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.text_scores import score_text
 
@@ -79,9 +79,10 @@ class QualityReport:
     results: tuple[Quality, ...]
 
 
-def num_steps(work: Work, num_forms: int) -> int:
-    """Return how often `measure_quality` reports progress."""
-    return num_forms * (len(work.windows) + len(work.questions) + 1)
+@contextmanager
+def unwatched(name: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Watch nothing; see `measure_quality`."""
+    yield lambda name: None
 
 
 def measure_quality(
@@ -90,12 +91,20 @@ def measure_quality(
     forms: Sequence[str],
     load_in: Callable[[str], LanguageModel],
     work: Work,
-    advance: Callable[[str], None] = lambda name: None,
+    watch: Callable[[str, int], AbstractContextManager[Callable[[str], None]]] = unwatched,
 ) -> QualityReport:
-    """Measure the weights as they are, then in each of ``forms``, which ``load_in`` loads one at a time."""
-    check_ids(work.tokens, as_they_are.config.vocab_size) if len(work.tokens) else None
-    results = [_measure("as they are", as_they_are, None, work, advance)]
-    results += [_measure(form, load_in(form), as_they_are, work, advance) for form in forms]
+    """Measure the weights as they are, then in each of ``forms``, which ``load_in`` loads one at a time.
+
+    ``watch(name, total)`` gives what is called after each of ``total`` pieces of work on a form; nothing is loaded
+    meanwhile.
+    """
+
+    def measure(name: str, lm: LanguageModel, reference: LanguageModel | None) -> Quality:
+        with watch(name, len(work.windows) + len(work.questions) + 1) as advance:
+            return _measure(name, lm, reference, work, advance)
+
+    results = [measure("as they are", as_they_are, None)]
+    results += [measure(form, load_in(form), as_they_are) for form in forms]
     device = jax.devices()[0]
     return QualityReport(
         model=model,

@@ -3,22 +3,16 @@
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
-from jaxinfer.cli.arguments import whole_number
-from jaxinfer.cli.output.progress import byte_progress, count_progress
+from jaxinfer.cli.arguments import add_model_arguments, whole_number
+from jaxinfer.cli.output.progress import count_progress
+from jaxinfer.cli.prompts import parse_json
 from jaxinfer.errors import InvalidOption
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench quality``."""
-    parser.add_argument(
-        "--model", metavar="M", help="hub id, folder, .gguf file or .bin file (default: smollm2-135m-instruct)"
-    )
-    parser.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
-    parser.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (default: the device's own)")
     parser.add_argument(
         "--weights",
         metavar="W",
@@ -67,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chart", metavar="FILE", type=Path, help="draw a chart to a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_model_arguments(parser, has_weights=False)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,9 +70,10 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption("nothing to measure: give --text FILE, --task FILE or both")
     if options.chart is not None and options.text is None:
         raise InvalidOption("--chart draws perplexities: give --text FILE too")
-    stride = options.context if options.stride is None else options.stride
-    if stride > options.context:
-        raise InvalidOption(f"--stride {stride} exceeds --context {options.context}: tokens between would not be read")
+    if options.stride is not None and options.stride > options.context:
+        raise InvalidOption(
+            f"--stride {options.stride} exceeds --context {options.context}: tokens between would not be read"
+        )
     if len(set(options.weights)) < len(options.weights):
         raise InvalidOption("--weights: name each form once")
     if options.calibration is not None and options.method == "rtn":
@@ -88,34 +84,25 @@ def run(options: argparse.Namespace) -> int:
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.bench.quality.chart import draw_quality
-    from jaxinfer.bench.quality.measure import Question, Work, measure_quality, num_steps
+    from jaxinfer.bench.quality.measure import Question, Work, measure_quality
     from jaxinfer.bench.quality.table import quality_lines
     from jaxinfer.checkpoint.few_bits import parse_few_bits
-    from jaxinfer.jax_setup import kept_folder, prepare_jax
-    from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
-    from jaxinfer.model_quantization import quantize
+    from jaxinfer.cli.loading import load_model
+    from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel
+    from jaxinfer.model_quantization import form_of, quantize
 
-    parsed = {form: parse_few_bits(form) for form in options.weights}
+    parsed = [parse_few_bits(form) for form in options.weights]
+    by_method = [each.name for each in parsed if each and each.form is not None] if options.method != "rtn" else []
+    for form in by_method:
+        form_of(form)
     if options.chart is not None:
         check_chart(options.chart)
-    prepare_jax()
-    name = DEFAULT_MODEL if options.model is None else options.model
 
     def load_in(form: str | None) -> LanguageModel:
-        with byte_progress(name.rstrip("/").rpartition("/")[2]) as progress:
-            return load(
-                name,
-                dtype=options.dtype,
-                weights=form,
-                revision=options.revision,
-                kept=kept_folder(),
-                notice=lambda line: print(line, file=sys.stderr),
-                progress=progress,
-            )
+        return load_model(argparse.Namespace(**{**vars(options), "weights": form}))
 
     def make_in(form: str) -> LanguageModel:
-        few_bits = parsed[form]
-        if options.method == "rtn" or few_bits is None or few_bits.form is None:
+        if form not in by_method:
             return load_in(form)
         ids = None if calibration is None else model.tokenizer.encode(calibration)
         with count_progress(f"{options.method} {form}", model.config.num_layers) as layer_done:
@@ -125,13 +112,15 @@ def run(options: argparse.Namespace) -> int:
 
     model = load_in(None)
     tokens = [] if text is None else model.tokenizer.encode(text)[: options.tokens]
-    encode = model.tokenizer.encode
-    if options.chat:
-        encode = lambda prompt: model.encode_chat([{"role": "user", "content": prompt}])  # noqa: E731
+
+    def encode(prompt: str) -> list[int]:
+        is_chat = options.chat
+        return model.encode_chat([{"role": "user", "content": prompt}]) if is_chat else model.tokenizer.encode(prompt)
+
     questions = tuple(Question(encode(prompt), references) for prompt, references in asked)
-    work = Work(tokens, min(options.context, model.max_len), stride, questions, options.max_new_tokens)
-    with count_progress("quality", num_steps(work, 1 + len(options.weights))) as advance:
-        report = measure_quality(name, model, options.weights, make_in, work, advance)
+    context = min(options.context, model.max_len)
+    work = Work(tokens, context, min(options.stride or context, context), questions, options.max_new_tokens)
+    report = measure_quality(options.model or DEFAULT_MODEL, model, options.weights, make_in, work, count_progress)
     if options.chart is not None:
         draw_quality(report, options.chart)
     print(json.dumps(dataclasses.asdict(report)) if options.json else "\n".join(quality_lines(report)))
@@ -155,10 +144,7 @@ def read_questions(path: Path) -> tuple[tuple[str, tuple[str, ...]], ...]:
     for number, line in enumerate(read_text(path, "--task").splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            entry: Any = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InvalidOption(f"{path}, line {number}: not JSON; write one JSON object a line") from None
+        entry = parse_json(f"{path}, line {number}", line)
         prompt, references = (entry.get(key) if isinstance(entry, dict) else None for key in ("prompt", "references"))
         listed = [references] if isinstance(references, str) else references
         if not isinstance(prompt, str) or not prompt or not isinstance(listed, list) or not listed:

@@ -11,19 +11,9 @@ from typing import Any
 from jaxinfer.models.config import DecoderConfig, LayerKind
 from jaxinfer.models.families.family import Family, Part, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
-from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_keys import LLAMA_SIZES, read_llama_keys
 from jaxinfer.models.families.keys.llama_names import renamed, tensor_names
 
-_DEFAULTS = MappingProxyType(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-    }
-)
 # Whether a layer is attention; the others are state-space layers.
 _LAYERS = MappingProxyType({"attention": True, "full_attention": True, "mamba": False, "linear_attention": False})
 
@@ -62,7 +52,7 @@ def hybrid_tensor_names(config: DecoderConfig) -> TensorNames:
 
 
 def _read(reader: ConfigReader, family: str) -> DecoderConfig:
-    decoder = read_llama_keys(reader, family, _DEFAULTS, bos_token_id=1, eos_token_ids=(2,))
+    decoder = read_llama_keys(reader, family, LLAMA_SIZES, bos_token_id=1, eos_token_ids=(2,))
     bias = reader.boolean("attention_bias", default=False)
     return replace(
         decoder,

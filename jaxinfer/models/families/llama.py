@@ -2,31 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.keys.config_reader import ConfigReader
-from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_keys import LLAMA_SIZES, read_llama_keys
 from jaxinfer.models.families.keys.llama_names import tensor_names
-
-_DEFAULTS = MappingProxyType(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-    }
-)
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` llama."""
     reader = ConfigReader(config, family="llama")
-    decoder = read_llama_keys(reader, "llama", _DEFAULTS, bos_token_id=1, eos_token_ids=(2,))
+    decoder = read_llama_keys(reader, "llama", LLAMA_SIZES, bos_token_id=1, eos_token_ids=(2,))
     attention_bias = reader.boolean("attention_bias", default=False)
     mlp_bias = reader.boolean("mlp_bias", default=False)
     return reader.finish(replace(decoder, qkv_bias=attention_bias, output_bias=attention_bias, mlp_bias=mlp_bias))

@@ -1,7 +1,7 @@
 """The innermost loop of dot products: a few rows times a few rows of weights, in the processor's vector registers."""
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OFFSET, SIZES, Vectors, add_up, masked_load
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OFFSET, SIZES, Vectors, masked_load, store_totals
 
 _PARAMETERS = (
     "ptr %x, ptr %w, ptr %y, ptr %sums, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead, i64 %others, "
@@ -152,19 +152,9 @@ class _Tile:
 
     def _write(self, sums: list[str]) -> None:
         """Append stores of the totals of sums to y."""
-        code, wide, lanes, outputs = self._code, self._vectors.wide, self._vectors.lanes, self._outputs
+        code, wide, outputs = self._code, self._vectors.wide, self._outputs
         count = outputs * self._rows
         totals, offsets = sums[:count], sums[count:]
         if offsets:
             totals = [code.value(f"fsub {wide} {each}, {offsets[at // outputs]}") for at, each in enumerate(totals)]
-        # Up to ``lanes`` sums at a time become one vector of their totals.
-        for first in range(0, count, lanes):
-            several = totals[first : first + lanes]
-            added = add_up(code, several, lanes)
-            run = min(outputs, len(several))
-            for begin in range(0, len(several), run):
-                row, output = divmod(first + begin, outputs)
-                picked = ", ".join(f"i32 {begin + lane}" for lane in range(run))
-                part = code.value(f"shufflevector {wide} {added}, {wide} poison, <{run} x i32> <{picked}>")
-                place = code.at("float", "%y", code.arithmetic("add", code.arithmetic("mul", "%width", row), output))
-                code.effect(f"store <{run} x float> {part}, ptr {place}, align 4")
+        store_totals(code, self._vectors, totals, outputs)

@@ -144,3 +144,19 @@ def add_up(code: Code, sums: list[str], lanes: int) -> str:
         sums = merged
         distance *= 2
     return sums[0]
+
+
+def store_totals(code: Code, vectors: Vectors, sums: list[str], outputs: int) -> None:
+    """Append stores of the totals of a tile's sums: row by row of ``outputs`` to y, rows ``width`` apart."""
+    wide, lanes = vectors.wide, vectors.lanes
+    # Up to ``lanes`` sums at a time become one vector of their totals.
+    for first in range(0, len(sums), lanes):
+        several = sums[first : first + lanes]
+        added = add_up(code, several, lanes)
+        run = min(outputs, len(several))
+        for begin in range(0, len(several), run):
+            row, output = divmod(first + begin, outputs)
+            picked = ", ".join(f"i32 {begin + lane}" for lane in range(run))
+            part = code.value(f"shufflevector {wide} {added}, {wide} poison, <{run} x i32> <{picked}>")
+            place = code.at("float", "%y", code.arithmetic("add", code.arithmetic("mul", "%width", row), output))
+            code.effect(f"store <{run} x float> {part}, ptr {place}, align 4")

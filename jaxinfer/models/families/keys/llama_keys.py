@@ -1,10 +1,23 @@
 """The ``config.json`` keys that families derived from Llama share."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from jaxinfer.models.config import Activation, DecoderConfig, LayerKind, Rope
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.rope import read_rope
+
+# Llama's values for absent keys.
+LLAMA_SIZES: Mapping[str, int] = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    }
+)
 
 
 def read_llama_keys(

@@ -7,7 +7,7 @@ groups before it. Minima come before all groups: each times the sum of its group
 import struct
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, add_up
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, add_up, store_totals
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
 # Scales, minima and sums of groups are filled up to so many: a multiple of the lanes of every processor.
@@ -118,7 +118,7 @@ def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_wi
     if not is_grouped:
         scales = [vectors.spread(code, code.load("float", start)) for start in starts_scales]
         sums = [code.value(f"fmul {wide} {each}, {scales[at % outputs]}") for at, each in enumerate(sums)]
-    _write(code, vectors, sums, outputs)
+    store_totals(code, vectors, sums, outputs)
     code.effect("ret void")
     return code.text()
 
@@ -374,18 +374,3 @@ def _add_minima(code: Code, vectors: Vectors, minima: list[str], sums: list[str]
     code.branch(code.value("icmp slt i64 %next_least, %padded"), "each_least", "begin")
     code.start("begin")
     return names
-
-
-def _write(code: Code, vectors: Vectors, sums: list[str], outputs: int) -> None:
-    """Append stores of the totals of sums to y, as `dot_tiles` adds them up."""
-    wide, lanes = vectors.wide, vectors.lanes
-    for first in range(0, len(sums), lanes):
-        several = sums[first : first + lanes]
-        added = add_up(code, several, lanes)
-        run = min(outputs, len(several))
-        for begin in range(0, len(several), run):
-            row, output = divmod(first + begin, outputs)
-            picked = ", ".join(f"i32 {begin + lane}" for lane in range(run))
-            part = code.value(f"shufflevector {wide} {added}, {wide} poison, <{run} x i32> <{picked}>")
-            place = code.at("float", "%y", code.arithmetic("add", code.arithmetic("mul", "%width", row), output))
-            code.effect(f"store <{run} x float> {part}, ptr {place}, align 4")

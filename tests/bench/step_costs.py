@@ -1,0 +1,105 @@
+"""What grammars and pages add to a decoding step: ``python -m tests.bench.step_costs grammars|pages``.
+
+The default model in bfloat16, batches side by side that take turns, a few steps each. It prints the median time of a
+step and, for each batch, the median of its ratios to the first one's step of the same turn.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+import jaxinfer
+from jaxinfer import Grammar, SamplingParams
+from jaxinfer.decoding.batch import RunningBatch
+from jaxinfer.language_model import LanguageModel
+
+PROMPTS = (
+    "The city of Paris is known for", "List the large cities of Europe as JSON:", "def fibonacci(n):",
+    "Once upon a time", "The river Rhine flows", "In 1492, Columbus", "The three laws are", "To bake bread you need",
+)  # fmt: skip
+CITY = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "year": {"type": "integer"},
+        "big": {"type": "boolean"},
+    },
+    "required": ["name", "year", "big"],
+}
+SCHEMA = {"type": "array", "minItems": 6, "items": CITY}
+# Steps of a turn, steps before the first, and the most turns' tokens.
+STEPS, BEFORE, MOST = 6, 4, 240
+
+
+def start(lm: LanguageModel, strategy: str, prompts: Sequence[object], sampling: SamplingParams) -> RunningBatch:
+    """Start a batch that no token ends, and run its first steps, which compile."""
+    resolved = lm.resolve(strategy)
+    asked = lm._requests(list(prompts), MOST, sampling, resolved)
+    batch = RunningBatch(lm.programs, lm.params, resolved, [one.request for one in asked], (), lm.max_len, len(asked))
+    batch.advance(BEFORE)
+    batch.counts(0)
+    return batch
+
+
+def seconds(batch: RunningBatch, steps: int) -> float:
+    began = time.perf_counter()
+    batch.advance(steps)
+    batch.counts(0)
+    return (time.perf_counter() - began) / steps
+
+
+def report(title: str, times: dict[str, list[float]]) -> None:
+    first, *_ = times.values()
+    for name, each in times.items():
+        ratio = statistics.median(np.array(each) / np.array(first))
+        print(f"{title} | {name} | {1e3 * statistics.median(each):.2f} ms | {ratio:.3f}", flush=True)
+
+
+def grammars(strategy: str, temperature: float, turns: int) -> None:
+    """Batches are new in each turn: a grammar ends its text."""
+    lm = jaxinfer.load(dtype="bfloat16")
+    kinds = {"none": None, "anything": Grammar.regex(r"(?s:.)+"), "schema": Grammar.json_schema(SCHEMA)}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for turn in range(turns + 1):
+        for name, grammar in kinds.items():
+            batch = start(lm, strategy, PROMPTS, SamplingParams(grammar=grammar, temperature=temperature, seed=1))
+            took = seconds(batch, STEPS)
+            times[name] += [took] if turn else []
+    report(f"{strategy}, temperature {temperature}", times)
+
+
+def pages(num_tokens: int, rows: int, turns: int) -> None:
+    """Texts of one length, on pages and in a dense cache."""
+    rng, times = np.random.default_rng(0), {}
+    prompts = [rng.integers(100, 40_000, num_tokens - 3 * row).tolist() for row in range(rows)]
+    batches = {}
+    for cache in ("dense", "paged:page=64"):
+        lm = jaxinfer.load(dtype="bfloat16", max_len=num_tokens + 256, cache=cache)
+        batches[cache], times[cache] = start(lm, "autoregressive", prompts, SamplingParams(temperature=0)), []
+    for turn in range(min(turns, (MOST - BEFORE) // STEPS)):
+        for cache in sorted(batches, reverse=turn % 2 == 1):
+            times[cache].append(seconds(batches[cache], STEPS))
+    report(f"{rows} rows of {num_tokens} tokens", times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["grammars", "pages"])
+    parser.add_argument("--turns", type=int, default=14)
+    options = parser.parse_args()
+    print("batch | kind | median of a step | ratio")
+    if options.what == "grammars":
+        for strategy in ("autoregressive", "medusa+prompt_lookup+nodes=8"):
+            for temperature in (0.0, 0.8):
+                grammars(strategy, temperature, options.turns)
+    else:
+        for num_tokens in (512, 4096):
+            for rows in (1, 8):
+                pages(num_tokens, rows, options.turns)
+
+
+if __name__ == "__main__":
+    main()
