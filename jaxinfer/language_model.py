@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, parse_layout
 from jaxinfer.checkpoint.few_bits import parse_few_bits
-from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.batch import prompt_bucket
@@ -26,7 +24,7 @@ from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
-from jaxinfer.model_params import check_few_bits, check_savable, read_params, stored_fingerprint
+from jaxinfer.model_params import check_few_bits, loaded_checkpoint, read_params, stored_fingerprint
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.families.registry import family_of
@@ -130,7 +128,8 @@ def load(
 class LanguageModel:
     """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint.
 
-    On a mesh ``params`` are split over its devices, and filled up with zeros where they do not split evenly.
+    On a mesh ``params`` are split over its devices, and filled up with zeros where they do not split evenly;
+    ``is_rounded`` says that they are in fewer bits than the checkpoint's.
     """
 
     def __init__(
@@ -378,13 +377,12 @@ class LanguageModel:
             raise InvalidOption(f"folder {shown(folder)} is no text and no path")
         if self._checkpoint is None:
             raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
-        check_savable(self.params)
-        names, partitioner = family_of(self._checkpoint.config).tensor_names(self.config), self.programs.partitioner
-        tensors = LoadedTensors(self.params, names, partitioner.padding(self.config, self.backend))
-        # Imported here: few save.
-        from jaxinfer.checkpoint.convert import save
+        partitioner = self.programs.partitioner
+        padding = None if partitioner.mesh is None else partitioner.padding(self.config, self.backend)
+        from jaxinfer.checkpoint.convert import save  # few save
 
-        return save(replace(self._checkpoint, tensors=tensors), folder, overwrite=overwrite, progress=progress)
+        loaded = loaded_checkpoint(self._checkpoint, self.params, self.config, padding, lambda: self._trained_on)
+        return save(loaded, folder, overwrite=overwrite, progress=progress)
 
     def speaks_like(self, checkpoint: Checkpoint) -> bool:
         """Tell whether a checkpoint's tokenizer gives this model's ids; without two tokenizers there is no telling."""
@@ -472,8 +470,10 @@ class LanguageModel:
     @cached_property
     def _trained_on(self) -> str:
         """The fingerprint of the weights before they were rounded: drafters for those fit these too."""
-        stored = self._checkpoint if self._is_rounded else None
-        return stored_fingerprint(stored, self.config, self.backend) if stored else self.fingerprint
+        stored = self._checkpoint
+        if stored is None or not (stored.rounded_from or self._is_rounded):
+            return self.fingerprint
+        return stored.rounded_from or stored_fingerprint(stored, self.config, self.backend)
 
     def _run(self, requests: list[TextRequest], strategy: Strategy, num_prompts: int, *, is_watched: bool) -> Run:
         eos_token_ids, tokenizer = self.eos_token_ids, self._tokenizer_for(requests)

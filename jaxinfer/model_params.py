@@ -1,6 +1,6 @@
 """Reads the parameters of a model that is loaded: converted, in few bits, or from the folder where they are kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,8 @@ import jax
 from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader
 from jaxinfer.checkpoint.kept_params import KeptParams
 from jaxinfer.checkpoint.load import each_param
-from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.checkpoint.loaded import LoadedTensors
+from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource
 from jaxinfer.errors import InvalidOption
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.models.config import DecoderConfig
@@ -20,7 +21,7 @@ from jaxinfer.models.fingerprint import fingerprint_of, named_rows
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels
-from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.start_times import LoadTimes
 
@@ -30,24 +31,30 @@ _MAX_WEIGHTS_BYTES = 4 << 30
 
 def check_few_bits(few_bits: FewBits | None, backend: Backend, partitioner: Partitioner) -> None:
     """Refuse few bits where they do not run yet."""
-    if few_bits is None:
-        return
-    asked = f"weights {few_bits.name!r}"
+    if few_bits is not None:
+        _check_forms(f"weights {few_bits.name!r}", [few_bits.form], backend, partitioner)
+
+
+def _check_forms(named: str, forms: Iterable[Format | None], backend: Backend, partitioner: Partitioner) -> None:
     if partitioner.mesh is not None:
-        raise InvalidOption(f"{asked} run on one device so far: load without a mesh")
+        raise InvalidOption(f"{named} run on one device so far: load without a mesh")
     if backend.param_dtype == "float64":
-        raise InvalidOption(f"{asked} multiply in float32: choose dtype float32 or bfloat16")
-    if backend.cpu_kernels and not has_kernels(few_bits.form):
-        raise InvalidOption(f"{asked} have no products on this processor: use int8")
+        raise InvalidOption(f"{named} multiply in float32: choose dtype float32 or bfloat16")
+    if backend.cpu_kernels and not all(map(has_kernels, forms)):
+        raise InvalidOption(f"{named} have no products on this processor: use int8")
 
 
-def check_savable(params: Params) -> None:
-    """Refuse to save what no folder holds yet, and what is not all here."""
-    leaves = jax.tree.leaves(params, is_leaf=is_quantized)
-    if any(map(is_quantized, leaves)):
-        raise InvalidOption("weights in few bits cannot be saved yet: load the model without weights= and save that")
-    if not all(leaf.is_fully_addressable for leaf in leaves):
+def loaded_checkpoint(
+    checkpoint: Checkpoint, params: Params, config: DecoderConfig, padding: Params | None, trained_on: Callable[[], str]
+) -> Checkpoint:
+    """Return a checkpoint with the parameters of a loaded model; ``trained_on`` is asked if they are in few bits.
+
+    ``padding`` is where each element of parameters on a mesh comes from. Raises InvalidOption if they are not all here.
+    """
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
+    tensors = LoadedTensors(params, family_of(checkpoint.config).tensor_names(config), padding)
+    return replace(checkpoint, tensors=tensors, rounded_from=trained_on() if tensors.forms() else None)
 
 
 def stored_fingerprint(checkpoint: Checkpoint, config: DecoderConfig, backend: Backend) -> str:
@@ -77,13 +84,17 @@ def read_params(
     """Return the parameters of a checkpoint; ``kept`` is a folder in which converted ones are kept, or None."""
 
     def convert() -> Params:
-        reader = None if few_bits is None else FewBitsReader(few_bits)
+        reader = FewBitsReader(few_bits) if few_bits is not None or stored else None
         params = partitioner.load_params(checkpoint, names, config, backend, progress, reader)
         if reader is not None and reader.widened and notice is not None:
             kinds = ", ".join(sorted(reader.widened))
             notice(f"{checkpoint.origin}: blocks of {kinds} are widened to {backend.param_dtype}")
         return params
 
+    stored = checkpoint.tensors.forms() if isinstance(checkpoint.tensors, QuantizedSource) else {}
+    if stored and few_bits is None:
+        forms = {each.form for each in stored.values()}
+        _check_forms(f"{checkpoint.origin}: weights in few bits", forms, backend, partitioner)
     if few_bits is not None:
         few_bits.check(checkpoint)
     if kept is None or partitioner.mesh is not None:

@@ -14,8 +14,10 @@ import numpy as np
 from jaxinfer.checkpoint.load import check_tensors
 from jaxinfer.checkpoint.new_folder import check_target, new_folder, staging_of
 from jaxinfer.checkpoint.open import open_checkpoint
-from jaxinfer.checkpoint.orbax.layout import CONFIG, GGUF_METADATA, MARKER, WEIGHTS, Marker, describe_marker
-from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
+from jaxinfer.checkpoint.orbax.layout import CONFIG, GGUF_METADATA, MARKER, WEIGHTS
+from jaxinfer.checkpoint.orbax.marker import Marker, describe_marker
+from jaxinfer.checkpoint.orbax.parts import TensorParts
+from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource, StoredForm, TypedTensorSource
 from jaxinfer.errors import InvalidOption, JaxinferError, WriteFailed
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.registry import family_of
@@ -34,6 +36,8 @@ FOLDER_FILES = (
     "merges.txt",
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# How a tensor is written: as plain numbers, or in few bits.
+_Kind = np.dtype | StoredForm
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENAMETOOLONG)
 
 
@@ -50,7 +54,8 @@ def convert(
 ) -> Path:
     """Write ``model`` to the folder ``destination``, which loads as the model does; return the folder.
 
-    Tensors keep their stored dtype and quantised ones become float32, unless ``dtype`` sets one dtype for all.
+    Tensors keep their stored dtype, those in few bits their form, and a GGUF file's blocks become float32, unless
+    ``dtype`` sets one dtype for all.
     ``destination`` appears only when it is complete; ``overwrite`` then replaces a folder that this function wrote.
     ``notice`` receives lines for the user, ``progress`` bytes done and in total. Raises subclasses of JaxinferError,
     and :class:`WriteFailed` if the disk is full.
@@ -60,8 +65,8 @@ def convert(
     target = _check_target(destination, overwrite)
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     _keep_source(checkpoint, target)
-    dtypes = _choose_dtypes(checkpoint, None if dtype is None else np.dtype(dtype), notice)
-    return _write_new(target, overwrite, checkpoint, dtypes, progress)
+    kinds = _choose_kinds(checkpoint, None if dtype is None else np.dtype(dtype), notice)
+    return _write_new(target, overwrite, checkpoint, kinds, progress)
 
 
 def save(
@@ -74,7 +79,7 @@ def save(
     """Write a loaded model's checkpoint as `convert` does, in the model's dtype."""
     target = _check_target(destination, overwrite)
     _keep_source(checkpoint, target)
-    return _write_new(target, overwrite, checkpoint, _choose_dtypes(checkpoint, None, None), progress)
+    return _write_new(target, overwrite, checkpoint, _choose_kinds(checkpoint, None, None), progress)
 
 
 def _check_target(destination: str | Path, overwrite: bool) -> Path:
@@ -87,12 +92,12 @@ def _write_new(
     target: Path,
     overwrite: bool,
     checkpoint: Checkpoint,
-    dtypes: Mapping[str, np.dtype],
+    kinds: Mapping[str, _Kind],
     progress: Callable[[int, int], None] | None,
 ) -> Path:
     try:
         with new_folder(target, MARKER if overwrite else None) as folder:
-            _write(folder, checkpoint, dtypes, progress)
+            _write(folder, checkpoint, kinds, progress)
     except (JaxinferError, MemoryError):
         raise
     except Exception as error:  # TensorStore reports disk errors as several classes
@@ -103,23 +108,28 @@ def _write_new(
 def _write(
     folder: Path,
     checkpoint: Checkpoint,
-    dtypes: Mapping[str, np.dtype],
+    kinds: Mapping[str, _Kind],
     progress: Callable[[int, int], None] | None,
 ) -> None:
     # Imported here: Orbax takes most of a second to import, and a user's mistake should be reported before that.
     from jaxinfer.checkpoint.orbax.writer import write_tensors
 
     source = _write_tokenizer(folder, checkpoint)
-    tensors = write_tensors(folder / WEIGHTS, checkpoint.tensors, dtypes, progress)
+    parts = TensorParts(
+        checkpoint.tensors, {name: kind for name, kind in kinds.items() if isinstance(kind, StoredForm)}
+    )
+    dtypes = {name: kind for name, kind in kinds.items() if not isinstance(kind, StoredForm)} | parts.dtypes()
+    tensors = write_tensors(folder / WEIGHTS, parts, dtypes, progress)
     _write_json(folder / CONFIG, checkpoint.config)
     # Take the digest of the config as it will be read back: JSON turns tuples into lists.
     config = json.loads((folder / CONFIG).read_bytes())
-    _write_json(folder / MARKER, describe_marker(Marker(source, tensors), config))
+    marker = Marker(source, tensors, parts.forms, checkpoint.rounded_from if parts.forms else None)
+    _write_json(folder / MARKER, describe_marker(marker, config))
 
 
-def _choose_dtypes(
+def _choose_kinds(
     checkpoint: Checkpoint, dtype: np.dtype | None, notice: Callable[[str], None] | None
-) -> dict[str, np.dtype]:
+) -> dict[str, _Kind]:
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     names = family.tensor_names(config)
@@ -129,10 +139,12 @@ def _choose_dtypes(
     if dtype is not None:
         return dict.fromkeys(wanted, dtype)
     source = checkpoint.tensors
-    stored = {name: source.stored_dtype(name) if isinstance(source, TypedTensorSource) else None for name in wanted}
-    if notice is not None and (unpacked := sum(kind is None for kind in stored.values())):
+    forms = source.forms() if isinstance(source, QuantizedSource) else {}
+    typed = source.stored_dtype if isinstance(source, TypedTensorSource) else lambda name: None
+    kinds = {name: forms.get(name) or typed(name) for name in wanted}
+    if notice is not None and (unpacked := sum(kind is None for kind in kinds.values())):
         notice(f"{checkpoint.origin}: {unpacked} quantised tensors become float32; --dtype chooses another")
-    return {name: np.dtype(np.float32) if kind is None else kind for name, kind in stored.items()}
+    return {name: np.dtype(np.float32) if kind is None else kind for name, kind in kinds.items()}
 
 
 def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> str:

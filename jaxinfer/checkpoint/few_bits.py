@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxinfer.checkpoint.aligned import aligned_empty
 from jaxinfer.checkpoint.leaves import Leaf
-from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint
+from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, QuantizedSource
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, Format, int4, nf4
@@ -38,8 +38,10 @@ class FewBits:
     form: Format | None
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise InvalidOption for a checkpoint that has no blocks to read."""
+        """Raise InvalidOption for a checkpoint that has no blocks to read, or is in few bits already."""
         tensors = checkpoint.tensors
+        if isinstance(tensors, QuantizedSource) and tensors.forms():
+            raise InvalidOption(f"weights {self.name!r}: {checkpoint.origin} is in few bits already; leave weights out")
         if self.form is not None:
             return
         if not isinstance(tensors, BlockSource):
@@ -51,9 +53,12 @@ class FewBits:
 
 @dataclass
 class FewBitsReader:
-    """Reads what can be in few bits; ``widened`` names the types of a GGUF file that have no products of their own."""
+    """Reads what can be in few bits; without ``few_bits``, what is stored so.
 
-    few_bits: FewBits
+    ``widened`` names the types of a GGUF file that have no products of their own.
+    """
+
+    few_bits: FewBits | None
     widened: set[str] = field(default_factory=set)
 
     def read(self, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any) -> QuantizedArray | None:
@@ -63,6 +68,8 @@ class FewBitsReader:
         """
         if leaf.path[-1] not in (KERNEL, TRANSPOSED_KERNEL) and leaf.path != _TABLE:
             return None
+        if self.few_bits is None:
+            return _stored(checkpoint, leaf)
         if self.few_bits.form is None:
             return self._blocks(checkpoint, leaf)
         is_table = leaf.path == _TABLE or leaf.path[:-1] == ("head",)
@@ -79,7 +86,7 @@ class FewBitsReader:
     def _blocks(self, checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:
         tensors = checkpoint.tensors
         assert isinstance(tensors, BlockSource)
-        found = []
+        found: list[QuantizedArray] = []
         sources = [parts[0] for parts in leaf.sources if len(parts) == 1]
         if len(sources) < len(leaf.sources):  # parameters of several tensors are widened
             return None
@@ -91,11 +98,7 @@ class FewBitsReader:
                 self.widened.add(kind)
                 return None
             found.append(_split(checkpoint.origin, source.tensor, rows, kind))
-        if len({each.form for each in found}) > 1:
-            raise InvalidOption("weights 'gguf': blocks of several types cannot be scanned: leave scan_layers out")
-        cut = [_rows_of(each, source.rows(leaf.shape[0])) for each, source in zip(found, sources)]
-        whole = jax.tree.map(lambda *layers: np.stack(layers), *cut) if leaf.stacked else cut[0]
-        return jax.block_until_ready(jax.device_put(whole))
+        return _whole(leaf, [_rows_of(each, source.rows(leaf.shape[0])) for each, source in zip(found, sources)])
 
 
 def parse_few_bits(spec: str | None) -> FewBits | None:
@@ -126,6 +129,30 @@ _SIZES = tuple(map(str, GROUPS))
 _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"int4": {"group": _SIZES, "symmetric": ("yes", "no")}, "nf4": {"group": _SIZES}}
 )
+
+
+def _stored(checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:
+    """Return a parameter in the form in which all of its tensors are stored, None if they are not in few bits."""
+    tensors = checkpoint.tensors
+    assert isinstance(tensors, QuantizedSource)
+    forms = tensors.forms()
+    names = [part.tensor for parts in leaf.sources for part in parts]
+    if not any(name in forms for name in names):
+        return None
+    if missing := [name for name in names if name not in forms]:
+        raise InvalidCheckpoint(f"{checkpoint.origin}: {missing[0]} is not in few bits, but other parts of it are")
+    layers = []
+    for parts in leaf.sources:
+        cut = [_rows_of(tensors.quantized(part.tensor), part.rows(leaf.num_rows)) for part in parts]
+        layers.append(cut[0] if len(cut) == 1 else jax.tree.map(lambda *rows: np.concatenate(rows), *cut))
+    return _whole(leaf, layers)
+
+
+def _whole(leaf: Leaf, layers: list[QuantizedArray]) -> QuantizedArray:
+    if len({each.form for each in layers}) > 1:
+        raise InvalidOption("layers whose weights are in several forms cannot be scanned: leave scan_layers out")
+    whole = jax.tree.map(lambda *parts: np.stack(parts), *layers) if leaf.stacked else layers[0]
+    return jax.block_until_ready(jax.device_put(whole))
 
 
 def _rows_of(array: QuantizedArray, rows: slice | np.ndarray) -> QuantizedArray:

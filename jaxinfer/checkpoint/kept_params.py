@@ -24,7 +24,7 @@ from jaxinfer.kept.conditions import conditions, difference
 from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest, spell
 from jaxinfer.notation import Params
-from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.formats import Format, format_from
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 _FORM = "jaxinfer parameters 2"
@@ -149,7 +149,7 @@ def _read(data: Any, made_of: Mapping[str, str]) -> Params:
         node = reduce(lambda node, key: node.setdefault(key, {}), folders, params)
         node[last] = jax.device_put(array)
         if place["form"] is not None:
-            quantized[tuple(folders)] = Format(**{**place["form"], "levels": tuple(place["form"]["levels"])})
+            quantized[tuple(folders)] = format_from(place["form"])
     for (*folders, last), form in quantized.items():
         node = reduce(getitem, folders, params)
         node[last] = QuantizedArray.of(form, [node[last][name] for name in form.part_names])

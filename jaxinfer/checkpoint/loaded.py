@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
+from jaxinfer.checkpoint.source import StoredForm, widened
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.notation import Params
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 
 
 class LoadedTensors:
@@ -24,12 +26,38 @@ class LoadedTensors:
         """Return the shape of every tensor."""
         return {name: self._shape(name) for name in self._parts}
 
-    def stored_dtype(self, name: str) -> np.dtype:
-        """Return a tensor's dtype in the model."""
-        return np.dtype(self._parts[name][0][0].struct.dtype)
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return a tensor's dtype in the model; None for a tensor in few bits."""
+        param = self._parts[name][0][0].struct
+        return None if is_quantized(param) else np.dtype(param.dtype)
+
+    def forms(self) -> dict[str, StoredForm]:
+        """Return the form of every tensor in few bits."""
+        return {
+            name: StoredForm(leaf.struct.form, leaf.sources[layer][place].transposed)
+            for name, ((leaf, layer, place), *_) in self._parts.items()
+            if is_quantized(leaf.struct)
+        }
+
+    def quantized(self, name: str) -> QuantizedArray:
+        """Gather one tensor in few bits."""
+        form, pieces = self.forms()[name].form, self._parts[name]
+        leaf, layer, place = pieces[0]
+        num_rows = leaf.sources[layer][place].total or leaf.num_rows
+        result = QuantizedArray.of(
+            form, [np.empty(shape, dtype) for shape, dtype in form.parts(num_rows, leaf.shape[1]).values()]
+        )
+        for leaf, layer, place in pieces:
+            source, count = leaf.sources[layer][place], leaf.num_rows
+            kept = slice(place * count, (place + 1) * count)
+            for whole, part in zip(result.matrix, leaf.struct.matrix, strict=True):
+                whole[source.rows(count)] = np.asarray(part[layer] if leaf.stacked else part)[kept]
+        return result
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Gather one tensor as ``dtype``."""
+        if is_quantized(self._parts[name][0][0].struct):
+            return widened(self, name, dtype)
         result = np.empty(self._shape(name), dtype)
         for leaf, layer, place in self._parts[name]:
             source, count = leaf.sources[layer][place], leaf.num_rows

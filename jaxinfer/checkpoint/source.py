@@ -7,6 +7,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+
 
 @runtime_checkable
 class TensorSource(Protocol):
@@ -54,6 +57,32 @@ class BlockSource(TensorSource, Protocol):
         ...
 
 
+class StoredForm(NamedTuple):
+    """How a tensor is stored in few bits; ``is_transposed`` where as plain numbers it is ``[in, out]``."""
+
+    form: Format
+    is_transposed: bool = False
+
+
+@runtime_checkable
+class QuantizedSource(TensorSource, Protocol):
+    """Tensors of which some are stored in few bits, and become parameters so."""
+
+    def forms(self) -> Mapping[str, StoredForm]:
+        """Return the form of every tensor in few bits by its name; reads no weights."""
+        ...
+
+    def quantized(self, name: str) -> QuantizedArray:
+        """Read a tensor in few bits, of NumPy's arrays; its rows are a kernel's outputs."""
+        ...
+
+
+def widened(source: QuantizedSource, name: str, dtype: np.dtype) -> np.ndarray:
+    """Read a tensor in few bits as plain numbers."""
+    rows = source.quantized(name).dequantize()
+    return (rows.T if source.forms()[name].is_transposed else rows).astype(dtype)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint whose weights have not been read.
@@ -61,7 +90,7 @@ class Checkpoint:
     ``config`` is in the form of Hugging Face's ``config.json`` whatever the format; ``folder`` holds the tokenizer's
     files where there is one; ``gguf_metadata`` holds a GGUF file's key-value section, vocabulary included;
     ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it; ``converted_files`` are all those whose
-    bytes take long to become tensors.
+    bytes take long to become tensors; ``rounded_from`` is the fingerprint of the weights before they were rounded.
     """
 
     origin: str
@@ -71,3 +100,4 @@ class Checkpoint:
     gguf_metadata: Mapping[str, Any] | None = None
     llama2c_file: Path | None = None
     converted_files: tuple[Path, ...] = ()
+    rounded_from: str | None = None

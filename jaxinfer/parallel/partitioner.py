@@ -113,7 +113,7 @@ class Partitioner:
         if self.mesh is None:
             return load_params(checkpoint, names, abstract, progress, few_bits=few_bits)
         if few_bits is not None:
-            raise InvalidOption(f"weights {few_bits.few_bits.name!r} run on one device so far: load without a mesh")
+            raise InvalidOption("weights in few bits run on one device so far: load without a mesh")
         placed = jax.tree.map(_placed, abstract, parameter_shardings(*part, self.mesh))
         return load_params(checkpoint, names, placed, progress, self.padding(config, backend))
 

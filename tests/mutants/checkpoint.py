@@ -145,9 +145,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the digest leaves the configuration out",
-        "jaxinfer/checkpoint/orbax/layout.py",
-        '{"config": config, "tensors": tensors}',
-        '{"tensors": tensors}',
+        "jaxinfer/checkpoint/orbax/marker.py",
+        '{"config": config, "tensors": tensors, ',
+        '{"tensors": tensors, ',
         "tests/checkpoint/orbax/test_damage.py::test_parts_that_do_not_belong_together_are_refused",
     ),
     Fault(

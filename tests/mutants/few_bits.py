@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _KERNELS = "jaxinfer/ops/cpu_kernels/few_bits"
+_SAVED = "tests/checkpoint/orbax/test_few_bits.py"
 _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_few_bits.py"
 
 FAULTS: tuple[Fault, ...] = (
@@ -89,5 +90,33 @@ FAULTS: tuple[Fault, ...] = (
         "hidden = [np.asarray(_run(alone, backend, block, each)) for each in hidden]",
         "hidden = [np.asarray(_run(alone, backend, block, each)) * 0 + each for each in hidden]",
         "tests/quantization/test_model.py",
+    ),
+    Fault(
+        "rows in few bits are gathered in the model's order, not the checkpoint's",
+        "jaxinfer/checkpoint/loaded.py",
+        "whole[source.rows(count)] = np.asarray(",
+        "whole[:count] = np.asarray(",
+        f"{_SAVED}::test_kernels_are_found_in_whatever_parts_the_checkpoint_has_them",
+    ),
+    Fault(
+        "kernels in few bits that lie the other way round are widened as they are",
+        "jaxinfer/checkpoint/source.py",
+        "(rows.T if source.forms()[name].is_transposed else rows)",
+        "rows",
+        f"{_SAVED}::test_kernels_are_found_in_whatever_parts_the_checkpoint_has_them",
+    ),
+    Fault(
+        "a saved model forgets what it was rounded from",
+        "jaxinfer/model_params.py",
+        "rounded_from=trained_on() if tensors.forms() else None",
+        "rounded_from=None",
+        f"{_SAVED}::test_what_was_saved_loads_to_the_same_bits",
+    ),
+    Fault(
+        "the digest leaves forms out",
+        "jaxinfer/checkpoint/orbax/marker.py",
+        '"tensors": tensors, **few_bits}, sort',
+        '"tensors": tensors}, sort',
+        f"{_SAVED}::test_forms_that_belong_to_another_folder_are_refused",
     ),
 )

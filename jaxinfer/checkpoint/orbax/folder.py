@@ -1,6 +1,7 @@
 """Opens a folder written by ``jaxinfer convert``; reads its weights with TensorStore, without Orbax."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from jaxinfer.checkpoint.orbax.layout import (
     WEIGHTS,
     StoredTensor,
     checksum,
-    read_marker,
     stored_dtype,
 )
-from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.checkpoint.orbax.marker import read_marker
+from jaxinfer.checkpoint.orbax.parts import FewBitsTensor
+from jaxinfer.checkpoint.source import Checkpoint, StoredForm, widened
 from jaxinfer.errors import InvalidCheckpoint
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 _INDEX_CACHE_BYTES = 1 << 24
 
@@ -31,20 +34,28 @@ def open_orbax_folder(folder: Path) -> Checkpoint:
     """
     config = read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     marker = read_marker(folder, config)
-    tensors = OrbaxTensors(folder, marker.tensors)
+    tensors = OrbaxTensors(folder, marker.tensors, marker.forms)
+    opened = Checkpoint(str(folder), config, tensors, rounded_from=marker.rounded_from)
     if marker.source == "gguf":
-        return Checkpoint(str(folder), config, tensors, gguf_metadata=read_json_object(folder / GGUF_METADATA))
+        return replace(opened, gguf_metadata=read_json_object(folder / GGUF_METADATA))
     if marker.source == "llama2c":
-        return Checkpoint(str(folder), config, tensors, llama2c_file=folder / MARKER)
-    return Checkpoint(str(folder), config, tensors, folder=folder)
+        return replace(opened, llama2c_file=folder / MARKER)
+    return replace(opened, folder=folder)
 
 
 class OrbaxTensors:
-    """The tensors of a converted folder; every box that is read is checked against its checksum."""
+    """The tensors of a converted folder; every box that is read is checked against its checksum.
 
-    def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor]):
+    ``tensors`` are those that are stored, ``forms`` those of which these hold the parts.
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor], forms: Mapping[str, FewBitsTensor]):
         self._folder = folder
         self._tensors = tensors
+        self._forms = forms
+        parts = {part for name, tensor in forms.items() for part in tensor.parts(name)}
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items() if name not in parts}
+        self._shapes |= {name: tensor.shape for name, tensor in forms.items()}
         context = tensorstore.Context({"cache_pool": {"total_bytes_limit": _INDEX_CACHE_BYTES}})
         opening = {name: self._open(name, context) for name in tensors}
         self._stores = {name: self._finish(name, future) for name, future in opening.items()}
@@ -55,14 +66,26 @@ class OrbaxTensors:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor; reads no weights."""
-        return {name: tensor.shape for name, tensor in self._tensors.items()}
+        return dict(self._shapes)
 
-    def stored_dtype(self, name: str) -> np.dtype:
-        """Return the dtype in which a tensor is stored."""
-        return stored_dtype(self._tensors[name].dtype)
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return the dtype in which a tensor is stored; None for one in few bits."""
+        return None if name in self._forms else stored_dtype(self._tensors[name].dtype)
+
+    def forms(self) -> dict[str, StoredForm]:
+        """Return the form of every tensor in few bits; reads no weights."""
+        return {name: tensor.stored for name, tensor in self._forms.items()}
+
+    def quantized(self, name: str) -> QuantizedArray:
+        """Read a tensor in few bits, its rows a kernel's outputs."""
+        form = self._forms[name].stored.form
+        parts = self._forms[name].parts(name).items()
+        return QuantizedArray.of(form, [self.read(part, np.dtype(dtype)) for part, (_, dtype) in parts])
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``."""
+        if name in self._forms:
+            return widened(self, name, dtype)
         return self.read_rows(name, 0, self._tensors[name].shape[0], dtype)
 
     def read_rows(self, name: str, start: int, stop: int, dtype: np.dtype) -> np.ndarray:

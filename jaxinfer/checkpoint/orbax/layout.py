@@ -1,33 +1,27 @@
-"""The content of a converted folder, and the marker that ties its weights to its config.
+"""The content of a converted folder.
 
 ``config.json`` and the tokenizer's files are beside ``weights``, a checkpoint in Orbax's own format: a flat dictionary
 of arrays under Hugging Face names. That format has checksums for its index but not for the weights, so the marker
-``jaxinfer.json`` holds them: one for each box of a tensor. A box is stored, read and checked as a whole.
+``jaxinfer.json`` (`jaxinfer.checkpoint.orbax.marker`) holds them: one for each box of a tensor. A box is stored, read
+and checked as a whole.
 """
 
-import hashlib
 import itertools
-import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from jaxinfer.checkpoint.hf_folder import read_json_object
-from jaxinfer.errors import InvalidCheckpoint
-
 MARKER, CONFIG, WEIGHTS, GGUF_METADATA = "jaxinfer.json", "config.json", "weights", "gguf_metadata.json"
 BOX_BYTES = 1 << 24
-_FORMAT, _VERSION = "jaxinfer-orbax", 1
 _ORBAX_FILES = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
         name: np.dtype(kind)
         for name, kind in (
@@ -35,9 +29,13 @@ _DTYPES: Mapping[str, np.dtype] = MappingProxyType(
             ("bfloat16", ml_dtypes.bfloat16),
             ("float16", np.float16),
             ("float64", np.float64),
+            ("int8", np.int8),
+            ("uint8", np.uint8),
         )
     }
 )
+# Of parts of tensors in few bits.
+INTEGERS = ("int8", "uint8")
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,6 @@ class StoredTensor:
             yield tuple(
                 slice(at, min(at + step, size)) for at, step, size in zip(corner, self.box, self.shape, strict=True)
             )
-
-
-@dataclass(frozen=True)
-class Marker:
-    """The content of ``jaxinfer.json``; ``source`` is the format that the weights came from."""
-
-    source: str
-    tensors: Mapping[str, StoredTensor]
 
 
 def is_orbax_folder(folder: Path) -> bool:
@@ -102,62 +92,4 @@ def checksum(array: np.ndarray) -> int:
 
 def stored_dtype(name: str) -> np.dtype:
     """Return the NumPy dtype of a stored tensor's ``dtype`` name."""
-    return _DTYPES[name]
-
-
-def describe_marker(marker: Marker, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of ``jaxinfer.json``."""
-    tensors = {name: asdict(tensor) for name, tensor in marker.tensors.items()}
-    return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "source": marker.source,
-        "digest": _digest(config, tensors),
-        "tensors": tensors,
-    }
-
-
-def read_marker(folder: Path, config: Mapping[str, Any]) -> Marker:
-    """Read ``jaxinfer.json``; raises :class:`InvalidCheckpoint` if it does not match ``config``."""
-    path = folder / MARKER
-    if not path.is_file():
-        parent = folder.parent if folder.name == WEIGHTS and (folder.parent / MARKER).is_file() else None
-        mend = f"give {parent}" if parent else "give a folder that jaxinfer convert wrote"
-        raise InvalidCheckpoint(f"{folder}: an Orbax folder of another model or tool, without {MARKER}; {mend}")
-    content = read_json_object(path)
-    if content.get("format") != _FORMAT:
-        raise InvalidCheckpoint(f"{path}: not written by jaxinfer convert; convert the model again")
-    if content.get("version") != _VERSION:
-        raise InvalidCheckpoint(
-            f"{path}: version {content.get('version')!r:.20} of the format cannot be read, only {_VERSION}; "
-            "convert the model again"
-        )
-    try:
-        tensors = {name: _read_tensor(**fields) for name, fields in content["tensors"].items()}
-        marker = Marker(str(content["source"]), tensors)
-        fits = content["digest"] == _digest(config, content["tensors"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise InvalidCheckpoint(f"{path}: damaged; convert the model again") from None
-    if not fits:
-        raise InvalidCheckpoint(
-            f"{folder}: {CONFIG} and {MARKER} do not belong together: an Orbax folder of another model, "
-            "or edited since; convert the model again"
-        )
-    return marker
-
-
-def _digest(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> str:
-    text = json.dumps({"config": config, "tensors": tensors}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read_tensor(dtype: str, shape: list[int], box: list[int], checksums: list[int]) -> StoredTensor:
-    if dtype not in _DTYPES or not shape or len(shape) != len(box):
-        raise ValueError(dtype)
-    if not all(type(number) is int for number in (*shape, *box, *checksums)):
-        raise ValueError(shape)
-    if not all(1 <= step <= size for step, size in zip(box, shape)):
-        raise ValueError(box)
-    if len(checksums) != math.prod(-(-size // step) for size, step in zip(shape, box)):
-        raise ValueError(checksums)
-    return StoredTensor(dtype, tuple(shape), tuple(box), tuple(checksums))
+    return DTYPES[name]

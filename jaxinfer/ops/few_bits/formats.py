@@ -10,6 +10,7 @@ bfloat16, so that products with bfloat16 rows are exact before they are added.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -123,6 +124,22 @@ def _levels_of(numbers: np.ndarray) -> tuple[float, ...]:
 FP8 = Format(
     8, None, _levels_of(np.nan_to_num(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)))
 )
+
+
+def format_from(fields: Mapping[str, Any]) -> Format:
+    """Return the format with these fields, as `dataclasses.asdict` gives them; raise ValueError if there is none."""
+    try:
+        form = Format(**{**fields, "levels": tuple(map(float, fields["levels"]))})
+        whole = all(type(number) is int and number > 0 for number in (form.bits, form.group or 1, form.supers or 1))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no format: {error}") from None
+    if (
+        not whole
+        or form.bits not in (4, 5, 6, 8)
+        or len(form.levels) not in ({0, 256} if form.bits == 8 else {1 << form.bits})
+    ):
+        raise ValueError(f"no format has {form.bits!r} bits and {len(form.levels)} levels")
+    return form
 
 
 def nf4(group: int) -> Format:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import jaxinfer
 from jaxinfer.checkpoint.convert import convert
 from jaxinfer.checkpoint.open import open_checkpoint
-from jaxinfer.checkpoint.orbax import layout as orbax_layout
+from jaxinfer.checkpoint.orbax import marker as orbax_marker
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 from tests.checkpoint.orbax.test_folder import bits, damage_bytes
 
@@ -97,7 +97,8 @@ def test_the_weights_alone_are_refused_with_the_folder_to_give(copy):
         ("{", "broken JSON"),
         ("[]", "not an object"),
         ("{}", "not written by jaxinfer convert"),
-        ('{"format": "jaxinfer-orbax", "version": 2}', "version 2 of the format"),
+        ('{"format": "jaxinfer-orbax", "version": 3}', "version 3 of the format"),
+        ('{"format": "jaxinfer-orbax", "version": 2}', "damaged"),
         ('{"format": "jaxinfer-orbax", "version": 1}', "damaged"),
         ('{"format": "jaxinfer-orbax", "version": 1, "source": "x", "digest": "x", "tensors": {"w": {}}}', "damaged"),
     ],
@@ -128,7 +129,7 @@ def test_a_marker_that_lies_with_a_right_digest_is_refused(copy, lie):
 
     def change(content):
         content["tensors"]["model.embed_tokens.weight"] |= LIES[lie]
-        content["digest"] = orbax_layout._digest(config, content["tensors"])
+        content["digest"] = orbax_marker._digest(config, content["tensors"], {})
 
     edit_json(copy / "jaxinfer.json", change)
     with pytest.raises(InvalidCheckpoint, match=r"damaged|weights of another model"):
