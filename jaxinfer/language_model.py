@@ -99,7 +99,7 @@ def load(
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len, layout)
     check_mesh(layout, partitioner)
-    check_few_bits(few_bits, backend, partitioner)
+    check_few_bits(few_bits, backend)
     partitioner.check(config)
     times.open_seconds = clock.lap()
     tokenizer = None

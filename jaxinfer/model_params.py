@@ -29,15 +29,13 @@ from jaxinfer.start_times import LoadTimes
 _MAX_WEIGHTS_BYTES = 4 << 30
 
 
-def check_few_bits(few_bits: FewBits | None, backend: Backend, partitioner: Partitioner) -> None:
+def check_few_bits(few_bits: FewBits | None, backend: Backend) -> None:
     """Refuse few bits where they do not run yet."""
     if few_bits is not None:
-        _check_forms(f"weights {few_bits.name!r}", [few_bits.form], backend, partitioner)
+        _check_forms(f"weights {few_bits.name!r}", [few_bits.form], backend)
 
 
-def _check_forms(named: str, forms: Iterable[Format | None], backend: Backend, partitioner: Partitioner) -> None:
-    if partitioner.mesh is not None:
-        raise InvalidOption(f"{named} run on one device so far: load without a mesh")
+def _check_forms(named: str, forms: Iterable[Format | None], backend: Backend) -> None:
     if backend.param_dtype == "float64":
         raise InvalidOption(f"{named} multiply in float32: choose dtype float32 or bfloat16")
     if backend.cpu_kernels and not all(map(has_kernels, forms)):
@@ -94,7 +92,7 @@ def read_params(
     stored = checkpoint.tensors.forms() if isinstance(checkpoint.tensors, QuantizedSource) else {}
     if stored and few_bits is None:
         forms = {each.form for each in stored.values()}
-        _check_forms(f"{checkpoint.origin}: weights in few bits", forms, backend, partitioner)
+        _check_forms(f"{checkpoint.origin}: weights in few bits", forms, backend)
     if few_bits is not None:
         few_bits.check(checkpoint)
     if kept is None or partitioner.mesh is not None:

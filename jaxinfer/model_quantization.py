@@ -57,7 +57,9 @@ def quantize(
         check_whole(name, value)
         if value < least:
             raise InvalidOption(f"{name}={value} must be at least {least}")
-    check_few_bits(parse_few_bits(weights), model.backend, model.programs.partitioner)
+    check_few_bits(parse_few_bits(weights), model.backend)
+    if model.programs.partitioner.mesh is not None:
+        raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
         raise InvalidOption("the model's weights are in few bits already: load it without weights=")
     backend = replace(model.backend, scan_layers=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.models.families.family import Part, Source, TensorNames
-from jaxinfer.models.layers import locate
+from jaxinfer.models.layers import TRANSPOSED_KERNEL, locate
 from jaxinfer.models.padding import Sources
 
 
@@ -55,7 +55,7 @@ def list_leaves(abstract: Mapping[str, Any], names: TensorNames, padding: Mappin
     """Yield every parameter of a tree of parameters or shapes; ``padding`` is a tree of `Sources`."""
     for path, struct in _walk(abstract, ()):
         layers, stacked, name, transposed = locate(path, struct.shape)
-        sources: Any = (None,) * len(struct.shape) if padding is None else reduce(getitem, path, padding)
+        sources = (None,) * len(struct.shape) if padding is None else _sources_of(path, padding)
         if layers is None:
             parts = (_parts(names.top[name]),)
         else:
@@ -64,6 +64,12 @@ def list_leaves(abstract: Mapping[str, Any], names: TensorNames, padding: Mappin
                 tuple(replace(source, tensor=source.tensor.format(layer=layer)) for source in found) for layer in layers
             )
         yield Leaf(path, struct, parts, stacked, transposed, sources)
+
+
+def _sources_of(path: tuple[str, ...], padding: Mapping[str, Any]) -> Sources:
+    node = reduce(getitem, path[:-1], padding)
+    # A quantized kernel is ``[out, in]`` where others are not.
+    return node[path[-1]] if path[-1] in node else node[TRANSPOSED_KERNEL][::-1]
 
 
 def _parts(source: Source) -> tuple[Part, ...]:

@@ -9,7 +9,9 @@ import numpy as np
 
 from jaxinfer.checkpoint.aligned import aligned_empty
 from jaxinfer.checkpoint.few_bits import FewBitsReader
+from jaxinfer.checkpoint.few_bits_shards import read_few_bits
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
+from jaxinfer.checkpoint.shards import Box, make_sharded
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.models.families.family import Part, TensorNames
@@ -18,7 +20,6 @@ from jaxinfer.models.padding import Sources
 from jaxinfer.notation import Params
 
 Progress = Callable[[int, int], None]
-_Box = tuple[slice, ...]
 
 
 def load_params(
@@ -35,9 +36,8 @@ def load_params(
     stacked blocks or not. If a struct has a sharding, every device of this process gets its shard, and memory holds no
     more than these shards and one tensor, or two copies of one whose rows are in another order. ``padding`` gives the
     source of each element of padded parameters (`jaxinfer.models.padding.parameter_sources`). ``few_bits`` reads
-    kernels and tables, on one device only; kernels are then ``[out, in]``. ``progress`` receives the parameter bytes
-    done and in total. Raises :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is
-    read.
+    kernels and tables; kernels are then ``[out, in]``. ``progress`` receives the parameter bytes done and in total.
+    Raises :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
     """
     names = names.spelled_in(checkpoint.tensors.shapes())
     leaves = list(list_leaves(abstract, names, padding))
@@ -50,7 +50,7 @@ def load_params(
         node = params
         for part in leaf.path[:-1]:
             node = node.setdefault(part, {})
-        quantized = None if few_bits is None else few_bits.read(checkpoint, leaf, _read)
+        quantized = None if few_bits is None else read_few_bits(few_bits, checkpoint, leaf, _read)
         if quantized is None:
             node[leaf.path[-1]] = _read(checkpoint, leaf)
         else:
@@ -107,18 +107,10 @@ def _read(checkpoint: Checkpoint, leaf: Leaf) -> jax.Array:
     if sharding is None:
         buffer = _read_shards(checkpoint, leaf, [tuple(slice(0, size) for size in shape)])[0]
         return jax.block_until_ready(jax.device_put(buffer))
-    boxes = {
-        device: tuple(slice(*place.indices(size)[:2]) for place, size in zip(places, shape, strict=True))  # pyright: ignore[reportArgumentType]
-        for device, places in sharding.addressable_devices_indices_map(shape).items()
-    }
-    # Devices that hold the same part share the same memory, if they can alias it.
-    distinct = list({_corners(box): box for box in boxes.values()}.values())
-    buffers = dict(zip(map(_corners, distinct), _read_shards(checkpoint, leaf, distinct)))
-    shards = [jax.device_put(buffers[_corners(box)], device) for device, box in boxes.items()]
-    return jax.block_until_ready(jax.make_array_from_single_device_arrays(shape, sharding, shards))
+    return make_sharded(shape, sharding, lambda boxes: _read_shards(checkpoint, leaf, boxes))
 
 
-def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[_Box]) -> list[np.ndarray]:
+def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[Box]) -> list[np.ndarray]:
     """Read a parameter's values inside each box; reads every tensor once."""
     dtype = np.dtype(leaf.struct.dtype)
     # Filled by assignment: a JAX array may alias its buffer, so the buffer must never be a file that could change.
@@ -144,7 +136,7 @@ def _read_rows(checkpoint: Checkpoint, source: Part, count: int, dtype: np.dtype
     return (tensor.T if source.transposed else tensor)[source.rows(count)]
 
 
-def _cut(rows: np.ndarray, box: _Box, padding: Sources) -> np.ndarray:
+def _cut(rows: np.ndarray, box: Box, padding: Sources) -> np.ndarray:
     """Return the values inside a box, with zeros for zero padding."""
     rows = rows[tuple(place if source is None else slice(None) for place, source in zip(box, padding, strict=True))]
     for axis, (place, source) in enumerate(zip(box, padding)):
@@ -153,7 +145,3 @@ def _cut(rows: np.ndarray, box: _Box, padding: Sources) -> np.ndarray:
             np.moveaxis(taken, axis, 0)[source[place] < 0] = 0
             rows = taken
     return rows
-
-
-def _corners(box: _Box) -> tuple[tuple[int, int], ...]:
-    return tuple((place.start, place.stop) for place in box)

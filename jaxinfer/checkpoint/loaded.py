@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
 from jaxinfer.checkpoint.source import StoredForm, widened
 from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.padding import first_copies
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
+from jaxinfer.ops.few_bits.split import take_quantized
 
 
 class LoadedTensors:
@@ -50,8 +53,10 @@ class LoadedTensors:
         for leaf, layer, place in pieces:
             source, count = leaf.sources[layer][place], leaf.num_rows
             kept = slice(place * count, (place + 1) * count)
-            for whole, part in zip(result.matrix, leaf.struct.matrix, strict=True):
-                whole[source.rows(count)] = np.asarray(part[layer] if leaf.stacked else part)[kept]
+            one = jax.tree.map(lambda part: np.asarray(part[layer] if leaf.stacked else part), leaf.struct)  # noqa: B023
+            places = [None if each is None else first_copies(each) for each in leaf.padding[leaf.stacked :]]
+            for whole, part in zip(result.matrix, take_quantized(one, places).matrix, strict=True):
+                whole[source.rows(count)] = part[kept]
         return result
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
@@ -76,8 +81,5 @@ def _unpadded(leaf: Leaf, layer: int) -> np.ndarray:
     values = np.asarray(leaf.struct[layer] if leaf.stacked else leaf.struct)
     for axis, source in enumerate(leaf.padding[leaf.stacked :]):
         if source is not None:
-            # Of an element that padding copied, take the first copy.
-            kept = np.flatnonzero(source >= 0)
-            _, first = np.unique(source[kept], return_index=True)
-            values = np.take(values, kept[first], axis=axis)
+            values = np.take(values, first_copies(source), axis=axis)
     return values.T if leaf.transposed else values

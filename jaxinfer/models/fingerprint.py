@@ -1,14 +1,15 @@
 """A short fingerprint of a model's weights, to detect drafters made for other weights."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
 
-from jaxinfer.models.layers import locate
+from jaxinfer.models.layers import TRANSPOSED_KERNEL, locate
+from jaxinfer.models.padding import first_copies
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 _EVERY_ROW = 31
@@ -47,14 +48,15 @@ def named_rows(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the rows of some parameters that a fingerprint depends on, with their names; see `fingerprint`."""
     for key, value in node.items():
-        sources = None if padding is None or isinstance(value, QuantizedArray) else padding[key]
+        stored = key if padding is None or key in padding else TRANSPOSED_KERNEL
+        sources = None if padding is None else padding[stored]
         if isinstance(value, Mapping):
             yield from named_rows(value, sources, fetch, (*path, key))
             continue
         layers, stacked, name, transposed = locate((*path, key), value.shape)
         # Rows are selected on the device, so that only they are copied to the host.
         if isinstance(value, QuantizedArray):
-            chosen = jax.tree.map(lambda part: np.asarray(fetch(part[..., ::_EVERY_ROW, :])), value).dequantize()
+            chosen = _some_quantized_rows(value, sources if stored == key or sources is None else sources[::-1], fetch)
         else:
             chosen = np.asarray(fetch(_some_rows(value, sources, stacked, transposed)))
         chosen = chosen.astype(ml_dtypes.bfloat16)
@@ -71,9 +73,18 @@ def _some_rows(array: Any, sources: Any, stacked: bool, transposed: bool) -> Any
         every = _EVERY_ROW if is_matrix and axis == row_axis else 1
         source = None if sources is None else sources[axis]
         if source is not None and len(source) == array.shape[axis]:
-            kept = np.flatnonzero(source >= 0)
-            # Of an element that padding copied, take the first copy.
-            array = array.take(kept[np.unique(source[kept], return_index=True)[1]][::every], axis=axis)
+            array = array.take(first_copies(source)[::every], axis=axis)
         elif every > 1:
             array = array[(slice(None),) * axis + (slice(None, None, every),)]
     return array
+
+
+def _some_quantized_rows(array: QuantizedArray, sources: Any, fetch: Callable[[Any], Any]) -> np.ndarray:
+    """Return the weights that rows stand for; padding that only the mesh needed is left out."""
+    found: Sequence[np.ndarray | None] = [None, None] if sources is None else sources[-2:]
+    rows, inputs = (
+        np.arange(size) if source is None or len(source) != size else first_copies(source)
+        for source, size in zip(found, array.shape[-2:], strict=True)
+    )
+    some = jax.tree.map(lambda part: np.asarray(fetch(part[..., rows[::_EVERY_ROW], :])), array)
+    return some.dequantize()[..., inputs]

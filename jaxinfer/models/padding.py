@@ -82,6 +82,12 @@ def pad_parameter(parameter: Any, sources: Sources) -> Array:
     return parameter
 
 
+def first_copies(source: np.ndarray) -> np.ndarray:
+    """Return where in a padded parameter each element is; of one that padding copied, the first copy."""
+    kept = np.flatnonzero(source >= 0)
+    return kept[np.unique(source[kept], return_index=True)[1]]
+
+
 def pad_adapters(adapters: Params, config: DecoderConfig, shards: int) -> Params:
     """Return a decoder's adapters, padded like the decoder for ``shards`` devices."""
     if shards == 1:

@@ -17,6 +17,7 @@ from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits, multiply_few_bits
 from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.split import part_specs
 
 # The axes of a mesh that split a kernel's outputs and its inputs.
 Split = tuple[str | None, str | None]
@@ -79,15 +80,45 @@ def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed:
 
 def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend: Backend, split: Split) -> list[Any]:
     """Return products with quantized kernels: by the CPU kernels, in their own bits, or else by XLA."""
-    *lead, width = inputs.shape
     form = kernels[0].form
     if any(kernel.form != form for kernel in kernels):
         return [_quantized_products(inputs, [kernel], backend, split)[0] for kernel in kernels]
-    if backend.cpu_kernels and backend.mesh is None and math.prod(lead) and multiplies_few_bits(form, width):
-        outputs = multiply_few_bits(inputs.reshape(-1, width), form, tuple(kernel.matrix for kernel in kernels))
-        return [output.reshape(*lead, -1) for output in outputs]
+    own = _multiply_few_bits(inputs, kernels, backend, split)
+    if own is not None:
+        return own
     dense = [kernel.dequantize().astype(backend.param_dtype) for kernel in kernels]
     return _products(inputs, dense, backend, False, split)
+
+
+def _multiply_few_bits(
+    inputs: Any, kernels: Sequence[QuantizedArray], backend: Backend, split: Split
+) -> list[Any] | None:
+    """Return products with kernels of one form by the CPU kernels, None if these do not support them."""
+    *lead, width = inputs.shape
+    form = kernels[0].form
+    out_axis, in_axis = _axes_of_mesh(kernels, split, backend)
+    devices = 1 if in_axis is None or backend.mesh is None else backend.mesh.shape[in_axis]
+    if not (backend.cpu_kernels and math.prod(lead) and multiplies_few_bits(form, width // devices)):
+        return None
+
+    def multiply(inputs: Any, *kernels: Any) -> list[Any]:
+        *lead, width = inputs.shape
+        outputs = multiply_few_bits(inputs.reshape(-1, width), form, kernels)
+        outputs = [output.reshape(*lead, -1) for output in outputs]
+        return _joined(outputs, in_axis)
+
+    rows = row_axes(lead, backend)
+    parts = PartitionSpec(*rows, in_axis), *[tuple(part_specs(form, PartitionSpec(out_axis, in_axis)))] * len(kernels)
+    run = backend.on_devices(multiply, parts, PartitionSpec(*rows, out_axis))
+    return run(inputs, *(kernel.matrix for kernel in kernels))
+
+
+def _axes_of_mesh(kernels: Sequence[Any], split: Split, backend: Backend) -> Split:
+    """Return the axes that split all of the kernels' outputs evenly, and their inputs."""
+    # What divides their greatest common divisor divides all of them.
+    sizes = math.gcd(*(kernel.shape[0] for kernel in kernels)), kernels[0].shape[1]
+    out_axis, in_axis = (axis and even_axis(axis, size, backend) for axis, size in zip(split, sizes))
+    return out_axis, in_axis
 
 
 def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, split: Split) -> list[Any] | None:
@@ -97,9 +128,7 @@ def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, 
     fit = all(kernel.dtype == dtype and kernel.shape[1] == width and kernel.shape[0] for kernel in kernels)
     if not (math.prod(lead) and backend.cpu_kernels and fit and products.multiplies(dtype, width)):
         return None
-    # What divides their greatest common divisor divides all of them.
-    sizes = math.gcd(*(kernel.shape[0] for kernel in kernels)), width
-    out_axis, in_axis = (axis and even_axis(axis, size, backend) for axis, size in zip(split, sizes))
+    out_axis, in_axis = _axes_of_mesh(kernels, split, backend)
 
     def multiply(inputs: Any, *kernels: Any) -> list[Any]:
         *lead, width = inputs.shape
@@ -107,13 +136,18 @@ def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, 
         sizes = tuple(kernel.shape[0] for kernel in kernels)
         outputs = products.multiply_by_each(rows, tuple(kernel[None, None] for kernel in kernels), 0, sizes)
         outputs = [output.reshape(*lead, size) for output, size in zip(outputs, sizes)]
-        return outputs if in_axis is None else [_added_over(in_axis, output) for output in outputs]
+        return _joined(outputs, in_axis)
 
     rows = row_axes(lead, backend)
     parts = PartitionSpec(*rows, in_axis), *[PartitionSpec(out_axis, in_axis)] * len(kernels)
     run = backend.on_devices(multiply, parts, PartitionSpec(*rows, out_axis))
     row_dtype = jnp.bfloat16 if dtype == jnp.int8 else dtype
     return run(inputs.astype(row_dtype), *map(jnp.asarray, kernels))
+
+
+def _joined(outputs: list[Any], in_axis: str | None) -> list[Any]:
+    """Return whole sums of what devices have added up along their inputs."""
+    return outputs if in_axis is None else [_added_over(in_axis, output) for output in outputs]
 
 
 def _added_over(axis: str, part: Any) -> Any:

@@ -1,6 +1,6 @@
 """Splits models, batches and programs over a mesh, or runs them on one device if there is no mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, NamedTuple
@@ -17,11 +17,14 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
-from jaxinfer.models.padding import pad_config, pad_parameter, parameter_sources
+from jaxinfer.models.layers import TRANSPOSED_KERNEL
+from jaxinfer.models.padding import Sources, pad_config, pad_parameter, parameter_sources
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.stages import check_stages, num_stages
 from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 from jaxinfer.parallel.mesh import BY_COMPILER, MeshConfig, parse_mesh
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
 
@@ -104,18 +107,13 @@ class Partitioner:
         progress: Progress | None = None,
         few_bits: FewBitsReader | None = None,
     ) -> Params:
-        """Read the partitioned decoder's parameters, each device its own part; see `jaxinfer.checkpoint.load`.
-
-        Weights in few bits are read on one device only.
-        """
+        """Read the partitioned decoder's parameters, each device its own part; see `jaxinfer.checkpoint.load`."""
         part = self.partition(config, backend)
         abstract = abstract_params(*part)
         if self.mesh is None:
             return load_params(checkpoint, names, abstract, progress, few_bits=few_bits)
-        if few_bits is not None:
-            raise InvalidOption("weights in few bits run on one device so far: load without a mesh")
         placed = jax.tree.map(_placed, abstract, parameter_shardings(*part, self.mesh))
-        return load_params(checkpoint, names, placed, progress, self.padding(config, backend))
+        return load_params(checkpoint, names, placed, progress, self.padding(config, backend), few_bits)
 
     def place_params(self, config: DecoderConfig, backend: Backend, params: Params) -> Params:
         """Split a decoder's parameters, padded or not, over the mesh."""
@@ -123,8 +121,7 @@ class Partitioner:
             return params
         part = self.partition(config, backend)
         stacked = stack_params(params, abstract_params(*part))
-        padded = jax.tree.map(pad_parameter, stacked, self.padding(config, backend))
-        return jax.tree.map(_put, padded, parameter_shardings(*part, self.mesh))
+        return _put_params(stacked, self.padding(config, backend), parameter_shardings(*part, self.mesh))
 
     def place(self, tree: Any) -> Any:
         """Copy arrays to every device."""
@@ -211,6 +208,29 @@ def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
     # Every process has the same values. JAX would first compare them between processes.
     values = np.asarray(leaf)
     return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])
+
+
+def _put_params(params: Mapping[str, Any], padding: Mapping[str, Any], shardings: Mapping[str, Any]) -> Params:
+    placed: Params = {}
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            placed[key] = _put_params(value, padding[key], shardings[key])
+        elif isinstance(value, QuantizedArray):
+            stored = key if key in padding else TRANSPOSED_KERNEL
+            placed[key] = _put_quantized(f"weights {key!r}", value, padding[stored], shardings[stored], stored != key)
+        else:
+            placed[key] = _put(pad_parameter(value, padding[key]), shardings[key])
+    return placed
+
+
+def _put_quantized(
+    name: str, array: QuantizedArray, sources: Sources, sharding: NamedSharding, is_transposed: bool
+) -> QuantizedArray:
+    if is_transposed:
+        sources, sharding = sources[::-1], transposed(sharding)
+    padded = pad_quantized(array, sources, name)
+    check_split(padded, sharding, name)
+    return jax.tree.map(_put, padded, part_shardings(padded.form, sharding))
 
 
 def _placed(struct: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -6,6 +6,7 @@ _RULES, _MESH = "jaxinfer/parallel/rules.py", "jaxinfer/parallel/mesh.py"
 _PARTITIONER, _PIPELINE = "jaxinfer/parallel/partitioner.py", "jaxinfer/models/pipeline.py"
 _OF_RULES, _ON_DEVICES = "tests/parallel/test_rules.py", "tests/parallel/on_devices"
 _TOKENS, _BITS = f"{_ON_DEVICES}/test_tokens.py", f"{_ON_DEVICES}/test_bits.py"
+_FEW_BITS = f"{_ON_DEVICES}/test_few_bits.py"
 _LOGITS = f"{_ON_DEVICES}/test_logits.py::test_logits_are_those_of_one_device"
 
 FAULTS: tuple[Fault, ...] = (
@@ -141,5 +142,33 @@ FAULTS: tuple[Fault, ...] = (
         "turn = time - (stage - span.first)",
         "turn = time - 0 * stage",
         f"{_LOGITS}[llama-data=2,pipeline=2-3]",
+    ),
+    Fault(
+        "on a mesh the groups of a kernel are not padded like its codes",
+        "jaxinfer/ops/few_bits/split.py",
+        "-1, units[:, None] * each + np.arange(each)",
+        '-1, (units[:, None] if part_name == "codes" else 0) * each + np.arange(each)',
+        f"{_FEW_BITS}::test_inputs_move_in_whole_groups_with_their_scales",
+    ),
+    Fault(
+        "devices multiply their inputs by a kernel's codes in few bits and do not add up",
+        "jaxinfer/ops/matmul.py",
+        "outputs = [output.reshape(*lead, -1) for output in outputs]",
+        "return [output.reshape(*lead, -1) for output in outputs]",
+        f"{_FEW_BITS}::test_logits_are_those_of_one_device",
+    ),
+    Fault(
+        "padding may cut a group of weights in few bits",
+        "jaxinfer/ops/few_bits/split.py",
+        "if follows.all() and",
+        "if",
+        f"{_FEW_BITS}::test_padding_cuts_no_group",
+    ),
+    Fault(
+        "every stage gets the last layers of a stack in few bits",
+        "jaxinfer/checkpoint/few_bits_shards.py",
+        "elif box[0].start <= layer < box[0].stop:",
+        "elif layer < box[0].stop:",
+        f"{_FEW_BITS}::test_stages_hold_their_own_layers",
     ),
 )
