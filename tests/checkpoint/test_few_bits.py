@@ -133,8 +133,7 @@ def test_what_cannot_be_is_refused_in_one_line(tiny_llama_folder, name):
     assert str(caught.value).isprintable()
 
 
-def test_where_few_bits_do_not_run_yet_they_are_refused_by_name(tiny_llama_folder, tmp_path):
-    folder = tiny_llama_folder()
+def test_where_few_bits_do_not_run_yet_they_are_refused_by_name(tmp_path):
     with pytest.raises(InvalidOption, match=r"m\.gguf has no Q4_0, .*, Q6_K; use int8 or int4"):
         jaxinfer.load(write(tmp_path, "F32"), weights="gguf")
 

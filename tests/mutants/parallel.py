@@ -165,10 +165,10 @@ FAULTS: tuple[Fault, ...] = (
         f"{_FEW_BITS}::test_padding_cuts_no_group",
     ),
     Fault(
-        "every stage gets the last layers of a stack in few bits",
-        "jaxinfer/checkpoint/few_bits_shards.py",
-        "elif box[0].start <= layer < box[0].stop:",
-        "elif layer < box[0].stop:",
-        f"{_FEW_BITS}::test_stages_hold_their_own_layers",
+        "fingerprints of weights in few bits depend on the mesh",
+        "jaxinfer/models/fingerprint.py",
+        "some.dequantize()[..., inputs]",
+        "some.dequantize()",
+        f"{_FEW_BITS}::test_logits_are_those_of_one_device",
     ),
 )

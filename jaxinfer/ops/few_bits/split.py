@@ -57,9 +57,7 @@ def pad_quantized(array: QuantizedArray, sources: Sequence[np.ndarray | None], n
     return take_quantized(array, places, name)
 
 
-def take_quantized(
-    array: QuantizedArray, places: Sequence[np.ndarray | None], name: str = "weights"
-) -> QuantizedArray:
+def take_quantized(array: QuantizedArray, places: Sequence[np.ndarray | None], name: str = "weights") -> QuantizedArray:
     """Return the weights at some places along each axis, zeros at -1; None are all places.
 
     Raises InvalidOption for inputs that are no whole groups.

@@ -109,11 +109,10 @@ def test_a_model_of_one_device_is_split_and_saved_as_its_checkpoint_would_be(fol
 
 
 def test_padding_cuts_no_group():
-    """Heads of 16 lanes, of which one is filled up: two fit a group, and the third is half of one."""
-    array = QuantizedArray.of(INT8, [np.ones((2, 64), np.int8), np.ones((2, 1), np.float32)])
-    lanes = np.arange(64).reshape(4, 16)
-    places = np.concatenate([lanes[0], np.full(16, -1), lanes[1], lanes[2], lanes[3], np.full(16, -1)])
-    with pytest.raises(InvalidOption, match="padding its inputs to 96 for the mesh would cut runs of 32"):
+    """Of heads of 16 lanes, two to a run, the second is filled up."""
+    array = QuantizedArray.of(INT8, [np.ones((2, 48), np.int8), np.ones((2, 1), np.float32)])
+    places = np.concatenate([np.arange(16), np.full(16, -1), np.arange(32, 48), np.full(16, -1)])
+    with pytest.raises(InvalidOption, match="padding its inputs to 64 for the mesh would cut runs of 32"):
         pad_quantized(array, (None, places))
 
 
