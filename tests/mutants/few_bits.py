@@ -94,8 +94,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows in few bits are gathered in the model's order, not the checkpoint's",
         "jaxinfer/checkpoint/loaded.py",
-        "whole[source.rows(count)] = np.asarray(",
-        "whole[:count] = np.asarray(",
+        "whole[source.rows(count)] = part",
+        "whole[:count] = part",
         f"{_SAVED}::test_kernels_are_found_in_whatever_parts_the_checkpoint_has_them",
     ),
     Fault(
