@@ -66,6 +66,7 @@ def load(
     exact: str | None = None,
     max_len: int | None = None,
     cache: str | CacheLayout = "dense",
+    cache_dtype: str | None = None,
     mesh: MeshConfig | Mesh | str | None = None,
     scan_layers: bool | None = None,
     revision: str | None = None,
@@ -82,8 +83,9 @@ def load(
     or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, where they cost nothing, else margin; see
     ``jaxinfer/sampling/README.md``). ``max_len`` bounds prompt and output together, in tokens (default: the model's
     context). ``cache`` is ``dense``, ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of
-    which the first and the last W tokens are kept; that changes the text. ``mesh`` splits the model over all devices,
-    as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a mesh of JAX with the same axes. ``scan_layers``
+    which the first and the last W tokens are kept; that changes the text. ``cache_dtype`` keeps keys and values in 8
+    bits, ``int8`` or ``fp8``; another text too. ``mesh`` splits the model over all devices, as in
+    ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a mesh of JAX with the same axes. ``scan_layers``
     overrides how the blocks run. ``kept`` is a folder for converted weights and compiled programs, which later
     processes then find: code, so that the folder has to be the user's alone. ``notice`` receives lines for the user,
     ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
@@ -91,8 +93,8 @@ def load(
     for name, value in (("model", model), ("revision", revision or ""), ("token", token or ""), ("kept", kept or "")):
         if not isinstance(value, str | Path):
             raise InvalidOption(f"{name} {shown(value)} is no text and no path")
-    backend, layout = choose_backend(dtype, scan_layers=scan_layers, exact=exact), parse_layout(cache)
-    partitioner, few_bits = partitioner_of(mesh), parse_few_bits(weights)
+    backend = choose_backend(dtype, scan_layers=scan_layers, exact=exact, cache_dtype=cache_dtype)
+    layout, partitioner, few_bits = parse_layout(cache), partitioner_of(mesh), parse_few_bits(weights)
     times, clock = LoadTimes(), Clock()
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     family = family_of(checkpoint.config)
@@ -349,12 +351,10 @@ class LanguageModel:
         """
         if not isinstance(token_ids, Iterable):
             raise InvalidOption(f"{token_ids!r} is not a list of sequences of token ids")
-        rows = [check_ids(ids, self.config.vocab_size) for ids in token_ids]
-        if not rows:
+        if not (rows := [check_ids(ids, self.config.vocab_size) for ids in token_ids]):
             raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
-        longest = max(len(row) for row in rows)
-        if self.config.learned_positions is not None and longest > self.config.max_position:
-            known = self.config.max_position
+        longest, known = max(len(row) for row in rows), self.config.max_position
+        if self.config.learned_positions is not None and longest > known:
             raise InvalidOption(f"a text has {longest} tokens, but the model knows {known} positions: shorten it")
         num_padding = self.programs.partitioner.num_rows(len(rows)) - len(rows)
         tokens_BT = np.zeros((len(rows) + num_padding, prompt_bucket(longest, self.programs.decoder.backend)), np.int32)

@@ -48,7 +48,7 @@ Devices form a mesh with the axes ``data`` (rows), ``pipeline`` (layers), ``sequ
 
 from typing import Any
 
-from jaxtyping import Array, Bool, Float, Int, Int8, Integer, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int8, Integer, Num, UInt32
 
 # A nested dictionary of arrays, as Flax Linen stores parameters.
 Params = dict[str, Any]
@@ -69,6 +69,7 @@ __all__ = [
     "Int",
     "Int8",
     "Integer",
+    "Num",
     "Params",
     "UInt32",
 ]

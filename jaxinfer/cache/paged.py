@@ -77,7 +77,7 @@ class PagedCache:
         """Write the new tokens, then attend to the slots of the placement's mask."""
         places = self._places(placement.slots_BT)
         keys, values = (
-            write_in_pages(pool, layer, *places, as_rows(rows_BTKH, pool))
+            write_in_pages(pool, layer, *places, as_rows(rows_BTKH, pool, backend))
             for pool, rows_BTKH in ((self.keys, keys_BTKH), (self.values, values_BTKH))
         )
         options = {"softcap": scores.softcap, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}

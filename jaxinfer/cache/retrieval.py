@@ -16,11 +16,12 @@ from jax.sharding import PartitionSpec
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for
-from jaxinfer.notation import DATA, PIPELINE, TENSOR, Array, Bool, Float, Int
+from jaxinfer.notation import DATA, PIPELINE, TENSOR, Array, Bool, Float, Int, Num
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_write import write_to_layer
 from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.rows_in_bytes import by_head, from_heads, holds_bytes, to_numbers
 from jaxinfer.ops.top_k import top_k
 
 
@@ -109,11 +110,19 @@ class RetrievalCache:
         lanes than ``num_kv_heads`` heads use.
         """
         slots, lanes = self.keys.shape[2:]
-        heads = num_kv_heads or lanes // queries_LBNH.shape[3]
-        used = heads * queries_LBNH.shape[3]
+        head_dim, in_bytes = queries_LBNH.shape[3], holds_bytes(self.keys.dtype)
+        heads = num_kv_heads or lanes // head_dim
+        used, shards = lanes if in_bytes else heads * head_dim, backend.kv_shards
         origin_B = jnp.maximum(held_B - recent, 0) // chunk * chunk
         num_chunks_B = origin_B // chunk
         tail_BS = origin_B[:, None] + jnp.arange(slots - self.budget)
+
+        def copied(source_BSI: jax.Array, chosen_BKC: jax.Array) -> jax.Array:
+            if in_bytes:
+                heads_BSKX = by_head(source_BSI, heads, head_dim, shards)
+                return from_heads(_copied(heads_BSKX, chosen_BKC, chunk, tail_BS), lanes, shards)
+            heads_BSKH = source_BSI.reshape(*source_BSI.shape[:2], heads, head_dim)
+            return _copied(heads_BSKH, chosen_BKC, chunk, tail_BS).reshape(source_BSI.shape[0], -1, used)
 
         def choose_all(
             buffers: tuple[jax.Array, jax.Array],
@@ -125,12 +134,13 @@ class RetrievalCache:
         ) -> tuple[jax.Array, jax.Array]:
             def choose(layer: Int[Array, ""], buffers: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 held = source[0][layer][..., :used], source[1][layer][..., :used]
-                scores_BKC = chunk_scores(held[0], queries_LBNH[layer], heads, chunk)
+                keys = to_numbers(held[0], heads, head_dim, shards, jnp.float32) if in_bytes else held[0]
+                scores_BKC = chunk_scores(keys, queries_LBNH[layer], heads, chunk)
                 index_C = jnp.arange(scores_BKC.shape[2])
                 scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
                 scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
                 _, chosen_BKC = top_k(scores_BKC, self.budget // chunk, backend, (DATA, TENSOR))
-                keys_BSI, values_BSI = (_copied(source_BSI, chosen_BKC, chunk, tail_BS) for source_BSI in held)
+                keys_BSI, values_BSI = (copied(source_BSI, chosen_BKC) for source_BSI in held)
                 return buffers[0].at[layer, ..., :used].set(keys_BSI), buffers[1].at[layer, ..., :used].set(values_BSI)
 
             # Zero iterations instead of a branch, which would hold both outcomes in memory; and one layer at a time.
@@ -160,7 +170,7 @@ def create_retrieval_cache(cache: DenseCache, budget: int, tail: int) -> Retriev
 
 
 def chunk_scores(
-    keys_BSI: Float[Array, "B S KH"], query_BNH: Float[Array, "B N H"], num_kv_heads: int, chunk: int
+    keys_BSI: Num[Array, "B S KH"], query_BNH: Float[Array, "B N H"], num_kv_heads: int, chunk: int
 ) -> Float[Array, "B K C"]:
     """Score each chunk of each key/value head: its mean key times the sum of the head's queries."""
     batch, slots, _ = keys_BSI.shape
@@ -172,20 +182,19 @@ def chunk_scores(
     return jnp.einsum("BCKH,BKH->BKC", mean_BCKH, query_BKH, precision=jax.lax.Precision.HIGHEST)
 
 
-def _copied(source_BSI: jax.Array, chosen_BKC: jax.Array, chunk: int, tail_BS: jax.Array) -> jax.Array:
-    """Return one layer's chosen chunks, side by side for all heads, and after them the tail."""
-    batch, slots, lanes = source_BSI.shape
-    num_kv_heads, count = chosen_BKC.shape[1:]
-    whole = slots // chunk
-    source_BCZKH = source_BSI[:, : whole * chunk].reshape(batch, whole, chunk, num_kv_heads, -1)
+def _copied(source_BSKH: jax.Array, chosen_BKC: jax.Array, chunk: int, tail_BS: jax.Array) -> jax.Array:
+    """Return one layer's chosen chunks of each head, and after them the tail."""
+    batch, slots, *heads = source_BSKH.shape
+    whole, count = slots // chunk, chosen_BKC.shape[2]
+    source_BCZKH = source_BSKH[:, : whole * chunk].reshape(batch, whole, chunk, *heads)
 
     def of_head(source_CZH: jax.Array, chosen_C: jax.Array) -> jax.Array:
         return source_CZH[chosen_C]
 
     chunks_BCZKH = jax.vmap(jax.vmap(of_head, in_axes=(2, 0), out_axes=2))(source_BCZKH, chosen_BKC)
 
-    def of_tail(source_SI: jax.Array, tail_S: jax.Array) -> jax.Array:
-        return source_SI.at[tail_S].get(mode="fill", fill_value=0)
+    def of_tail(source_SKH: jax.Array, tail_S: jax.Array) -> jax.Array:
+        return source_SKH.at[tail_S].get(mode="fill", fill_value=0)
 
-    tail_BSI = jax.vmap(of_tail)(source_BSI, tail_BS)
-    return jnp.concatenate([chunks_BCZKH.reshape(batch, count * chunk, lanes), tail_BSI], axis=1)
+    tail_BSKH = jax.vmap(of_tail)(source_BSKH, tail_BS)
+    return jnp.concatenate([chunks_BCZKH.reshape(batch, count * chunk, *heads), tail_BSKH], axis=1)

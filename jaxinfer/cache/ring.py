@@ -90,7 +90,7 @@ class RingCache:
             rule["window"] = self.window
             mixed = attend_to_ring(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **rule)
         else:
-            held = _beside(self.keys[layer], keys_BTKH), _beside(self.values[layer], values_BTKH)
+            held = _beside(self.keys[layer], new[0], backend), _beside(self.values[layer], new[1], backend)
             rule["order"] = ring_order(placement.seen.start_B, 0, self.capacity)
             mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, **rule)
         return mixed, replace(self, keys=keys, values=values)
@@ -117,5 +117,5 @@ def create_ring_cache(
     return RingCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)
 
 
-def _beside(old_BCI: jax.Array, new_BTKH: jax.Array) -> jax.Array:
-    return jnp.concatenate([old_BCI, as_rows(new_BTKH, old_BCI)], axis=1)
+def _beside(old_BCI: jax.Array, new_BTKH: jax.Array, backend: Backend) -> jax.Array:
+    return jnp.concatenate([old_BCI, as_rows(new_BTKH, old_BCI, backend)], axis=1)

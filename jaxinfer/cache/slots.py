@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import Array, Int, Num
 
 # A TPU tile holds 16 slots of 16-bit numbers. If a tile would stay half empty, the compiler puts layers inside slots.
 _SLOT_TILE = 16
@@ -15,18 +15,18 @@ def slots_for(num_tokens: int) -> int:
 
 
 def move_slots(
-    buffer: Float[Array, "L B S KH"], from_BM: Int[Array, "B M"], to_BM: Int[Array, "B M"]
-) -> Float[Array, "L B S KH"]:
+    buffer: Num[Array, "L B S KH"], from_BM: Int[Array, "B M"], to_BM: Int[Array, "B M"]
+) -> Num[Array, "L B S KH"]:
     """Copy slots of every layer; all are read before any is written."""
     return copy_slots(buffer, to_BM, buffer, from_BM)
 
 
 def copy_slots(
-    target: Float[Array, "L B S KH"],
+    target: Num[Array, "L B S KH"],
     to_BM: Int[Array, "B M"],
-    source: Float[Array, "L B C KH"],
+    source: Num[Array, "L B C KH"],
     from_BM: Int[Array, "B M"],
-) -> Float[Array, "L B S KH"]:
+) -> Num[Array, "L B S KH"]:
     """Copy slots of every layer from one buffer to another; slots past the target's end are dropped."""
     copied_LBMI = read_slots(source, from_BM)
     numbers = jax.lax.ScatterDimensionNumbers(
@@ -39,7 +39,7 @@ def copy_slots(
     return _scatter(target, _in_each_layer(target, to_BM), copied_LBMI, numbers)
 
 
-def read_slots(buffer: Float[Array, "L B S KH"], from_BM: Int[Array, "B M"]) -> Float[Array, "L B M KH"]:
+def read_slots(buffer: Num[Array, "L B S KH"], from_BM: Int[Array, "B M"]) -> Num[Array, "L B M KH"]:
     """Return slots of every layer; zeros for slots past the end."""
     numbers = jax.lax.GatherDimensionNumbers(
         offset_dims=(3,),

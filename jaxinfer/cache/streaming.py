@@ -23,8 +23,10 @@ from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_ring, ring_order
 from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
+from jaxinfer.ops.hadamard import evened_query, transform
 from jaxinfer.ops.masks import in_window, node_depths
 from jaxinfer.ops.rotation import rotate
+from jaxinfer.ops.rows_in_bytes import holds_bytes
 from jaxinfer.ops.split_tokens import gather_tokens
 
 
@@ -109,7 +111,11 @@ class StreamingCache:
         sink_query_BTNH = None
         if placement.rotation is not None and self.sinks:
             cosines_BTR, sines_BTR = placement.rotation
-            sink_query_BTNH = rotate(query_BTNH, cosines_BTR, -sines_BTR)
+            is_even = holds_bytes(keys.dtype)
+            own_BTNH = transform(query_BTNH, backend.platform).astype(query_BTNH.dtype) if is_even else query_BTNH
+            sink_query_BTNH = rotate(own_BTNH, cosines_BTR, -sines_BTR)
+            if is_even:
+                sink_query_BTNH = evened_query(sink_query_BTNH, backend.platform)
         if placement.mask_BTS.shape[-1] == self.keys.shape[2]:
             mixed = attend_to_ring(
                 query_BTNH,
@@ -128,8 +134,8 @@ class StreamingCache:
         else:
             mixed = attend(
                 query_BTNH,
-                self._beside(keys[layer], self.keys[layer], keys_BTKH),
-                self._beside(values[layer], self.values[layer], values_BTKH),
+                self._beside(keys[layer], self.keys[layer], keys_BTKH, backend),
+                self._beside(values[layer], self.values[layer], values_BTKH, backend),
                 placement.mask_BTS,
                 scores.scale,
                 backend,
@@ -155,8 +161,8 @@ class StreamingCache:
         keys = copy_slots(self.keys, slots_BM, cache.keys, positions_BM)
         return replace(self, keys=keys, values=copy_slots(self.values, slots_BM, cache.values, positions_BM))
 
-    def _beside(self, written_BSI: jax.Array, old_BSI: jax.Array, new_BTKH: jax.Array) -> jax.Array:
-        parts = written_BSI[:, : self.sinks], old_BSI[:, self.sinks :], as_rows(new_BTKH, old_BSI)
+    def _beside(self, written_BSI: jax.Array, old_BSI: jax.Array, new_BTKH: jax.Array, backend: Backend) -> jax.Array:
+        parts = written_BSI[:, : self.sinks], old_BSI[:, self.sinks :], as_rows(new_BTKH, old_BSI, backend)
         return jnp.concatenate(parts, axis=1)
 
 

@@ -89,7 +89,15 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
         help="KV cache: dense (default), paged:page=64, or streaming:sinks=4,window=W, which keeps the first 4 and the "
         "last W tokens",
     )
+    add_cache_dtype_argument(group)
     add_mesh_argument(group)
+
+
+def add_cache_dtype_argument(parser: Any) -> None:
+    """Add the bits that keys and values are kept in."""
+    parser.add_argument(
+        "--cache-dtype", metavar="D", help="keep keys and values in 8 bits: int8, or fp8 (default: as wide as computed)"
+    )
 
 
 def add_weights_argument(parser: Any) -> None:

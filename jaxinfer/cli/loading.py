@@ -22,6 +22,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             exact=options.exact,
             max_len=options.max_len,
             cache=options.cache,
+            cache_dtype=options.cache_dtype,
             mesh=options.mesh,
             revision=options.revision,
             kept=kept_folder(),

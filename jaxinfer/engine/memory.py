@@ -34,7 +34,7 @@ def count_pages(config: EngineConfig, decoder: Decoder, num_slots: int) -> int:
 def page_bytes(config: EngineConfig, decoder: Decoder) -> int:
     """Return how many bytes a page takes in all layers."""
     model, backend = decoder.config, decoder.backend
-    lanes = backend.cache_lanes(model.num_kv_heads * model.head_dim)
+    lanes = backend.cache_lanes(model.num_kv_heads, model.head_dim)
     return 2 * model.num_layers * config.page_size * lanes * jnp.dtype(backend.cache_dtype).itemsize
 
 

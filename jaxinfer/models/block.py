@@ -12,8 +12,10 @@ from jaxinfer.models.step import Step
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.hadamard import even_out
 from jaxinfer.ops.rotation import rotate
 from jaxinfer.ops.rounding import scale_by
+from jaxinfer.ops.rows_in_bytes import holds_bytes
 from jaxinfer.ops.split_tokens import enter_region, leave_region
 
 _ACTIVATIONS = {
@@ -63,6 +65,8 @@ class Attention(nn.Module):
         if config.scores_by_depth:
             query_BTNH = query_BTNH / jnp.asarray(index + 1, query_BTNH.dtype)
         keys_BTKH = tap(self, "rotated_keys", place("key", "kv_heads", keys_BTKH))
+        if holds_bytes(self.backend.cache_dtype):
+            query_BTNH, keys_BTKH = even_out(query_BTNH, keys_BTKH, self.backend.platform)
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         scores = Scores(scale, config.attention_softcap)
         placement = step.placements[self.kind]

@@ -123,7 +123,7 @@ def create_cache(
     Layers with a window get a ring if it is smaller than a dense cache, and pages if all do. ``headroom`` is how many
     tokens past the current one a decoding step may write. The ``layout`` must suit the model (`check_layout`).
     """
-    lanes = backend.cache_lanes(config.num_kv_heads * config.head_dim)
+    lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
 
     def part(kind: LayerKind) -> Cache:
         count = config.layers.count(kind)

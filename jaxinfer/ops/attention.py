@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Bool, Float
+from jaxinfer.notation import Array, Bool, Float, Num
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.attention import Order, attend_to_seen, attends
 from jaxinfer.ops.each_device import on_each_device
+from jaxinfer.ops.rows_in_bytes import holds_bytes, to_numbers
 
 # A TPU's matrix unit takes as long to load a tile of keys as to multiply it by this many rows.
 _FREE_ROWS = 256
@@ -53,8 +54,8 @@ class Layer(NamedTuple):
 
 def attend(
     query_BTNH: Float[Array, "B T N H"],
-    keys_BSKH: Float[Array, "B S KH"] | Layer,
-    values_BSKH: Float[Array, "B S KH"] | Layer,
+    keys_BSKH: Num[Array, "B S KH"] | Layer,
+    values_BSKH: Num[Array, "B S KH"] | Layer,
     mask_BTS: Bool[Array, "B T S"],
     scale: float,
     backend: Backend,
@@ -66,16 +67,17 @@ def attend(
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
     Keys and values hold the heads of a slot side by side: ``K * H`` lanes, and possibly more if ``num_kv_heads`` gives
-    the number of heads. ``N`` is a multiple of ``K``. A ``softcap`` c bounds each scaled score x by ``c * tanh(x / c)``
-    (Gemma 2, 2408.00118). ``order`` says in which order slots hold the sequence (None: as they stand); sums are in that
-    order where the CPU kernels attend, whose first ``near_slots`` are the sinks.
+    the number of heads, or rows in bytes, which needs it. ``N`` is a multiple of ``K``. A ``softcap`` c bounds each
+    scaled score x by ``c * tanh(x / c)`` (Gemma 2, 2408.00118). ``order`` says in which order slots hold the sequence
+    (None: as they stand); sums are in that order where the CPU kernels attend, whose first ``near_slots`` are the
+    sinks.
 
     For few rows on a TPU, each query head is padded with zeros to the lanes of all key/value heads. Then one product
     over all lanes reads the cache in its layout. One product per head would make the compiler rearrange a layer's keys
     and values first, at five times the cycles and 4.5 layers' slices of memory.
     """
-    keys, values = _layer(keys_BSKH), _layer(values_BSKH)
     head_dim = query_BTNH.shape[3]
+    keys, values = (_layer(held, num_kv_heads, head_dim, backend) for held in (keys_BSKH, values_BSKH))
     if backend.cpu_kernels and query_BTNH.size and values.dtype == keys.dtype and attends(keys.dtype, head_dim):
         heads = num_kv_heads or keys.num_lanes // head_dim
         return _attend_by_kernels(
@@ -156,8 +158,8 @@ class Partial(NamedTuple):
 
 def attend_partially(
     query_BTNH: Float[Array, "B T N H"],
-    keys_BSKH: Float[Array, "B S KH"],
-    values_BSKH: Float[Array, "B S KH"],
+    keys_BSKH: Num[Array, "B S KH"],
+    values_BSKH: Num[Array, "B S KH"],
     mask_BTS: Bool[Array, "#B T S"],
     scale: float,
     backend: Backend,
@@ -165,7 +167,8 @@ def attend_partially(
     num_kv_heads: int | None = None,
 ) -> Partial:
     """Attend as `attend` does, to some of the slots."""
-    held = _layer(keys_BSKH), _layer(values_BSKH)
+    shape = num_kv_heads, query_BTNH.shape[3]
+    held = _layer(keys_BSKH, *shape, backend), _layer(values_BSKH, *shape, backend)
     weighted_BCRTI, largest_BCRT1, totals_BCRT1, joined = _weigh(
         query_BTNH, *held, mask_BTS, scale, backend, softcap, None, num_kv_heads
     )
@@ -175,7 +178,12 @@ def attend_partially(
     return Partial(_by_head(weighted_BCRTI, query_BTNH, joined), largest_BTN, totals_BTN)
 
 
-def _layer(held_BSF: jax.Array | Layer) -> Layer:
+def _layer(held_BSF: jax.Array | Layer, num_kv_heads: int | None, head_dim: int, backend: Backend) -> Layer:
+    """Return slots of numbers; rows in bytes become numbers of the compute dtype."""
+    if holds_bytes(held_BSF.dtype):
+        assert num_kv_heads is not None
+        rows_BSF = held_BSF.copied() if isinstance(held_BSF, Layer) else held_BSF
+        held_BSF = to_numbers(rows_BSF, num_kv_heads, head_dim, backend.kv_shards, backend.compute_dtype)
     return held_BSF if isinstance(held_BSF, Layer) else Layer(held_BSF[None], 0, held_BSF.shape[1])
 
 

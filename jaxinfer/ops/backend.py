@@ -29,6 +29,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import PIPELINE, SEQUENCE
 from jaxinfer.ops.cpu_kernels import machine_code
+from jaxinfer.ops.rows_in_bytes import CACHE_DTYPES, holds_bytes, row_lanes
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -46,20 +47,21 @@ class Backend:
     """Static facts of a run. Dtypes are NumPy names.
 
     ``param_dtype`` is the dtype of weights, ``compute_dtype`` of the residual stream, ``cache_dtype`` of keys and
-    values. ``scan_layers`` stacks the blocks' parameters and scans over them; otherwise each block has its own arrays.
-    ``min_matmul_rows`` pads a product to that many rows. ``mesh`` are the devices that the model is split over; None is
-    one device. Its axis ``tensor`` splits the key/value heads into ``kv_shards`` parts, its axis ``pipeline`` the
-    layers into ``stages`` parts. ``microbatches`` is the most parts that a batch is cut into for the stages (None: as
-    many as are fastest). If heads are not split, the lanes of a cache are a multiple of ``lane_tile``. ``kernels`` says
-    what works on a cache: Pallas kernels, the same interpreted on a CPU, plain XLA, or the kernels' ``reference``,
-    which computes the correct results in float32. ``split_activations`` splits a prompt's tokens between the regions
-    that split heads or features (`jaxinfer.ops.split_tokens`); None: only if the mesh splits them anyway.
-    ``remat_layers`` makes a backward pass recompute each block instead of keeping its activations. ``adapted_from`` is
-    the first token of a pass that adapters apply to (`jaxinfer.models.linear`). ``cpu_kernels`` says that products,
-    attention, norms and sums over the vocabulary use the CPU kernels, whose results for a token have the same bits in
-    any company; they also multiply drafters' rounded weights. Each device of a mesh runs them on its parts. Without a
-    mesh they read rows of 16-bit tables and find the best token, too. ``step_rows`` is the number of nodes that a step
-    is filled up to, or to a multiple of, where no kernels keep bits (`fixed_rows`).
+    values: a float, or int8 or uint8 for rows in bytes (`jaxinfer.ops.rows_in_bytes`). ``scan_layers`` stacks the
+    blocks' parameters and scans over them; otherwise each block has its own arrays. ``min_matmul_rows`` pads a product
+    to that many rows. ``mesh`` are the devices that the model is split over; None is one device. Its axis ``tensor``
+    splits the key/value heads into ``kv_shards`` parts, its axis ``pipeline`` the layers into ``stages`` parts.
+    ``microbatches`` is the most parts that a batch is cut into for the stages (None: as many as are fastest). If heads
+    are not split, the lanes of a cache are a multiple of ``lane_tile``. ``kernels`` says what works on a cache: Pallas
+    kernels, the same interpreted on a CPU, plain XLA, or the kernels' ``reference``, which computes the correct results
+    in float32. ``split_activations`` splits a prompt's tokens between the regions that split heads or features
+    (`jaxinfer.ops.split_tokens`); None: only if the mesh splits them anyway. ``remat_layers`` makes a backward pass
+    recompute each block instead of keeping its activations. ``adapted_from`` is the first token of a pass that adapters
+    apply to (`jaxinfer.models.linear`). ``cpu_kernels`` says that products, attention, norms and sums over the
+    vocabulary use the CPU kernels, whose results for a token have the same bits in any company; they also multiply
+    drafters' rounded weights. Each device of a mesh runs them on its parts. Without a mesh they read rows of 16-bit
+    tables and find the best token, too. ``step_rows`` is the number of nodes that a step is filled up to, or to a
+    multiple of, where no kernels keep bits (`fixed_rows`).
     """
 
     platform: Platform
@@ -85,11 +87,16 @@ class Backend:
         """The number of devices that split the slots of a dense cache and the tokens of a prompt."""
         return 1 if self.mesh is None else self.mesh.shape.get(SEQUENCE, 1)
 
-    def cache_lanes(self, numbers: int) -> int:
-        """Return the lanes per slot of a cache with so many numbers, padded with zeros to whole tiles.
+    def cache_lanes(self, num_kv_heads: int, head_dim: int) -> int:
+        """Return the lanes per slot of a cache with so many heads, padded with zeros to whole tiles.
 
-        If heads are split there is no padding: each device would need its own zeros, between the heads.
+        If heads are split there is no padding: each device would need its own zeros, between the heads. Rows in bytes
+        have them there, for each device has scales of its own.
         """
+        if holds_bytes(self.cache_dtype):
+            own = row_lanes(num_kv_heads // self.kv_shards, head_dim)
+            return -(-own // self.lane_tile) * self.lane_tile * self.kv_shards
+        numbers = num_kv_heads * head_dim
         return -(-numbers // self.lane_tile) * self.lane_tile if self.kv_shards == 1 else numbers
 
     def on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -179,14 +186,16 @@ def choose_backend(
     scan_layers: bool | None = None,
     kernels: Kernels | None = None,
     exact: str | None = None,
+    cache_dtype: str | None = None,
 ) -> Backend:
     """Choose how a model with weights in ``dtype`` runs on ``platform``; by default, this process's.
 
     ``kernels`` says what works on a cache; by default, Pallas kernels on a TPU and XLA elsewhere. ``exact`` says what
     strategies share with plain decoding: ``bits``, or the tokens wherever their ``margin`` is larger than rounding
-    (default). Where the CPU kernels run, they share all bits in either case.
+    (default). Where the CPU kernels run, they share all bits in either case. ``cache_dtype`` rounds keys and values to
+    8 bits, ``int8`` or ``fp8``; by default, they are as wide as what the model computes with.
     """
-    for name, value in (("exact", exact), ("dtype", dtype)):
+    for name, value in (("exact", exact), ("dtype", dtype), ("cache_dtype", cache_dtype)):
         if value is not None and not isinstance(value, str):
             raise InvalidOption(f"{name} {value!r} is not a text")
     if exact is not None and exact not in get_args(Exact):
@@ -197,6 +206,7 @@ def choose_backend(
         raise InvalidOption(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
     if dtype == "float64" and jax.dtypes.canonicalize_dtype(dtype) != jnp.float64:
         raise InvalidOption("dtype float64 needs JAX's 64-bit mode: jax.config.update('jax_enable_x64', True)")
+    check_cache_dtype(cache_dtype, dtype, platform)
     on_cpu = platform == "cpu"
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
     unrolled = on_cpu if scan_layers is None else not scan_layers
@@ -207,7 +217,7 @@ def choose_backend(
         param_dtype=dtype,
         compute_dtype="float32" if wide else dtype,
         # To write a few 16-bit numbers to a cache, XLA's CPU backend rewrites all of it. So the cache is float32 there.
-        cache_dtype="float32" if wide else dtype,
+        cache_dtype=CACHE_DTYPES[cache_dtype] if cache_dtype else "float32" if wide else dtype,
         scan_layers=not unrolled,
         min_matmul_rows=4 if wide else 1,
         cpu_kernels=cpu_kernels,
@@ -215,3 +225,15 @@ def choose_backend(
         kernels=kernels or ("pallas" if platform == "tpu" else "xla"),
         step_rows=_STEP_ROWS if exact == "bits" else 1,
     )
+
+
+def check_cache_dtype(cache_dtype: str | None, dtype: str, platform: Platform) -> None:
+    """Refuse what no cache is kept in, and what the model's dtype or the platform does not go with."""
+    if cache_dtype is None:
+        return
+    if cache_dtype not in CACHE_DTYPES:
+        raise InvalidOption(f"unknown cache_dtype {cache_dtype!r}; use {' or '.join(CACHE_DTYPES)}, or none")
+    if dtype == "float64":
+        raise InvalidOption(f"cache_dtype {cache_dtype} is not for float64, of which 8 bits keep nothing: leave it out")
+    if cache_dtype == "fp8" and platform == "tpu":
+        raise InvalidOption("cache_dtype fp8 is not for TPUs, of which v5e and v6e have no such floats: use int8")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import Array, Float, Int, Num
 from jaxinfer.ops.attention import Layer, Sinks, attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.attention import Order
@@ -37,8 +37,8 @@ class Seen(NamedTuple):
 
 def attend_to_layer(
     query_BTNH: Float[Array, "B T N H"],
-    keys_LBSF: Float[Array, "L B S F"],
-    values_LBSF: Float[Array, "L B S F"],
+    keys_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S F"],
     layer: Int[Array, ""] | int,
     seen: Seen,
     scale: float,
@@ -92,8 +92,8 @@ def attend_to_layer(
 
 def attend_to_pages(
     query_BTNH: Float[Array, "B T N H"],
-    keys_LPZF: Float[Array, "L P Z F"],
-    values_LPZF: Float[Array, "L P Z F"],
+    keys_LPZF: Num[Array, "L P Z F"],
+    values_LPZF: Num[Array, "L P Z F"],
     layer: Int[Array, ""] | int,
     table_BX: Int[Array, "B X"],
     seen: Seen,
@@ -151,8 +151,8 @@ def attend_to_pages(
 
 def attend_to_ring(
     query_BTNH: Float[Array, "B T N H"],
-    keys_LBSF: Float[Array, "L B S F"],
-    values_LBSF: Float[Array, "L B S F"],
+    keys_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S F"],
     layer: Int[Array, ""] | int,
     seen: Seen,
     scale: float,

@@ -4,11 +4,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import Array, Float, Int, Num
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import on_each_device
 from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.rows import write_in_rows
+from jaxinfer.ops.rows_in_bytes import holds_bytes, to_bytes
 
 
 class Around(NamedTuple):
@@ -23,22 +24,22 @@ class Around(NamedTuple):
 
 
 def write_to_layer(
-    keys_LBSF: Float[Array, "L B S F"],
-    values_LBSF: Float[Array, "L B S F"],
+    keys_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S F"],
     keys_BTKH: Float[Array, "B T K H"],
     values_BTKH: Float[Array, "B T K H"],
     layer: Int[Array, ""] | int,
     slots_BT: Int[Array, "B T"],
     backend: Backend,
     around: Around | None = None,
-) -> tuple[Float[Array, "L B S F"], Float[Array, "L B S F"]]:
+) -> tuple[Num[Array, "L B S F"], Num[Array, "L B S F"]]:
     """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row.
 
     A row's slots are consecutive, or go ``around`` a ring. XLA writes single tokens: for one token its scatter is as
     fast as the kernel; for more it takes six to twelve times as long.
     """
     num_tokens = slots_BT.shape[1]
-    new = [as_rows(rows_BTKH, keys_LBSF) for rows_BTKH in (keys_BTKH, values_BTKH)]
+    new = [as_rows(rows_BTKH, keys_LBSF, backend) for rows_BTKH in (keys_BTKH, values_BTKH)]
 
     def by_xla() -> tuple[Any, Any]:
         keys_BTF, values_BTF = new
@@ -63,7 +64,9 @@ def write_to_layer(
     return run(keys_LBSF, values_LBSF, *new, jnp.asarray(layer, jnp.int32), start_B, counts_B)
 
 
-def as_rows(rows_BTKH: Float[Array, "B T K H"], buffer: Float[Array, "*lead F"]) -> Float[Array, "B T F"]:
-    """Arrange new keys or values as in a cache: heads side by side, and zeros in the lanes after them."""
+def as_rows(rows_BTKH: Float[Array, "B T K H"], buffer: Num[Array, "*lead F"], backend: Backend) -> Num[Array, "B T F"]:
+    """Arrange new keys or values as in a cache: heads side by side, and zeros in the lanes after them, or in bytes."""
+    if holds_bytes(buffer.dtype):
+        return to_bytes(rows_BTKH, buffer.dtype, buffer.shape[-1], backend.kv_shards)
     rows_BTI = rows_BTKH.reshape(*rows_BTKH.shape[:2], -1).astype(buffer.dtype)
     return jnp.pad(rows_BTI, ((0, 0), (0, 0), (0, buffer.shape[-1] - rows_BTI.shape[-1])))

@@ -8,18 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import Array, Int, Num
 
 Places = tuple[Int[Array, "B T"], Int[Array, "B T"]]
 
 
 def write_in_pages(
-    pool_LPZF: Float[Array, "L P Z F"],
+    pool_LPZF: Num[Array, "L P Z F"],
     layer: Int[Array, ""] | int,
     pages_BT: Int[Array, "B T"],
     slots_BT: Int[Array, "B T"],
-    rows_BTF: Float[Array, "B T F"],
-) -> Float[Array, "L P Z F"]:
+    rows_BTF: Num[Array, "B T F"],
+) -> Num[Array, "L P Z F"]:
     """Set slots of one layer's pages; those that are not dropped must differ."""
     layer_BT = jnp.broadcast_to(layer, pages_BT.shape).astype(pages_BT.dtype)
     places_BT3 = jnp.stack([layer_BT, pages_BT, slots_BT], axis=-1)
@@ -27,7 +27,7 @@ def write_in_pages(
     return jax.lax.scatter(pool_LPZF, places_BT3, rows_BTF, numbers, mode="drop", unique_indices=True)
 
 
-def move_in_pages(pool_LPZF: Float[Array, "L P Z F"], moved_from: Places, moved_to: Places) -> Float[Array, "L P Z F"]:
+def move_in_pages(pool_LPZF: Num[Array, "L P Z F"], moved_from: Places, moved_to: Places) -> Num[Array, "L P Z F"]:
     """Copy slots of every layer's pages; all are read before any is written."""
     numbers = jax.lax.GatherDimensionNumbers((3,), (0, 1, 2), (0, 1, 2))
     places, sizes = _in_each_layer(pool_LPZF, moved_from), (1, 1, 1, pool_LPZF.shape[3])

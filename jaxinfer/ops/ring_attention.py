@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int
+from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int, Num
 from jaxinfer.ops.attention import Partial, attend_partially
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_write import as_rows
@@ -52,8 +52,8 @@ def in_text_order(hidden_BTD: Float[Array, "B T D"], backend: Backend) -> Float[
 
 def attend_around_ring(
     query_BTNH: Float[Array, "B T N H"],
-    keys_LBSF: Float[Array, "L B S F"],
-    values_LBSF: Float[Array, "L B S F"],
+    keys_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S F"],
     keys_BTKH: Float[Array, "B T K H"],
     values_BTKH: Float[Array, "B T K H"],
     layer: Int[Array, ""] | int,
@@ -62,7 +62,7 @@ def attend_around_ring(
     *,
     softcap: float | None = None,
     window: int | None = None,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "L B S F"], Float[Array, "L B S F"]]:
+) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S F"]]:
     """Attend within prompts that start in slot 0 of a cache with split slots, and write one layer of it.
 
     Tokens are in `ring_order`. Each device keeps the tokens of its own slots as they pass by on the ring. Slots past
@@ -82,7 +82,7 @@ def attend_around_ring(
     rows = rows_axis(query_BTNH.shape[0], backend)
     heads, lanes = PartitionSpec(rows, SEQUENCE, TENSOR, None), PartitionSpec(rows, SEQUENCE, TENSOR)
     cache = PartitionSpec(None, rows, SEQUENCE, TENSOR)
-    new = as_rows(keys_BTKH, keys_LBSF), as_rows(values_BTKH, values_LBSF)
+    new = as_rows(keys_BTKH, keys_LBSF, backend), as_rows(values_BTKH, values_LBSF, backend)
     run = backend.on_devices(run, (heads, cache, cache, lanes, lanes, PartitionSpec()), (heads, cache, cache))
     return run(query_BTNH, keys_LBSF, values_LBSF, *new, jnp.asarray(layer, jnp.int32))
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int
+from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int, Num
 from jaxinfer.ops.attention import Partial, attend, attend_partially
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen
@@ -26,15 +26,15 @@ from jaxinfer.ops.masks import visible_slots
 from jaxinfer.ops.rows import write_in_rows
 
 
-def has_split_slots(keys_LBSF: Float[Array, "L B S F"], backend: Backend) -> bool:
+def has_split_slots(keys_LBSF: Num[Array, "L B S F"], backend: Backend) -> bool:
     """Tell whether a dense cache's slots are split: there are several devices for them, and they split evenly."""
     return backend.slot_shards > 1 and keys_LBSF.shape[2] % backend.slot_shards == 0
 
 
 def attend_to_split_slots(
     query_BTNH: Float[Array, "B T N H"],
-    keys_LBSF: Float[Array, "L B S F"],
-    values_LBSF: Float[Array, "L B S F"],
+    keys_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S F"],
     keys_BTKH: Float[Array, "B T K H"],
     values_BTKH: Float[Array, "B T K H"],
     layer: Int[Array, ""] | int,
@@ -45,7 +45,7 @@ def attend_to_split_slots(
     *,
     softcap: float | None = None,
     window: int | None = None,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "L B S F"], Float[Array, "L B S F"]]:
+) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S F"]]:
     """Write one layer's new tokens and attend from them to all slots.
 
     Slots past the end are dropped. XLA joins what the devices find; they send as much data as the queries have. If the
@@ -86,7 +86,7 @@ def attend_to_split_slots(
         ancestors = of_rows if seen.ancestors_BTT.shape[0] == batch > 1 else PartitionSpec()
         masks, of_masks = (seen.start_B, seen.ancestors_BTT), (of_rows, ancestors)
     specs = (heads, cache, cache, lanes, lanes, PartitionSpec(), of_rows, *of_masks)
-    new = as_rows(keys_BTKH, keys_LBSF), as_rows(values_BTKH, values_LBSF)
+    new = as_rows(keys_BTKH, keys_LBSF, backend), as_rows(values_BTKH, values_LBSF, backend)
     layer = jnp.asarray(layer, slots_BT.dtype)
     return backend.on_devices(run, specs, (heads, cache, cache))(
         query_BTNH, keys_LBSF, values_LBSF, *new, layer, slots_BT, *masks

@@ -55,6 +55,7 @@ OPTION_MISTAKES = {
     "min_p above 1": (["generate", "x", "--min-p", "1.5"], ["min_p", "1.5"]),
     "negative seed": (["generate", "x", "--seed", "-1"], ["seed", "-1"]),
     "unknown weights": (["generate", "x", "--weights", "int5"], ["int5", "int4"]),
+    "unknown cache dtype": (["generate", "x", "--cache-dtype", "int4"], ["int4", "int8", "fp8"]),
     "empty stop": (["generate", "x", "--stop", ""], ["stop"]),
     "no penalty": (["generate", "x", "--repetition-penalty", "0"], ["repetition_penalty"]),
     "bias without a token": (["generate", "x", "--logit-bias", "1.5"], ["--logit-bias", "1.5"]),

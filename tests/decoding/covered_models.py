@@ -129,9 +129,9 @@ def cover_trained(folder: Path) -> Covered:
     return cover(jaxinfer.load(folder), [encode_bytes(text) for text in FABLES], LONG_LIMITS)
 
 
-def cover_random(name: str, dtype: str = "float32") -> Covered:
+def cover_random(name: str, dtype: str = "float32", cache_dtype: str | None = None) -> Covered:
     """Ask a random model of a family."""
-    return cover(random_model(name, dtype=dtype), random_prompts(), LIMITS)
+    return cover(random_model(name, dtype=dtype, cache_dtype=cache_dtype), random_prompts(), LIMITS)
 
 
 def random_prompts() -> list[list[int]]:
@@ -140,7 +140,9 @@ def random_prompts() -> list[list[int]]:
     return [rng.integers(1, VOCAB_SIZE, length).tolist() for length in LENGTHS]
 
 
-def random_model(name: str, num_layers: int = 2, dtype: str = "float32") -> LanguageModel:
+def random_model(
+    name: str, num_layers: int = 2, dtype: str = "float32", cache_dtype: str | None = None
+) -> LanguageModel:
     """Return a random model whose last layer changes little, so that the layers before it are of one mind with it."""
     described = {**CONFIGS, **OTHER_CONFIGS}[name]
     config = replace(family_of(described).translate(described), num_layers=num_layers)
@@ -152,7 +154,8 @@ def random_model(name: str, num_layers: int = 2, dtype: str = "float32") -> Lang
         first |= {norm: {"scale": 3 + first[norm]["scale"]} for norm in ("attention_post_norm", "mlp_post_norm")}
     else:
         params = damp_last_layer(config, params, 0.3)
-    return LanguageModel(config, jax.tree.map(lambda leaf: leaf.astype(dtype), params), choose_backend(dtype, "cpu"))
+    backend = choose_backend(dtype, "cpu", cache_dtype=cache_dtype)
+    return LanguageModel(config, jax.tree.map(lambda leaf: leaf.astype(dtype), params), backend)
 
 
 def damp_last_layer(config: DecoderConfig, params: Params, factor: float) -> Params:

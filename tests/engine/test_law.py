@@ -20,7 +20,8 @@ from tests.decoding.covered_models import cover_random
 from tests.decoding.strategy_cases import CASES
 from tests.engine.harness import SMALL, Arrival, Harness, tokens_of
 
-MODEL, DTYPE = "gemma2", "bfloat16"
+# Pages are in bytes here; those of the other files are not.
+MODEL, DTYPE, CACHE_DTYPE = "gemma2", "bfloat16", "int8"
 # One that drafts by a model of its own, which a returning sequence has to find again, and one that learns as it goes.
 USUAL = ("draft_model",)
 SERVED = [name for name in CASES if "triforce" not in name]
@@ -30,7 +31,7 @@ WIDE = ("prompt_lookup", "suffix", "token_recycling", "medusa", "streams+prompt_
 
 @pytest.fixture(scope="module")
 def covered():
-    return cover_random(MODEL, DTYPE)
+    return cover_random(MODEL, DTYPE, CACHE_DTYPE)
 
 
 @pytest.fixture(scope="module")

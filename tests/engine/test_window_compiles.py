@@ -54,7 +54,7 @@ def compiled(function, donated, *arguments):
 
 
 def pools():
-    shape = (CONFIG.num_layers, PAGES, PAGE, BACKEND.cache_lanes(CONFIG.num_kv_heads * CONFIG.head_dim))
+    shape = (CONFIG.num_layers, PAGES, PAGE, BACKEND.cache_lanes(CONFIG.num_kv_heads, CONFIG.head_dim))
     return tuple(Pool(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 2) for _ in CONFIG.kinds)
 
 

@@ -5,6 +5,7 @@ from tests.mutants.fault import Fault
 _DENSE, _RING, _SLOTS = "jaxinfer/cache/dense.py", "jaxinfer/cache/ring.py", "jaxinfer/cache/slots.py"
 _STREAMING, _RETRIEVAL = "jaxinfer/cache/streaming.py", "jaxinfer/cache/retrieval.py"
 _MASKS, _RECORDING = "jaxinfer/ops/masks.py", "jaxinfer/cache/recording.py"
+_BYTES, _NUMBERS = "jaxinfer/ops/rows_in_bytes.py", "tests/ops/test_rows_in_bytes.py"
 _TREES = "tests/cache/test_laws.py::test_trees_see_what_was_kept_and_their_own_ancestors"
 _CHUNKS = "tests/cache/test_laws.py::test_prompts_in_chunks_see_what_is_before_them"
 _CHOSEN = "tests/cache/test_retrieval.py::"
@@ -83,8 +84,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "sinks are turned away instead of nearer",
         _STREAMING,
-        "rotate(query_BTNH, cosines_BTR, -sines_BTR)",
-        "rotate(query_BTNH, cosines_BTR, sines_BTR)",
+        "rotate(own_BTNH, cosines_BTR, -sines_BTR)",
+        "rotate(own_BTNH, cosines_BTR, sines_BTR)",
         "tests/cache/test_streaming.py::test_it_equals_the_dense_forward_that_rotates_by_cache_index[gemma]",
     ),
     Fault(
@@ -128,5 +129,26 @@ FAULTS: tuple[Fault, ...] = (
         "self.queries_LBTNH.at[layer].set(recorded_BTNH)",
         "self.queries_LBTNH.at[0].set(recorded_BTNH)",
         f"{_CHOSEN}test_a_recording_cache_attends_as_the_cache_does_and_holds_the_queries",
+    ),
+    Fault(
+        "integers of 8 bits overflow",
+        _BYTES,
+        '"int8": 127.0',
+        '"int8": 128.0',
+        f"{_NUMBERS}::test_numbers_come_back_as_near_as_bits_allow_and_nothing_overflows",
+    ),
+    Fault(
+        "the bytes of a head's scale are those of two heads",
+        _BYTES,
+        "scales = jnp.swapaxes(scales.reshape(*lead, shards, SCALE_BYTES, heads), -1, -2)",
+        "scales = scales.reshape(*lead, shards, heads, SCALE_BYTES)",
+        f"{_NUMBERS}::test_numbers_come_back_as_near_as_bits_allow_and_nothing_overflows",
+    ),
+    Fault(
+        "queries are not evened out as keys are",
+        "jaxinfer/ops/hadamard.py",
+        "return evened_query(query_BTNH, platform), transform",
+        "return query_BTNH, transform",
+        f"{_NUMBERS}::test_evened_queries_and_keys_have_the_same_products",
     ),
 )

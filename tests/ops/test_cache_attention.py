@@ -106,9 +106,9 @@ def test_a_tpu_attends_by_kernels_and_others_by_xla():
 
 def test_lanes_of_one_tpu_are_whole_tiles():
     on_tpu = choose_backend("bfloat16", "tpu")
-    assert [on_tpu.cache_lanes(numbers) for numbers in (64, 192, 256)] == [128, 256, 256]
-    assert replace(on_tpu, kv_shards=2).cache_lanes(192) == 192
-    assert float32_backend().cache_lanes(192) == 192
+    assert [on_tpu.cache_lanes(heads, 64) for heads in (1, 3, 4)] == [128, 256, 256]
+    assert replace(on_tpu, kv_shards=3).cache_lanes(3, 64) == 192
+    assert float32_backend().cache_lanes(3, 64) == 192
 
 
 def traced(backend, lanes=256, tokens=1, ring=False):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -82,6 +83,7 @@ def measure_latency(
     *,
     rival: str | None = None,
     weights: str | None = None,
+    cache_dtype: str | None = None,
     mesh: str | None = None,
     exact: str | None = None,
     notice: Callable[[str], None] | None = None,
@@ -89,10 +91,10 @@ def measure_latency(
 ) -> LatencyReport:
     """Measure a model in each dtype; with ``rival="transformers"`` also that, on the same checkpoint and prompts.
 
-    ``weights`` are as for `load`.
+    ``weights`` and ``cache_dtype`` are as for `load`.
     """
     for dtype in dtypes:
-        choose_backend(dtype, exact=exact)
+        choose_backend(dtype, exact=exact, cache_dtype=cache_dtype)
     partitioner = partitioner_of(mesh)
     if rival is not None:
         # Imported here: transformers is optional. Imported first: its absence must not show at the end of a run.
@@ -105,8 +107,9 @@ def measure_latency(
     num_devices = 1 if default_platform() == "cpu" else partitioner.num_devices
     bandwidth = measure_bandwidth()
     bandwidth = replace(bandwidth, bytes_per_second=bandwidth.bytes_per_second * num_devices)
+    options: dict[str, Any] = {"weights": weights, "cache_dtype": cache_dtype, "exact": exact}
     runs = tuple(
-        _measure_dtype(path, dtype, weights, exact, workload, rival, bandwidth, partitioner, num_devices, progress)
+        _measure_dtype(path, dtype, options, workload, rival, bandwidth, partitioner, num_devices, progress)
         for dtype in dtypes
     )
     return LatencyReport(str(model), jax.devices()[0].device_kind, os.cpu_count() or 1, workload, bandwidth, runs)
@@ -115,8 +118,7 @@ def measure_latency(
 def _measure_dtype(
     path: Path,
     dtype: str,
-    weights: str | None,
-    exact: str | None,
+    options: dict[str, Any],
     workload: Workload,
     rival: str | None,
     bandwidth: Bandwidth,
@@ -124,7 +126,7 @@ def _measure_dtype(
     num_devices: int,
     progress: Callable[[int, int], None] | None,
 ) -> Run:
-    model = load(path, dtype=dtype, weights=weights, exact=exact, mesh=partitioner.mesh, progress=progress)
+    model = load(path, dtype=dtype, **options, mesh=partitioner.mesh, progress=progress)
     config, size = model.config, workload.prompt_tokens + workload.new_tokens
     if size > model.max_len:
         raise InvalidOption(

@@ -5,7 +5,13 @@ import dataclasses
 import json
 import sys
 
-from jaxinfer.cli.arguments import add_exact_argument, add_mesh_argument, add_weights_argument, whole_number
+from jaxinfer.cli.arguments import (
+    add_cache_dtype_argument,
+    add_exact_argument,
+    add_mesh_argument,
+    add_weights_argument,
+    whole_number,
+)
 from jaxinfer.cli.commands import acceptance, quality, throughput
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.errors import InvalidOption
@@ -31,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, metavar="N", type=whole_number(least), default=default, help=f"{text} (default: %(default)s)"
         )
     add_weights_argument(latency)
+    add_cache_dtype_argument(latency)
     add_exact_argument(latency)
     add_mesh_argument(latency)
     latency.add_argument(
@@ -75,6 +82,7 @@ def _run_latency(options: argparse.Namespace) -> int:
             workload,
             rival=options.compare,
             weights=options.weights,
+            cache_dtype=options.cache_dtype,
             mesh=options.mesh,
             exact=options.exact,
             notice=lambda line: print(line, file=sys.stderr),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Bool, Float, Int
+from jaxinfer.notation import Array, Bool, Float, Int, Num
 from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.products import multiplies
@@ -33,8 +33,8 @@ def attends(dtype: Any, head_dim: int) -> bool:
 
 def attend_to_seen(
     query_BCRTH: Float[Array, "B C R T H"],
-    keys_LPZF: Float[Array, "L P Z F"],
-    values_LPZF: Float[Array, "L P Z F"],
+    keys_LPZF: Num[Array, "L P Z F"],
+    values_LPZF: Num[Array, "L P Z F"],
     layer: Int[Array, ""] | int,
     mask_BTE: Bool[Array, "B T E"],
     softcap: float = 0.0,
