@@ -2,7 +2,10 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.few_bits import parse_few_bits
+from jaxinfer.checkpoint.kept_params import params_of, write_params
 from jaxinfer.errors import InvalidOption, shown
+from jaxinfer.kept.conditions import conditions
+from jaxinfer.kept.folder import KeptFolder, NotKept
+from jaxinfer.kept.spelling import digest
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits
@@ -19,15 +26,16 @@ from jaxinfer.models.layers import KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
 from jaxinfer.ops.few_bits.formats import INT8, Format
-from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
-from jaxinfer.quantization.calibration import Place, quantize_layers
-from jaxinfer.quantization.gptq import quantize_by_gptq
+from jaxinfer.quantization.calibration import quantize_layers
+from jaxinfer.quantization.methods import METHODS
 from jaxinfer.sampling.params import SamplingParams
 
-METHODS = ("gptq",)
 # The texts that a model writes to be calibrated on, and the tokens of each.
 NUM_TEXTS, TEXT_TOKENS = 128, 512
+# Of layers that are kept until all are done.
+_MAX_KEPT_BYTES = 1 << 40
 
 
 def quantize(
@@ -38,40 +46,55 @@ def quantize(
     calibration: Sequence[int] | None = None,
     num_texts: int = NUM_TEXTS,
     text_tokens: int = TEXT_TOKENS,
+    kept: str | Path | None = None,
     advance: Callable[[int], None] = lambda layer: None,
 ) -> LanguageModel:
     """Return a model whose weights are in few bits, as ``load(weights=...)`` does, but chosen by a method.
 
-    ``weights`` is ``int8`` or ``int4:group=64``. ``method`` is ``"gptq"`` (2210.17323); ``load`` rounds each weight to
-    the nearest. ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of ``text_tokens`` tokens
-    are taken; without it the model writes texts itself, at temperature 1. ``advance`` receives each layer that is done.
-    Raises InvalidOption where ``load(weights=...)`` would, and for too short a text.
+    ``weights`` is ``int8`` or ``int4:group=64``. ``method`` is ``"gptq"`` (2210.17323), ``"awq"`` (2306.00978) or
+    ``"awq+gptq"``, scales by the one and codes by the other; ``load`` rounds each weight to the nearest.
+    ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of ``text_tokens`` tokens are taken;
+    without it the model writes texts itself, at temperature 1. ``kept`` is a folder for what is done, so that the same
+    call after an interruption goes on there. ``advance`` receives each layer that is done. Raises InvalidOption where
+    ``load(weights=...)`` would, and for too short a text.
     """
-    form, config = form_of(weights), model.config
-    if method not in METHODS:
-        known = ", ".join(METHODS)
-        raise InvalidOption(
-            f"unknown method {shown(method)}; use {known}, or load(weights=...) to round to the nearest"
-        )
+    form, config = check_quantizable(model, weights, method), model.config
     for name, value, least in (("num_texts", num_texts, 1), ("text_tokens", text_tokens, 2)):
         check_whole(name, value)
         if value < least:
             raise InvalidOption(f"{name}={value} must be at least {least}")
-    check_few_bits(parse_few_bits(weights), model.backend)
-    if model.programs.partitioner.mesh is not None:
-        raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
-    if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
-        raise InvalidOption("the model's weights are in few bits already: load it without weights=")
     backend = replace(model.backend, scan_layers=False)
     params = stack_params(model.params, abstract_params(config, backend))
     INT8.check_width(f"weights {weights!r}: embedding", config.embedding_dim or config.model_dim)
     for path, kernel in _kernels(params["blocks"]):
         form.check_width(f"weights {weights!r}: {'.'.join(path)}", kernel.shape[-1])
     length = min(text_tokens, model.max_len)
-    texts = _own_texts(model, num_texts, length) if calibration is None else _cut(model, calibration, num_texts, length)
-    by_gptq = functools.partial(quantize_by_gptq, form=form)
-    found = list(quantize_layers(Decoder(config, backend), params, texts, by_gptq, advance))
-    return _rounded(model, _arranged(model.params, found))
+    folder = None if kept is None else KeptFolder(Path(kept), _MAX_KEPT_BYTES)
+    if calibration is None:
+        written = _Kept(folder, {"model": model.fingerprint, "texts": f"{num_texts} of {length}"})
+        texts = written.get("texts", lambda: _own_texts(model, num_texts, length))
+    else:
+        texts = _cut(model, calibration, num_texts, length)
+    made_of = {"model": model.fingerprint, "weights": f"{weights} by {method}", "texts": digest(texts.tobytes().hex())}
+    layers = _Kept(folder, made_of)
+    done = list(quantize_layers(Decoder(config, backend), params, texts, METHODS[method](form), layers, advance))
+    return _rounded(model, _arranged(model.params, done))
+
+
+def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format:
+    """Return the form that ``weights`` names; raise InvalidOption if a method cannot choose codes of it for a model."""
+    form = form_of(weights)
+    if method not in METHODS:
+        known = ", ".join(METHODS)
+        raise InvalidOption(
+            f"unknown method {shown(method)}; use {known}, or load(weights=...) to round to the nearest"
+        )
+    check_few_bits(parse_few_bits(weights), model.backend)
+    if model.programs.partitioner.mesh is not None:
+        raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
+    if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
+        raise InvalidOption("the model's weights are in few bits already: load it without weights=")
+    return form
 
 
 def form_of(weights: str) -> Format:
@@ -125,19 +148,19 @@ def _kernels(blocks: Params) -> list[tuple[tuple[str, ...], Any]]:
     ]
 
 
-def _arranged(params: Params, found: Sequence[Mapping[Place, QuantizedArray]]) -> Params:
-    """Return parameters with quantized kernels in their places, and tables and the output matrix in 8 bits."""
+def _arranged(params: Params, blocks: Sequence[Params]) -> Params:
+    """Return parameters with those of quantized layers in their places; tables and the output matrix in 8 bits."""
 
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
         made: Params = {}
         for key, value in node.items():
             if isinstance(value, Mapping):
                 made[key] = walk(value, (*path, key))
-            elif path and path[0] == "blocks" and key.endswith(KERNEL):
+            elif path and path[0] == "blocks":
                 layers, stacked, name, _ = locate((*path, key), value.shape)
-                part, linear, _ = name.split(".")
-                kernels = [found[layer][part, linear] for layer in layers or ()]
-                made[KERNEL] = jax.tree.map(lambda *parts: jnp.stack(parts), *kernels) if stacked else kernels[0]
+                found = [functools.reduce(getitem, name.split("."), blocks[layer]) for layer in layers or ()]
+                whole = jax.tree.map(lambda *parts: jnp.stack(parts), *found) if stacked else found[0]
+                made[KERNEL if key.endswith(KERNEL) else key] = whole
             elif (*path, key) == ("embed", "embedding") or (path == ("head",) and key.endswith(KERNEL)):
                 rows = stored_kernel(node) if path == ("head",) else value
                 made[KERNEL if path == ("head",) else key] = round_to_nearest(rows, INT8)
@@ -146,3 +169,40 @@ def _arranged(params: Params, found: Sequence[Mapping[Place, QuantizedArray]]) -
         return made
 
     return walk(params, ())
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is done, in a folder, until it is made of other things; without a folder nothing is kept."""
+
+    folder: KeptFolder | None
+    made_of: Mapping[str, str]
+
+    def get(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return an array that is kept, or make it and keep it."""
+        found = self._read(name)
+        if found is None:
+            found = {name: make()}
+            self._write(name, found)
+        return np.asarray(found[name])
+
+    def read(self, layer: int) -> Params | None:
+        """Return a layer that is done, None if it is not."""
+        return self._read(f"layer_{layer}")
+
+    def write(self, layer: int, block: Params) -> None:
+        """Keep a layer that is done."""
+        self._write(f"layer_{layer}", block)
+
+    def _read(self, name: str) -> Params | None:
+        try:
+            data = None if self.folder is None else self.folder.map(name)
+            return None if data is None else params_of(data, {**self.made_of, **conditions()})
+        except NotKept:
+            return None
+
+    def _write(self, name: str, params: Params) -> None:
+        # What cannot be kept is made again after an interruption.
+        with suppress(NotKept):
+            if self.folder is not None:
+                write_params(self.folder, name, params, {**self.made_of, **conditions()})

@@ -62,9 +62,9 @@ def convert(
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidOption(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    target = _check_target(destination, overwrite)
+    target = check_destination(destination, overwrite)
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
-    _keep_source(checkpoint, target)
+    keep_source(checkpoint.origin, target)
     kinds = _choose_kinds(checkpoint, None if dtype is None else np.dtype(dtype), notice)
     return _write_new(target, overwrite, checkpoint, kinds, progress)
 
@@ -77,12 +77,13 @@ def save(
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Write a loaded model's checkpoint as `convert` does, in the model's dtype."""
-    target = _check_target(destination, overwrite)
-    _keep_source(checkpoint, target)
+    target = check_destination(destination, overwrite)
+    keep_source(checkpoint.origin, target)
     return _write_new(target, overwrite, checkpoint, _choose_kinds(checkpoint, None, None), progress)
 
 
-def _check_target(destination: str | Path, overwrite: bool) -> Path:
+def check_destination(destination: str | Path, overwrite: bool) -> Path:
+    """Return the folder that is to be written; raise InvalidOption if it cannot be."""
     target = Path(os.path.realpath(Path(destination).expanduser()))
     check_target(target, MARKER if overwrite else None)
     return target
@@ -180,8 +181,9 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _keep_source(checkpoint: Checkpoint, target: Path) -> None:
-    source = Path(os.path.realpath(checkpoint.origin))
+def keep_source(origin: str, target: Path) -> None:
+    """Raise InvalidOption if a folder that is to be written is, or holds, what it would be written from."""
+    source = Path(os.path.realpath(Path(origin).expanduser()))
     if target == source or target in source.parents:
         raise InvalidOption(f"{target}: holds the model that is to be converted; give another destination")
 

@@ -57,7 +57,7 @@ class KeptParams:
         try:
             data = self.folder.map(name)
             if data is not None:
-                params = _read(data, made_of)
+                params = params_of(data, made_of)
                 self.notes.append(f"{len(data) >> 20} MB mapped")
                 return params
         except NotKept as reason:
@@ -74,12 +74,17 @@ class KeptParams:
             self._writing.join()
 
     def _write(self, name: str, params: Params, made_of: Mapping[str, str]) -> None:
-        parts = [(path, form, np.asarray(leaf)) for path, form, leaf in _walk(params)]
         try:
-            head, ends = _lay_out(parts, made_of)
-            self.folder.write(name, _pieces(head, [array for *_, array in parts], ends), ends[-1])
+            write_params(self.folder, name, params, made_of)
         except NotKept as reason:
             self.notes.append(f"not kept: {reason}")
+
+
+def write_params(folder: KeptFolder, name: str, params: Params, made_of: Mapping[str, str]) -> None:
+    """Write parameters to a file, with what they were made of; raises NotKept that says why it was not written."""
+    parts = [(path, form, np.asarray(leaf)) for path, form, leaf in _walk(params)]
+    head, ends = _lay_out(parts, made_of)
+    folder.write(name, _pieces(head, [array for *_, array in parts], ends), ends[-1])
 
 
 def _state(path: Path) -> tuple[int, int, int, int]:
@@ -124,8 +129,8 @@ def _pieces(head: bytes, arrays: list[np.ndarray], ends: list[int]) -> Iterator[
         at = end
 
 
-def _read(data: Any, made_of: Mapping[str, str]) -> Params:
-    """Return the parameters as JAX arrays that lie in the file."""
+def params_of(data: Any, made_of: Mapping[str, str]) -> Params:
+    """Return the parameters of a file as JAX arrays in it; raises NotKept if they were made of other things."""
     first = _DIGEST_LETTERS + _LENGTH_LETTERS
     try:
         body = data[first : first + int(data[_DIGEST_LETTERS:first])]

@@ -9,6 +9,9 @@ from typing import Any
 from jaxinfer.errors import InvalidOption
 from jaxinfer.grammar.grammar import Grammar
 
+# How weights in few bits are chosen; the first is the default, and reads no text.
+METHODS = ("rtn", "gptq", "awq", "awq+gptq")
+
 
 def whole_number(least: int) -> Callable[[str], int]:
     """Return an argument type: a whole number of at least ``least``."""
@@ -97,6 +100,20 @@ def add_cache_dtype_argument(parser: Any) -> None:
     """Add the bits that keys and values are kept in."""
     parser.add_argument(
         "--cache-dtype", metavar="D", help="keep keys and values in 8 bits: int8, or fp8 (default: as wide as computed)"
+    )
+
+
+def add_method_arguments(parser: Any) -> None:
+    """Add how weights in few bits are chosen."""
+    parser.add_argument(
+        "--method",
+        metavar="M",
+        choices=METHODS,
+        default=METHODS[0],
+        help=f"how int8 and int4 are chosen: {', '.join(METHODS)} (default: %(default)s, each weight to the nearest)",
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", type=Path, help="text for gptq and awq (default: the model writes its own)"
     )
 
 

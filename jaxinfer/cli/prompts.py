@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxinfer.errors import InvalidOption
@@ -99,3 +100,23 @@ def _find_prompt(entry: Any) -> Any:
         return entry["prompt"]
     turns = entry.get("turns")
     return turns[0] if isinstance(turns, list) and turns else None
+
+
+def read_calibration(options: argparse.Namespace) -> str | None:
+    """Return the text of ``--calibration``; raise InvalidOption for a method that reads none."""
+    if options.calibration is None:
+        return None
+    if options.method == "rtn":
+        raise InvalidOption("--calibration is for --method gptq or awq: rounding to the nearest reads no text")
+    return read_text("--calibration", options.calibration)
+
+
+def read_text(option: str, path: Path) -> str:
+    """Return the text of a file that an option names; raise InvalidOption if it is no UTF-8 text, or empty."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidOption(f"{option} {path}: not UTF-8 text; convert the file to UTF-8") from None
+    if not text.strip():
+        raise InvalidOption(f"{option} {path}: the file is empty")
+    return text

@@ -2,9 +2,9 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.quantization.folding import Place
 
 # The linear layers of a block in the order in which they run: those of a group multiply the same numbers.
 STAGES = (
@@ -32,9 +33,38 @@ STAGES = (
 # The tokens that run together; whole texts, at least one.
 _TOGETHER = 4096
 
-Place = tuple[str, str]
-# Chooses the codes of weights [N, K] from the mean of x x^T over their inputs, [K, K].
-Method = Callable[[Float[Array, "N K"], Float[Array, "K K"]], QuantizedArray]
+
+class Seen(NamedTuple):
+    """Means over the inputs of a linear layer, in float32: of ``x x^T``, ``[K, K]``, and of ``|x|``, ``[K]``."""
+
+    squares_KK: Any
+    sizes_K: Any
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A way to choose the codes of one layer's weights."""
+
+    def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
+        """Return a block with the same output that is quantized in its place; ``seen`` are its inputs as it was."""
+        ...
+
+    def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
+        """Return a kernel in few bits."""
+        ...
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """Where layers that are done outlive an interruption."""
+
+    def read(self, layer: int) -> Params | None:
+        """Return a layer that is done, None if it is not."""
+        ...
+
+    def write(self, layer: int, block: Params) -> None:
+        """Keep a layer that is done."""
+        ...
 
 
 def quantize_layers(
@@ -42,13 +72,15 @@ def quantize_layers(
     params: Params,
     texts_NT: Int[np.ndarray, "N T"],
     method: Method,
+    kept: Kept | None = None,
     advance: Callable[[int], None] = lambda layer: None,
-) -> Iterator[dict[Place, QuantizedArray]]:
-    """Yield the kernels of each layer in few bits, by the names of their modules.
+) -> Iterator[Params]:
+    """Yield the parameters of each layer with its kernels in few bits.
 
     ``params`` are those of a decoder that does not scan its layers. The kernels of a stage are quantized once the
     stages before it are ("true-sequential"), and the texts' hidden states pass through quantized layers. One layer's
-    weights are changed at a time. ``advance`` receives each layer that is done.
+    weights are changed at a time. Layers that ``kept`` has are not quantized again. ``advance`` receives each layer
+    that is done.
     """
     config, backend = decoder.config, decoder.backend
     count = max(1, _TOGETHER // texts_NT.shape[1])
@@ -57,20 +89,37 @@ def quantize_layers(
     batches = [texts_NT[first : first + count] for first in range(0, len(texts_NT), count)]
     hidden = [np.asarray(embed({**outer, "blocks": {}}, batch, _positions(batch))) for batch in batches]
     for layer in range(config.num_layers):
-        block = params["blocks"][f"layer_{layer}"]
         alone = _layer_alone(config, layer)
-        found: dict[Place, QuantizedArray] = {}
-        for stage in STAGES:
-            places = [place for place in stage if place[1] in block[place[0]]]
-            seen = (_squares(alone, backend, places[0], block, each) for each in hidden)
-            squares_KK = functools.reduce(operator.add, seen) / texts_NT.size
-            for place in places:
-                kernel = stored_kernel(block[place[0]][place[1]])
-                found[place] = method(kernel, squares_KK)
-                block = _with_kernel(block, place, found[place])
+        block = None if kept is None else kept.read(layer)
+        if block is None:
+            block = _quantized(alone, backend, params["blocks"][f"layer_{layer}"], hidden, method)
+            if kept is not None:
+                kept.write(layer, block)
         hidden = [np.asarray(_run(alone, backend, block, each)) for each in hidden]
         advance(layer)
-        yield found
+        yield block
+
+
+def _quantized(
+    config: DecoderConfig, backend: Backend, block: Params, hidden: Sequence[np.ndarray], method: Method
+) -> Params:
+    def seen_by(block: Params) -> Callable[[Place], Seen]:
+        def seen(place: Place) -> Seen:
+            totals = (_seen(config, backend, place, block, each) for each in hidden)
+            total = functools.reduce(lambda one, other: jax.tree.map(operator.add, one, other), totals)
+            count = sum(each.shape[0] * each.shape[1] for each in hidden)
+            return jax.tree.map(lambda value: value / count, total)
+
+        return seen
+
+    block = method.prepare(config, block, seen_by(block))
+    for stage in STAGES:
+        places = [place for place in stage if place[1] in block[place[0]]]
+        seen = seen_by(block)(places[0])
+        for place in places:
+            kernel = stored_kernel(block[place[0]][place[1]])
+            block = _with_kernel(block, place, method.choose(place, kernel, seen))
+    return block
 
 
 def _layer_alone(config: DecoderConfig, layer: int) -> DecoderConfig:
@@ -90,15 +139,16 @@ def _with_kernel(block: Mapping[str, Any], place: Place, kernel: QuantizedArray)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _squares(
+def _seen(
     config: DecoderConfig, backend: Backend, place: Place, block: Params, hidden_BTD: Float[Array, "B T D"]
-) -> Float[Array, "K K"]:
-    """Return the sum of x x^T over the inputs of one linear layer."""
+) -> Seen:
+    """Return sums over the inputs of one linear layer."""
     _, found = _apply(config, backend, block, hidden_BTD)
     part, name = place
     inputs = found[INPUTS][part][name][INPUTS][-1].astype(jnp.float32)
     rows = inputs.reshape(-1, inputs.shape[-1])
-    return jnp.matmul(rows.T, rows, precision=jax.lax.Precision.HIGHEST)
+    squares_KK = jnp.matmul(rows.T, rows, precision=jax.lax.Precision.HIGHEST)
+    return Seen(squares_KK, jnp.sum(jnp.abs(rows), axis=0))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

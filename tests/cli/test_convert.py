@@ -17,7 +17,9 @@ from safetensors.numpy import save_file
 import jaxinfer
 from jaxinfer.checkpoint import new_folder
 from jaxinfer.checkpoint.orbax import writer as orbax_writer
+from jaxinfer.cli import arguments
 from jaxinfer.cli.commands import convert as convert_command
+from jaxinfer.quantization.methods import METHODS
 from tests.cli.test_mistakes import assert_mistake
 from tests.cli.test_process import ROOT, child
 from tests.default_model import default_model_path
@@ -60,6 +62,24 @@ def test_the_default_model_keeps_its_chat_template_and_its_answer(tmp_path):
     assert "Paris" in found.chat(messages, max_new_tokens=10).text
 
 
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_a_model_in_few_bits_is_written_and_loads_so(run, source, tmp_path, method):
+    text = tmp_path / "text"
+    text.write_text("The fox went to the river and said nothing. " * 40)
+    calibration = [] if method == "rtn" else ["--calibration", text]
+    outcome = run("convert", source, tmp_path / "made", "--weights", "int4:group=32", "--method", method, *calibration)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", f"wrote {tmp_path / 'made'}\n")
+    assert names(tmp_path) == ["made", "text"]
+    lm = jaxinfer.load(tmp_path / "made")
+    rounded = jaxinfer.load(source, weights="int4:group=32")
+    assert jax.tree.structure(lm.params) == jax.tree.structure(rounded.params)
+    assert jax.tree.all(jax.tree.map(np.array_equal, lm.params, rounded.params)) == (method == "rtn")
+
+
+def test_methods_are_those_that_there_are():
+    assert ("rtn", *METHODS) == arguments.METHODS
+
+
 MISTAKES = {
     "no destination": (["convert", "SRC"], ["DST"]),
     "no source": (["convert", "/no/such/model", "DST"], ["/no/such/model", "no such file"]),
@@ -68,6 +88,20 @@ MISTAKES = {
     "a file": (["convert", "SRC", "FILE", "--overwrite"], ["not a folder"]),
     "not empty": (["convert", "SRC", "FULL"], ["not empty", "--overwrite"]),
     "not ours": (["convert", "SRC", "FULL", "--overwrite"], ["jaxinfer.json", "not overwritten"]),
+    "a method without weights": (["convert", "SRC", "DST", "--method", "gptq"], ["give --weights too"]),
+    "unknown weights": (["convert", "SRC", "DST", "--weights", "int3"], ["unknown weights 'int3'"]),
+    "a form without codes to choose": (
+        ["convert", "SRC", "DST", "--weights", "fp8", "--method", "awq"],
+        ["'fp8': a method needs int8 or int4"],
+    ),
+    "a text that is not read": (
+        ["convert", "SRC", "DST", "--weights", "int8", "--calibration", "FILE"],
+        ["is for --method gptq or awq"],
+    ),
+    "too short a text": (
+        ["convert", "SRC", "DST", "--weights", "int8", "--method", "awq", "--calibration", "FILE"],
+        ["has 4 tokens, but a piece has"],
+    ),
     "another option": (["convert", "SRC", "DST", "--shards", "2"], ["--shards"]),
 }
 

@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _KERNELS = "jaxinfer/ops/cpu_kernels/few_bits"
+_FOLDING = "tests/quantization/test_folding.py"
 _SAVED = "tests/checkpoint/orbax/test_few_bits.py"
 _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_few_bits.py"
 
@@ -118,5 +119,40 @@ FAULTS: tuple[Fault, ...] = (
         '"tensors": tensors, **few_bits}, sort',
         '"tensors": tensors}, sort',
         f"{_SAVED}::test_forms_that_belong_to_another_folder_are_refused",
+    ),
+    Fault(
+        "the norm before a block's two parts is divided for one of them alone",
+        "jaxinfer/quantization/folding.py",
+        "yield (*_QKV, *_WIDE), _norm",
+        "yield _QKV, _norm",
+        f"{_FOLDING}::test_scaled_inputs_change_no_logits",
+    ),
+    Fault(
+        "values that several query heads read are divided for each",
+        "jaxinfer/quantization/folding.py",
+        "if config.num_heads == config.num_kv_heads:",
+        "if True:",
+        f"{_FOLDING}::test_scaled_inputs_change_no_logits",
+    ),
+    Fault(
+        "a bias is not divided with its outputs",
+        "jaxinfer/quantization/folding.py",
+        '_as(linear["bias"], linear["bias"] / factors_N)',
+        'linear["bias"]',
+        f"{_FOLDING}::test_scaled_inputs_change_no_logits",
+    ),
+    Fault(
+        "groups are cut by how much weights change, not products",
+        "jaxinfer/quantization/awq.py",
+        "jnp.sum(products_NGW * missed_NGW,",
+        "jnp.sum(missed_NGW * missed_NGW,",
+        "tests/quantization/test_awq.py::test_each_group_is_cut_where_its_products_change_least",
+    ),
+    Fault(
+        "layers of other texts are taken for those that are done",
+        "jaxinfer/model_quantization.py",
+        '"texts": digest(texts.tobytes().hex())}',
+        '"texts": ""}',
+        "tests/quantization/test_model.py::test_an_interrupted_call_goes_on_where_it_was",
     ),
 )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from jaxinfer.ops.few_bits.formats import INT8
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.quantization.calibration import quantize_layers
+from jaxinfer.quantization.methods import Awq, Gptq
 from tests.toys import fable_tokens
 
 ASKED = {"num_texts": 6, "text_tokens": 48, "calibration": fable_tokens(100)[:2000]}
@@ -36,9 +38,10 @@ def divergence(one, other, texts) -> float:
     return float((np.exp(known) * (known - found)).sum(axis=-1).mean())
 
 
-def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strategy(toy):
+@pytest.mark.parametrize("method", ["gptq", "awq", pytest.param("awq+gptq", marks=pytest.mark.slow)])
+def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strategy(toy, method):
     texts, done = [fable_tokens(200)[3000:3064]], []
-    chosen = quantize(toy, "int4:group=32", advance=done.append, **ASKED)
+    chosen = quantize(toy, "int4:group=32", method=method, advance=done.append, **ASKED)
     nearest = jaxinfer.load(toy._checkpoint.folder, weights="int4:group=32")
     assert done == [0, 1]
     assert 0 < divergence(toy, chosen, texts) < 0.8 * divergence(toy, nearest, texts)
@@ -54,11 +57,13 @@ def test_a_layer_is_calibrated_on_what_the_layers_before_it_make_of_the_texts(to
     params = stack_params(toy.params, abstract_params(config, backend))
     texts_NT = np.array(fable_tokens(10)[:96], np.int32).reshape(3, 32)
 
-    def record(kernel, squares_KK):
-        seen.append(squares_KK)
-        return round_to_nearest(kernel, INT8)
+    class Record(Gptq):
+        def choose(self, place, kernel, found):
+            seen.append(found)
+            return round_to_nearest(kernel, INT8)
 
-    assert [len(kernels) for kernels in quantize_layers(decoder, params, texts_NT, record)] == [7, 7]
+    assert len(list(quantize_layers(decoder, params, texts_NT, Record(INT8)))) == 2
+    assert len(seen) == 14
     lengths_N, positions_NT = jnp.full(3, 32, jnp.int32), jnp.tile(jnp.arange(32, dtype=jnp.int32), (3, 1))
     cache = create_cache(config, 3, 32, backend)
     placements = cache.place(jnp.zeros(3, jnp.int32), causal_ancestors(32)[None], lengths_N, 32)
@@ -67,7 +72,40 @@ def test_a_layer_is_calibrated_on_what_the_layers_before_it_make_of_the_texts(to
         rows = np.asarray(dict(found)[f"blocks.layer_{layer}.attention_norm.result"]).reshape(-1, config.model_dim)
         expected = rows.T @ rows / len(rows)
         # Rounded to a byte, the layer before changes little.
-        np.testing.assert_allclose(seen[7 * layer], expected, atol=0.02 * np.abs(expected).max())
+        np.testing.assert_allclose(seen[7 * layer].squares_KK, expected, atol=0.02 * np.abs(expected).max())
+        sizes = np.abs(rows).mean(axis=0)
+        np.testing.assert_allclose(seen[7 * layer].sizes_K, sizes, atol=0.02 * sizes.max())
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_call_goes_on_where_it_was(toy, tmp_path, monkeypatch):
+    def stop(layer):
+        if layer == 0:
+            raise Interrupted
+
+    kept, asked = tmp_path / "layers", {"method": "awq", "num_texts": 3, "text_tokens": 24}
+    with pytest.raises(Interrupted):
+        quantize(toy, "int4:group=32", kept=kept, advance=stop, **asked)
+    assert sorted(path.name for path in kept.iterdir()) == ["layer_0", "texts"]
+    expected, asked_again = quantize(toy, "int4:group=32", **asked), []
+    chosen = Awq.choose
+    monkeypatch.setattr(
+        Awq, "choose", lambda self, place, *seen: asked_again.append(place) or chosen(self, place, *seen)
+    )
+    monkeypatch.setattr("jaxinfer.model_quantization._own_texts", lambda *arguments: pytest.fail("written again"))
+    found = quantize(toy, "int4:group=32", kept=kept, **asked)
+    assert len(asked_again) == 7
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    # What was made of other texts, by another method or to another form is made anew.
+    for other in ({"calibration": ASKED["calibration"]}, {"method": "gptq"}):
+        asked_again.clear()
+        done = []
+        quantize(toy, "int4:group=32", kept=kept, advance=done.append, **{**asked, **other})
+        assert done == [0, 1]
+        assert len(asked_again) == (14 if "calibration" in other else 0)
 
 
 def test_without_a_text_the_model_writes_its_own(toy):
@@ -85,7 +123,7 @@ def test_without_a_text_the_model_writes_its_own(toy):
     [
         ("int3", {}, "unknown weights 'int3'"),
         ("gguf", {}, "a method needs int8 or int4:group=64"),
-        ("int4:group=32", {"method": "awq"}, "unknown method 'awq'; use gptq, or load"),
+        ("int4:group=32", {"method": "rtn"}, "unknown method 'rtn'; use gptq, awq, awq\\+gptq, or load"),
         ("int4:group=32", {"num_texts": 0}, "num_texts=0 must be at least 1"),
         ("int4:group=32", {"text_tokens": True}, "text_tokens True is not a whole number"),
         ("int4:group=32", {"calibration": [1, 2, 3]}, "has 3 tokens, but a piece has 48: give a longer text"),

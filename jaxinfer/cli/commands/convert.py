@@ -1,9 +1,14 @@
 """``jaxinfer convert``: write a model as a folder of our own, its weights in Orbax's format."""
 
 import argparse
+import shutil
 import sys
+from pathlib import Path
 
-from jaxinfer.cli.output.progress import byte_progress
+from jaxinfer.cli.arguments import METHODS, add_method_arguments, add_weights_argument
+from jaxinfer.cli.output.progress import byte_progress, count_progress
+from jaxinfer.cli.prompts import read_calibration
+from jaxinfer.errors import InvalidOption
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,28 +16,88 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="hub id, folder, .gguf file or llama2.c .bin file")
     parser.add_argument("destination", metavar="DST", help="folder to write; it appears when it is complete")
     parser.add_argument(
-        "--dtype", metavar="D", help="dtype of all tensors (default: as stored; quantised tensors become float32)"
+        "--dtype",
+        metavar="D",
+        help="dtype of all tensors (default: as stored; quantised tensors become float32); with --weights, of those "
+        "that stay plain numbers (default: float32 on a CPU, else bfloat16)",
     )
+    add_weights_argument(parser)
+    add_method_arguments(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace DST if jaxinfer wrote it")
     parser.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
 
 
 def run(options: argparse.Namespace) -> int:
     """Convert with a progress bar and say where the folder stands, all on standard error."""
+    calibration = read_calibration(options)
+    if options.weights is None and options.method != METHODS[0]:
+        raise InvalidOption(f"--method {options.method} chooses weights in few bits: give --weights too")
     # Imported here: --help and mistakes in the options do not wait for JAX.
-    from jaxinfer.checkpoint.convert import convert
     from jaxinfer.jax_setup import prepare_jax
 
     prepare_jax()
-    with byte_progress(options.source.rstrip("/").rpartition("/")[2]) as progress:
-        folder = convert(
+    folder = _convert(options) if options.weights is None else _convert_in_few_bits(options, calibration)
+    print(f"wrote {folder}", file=sys.stderr)
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> Path:
+    from jaxinfer.checkpoint.convert import convert
+
+    with byte_progress(_name(options)) as progress:
+        return convert(
             options.source,
             options.destination,
             dtype=options.dtype,
             overwrite=options.overwrite,
             revision=options.revision,
-            notice=lambda line: print(line, file=sys.stderr),
+            notice=_notice,
             progress=progress,
         )
-    print(f"wrote {folder}", file=sys.stderr)
-    return 0
+
+
+def _convert_in_few_bits(options: argparse.Namespace, calibration: str | None) -> Path:
+    """Convert by way of a loaded model; what a method has done outlives an interruption, beside the destination."""
+    from jaxinfer.checkpoint.convert import check_destination, keep_source
+    from jaxinfer.checkpoint.few_bits import parse_few_bits
+    from jaxinfer.language_model import load
+    from jaxinfer.model_quantization import form_of, quantize
+
+    target, by_method = check_destination(options.destination, options.overwrite), options.method != METHODS[0]
+    keep_source(options.source, target)
+    parse_few_bits(options.weights)
+    if by_method:
+        form_of(options.weights)
+    with byte_progress(_name(options)) as progress:
+        model = load(
+            options.source,
+            dtype=options.dtype,
+            weights=None if by_method else options.weights,
+            revision=options.revision,
+            notice=_notice,
+            progress=progress,
+        )
+    kept = target.with_name(f".{target.name}.layers")
+    if by_method:
+        ids = None if calibration is None else model.tokenizer.encode(calibration)
+        with count_progress(f"{options.method} {options.weights}", model.config.num_layers) as layer_done:
+            model = quantize(
+                model,
+                options.weights,
+                method=options.method,
+                calibration=ids,
+                kept=kept,
+                advance=lambda layer: layer_done(str(layer)),
+            )
+    with byte_progress("writing") as progress:
+        folder = model.save(target, overwrite=options.overwrite, progress=progress)
+    shutil.rmtree(kept, ignore_errors=True)
+    return folder
+
+
+def _name(options: argparse.Namespace) -> str:
+    return options.source.rstrip("/").rpartition("/")[2]
+
+
+def _notice(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -5,9 +5,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from jaxinfer.cli.arguments import add_model_arguments, whole_number
+from jaxinfer.cli.arguments import add_method_arguments, add_model_arguments, whole_number
 from jaxinfer.cli.output.progress import count_progress
-from jaxinfer.cli.prompts import parse_json
+from jaxinfer.cli.prompts import parse_json, read_calibration, read_text
 from jaxinfer.errors import InvalidOption
 
 
@@ -20,16 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="forms to compare with the weights as they are, such as int8 int4:group=64 gguf",
     )
-    parser.add_argument(
-        "--method",
-        metavar="M",
-        choices=["gptq", "rtn"],
-        default="rtn",
-        help="how int8 and int4 are chosen: rtn, each weight to the nearest, or gptq (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--calibration", metavar="FILE", type=Path, help="text for --method gptq (default: the model writes its own)"
-    )
+    add_method_arguments(parser)
     parser.add_argument("--text", metavar="FILE", type=Path, help="text whose perplexity is measured")
     parser.add_argument("--tokens", metavar="N", type=whole_number(2), help="take the text's first N tokens")
     parser.add_argument(
@@ -76,10 +67,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if len(set(options.weights)) < len(options.weights):
         raise InvalidOption("--weights: name each form once")
-    if options.calibration is not None and options.method == "rtn":
-        raise InvalidOption("--calibration is for --method gptq: rounding to the nearest reads no text")
-    text = None if options.text is None else read_text(options.text)
-    calibration = None if options.calibration is None else read_text(options.calibration, "--calibration")
+    calibration = read_calibration(options)
+    text = None if options.text is None else read_text("--text", options.text)
     asked = () if options.task is None else read_questions(options.task)
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.chart_file import check_chart
@@ -127,21 +116,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_text(path: Path, option: str = "--text") -> str:
-    """Return a file's text; raise InvalidOption if it is no UTF-8 text, or empty."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise InvalidOption(f"{option} {path}: not UTF-8 text; convert the file to UTF-8") from None
-    if not text.strip():
-        raise InvalidOption(f"{option} {path}: the file is empty")
-    return text
-
-
 def read_questions(path: Path) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the prompts of a task with their references; raise InvalidOption naming the line of a mistake."""
     questions = []
-    for number, line in enumerate(read_text(path, "--task").splitlines(), 1):
+    for number, line in enumerate(read_text("--task", path).splitlines(), 1):
         if not line.strip():
             continue
         entry = parse_json(f"{path}, line {number}", line)

@@ -24,6 +24,15 @@ def round_to_nearest(weights: Float[Array, "*shape"], form: Format) -> Quantized
     return pack_codes(codes.reshape(weights.shape), scales, minima, form)
 
 
+def nearest_values(weights: Float[Array, "*shape"], form: Format) -> Float[Array, "*shape"]:
+    """Return the weights that `round_to_nearest` makes of some, in float32."""
+    *lead, width = weights.shape
+    groups = weights.astype(jnp.float32).reshape(*lead, form.groups(width), -1)
+    scales, minima = fit_groups(groups, form)
+    scales, minima = scales[..., None], None if minima is None else minima[..., None]
+    return values_of(nearest_codes(groups, scales, minima, form), scales, minima, form).reshape(weights.shape)
+
+
 def fit_groups(groups: Float[Array, "*lead G W"], form: Format) -> tuple[Array, Array | None]:
     """Return the scale and the minimum of each group of W weights, ``[..., G]``, in their dtype.
 

@@ -1,0 +1,67 @@
+"""The ways to choose codes on calibration texts, by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.notation import Array, Float, Params
+from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.quantization.awq import quantize_clipped, scales_for
+from jaxinfer.quantization.calibration import Method, Seen
+from jaxinfer.quantization.folding import Place, scale_inputs
+from jaxinfer.quantization.gptq import quantize_by_gptq
+
+# Queries and keys are not cut: what they lose, scores multiply.
+_UNCUT = ("query", "key")
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """Weights that are left make up for the errors of those that are rounded."""
+
+    form: Format
+
+    def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
+        """Change nothing."""
+        return block
+
+    def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
+        """Return a kernel in few bits."""
+        return quantize_by_gptq(kernel, seen.squares_KK, self.form)
+
+
+@dataclass(frozen=True)
+class Awq:
+    """Large inputs are scaled up, what feeds them down, and weights are cut and rounded."""
+
+    form: Format
+
+    def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
+        """Scale the inputs of linear layers."""
+
+        def choose(places: Sequence[Place], kernels: Sequence[Array]) -> Array:
+            found = seen(places[0])
+            return scales_for(kernels, found.squares_KK, found.sizes_K, self.form)
+
+        return scale_inputs(config, block, choose)
+
+    def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
+        """Return a kernel in few bits."""
+        if place[1] in _UNCUT:
+            return round_to_nearest(kernel, self.form)
+        return quantize_clipped(kernel, seen.squares_KK, self.form)
+
+
+@dataclass(frozen=True)
+class AwqGptq(Awq):
+    """Large inputs are scaled up, what feeds them down, and weights that are left make up for errors."""
+
+    def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
+        """Return a kernel in few bits."""
+        return quantize_by_gptq(kernel, seen.squares_KK, self.form)
+
+
+METHODS: Mapping[str, Callable[[Format], Method]] = MappingProxyType({"gptq": Gptq, "awq": Awq, "awq+gptq": AwqGptq})
