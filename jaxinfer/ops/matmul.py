@@ -81,8 +81,10 @@ def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed:
 def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend: Backend, split: Split) -> list[Any]:
     """Return products with quantized kernels: by the CPU kernels, in their own bits, or else by XLA."""
     form = kernels[0].form
-    if any(kernel.form != form for kernel in kernels):
+    if any(kernel.form != form for kernel in kernels) or (form.is_ordered and len(kernels) > 1):
         return [_quantized_products(inputs, [kernel], backend, split)[0] for kernel in kernels]
+    if form.is_ordered:
+        return _quantized_products(inputs[..., kernels[0].order[0]], [kernels[0].in_order()], backend, split)
     own = _multiply_few_bits(inputs, kernels, backend, split)
     if own is not None:
         return own

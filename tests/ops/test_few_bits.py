@@ -15,29 +15,36 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiply_few_bits
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, Format, int4, nf4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, NORMAL, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.matmul import linears
 from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, exact
 
 INT4S = [int4(group, is_symmetric) for group in GROUPS for is_symmetric in (False, True)]
-FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S, nf4(64), FP8]
+# Of published checkpoints: zeros and other scales, and floats in groups.
+ZEROS = Format(4, 128, UNSIGNED, scale_type="bfloat16", has_zeros=True)
+PUBLISHED = [
+    *(ZEROS, replace(ZEROS, group=32, scale_type=None), Format(8, None, has_zeros=True), Format(8, 64, has_zeros=True)),
+    *(replace(ZEROS, group=None, scale_type=None), replace(FP8, group=128, scale_type="float32")),
+]
+FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S, nf4(64), FP8, *PUBLISHED]
 # Each way of widening, with and without minima, and each number of runs in a group.
-SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False), FP8]
+SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False), FP8, ZEROS]
 NARROW = replace(SMALLER[0], dtypes=HOST.dtypes), replace(SMALLER[1], dtypes=HOST.dtypes)
 
 
 def name_of(form: Format) -> str:
     kind = "-levels" if form.offset is None else ""
     ways = f"{kind}{'-minima' if form.has_minima else ''}{'-units' if form.supers else ''}"
+    ways += f"{'-zeros' if form.has_zeros else ''}{f'-{form.scale_type}' if form.scale_type else ''}"
     return f"{form.bits}-{form.group or 'row'}{ways}"
 
 
 def drawn(rng, form, outputs, width):
     """Return any codes at all, with scales and minima of either sign."""
     # The codes of no number are at the end of each sign's.
-    most = 127 if form is FP8 else 256
+    most = 127 if form.levels == FP8.levels else 256
     parts = [
         rng.integers(0, most, shape, np.uint8).view(dtype)
         if np.dtype(dtype).itemsize == 1
@@ -159,6 +166,39 @@ def test_xla_calls_the_kernels_and_widens_where_there_are_none():
         for result, kernel in zip(found, kernels, strict=True):
             expected = exact(inputs) @ dense(kernel).T
             np.testing.assert_allclose(result, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_products_take_inputs_in_the_order_of_each_kernel():
+    """By kernels and by XLA, of several kernels with orders of their own, of a stack's, and of rows alone."""
+    rng = np.random.default_rng(8)
+    form = replace(ZEROS, group=32, is_ordered=True)
+    unordered = [drawn(rng, replace(form, is_ordered=False), count, 96) for count in (9, 5)]
+    orders = [rng.permutation(96).astype(np.int32) for _ in unordered]
+    kernels = [replace(each, form=form, order=order[None]) for each, order in zip(unordered, orders)]
+    weights = [dense(each)[:, np.argsort(order)] for each, order in zip(unordered, orders)]
+    inputs = jnp.asarray(rng.standard_normal((2, 3, 96), np.float32)).astype(jnp.bfloat16).astype(jnp.float32)
+    for has_kernels in (True, False):
+        backend = replace(choose_backend("float32", "cpu"), cpu_kernels=has_kernels)
+        products = jax.jit(lambda x, w, b=backend: linears(x, w, b))(inputs, [(kernel, None) for kernel in kernels])
+        for found, expected in zip(products, weights):
+            assert np.abs(exact(found) - exact(inputs) @ expected.T).max() < 2e-5 * np.abs(expected).sum(1).max()
+    for kernel, expected in zip(kernels, weights):
+        assert dense(kernel).tobytes() == expected.tobytes()
+        assert dense(kernel.rows(jnp.array([3, 1]))).tobytes() == expected[[3, 1]].tobytes()
+    stack = jax.tree.map(lambda one, other: np.stack([one[:5], other]), *kernels)
+    assert dense(stack).tobytes() == np.stack([weights[0][:5], weights[1]]).tobytes()
+
+
+def test_levels_that_are_no_bfloat16_are_rounded_to_the_nearest():
+    """As rows are; what the array stands for is exact."""
+    form = Format(4, 32, NORMAL, scale_type="float32")
+    codes = np.arange(32).reshape(1, 32) % 16
+    packed = (codes[:, :16] | codes[:, 16:] << 4).astype(np.uint8)
+    matrix = QuantizedArray(packed, np.ones((1, 1), np.float32), None, form)
+    assert dense(matrix)[0].tolist() == [NORMAL[code] for code in codes[0]]
+    if supports(HOST, form):
+        found = multiply(HOST, np.eye(16, 32, dtype=np.float32).astype(jnp.bfloat16), matrix)[0]
+        assert found[:, 0].tolist() == np.array(NORMAL, np.float32).astype(jnp.bfloat16).astype(np.float32).tolist()
 
 
 def test_products_have_the_derivatives_of_the_weights_that_codes_stand_for():

@@ -1,10 +1,11 @@
 """The forms of weights in few bits, as data: what a code stands for, and how many of them share a scale.
 
-A weight is ``scale * level[code] + minimum``. Codes lie in runs of 32: 16 bytes, of which byte i has the low four bits
-of code i in its low half and those of code i + 16 in its high half, as in GGUF's blocks; then the fifth bits, bit i of
-byte j that of code 8 j + i, or the fifth and sixth bits, bits 2 i and 2 i + 1 of byte j those of code 8 i + j. Codes of
-8 bits are signed bytes, which are their own levels, or stand for levels by their bits. Every level is exact in
-bfloat16, so that products with bfloat16 rows are exact before they are added.
+A weight is ``scale * level[code] + minimum``, or ``scale * (level[code] - zero)``. Codes lie in runs of 32: 16 bytes,
+of which byte i has the low four bits of code i in its low half and those of code i + 16 in its high half, as in GGUF's
+blocks; then the fifth bits, bit i of byte j that of code 8 j + i, or the fifth and sixth bits, bits 2 i and 2 i + 1 of
+byte j those of code 8 i + j. Codes of 8 bits are signed bytes, which are their own levels, or stand for levels by their
+bits. Every level is exact in bfloat16, so that products with bfloat16 rows are exact before they are added; those of
+`NORMAL` alone are not, and the CPU's products round them to it, as they do their rows.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,9 @@ class Format:
     ``levels`` are in the codes' order; codes of 8 bits without levels are integers. With ``has_minima`` each group has
     a minimum, which is added. Scales and minima are float16, and float32 where a whole row has one. Where ``supers``
     groups share a scale of scales, and a scale of minima, they are integers, of which these, in float16, are the units.
+    ``scale_type`` is another dtype of scales and minima: float32, bfloat16 or float16. With ``has_zeros`` each group
+    has an integer, its zero, which is subtracted from the levels. With ``is_ordered`` groups are those of a row whose
+    inputs are taken in another order, one for the whole matrix.
     """
 
     bits: int
@@ -36,13 +40,23 @@ class Format:
     levels: tuple[float, ...] = ()
     has_minima: bool = False
     supers: int | None = None
+    scale_type: str | None = None
+    has_zeros: bool = False
+    is_ordered: bool = False
 
     @property
     def scale_dtype(self) -> str:
         """The dtype of scales and minima."""
         if self.supers is not None:
             return "int8"
+        if self.scale_type is not None:
+            return self.scale_type
         return "float32" if self.group is None else "float16"
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether something is added to all weights of a group, or subtracted."""
+        return self.has_minima or self.has_zeros
 
     @property
     def unit(self) -> int:
@@ -54,15 +68,20 @@ class Format:
         """The names of the arrays of a `QuantizedArray`."""
         names = ["scales", "minima"][: 1 + self.has_minima]
         units = ["scale_units", "minima_units"][: len(names)] if self.supers is not None else []
-        return ("codes", *names, *units)
+        others = [name for name, is_there in (("zeros", self.has_zeros), ("order", self.is_ordered)) if is_there]
+        return ("codes", *names, *units, *others)
 
     def parts(self, outputs: int, width: int) -> dict[str, tuple[tuple[int, int], str]]:
         """Return the shape and the dtype of each array of a matrix ``[outputs, width]``, by its name."""
         found = {"codes": ((outputs, self.row_bytes(width)), "int8" if self.bits == 8 else "uint8")}
         for name in self.part_names[1:]:
+            if name == "order":
+                found[name] = (1, width), "int32"
+                continue
             is_unit = name.endswith("_units")
             groups = self.groups(width) // (self.supers or 1) if is_unit else self.groups(width)
-            found[name] = (outputs, groups), "float16" if is_unit else self.scale_dtype
+            dtype = "int8" if name == "zeros" else "float16" if is_unit else self.scale_dtype
+            found[name] = (outputs, groups), dtype
         return found
 
     @property
@@ -124,6 +143,12 @@ def _levels_of(numbers: np.ndarray) -> tuple[float, ...]:
 FP8 = Format(
     8, None, _levels_of(np.nan_to_num(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)))
 )
+
+# Codes that published checkpoints hold: integers, and quantiles and floats of 4 bits as bitsandbytes has them (the
+# latter are multiples of 1/12 there).
+SIGNED, UNSIGNED = _integers(4, True), _integers(4, False)
+NORMAL = tuple(float(np.float32(level)) for level in _NORMAL)
+FP4_TIMES_12 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0)
 
 
 def format_from(fields: Mapping[str, Any]) -> Format:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,14 +16,15 @@ from jaxinfer.ops.rounding import rounded
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("codes", "scales", "minima", "scale_units", "minima_units"),
+    data_fields=("codes", "scales", "minima", "scale_units", "minima_units", "zeros", "order"),
     meta_fields=("form",),
 )
 @dataclass(frozen=True)
 class QuantizedArray:
     """Weights ``[..., N, K]``: codes ``[..., N, B]``, and scales and minima ``[..., N, G]`` of G groups a row.
 
-    Units of scales and of minima are ``[..., N, U]`` for U super-blocks of groups. What the form does not have is None.
+    Units of scales and of minima are ``[..., N, U]`` for U super-blocks of groups; zeros are ``[..., N, G]``. Column j
+    of the codes is that of input ``order[..., 0, j]``. What the form does not have is None.
     All else follows from the arrays: slices and stacks of them are quantized arrays too.
     """
 
@@ -33,6 +34,8 @@ class QuantizedArray:
     form: Format
     scale_units: Any = None
     minima_units: Any = None
+    zeros: Any = None
+    order: Any = None
 
     @staticmethod
     def of(form: Format, parts: Sequence[Any]) -> "QuantizedArray":
@@ -54,9 +57,16 @@ class QuantizedArray:
         """The arrays that a product reads, in the form's order."""
         return tuple(getattr(self, name) for name in self.form.part_names)
 
+    def in_order(self) -> "QuantizedArray":
+        """Return the array whose inputs are those of this one, taken in `order`."""
+        return replace(self, order=None, form=replace(self.form, is_ordered=False))
+
     def rows(self, ids: Int[Array, "*shape"]) -> "QuantizedArray":
         """Return the rows of a matrix with these numbers."""
-        return QuantizedArray.of(self.form, [_taken(part, ids) for part in self.matrix])
+        taken = [
+            part if name == "order" else _taken(part, ids) for name, part in zip(self.form.part_names, self.matrix)
+        ]
+        return QuantizedArray.of(self.form, taken)
 
     def dequantize(self) -> Any:
         """Return the weights in float32; of NumPy's arrays, an array of NumPy's."""
@@ -71,10 +81,16 @@ class QuantizedArray:
             _in_units(part, units)
             for part, units in ((self.scales, self.scale_units), (self.minima, self.minima_units))
         )
-        weights = levels.reshape(*scales.shape, -1) * scales[..., None]
+        levels = levels.reshape(*scales.shape, -1)
+        if self.zeros is not None:
+            levels = levels - self.zeros.astype(np.float32)[..., None]
+        weights = levels * scales[..., None]
         if minima is not None:
             weights = (weights if on_host else rounded(weights)) + minima[..., None]
-        return weights.reshape(self.shape)
+        weights = weights.reshape(self.shape)
+        if self.order is None:
+            return weights
+        return numpy.take_along_axis(weights, numpy.argsort(self.order, axis=-1), axis=-1)
 
     def _unpacked(self, numpy: Any) -> Any:
         """Return codes of less than 8 bits, one a byte."""

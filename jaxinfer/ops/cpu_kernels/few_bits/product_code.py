@@ -10,6 +10,7 @@ from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     tile_declarations,
     tile_name,
     widen_function,
+    zeros_function,
 )
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
@@ -50,6 +51,8 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1) -> str:
         for index, y in enumerate(results):
             own = [each.numbers for each in matrices[parts * index : parts * (index + 1)]]
             places = {**dict(zip(form.part_names, own, strict=True)), "y": y.numbers}
+            if form.has_zeros:
+                places["minima"] = places["zeros"]
             # What a form does not have is never read.
             pointers |= {f"{name}{index}": places.get(name, own[0]) for name in _POINTERS}
             numbers |= {f"outputs{index}": outputs[index], f"first_piece{index}": code.total(pieces[:index])}
@@ -68,7 +71,8 @@ def _functions(vectors: Vectors, form: Format) -> list[str]:
         for is_widened in (False, True)
     ]
     declared = tile_declarations(vectors)
-    sums = [sums_function(vectors, form)] if form.has_minima else []
+    sums = [sums_function(vectors, form)] if form.is_shifted else []
+    sums += [zeros_function(form)] if form.has_zeros else []
     return [declared, *tiles, *sums, widen_function(vectors, form), prepare_function(vectors, form)]
 
 
@@ -84,7 +88,8 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     row_bytes = code.arithmetic("mul", code.arithmetic("sdiv", length, RUN), form.row_bytes(RUN))
     w = code.at("i8", w, code.arithmetic("mul", first, row_bytes))
     of_scales = code.arithmetic("mul", first, groups)
-    scales, minima = (code.at(element, each, of_scales) for each in (scales, minima))
+    scales = code.at(element, scales, of_scales)
+    minima = code.at("i8" if form.has_zeros else element, minima, of_scales)
     units = code.arithmetic("sdiv", groups, form.supers or 1)
     of_units = code.arithmetic("mul", first, units)
     scale_units, minima_units = (code.at("half", each, of_units) for each in (scale_units, minima_units))
@@ -100,7 +105,7 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
 
     # Memory for the block's scales and minima, the sums of the rows' groups, and the block's widened codes.
     of_block = code.arithmetic("mul", padded, _BLOCK)
-    of_sums = code.arithmetic("mul", padded, rows) if form.has_minima else "0"
+    of_sums = code.arithmetic("mul", padded, rows) if form.is_shifted else "0"
     of_codes = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, _BLOCK)}, i64 0")
     line = 64
     size = code.arithmetic("mul", code.total([of_block, of_block, of_sums]), SIZES["float"])
@@ -112,7 +117,7 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     own_sums = code.at("float", own_minima, of_block)
     own_codes = code.at("float", own_sums, of_sums)
 
-    if form.has_minima:
+    if form.is_shifted:
         code.effect(
             f"call void @add_groups(ptr {x}, ptr {own_sums}, i64 {rows}, i64 {groups}, i64 {runs}, i64 {padded})"
         )
@@ -127,6 +132,10 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
             place, own_units = code.at(element, given, of_scales), code.at("half", given_units, of_units)
             integers = ", i64 ".join((count_here, groups, padded, ahead))
             code.effect(f"call void @prepare(ptr {place}, ptr {own_units}, ptr {own}, i64 {integers})")
+        if form.has_zeros:
+            pointers = f"ptr {code.at('i8', minima, of_scales)}, ptr {own_scales}, ptr {own_minima}"
+            integers = ", i64 ".join((count_here, groups, padded))
+            code.effect(f"call void @prepare_zeros({pointers}, i64 {integers})")
         code.branch(is_many, "widened", "as_they_lie")
         code.start("widened")
         all_runs = code.arithmetic("mul", count_here, code.arithmetic("sdiv", length, RUN))

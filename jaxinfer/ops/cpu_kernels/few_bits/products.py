@@ -70,6 +70,8 @@ def _multiply_few_bits_jvp(form: Format, primals: Any, tangents: Any) -> Any:
 
 def _name(form: Format) -> str:
     """Return letters that stand for a form."""
+    assert not form.is_ordered
     levels = hashlib.sha256(repr(form.levels).encode()).hexdigest()[:8] if form.levels else "bytes"
-    ways = f"{'_minima' if form.has_minima else ''}{f'_supers{form.supers}' if form.supers else ''}"
-    return f"{form.bits}_{form.group or 'row'}_{levels}{ways}"
+    shift = "_minima" if form.has_minima else "_zeros" if form.has_zeros else ""
+    supers = f"_supers{form.supers}" if form.supers else ""
+    return f"{form.bits}_{form.group or 'row'}_{levels}{shift}{supers}_{form.scale_dtype}"

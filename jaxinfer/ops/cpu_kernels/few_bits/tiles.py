@@ -1,7 +1,8 @@
 """The innermost loops of products with weights in few bits: a few rows times a few rows of codes, widened in registers.
 
 A group's products are added in float32 first; the sum is multiplied by the group's scale and added to the sums of the
-groups before it. Minima come before all groups: each times the sum of its group's numbers of x.
+groups before it. Minima come before all groups: each times the sum of its group's numbers of x; zeros times scales are
+minima.
 """
 
 import struct
@@ -30,7 +31,7 @@ declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x
 
 def supports(vectors: Vectors, form: Format) -> bool:
     """Whether products with weights of this form have kernels."""
-    can_convert = "float16" in vectors.dtypes or form.group is None
+    can_convert = "float16" in vectors.dtypes or form.scale_dtype in ("float32", "bfloat16")
     return can_convert and (form.offset is not None or vectors.pairs_bfloat16)
 
 
@@ -74,14 +75,14 @@ def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_wi
     )
     count = outputs * rows
     begun = ["zeroinitializer"] * count
-    if form.has_minima:
+    if form.is_shifted:
         begun = _add_minima(code, vectors, starts_minima, starts_sums)
     # One loop: over groups; or over the runs of a row that is one group.
     is_grouped, is_halved = form.group is not None, form.group == _HALF
     steps = max(1, form.group // RUN) if form.group is not None else 1
     trips = "%groups" if is_grouped else "%runs"
     trips = code.arithmetic("sdiv", trips, 2) if is_halved else trips
-    before = "begin" if form.has_minima else "entry"
+    before = "begin" if form.is_shifted else "entry"
     code.effect("br label %loop")
     code.start("loop")
     code.value(f"phi i64 [ 0, %{before} ], [ %next, %loop ]", "%i")
@@ -175,7 +176,7 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
             place = code.at(element, line, each.index)
             _prefetch(code, code.at("i8", place, "%ahead"))
             scales = code.load(some, place, SIZES[element])
-            if element == "half":
+            if element in ("half", "bfloat"):
                 scales = code.value(f"fpext {some} {scales} to {floats}")
             elif element == "i8":
                 at = code.arithmetic("add", first_unit, code.arithmetic("sdiv", each.index, step))
@@ -188,9 +189,33 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
         if element != "i8":  # units have whole steps of groups
             with code.repeated("each_other", whole, "%groups") as each:
                 single = code.load_at(element, line, each.index)
-                if element == "half":
-                    single = code.value(f"fpext half {single} to float")
+                if element in ("half", "bfloat"):
+                    single = code.value(f"fpext {element} {single} to float")
                 code.store_at("float", single, to, each.index)
+        with code.repeated("each_zero", "%groups", "%padded") as each:
+            code.store_at("float", "0.0", to, each.index)
+    code.effect("ret void")
+    return code.text()
+
+
+def zeros_function(form: Format) -> str:
+    """Return ``prepare_zeros(from, scales, to, lines, groups, padded)``: minima, in float32, of zeros and of scales.
+
+    Scales are those that `prepare_function` wrote. Where a row is one group, its whole sum is multiplied by the scale
+    in the end.
+    """
+    code = Code(
+        "internal void @prepare_zeros(ptr %from, ptr %scales, ptr %to, i64 %lines, i64 %groups, i64 %padded) #0"
+    )
+    with code.repeated("each_line", 0, "%lines") as each_line:
+        line = code.at("i8", "%from", code.arithmetic("mul", each_line.index, "%groups"))
+        of_line = code.arithmetic("mul", each_line.index, "%padded")
+        scales, to = code.at("float", "%scales", of_line), code.at("float", "%to", of_line)
+        with code.repeated("each", 0, "%groups") as each:
+            zero = code.value(f"sitofp i8 {code.load_at('i8', line, each.index)} to float")
+            if form.group is not None:
+                zero = code.value(f"fmul float {zero}, {code.load_at('float', scales, each.index)}")
+            code.store_at("float", code.value(f"fneg float {zero}"), to, each.index)
         with code.repeated("each_zero", "%groups", "%padded") as each:
             code.store_at("float", "0.0", to, each.index)
     code.effect("ret void")
@@ -335,8 +360,9 @@ class _Widen:
 
 
 def _bits_of(level: float) -> int:
-    """Return the bits of a bfloat16."""
-    return struct.unpack("<I", struct.pack("<f", level))[0] >> 16
+    """Return the bits of the nearest bfloat16."""
+    bits = struct.unpack("<I", struct.pack("<f", level))[0]
+    return bits + 0x7FFF + (bits >> 16 & 1) >> 16
 
 
 def _prefetch(code: Code, place: str) -> None:
