@@ -20,7 +20,7 @@ from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.fingerprint import fingerprint_of, named_rows
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels
+from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels, multiplies_few_bits
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.start_times import LoadTimes
@@ -55,6 +55,37 @@ def loaded_checkpoint(
     return replace(checkpoint, tensors=tensors, rounded_from=trained_on() if tensors.forms() else None)
 
 
+def _read_published(
+    checkpoint: Checkpoint,
+    names: TensorNames,
+    config: DecoderConfig,
+    backend: Backend,
+    partitioner: Partitioner,
+    notice: Callable[[str], None] | None,
+    progress: Callable[[int, int], None] | None,
+) -> Params:
+    """Return the parameters of a checkpoint that was quantized before, in its own bits where these have products."""
+    # Imported here: most checkpoints are not quantized.
+    from jaxinfer.checkpoint.published.reader import OwnBitsReader
+
+    def why_not(form: Format, width: int) -> str | None:
+        if backend.param_dtype == "float64":
+            return "products in float64"
+        if form.is_ordered and partitioner.mesh is not None:
+            return "inputs in an order of their own on a mesh"
+        is_multiplied = not backend.cpu_kernels or multiplies_few_bits(form, width)
+        return None if is_multiplied else "no products on this processor"
+
+    reader = OwnBitsReader(why_not)
+    params = partitioner.load_params(checkpoint, names, config, backend, progress, reader)
+    if reader.widened and notice is not None:
+        why = ", ".join(sorted(reader.widened))
+        notice(
+            f"{checkpoint.origin}: matrices of {checkpoint.quantized_by} are widened to {backend.param_dtype}: {why}"
+        )
+    return params
+
+
 def stored_fingerprint(checkpoint: Checkpoint, config: DecoderConfig, backend: Backend) -> str:
     """Return the fingerprint of a checkpoint's weights before they were rounded."""
     names = family_of(checkpoint.config).tensor_names(config)
@@ -82,6 +113,8 @@ def read_params(
     """Return the parameters of a checkpoint; ``kept`` is a folder in which converted ones are kept, or None."""
 
     def convert() -> Params:
+        if checkpoint.quantized_by is not None:
+            return _read_published(checkpoint, names, config, backend, partitioner, notice, progress)
         reader = FewBitsReader(few_bits) if few_bits is not None or stored else None
         params = partitioner.load_params(checkpoint, names, config, backend, progress, reader)
         if reader is not None and reader.widened and notice is not None:
@@ -90,11 +123,13 @@ def read_params(
         return params
 
     stored = checkpoint.tensors.forms() if isinstance(checkpoint.tensors, QuantizedSource) else {}
-    if stored and few_bits is None:
+    if stored and few_bits is None and checkpoint.quantized_by is None:
         forms = {each.form for each in stored.values()}
         _check_forms(f"{checkpoint.origin}: weights in few bits", forms, backend)
     if few_bits is not None:
         few_bits.check(checkpoint)
+    if checkpoint.notice is not None and notice is not None:
+        notice(f"{checkpoint.origin}: {checkpoint.notice}")
     if kept is None or partitioner.mesh is not None:
         return convert()
     weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)

@@ -134,9 +134,9 @@ def _choose_kinds(
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     names = family.tensor_names(config)
-    check_tensors(checkpoint, names, abstract_params(config, choose_backend("float32", "cpu")))
+    spare = check_tensors(checkpoint, names, abstract_params(config, choose_backend("float32", "cpu")))
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in names.ignored) or r"(?!)")
-    wanted = [name for name in checkpoint.tensors.shapes() if not ignored.fullmatch(name)]
+    wanted = [name for name in checkpoint.tensors.shapes() if name not in spare and not ignored.fullmatch(name)]
     if dtype is not None:
         return dict.fromkeys(wanted, dtype)
     source = checkpoint.tensors

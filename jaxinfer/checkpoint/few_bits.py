@@ -40,6 +40,11 @@ class FewBits:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise InvalidOption for a checkpoint that has no blocks to read, or is in few bits already."""
         tensors = checkpoint.tensors
+        if checkpoint.quantized_by is not None:
+            raise InvalidOption(
+                f"weights {self.name!r}: those of {checkpoint.origin} are in few bits already "
+                f"({checkpoint.quantized_by}): leave weights= out, or convert the model with --dtype first"
+            )
         if isinstance(tensors, QuantizedSource) and tensors.forms():
             raise InvalidOption(f"weights {self.name!r}: {checkpoint.origin} is in few bits already; leave weights out")
         if self.form is not None:
@@ -98,7 +103,7 @@ class FewBitsReader:
                 self.widened.add(kind)
                 return None
             found.append(_split(checkpoint.origin, source.tensor, rows, kind))
-        return _whole(leaf, [_rows_of(each, source.rows(leaf.shape[0])) for each, source in zip(found, sources)])
+        return join_layers(leaf, [rows_of(each, source.rows(leaf.shape[0])) for each, source in zip(found, sources)])
 
 
 def parse_few_bits(spec: str | None) -> FewBits | None:
@@ -143,20 +148,22 @@ def _stored(checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:
         raise InvalidCheckpoint(f"{checkpoint.origin}: {missing[0]} is not in few bits, but other parts of it are")
     layers = []
     for parts in leaf.sources:
-        cut = [_rows_of(tensors.quantized(part.tensor), part.rows(leaf.num_rows)) for part in parts]
+        cut = [rows_of(tensors.quantized(part.tensor), part.rows(leaf.num_rows)) for part in parts]
         layers.append(cut[0] if len(cut) == 1 else jax.tree.map(lambda *rows: np.concatenate(rows), *cut))
-    return _whole(leaf, layers)
+    return join_layers(leaf, layers)
 
 
-def _whole(leaf: Leaf, layers: list[QuantizedArray]) -> QuantizedArray:
+def join_layers(leaf: Leaf, layers: list[QuantizedArray]) -> QuantizedArray:
+    """Return a parameter on the device, of its layers on the host."""
     if len({each.form for each in layers}) > 1:
         raise InvalidOption("layers whose weights are in several forms cannot be scanned: leave scan_layers out")
     whole = jax.tree.map(lambda *parts: np.stack(parts), *layers) if leaf.stacked else layers[0]
     return jax.block_until_ready(jax.device_put(whole))
 
 
-def _rows_of(array: QuantizedArray, rows: slice | np.ndarray) -> QuantizedArray:
-    return jax.tree.map(lambda part: part[rows], array)
+def rows_of(array: QuantizedArray, rows: slice | np.ndarray) -> QuantizedArray:
+    """Return some rows of a matrix on the host."""
+    return array.map_rows(lambda part: part[rows])
 
 
 def _split(origin: str, tensor: str, rows: BlockRows, kind: str) -> QuantizedArray:

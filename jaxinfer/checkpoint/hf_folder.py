@@ -1,14 +1,14 @@
 """Opens a folder in Hugging Face's layout: ``config.json`` and safetensors, in one file or in shards with an index."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.checkpoint.source import Checkpoint, TensorSource
+from jaxinfer.checkpoint.safetensors_file import CODES, SafetensorsFile
+from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 
 _SINGLE = "model.safetensors"
@@ -24,7 +24,15 @@ def open_hf_folder(folder: Path) -> Checkpoint:
         if files := sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf"):
             raise CheckpointNotFound(f"{folder}: holds GGUF files; give one of them, such as {files[0]}")
         raise CheckpointNotFound(f"{folder}: no config.json; point at the folder that holds the model's files")
-    return Checkpoint(str(folder), read_json_object(folder / "config.json"), _open_weights(folder), folder=folder)
+    config = read_json_object(folder / "config.json")
+    is_quantized = config.get("quantization_config") is not None
+    weights = _open_weights(folder, CODES if is_quantized else ())
+    if not is_quantized:
+        return Checkpoint(str(folder), config, weights, folder=folder)
+    # Imported here: most checkpoints are not quantized.
+    from jaxinfer.checkpoint.published.open import open_published
+
+    return open_published(folder, config, weights)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -65,11 +73,11 @@ class _Shards:
         return self._files[self._weight_map[name]].read(name, dtype)
 
 
-def _open_weights(folder: Path) -> TensorSource:
+def _open_weights(folder: Path, codes: Iterable[str]) -> TypedTensorSource:
     if (folder / _SINGLE).is_file():
-        return SafetensorsFile(folder / _SINGLE)
+        return SafetensorsFile(folder / _SINGLE, codes)
     if (folder / _INDEX).is_file():
-        return _open_shards(folder)
+        return _open_shards(folder, codes)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     if any(path.suffix == ".safetensors" for path in files):
         raise InvalidCheckpoint(f"{folder}: has neither {_SINGLE} nor {_INDEX}; fetch all files of the model")
@@ -79,7 +87,7 @@ def _open_weights(folder: Path) -> TensorSource:
     raise CheckpointNotFound(f"{folder}: no weights; expected {_SINGLE} or {_INDEX}")
 
 
-def _open_shards(folder: Path) -> _Shards:
+def _open_shards(folder: Path, codes: Iterable[str]) -> _Shards:
     weight_map = read_json_object(folder / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise InvalidCheckpoint(f"{folder / _INDEX}: weight_map must map tensor names to file names")
@@ -90,7 +98,7 @@ def _open_shards(folder: Path) -> _Shards:
             raise InvalidCheckpoint(f"{folder / _INDEX}: {shard!r} is not a plain file name")
         if len(shard) > _LONGEST_NAME or not (folder / shard).is_file():
             raise InvalidCheckpoint(f"{folder / shard}: this shard is missing; fetch all files of the model")
-        files[shard] = SafetensorsFile(folder / shard)
+        files[shard] = SafetensorsFile(folder / shard, codes)
     held = {shard: file.shapes().keys() for shard, file in files.items()}
     for name, shard in weight_map.items():
         if name not in held[shard]:

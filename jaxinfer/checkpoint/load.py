@@ -12,7 +12,7 @@ from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.few_bits_shards import read_few_bits
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
 from jaxinfer.checkpoint.shards import Box, make_sharded
-from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.checkpoint.source import Checkpoint, SparingSource
 from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.models.families.family import Part, TensorNames
 from jaxinfer.models.layers import KERNEL
@@ -70,13 +70,16 @@ def each_param(
         yield leaf.path, _read(checkpoint, leaf)
 
 
-def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]) -> None:
-    """Raise :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor; reads no weights."""
+def check_tensors(checkpoint: Checkpoint, names: TensorNames, abstract: Mapping[str, Any]) -> frozenset[str]:
+    """Raise :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor; reads no weights.
+
+    Return the names of extra tensors that may be left out.
+    """
     names = names.spelled_in(checkpoint.tensors.shapes())
-    _check(checkpoint, list(list_leaves(abstract, names, None)), names)
+    return _check(checkpoint, list(list_leaves(abstract, names, None)), names)
 
 
-def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> None:
+def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> frozenset[str]:
     expected = {
         source.tensor: leaf.tensor_shape(source) for leaf in leaves for parts in leaf.sources for source in parts
     }
@@ -84,7 +87,10 @@ def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> No
     if missing := [name for name in expected if name not in found]:
         raise InvalidCheckpoint(f"{checkpoint.origin}: missing {_listed(missing)}; fetch all files of the model")
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in names.ignored) or r"(?!)")
-    if extra := sorted(name for name in found if name not in expected and not ignored.fullmatch(name)):
+    extra = sorted(name for name in found if name not in expected and not ignored.fullmatch(name))
+    source = checkpoint.tensors
+    spare = frozenset(filter(source.is_spare, extra) if isinstance(source, SparingSource) else ())
+    if extra := [name for name in extra if name not in spare]:
         raise InvalidCheckpoint(f"{checkpoint.origin}: its configuration leaves no place for {_listed(extra)}")
     wrong = [name for name, shape in expected.items() if tuple(found[name]) != shape]
     if wrong:
@@ -94,6 +100,7 @@ def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> No
             f"{checkpoint.origin}: tensor {name} has shape {list(found[name])}, "
             f"but its configuration makes it {list(expected[name])}{others}"
         )
+    return spare
 
 
 def _listed(names: list[str]) -> str:

@@ -55,8 +55,12 @@ class LoadedTensors:
             kept = slice(place * count, (place + 1) * count)
             one = jax.tree.map(lambda part: np.asarray(part[layer] if leaf.stacked else part), leaf.struct)  # noqa: B023
             places = [None if each is None else first_copies(each) for each in leaf.padding[leaf.stacked :]]
-            for whole, part in zip(result.matrix, take_quantized(one, places).matrix, strict=True):
-                whole[source.rows(count)] = part[kept]
+            taken = zip(form.part_names, result.matrix, take_quantized(one, places).matrix, strict=True)
+            for part_name, whole, part in taken:
+                if part_name == "order":  # one for all rows
+                    whole[...] = part
+                else:
+                    whole[source.rows(count)] = part[kept]
         return result
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:

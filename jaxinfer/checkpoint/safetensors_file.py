@@ -3,7 +3,7 @@
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,13 @@ from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 
 _DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+)
+# What tensors of codes are made of.
+CODES: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        **{kind: np.dtype(f"{kind[0].lower()}{int(kind[1:]) // 8}") for kind in ("I8", "U8", "I32", "I64")},
+        "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    }
 )
 _LENGTH_BYTES = 8
 
@@ -32,12 +39,12 @@ class _Entry:
 class SafetensorsFile:
     """Tensors of one ``.safetensors`` file; raises :class:`InvalidCheckpoint` if its header or length is wrong.
 
-    With ``int8`` the file may also hold int8 tensors; the caller applies their scales.
+    The file may also hold those of `CODES` that ``codes`` names; the caller knows what they stand for.
     """
 
-    def __init__(self, path: Path, int8: bool = False):
+    def __init__(self, path: Path, codes: Iterable[str] = ()):
         self._path = path
-        self._dtypes = {**_DTYPES, **({"I8": np.dtype(np.int8)} if int8 else {})}
+        self._dtypes = {**_DTYPES, **{kind: CODES[kind] for kind in codes}}
         _validate(path)
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -83,6 +83,15 @@ def widened(source: QuantizedSource, name: str, dtype: np.dtype) -> np.ndarray:
     return (rows.T if source.forms()[name].is_transposed else rows).astype(dtype)
 
 
+@runtime_checkable
+class SparingSource(TensorSource, Protocol):
+    """Tensors of which some may be left out."""
+
+    def is_spare(self, name: str) -> bool:
+        """Whether a tensor that a model has no place for changes nothing."""
+        ...
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint whose weights have not been read.
@@ -91,6 +100,7 @@ class Checkpoint:
     files where there is one; ``gguf_metadata`` holds a GGUF file's key-value section, vocabulary included;
     ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it; ``converted_files`` are all those whose
     bytes take long to become tensors; ``rounded_from`` is the fingerprint of the weights before they were rounded.
+    ``quantized_by`` says how a published checkpoint's weights were quantized, ``notice`` what of that is not followed.
     """
 
     origin: str
@@ -101,3 +111,5 @@ class Checkpoint:
     llama2c_file: Path | None = None
     converted_files: tuple[Path, ...] = ()
     rounded_from: str | None = None
+    quantized_by: str | None = None
+    notice: str | None = None

@@ -86,5 +86,7 @@ def _some_quantized_rows(array: QuantizedArray, sources: Any, fetch: Callable[[A
         np.arange(size) if source is None or len(source) != size else first_copies(source)
         for source, size in zip(found, array.shape[-2:], strict=True)
     )
-    some = jax.tree.map(lambda part: np.asarray(fetch(part[..., rows[::_EVERY_ROW], :])), array)
+    some = jax.tree.map(
+        lambda part: np.asarray(fetch(part)), array.map_rows(lambda part: part[..., rows[::_EVERY_ROW], :])
+    )
     return some.dequantize()[..., inputs]

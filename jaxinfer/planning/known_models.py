@@ -6,6 +6,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from jaxinfer.checkpoint.hf_folder import read_json_object
+from jaxinfer.checkpoint.published.open import read_scheme
 from jaxinfer.errors import CheckpointNotFound
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.registry import decoder_config
@@ -22,7 +23,8 @@ def known_models() -> dict[str, str]:
 def planned_config(model: str) -> DecoderConfig:
     """Return the config of a built-in model, a Hugging Face folder or a ``config.json``; weights are not read.
 
-    Raise CheckpointNotFound if it is none of these.
+    How a checkpoint's weights were quantized must be known, and is left out: the decoder is the same. Raise
+    CheckpointNotFound if it is none of these.
     """
     entry = _entries().get(model.lower().removesuffix("-instruct"))
     if entry is not None:
@@ -33,7 +35,7 @@ def planned_config(model: str) -> DecoderConfig:
     if not path.is_file():
         known = ", ".join(_entries())
         raise CheckpointNotFound(f"{model!r}: no folder with a {_CONFIG}, no such file, and no built-in model: {known}")
-    return decoder_config(read_json_object(path))
+    return decoder_config(read_scheme(read_json_object(path))[0])
 
 
 def _entries() -> dict[str, dict]:

@@ -72,7 +72,7 @@ def read_heads(
     pickled, or made for another width, another vocabulary or other weights than those of ``fingerprint``.
     """
     description, path = _describe(folder, config)
-    tensors = SafetensorsFile(path, int8=True)
+    tensors = SafetensorsFile(path, ["I8"])
     names = {_PREFIX.sub("", name, count=1): name for name in tensors.shapes()}
     shapes = {name: tensors.shapes()[stored] for name, stored in names.items() if not name.endswith(_SCALE)}
     _check_model(folder, description, config)

@@ -80,7 +80,10 @@ class OrbaxTensors:
         """Read a tensor in few bits, its rows a kernel's outputs."""
         form = self._forms[name].stored.form
         parts = self._forms[name].parts(name).items()
-        return QuantizedArray.of(form, [self.read(part, np.dtype(dtype)) for part, (_, dtype) in parts])
+        found = QuantizedArray.of(form, [self.read(part, np.dtype(dtype)) for part, (_, dtype) in parts])
+        if found.order is not None and (np.sort(found.order[0]) != np.arange(found.order.shape[1])).any():
+            raise self._refuse(f"{name}.order", "is no order of inputs")
+        return found
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``."""

@@ -162,6 +162,8 @@ def format_from(fields: Mapping[str, Any]) -> Format:
         not whole
         or form.bits not in (4, 5, 6, 8)
         or len(form.levels) not in ({0, 256} if form.bits == 8 else {1 << form.bits})
+        or form.scale_type not in (None, "float32", "bfloat16", "float16")
+        or not all(type(each) is bool for each in (form.has_minima, form.has_zeros, form.is_ordered))
     ):
         raise ValueError(f"no format has {form.bits!r} bits and {len(form.levels)} levels")
     return form

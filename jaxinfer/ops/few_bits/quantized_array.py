@@ -1,7 +1,7 @@
 """A matrix of weights in few bits, as one pytree: codes, scales and, where its form has them, minima."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,10 +63,12 @@ class QuantizedArray:
 
     def rows(self, ids: Int[Array, "*shape"]) -> "QuantizedArray":
         """Return the rows of a matrix with these numbers."""
-        taken = [
-            part if name == "order" else _taken(part, ids) for name, part in zip(self.form.part_names, self.matrix)
-        ]
-        return QuantizedArray.of(self.form, taken)
+        return self.map_rows(lambda part: _taken(part, ids))
+
+    def map_rows(self, change: Callable[[Any], Any]) -> "QuantizedArray":
+        """Return the array after a change of the rows of each part; the order of inputs is one for all rows."""
+        parts = zip(self.form.part_names, self.matrix)
+        return QuantizedArray.of(self.form, [part if name == "order" else change(part) for name, part in parts])
 
     def dequantize(self) -> Any:
         """Return the weights in float32; of NumPy's arrays, an array of NumPy's."""

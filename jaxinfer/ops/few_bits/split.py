@@ -15,7 +15,12 @@ _MEND = "use int8, a smaller group, or fewer devices on tensor"
 
 
 def part_shardings(form: Format, sharding: NamedSharding) -> QuantizedArray:
-    """Return how each part is split if the weights ``[..., N, K]`` are split by ``sharding``."""
+    """Return how each part is split if the weights ``[..., N, K]`` are split by ``sharding``.
+
+    Raises InvalidOption for inputs in an order of the matrix's own, which devices would have to exchange.
+    """
+    if form.is_ordered:
+        raise InvalidOption("weights whose inputs are in an order of their own do not run on a mesh")
     specs = part_specs(form, sharding.spec)
     return QuantizedArray.of(form, [NamedSharding(sharding.mesh, spec) for spec in specs])
 

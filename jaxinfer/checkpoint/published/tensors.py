@@ -1,0 +1,75 @@
+"""The tensors of a published checkpoint under the names that they have without quantization."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from jaxinfer.checkpoint.published.scheme import Scheme
+from jaxinfer.checkpoint.published.stored import FLOATS, Layer, Stored
+from jaxinfer.checkpoint.source import StoredForm, TypedTensorSource
+from jaxinfer.errors import InvalidCheckpoint
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+
+_WEIGHT, _BIAS = ".weight", ".bias"
+
+
+class PublishedTensors:
+    """Plain tensors as they are, and matrices in few bits, which can be read as plain numbers too."""
+
+    def __init__(self, origin: str, source: TypedTensorSource, scheme: Scheme):
+        self.scheme = scheme
+        self._source = source
+        stored = Stored(origin, source)
+        self._layers: Mapping[str, Layer] = scheme.layers(stored)
+        hidden = {part for layer in self._layers.values() for part in layer.parts}
+        self._plain = {
+            name: shape
+            for name, shape in stored.shapes.items()
+            if name not in hidden and not name.endswith(scheme.dropped or ("\0",))
+        }
+        for name in self._plain:
+            dtype = source.stored_dtype(name)
+            if name in self._layers or dtype is None or dtype.name not in FLOATS:
+                raise stored.wrong(name, f"has type {dtype}, but nothing says what its numbers stand for")
+        if not self._layers:
+            raise InvalidCheckpoint(f"{origin}: holds no weights of {scheme.name}; fetch all files of the model")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor; reads no weights."""
+        return {**self._plain, **{name: layer.shape for name, layer in self._layers.items()}}
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return the dtype in which a tensor is stored, None for a matrix in few bits."""
+        return None if name in self._layers else self._source.stored_dtype(name)
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Read one tensor as plain numbers."""
+        if name in self._layers:
+            return self._layers[name].read().dense().astype(dtype, copy=False)
+        return self._source.read(name, dtype)
+
+    def is_coded(self, name: str) -> bool:
+        """Whether a tensor is stored in few bits, in a form that is multiplied or not."""
+        return name in self._layers
+
+    def forms(self) -> Mapping[str, StoredForm]:
+        """Return the form of every matrix whose bits lie in one that is multiplied; reads scales, but no codes."""
+        return self._forms
+
+    @cached_property
+    def _forms(self) -> dict[str, StoredForm]:
+        found = {name: layer.read().form for name, layer in self._layers.items()}
+        return {name: StoredForm(form) for name, form in found.items() if form is not None}
+
+    def quantized(self, name: str) -> QuantizedArray:
+        """Read a matrix in few bits."""
+        return self._layers[name].read().quantized()
+
+    def is_spare(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros that belongs to a matrix in few bits.
+
+        The first GPTQ files have one for every matrix, whatever the model.
+        """
+        is_bias = name.endswith(_BIAS) and name.removesuffix(_BIAS) + _WEIGHT in self._layers
+        return is_bias and not self._source.read(name, np.dtype(np.float32)).any()

@@ -1,0 +1,72 @@
+"""Published checkpoints in few bits: the numbers that they stand for, and the logits of the same plain model."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from tests.checkpoint.published.cases import CASES
+from tests.checkpoint.published.folders import plain_model, write_published
+from tests.models.hugging_face import logits_of
+
+IDS = np.random.default_rng(7).integers(1, 96, 24).tolist()
+ORDINARY, SLOW = ("gptq_act_order",), ("fp8_blocks", "nf4")
+# Of logits: their deviation.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model():
+    return plain_model()
+
+
+def kernels(lm):
+    """Return each kernel by the end of its name in Hugging Face's files, with its layer."""
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    names |= {name: f"{name}_proj" for name in ("gate", "up", "down")}
+    blocks = lm.params["blocks"]
+    return {
+        f"model.layers.{layer}.{'self_attn' if part == 'attention' else 'mlp'}.{names[name]}.weight": linear["kernel"]
+        for layer in range(2)
+        for part in ("attention", "mlp")
+        for name, linear in blocks[f"layer_{layer}"][part].items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_stand_for_the_numbers_of_the_file(tmp_path, model, name):
+    """In few bits where these have products, else widened, and said so."""
+    case, said = CASES[name], []
+    expected = write_published(tmp_path, case, model)
+    lm = jaxinfer.load(tmp_path, notice=said.append)
+    found = kernels(lm)
+    assert found.keys() == expected.keys()
+    for key, weights in expected.items():
+        kernel = found[key]
+        assert is_quantized(kernel) != case.widened
+        dense = jax.tree.map(np.asarray, kernel)
+        dense = dense.dequantize() if is_quantized(kernel) else dense
+        np.testing.assert_allclose(dense, weights, rtol=3e-7, atol=1e-7 * np.abs(weights).max())
+    assert any("widened" in line for line in said) == case.widened
+
+
+def marks(name):
+    return () if name in ORDINARY else pytest.mark.slow if name in SLOW else pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
+def test_logits_are_those_of_the_plain_model(tmp_path, model, name):
+    """In float32, by XLA; the CPU's products round their inputs to bfloat16, and are as near as that allows."""
+    write_published(tmp_path, CASES[name], model)
+    expected = logits_of(model, IDS)
+    deviation = expected.std()
+    assert deviation > 0.5
+    lm = jaxinfer.load(tmp_path)
+    # Plain kernels lie as the backend that they were loaded for has them.
+    backend = lm.backend if CASES[name].widened else replace(lm.backend, cpu_kernels=False)
+    widened = jaxinfer.LanguageModel(lm.config, lm.params, backend)
+    assert np.abs(np.asarray(widened.logits([IDS]))[0] - expected).max() < TOLERANCE * deviation
+    assert (np.asarray(lm.logits([IDS]))[0] - expected).std() < 0.02 * deviation

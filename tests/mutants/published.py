@@ -1,0 +1,66 @@
+"""Faults of checkpoints that were quantized before: zeros, orders, signs and scales of others."""
+
+from tests.mutants.fault import Fault
+
+_PUBLISHED = "jaxinfer/checkpoint/published"
+_TESTS = "tests/checkpoint/published"
+_NUMBERS = f"{_TESTS}/test_parity.py::test_kernels_stand_for_the_numbers_of_the_file"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "zeros of GPTQ's second version are plus one too",
+        f"{_PUBLISHED}/gptq.py",
+        'added = 0 if "gptq_v2" in formats else 1',
+        "added = 1",
+        _NUMBERS,
+    ),
+    Fault(
+        "outputs of AWQ are in the order of their places",
+        f"{_PUBLISHED}/awq.py",
+        "[0, 4, 1, 5, 2, 6, 3, 7]",
+        "[0, 2, 4, 6, 1, 3, 5, 7]",
+        _NUMBERS,
+    ),
+    Fault(
+        "inputs are put in the order that their codes have",
+        "jaxinfer/ops/few_bits/quantized_array.py",
+        "numpy.argsort(self.order, axis=-1)",
+        "numpy.argsort(numpy.argsort(self.order, axis=-1), axis=-1)",
+        "tests/ops/test_few_bits.py::test_products_take_inputs_in_the_order_of_each_kernel",
+    ),
+    Fault(
+        "products take inputs in the file's order",
+        "jaxinfer/ops/matmul.py",
+        "inputs[..., kernels[0].order[0]]",
+        "inputs[...]",
+        "tests/ops/test_few_bits.py::test_products_take_inputs_in_the_order_of_each_kernel",
+    ),
+    Fault(
+        "zeros are added",
+        "jaxinfer/ops/cpu_kernels/few_bits/tiles.py",
+        """code.value(f"fneg float {zero}")""",
+        """code.value(f"fadd float {zero}, 0.0")""",
+        "tests/ops/test_few_bits.py::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "the first weight of a byte is its low half",
+        f"{_PUBLISHED}/bitsandbytes.py",
+        "high_first=True",
+        "high_first=False",
+        _NUMBERS,
+    ),
+    Fault(
+        "a key that nobody knows is passed over",
+        f"{_PUBLISHED}/gptq.py",
+        'keys.finish(Scheme(f"gptq, {bits} bits", layers))',
+        'Scheme(f"gptq, {bits} bits", layers)',
+        f"{_TESTS}/test_refused.py::test_what_a_configuration_asks_for_is_known_or_refused",
+    ),
+    Fault(
+        "a group below zero is that many from the end",
+        f"{_PUBLISHED}/gptq.py",
+        "groups.min() < 0 or groups.max()",
+        "groups.max()",
+        f"{_TESTS}/test_refused.py::test_damage_is_named",
+    ),
+)
