@@ -77,8 +77,10 @@ def attend(
     and values first, at five times the cycles and 4.5 layers' slices of memory.
     """
     head_dim = query_BTNH.shape[3]
-    keys, values = (_layer(held, num_kv_heads, head_dim, backend) for held in (keys_BSKH, values_BSKH))
-    if backend.cpu_kernels and query_BTNH.size and values.dtype == keys.dtype and attends(keys.dtype, head_dim):
+    kernels = backend.cpu_kernels and query_BTNH.size and values_BSKH.dtype == keys_BSKH.dtype
+    kernels = kernels and attends(keys_BSKH.dtype, head_dim)
+    keys, values = (_layer(held, num_kv_heads, head_dim, backend, not kernels) for held in (keys_BSKH, values_BSKH))
+    if kernels:
         heads = num_kv_heads or keys.num_lanes // head_dim
         return _attend_by_kernels(
             query_BTNH, keys, values, mask_BTS, scale, backend, softcap or 0.0, sinks, heads, order
@@ -178,9 +180,11 @@ def attend_partially(
     return Partial(_by_head(weighted_BCRTI, query_BTNH, joined), largest_BTN, totals_BTN)
 
 
-def _layer(held_BSF: jax.Array | Layer, num_kv_heads: int | None, head_dim: int, backend: Backend) -> Layer:
-    """Return slots of numbers; rows in bytes become numbers of the compute dtype."""
-    if holds_bytes(held_BSF.dtype):
+def _layer(
+    held_BSF: jax.Array | Layer, num_kv_heads: int | None, head_dim: int, backend: Backend, widens: bool = True
+) -> Layer:
+    """Return slots; if it ``widens``, rows in bytes become numbers of the compute dtype."""
+    if widens and holds_bytes(held_BSF.dtype):
         assert num_kv_heads is not None
         rows_BSF = held_BSF.copied() if isinstance(held_BSF, Layer) else held_BSF
         held_BSF = to_numbers(rows_BSF, num_kv_heads, head_dim, backend.kv_shards, backend.compute_dtype)

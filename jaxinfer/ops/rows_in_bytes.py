@@ -1,8 +1,9 @@
 """Rows of a cache in bytes: keys or values of 8 bits, rounded before they are written, with a scale for each head.
 
 A row of a slot holds the bytes of all heads side by side, then the upper bytes of the heads' scales, then the lower
-ones, then zeros. So a scale goes wherever its slot goes: into another slot, a page, another cache. Where a mesh splits
-the heads, each device's part of a row is such a row of its heads.
+ones, then zeros, so many that any vector of 16 bytes that begins in a head ends in the row. So a scale goes wherever
+its slot goes: into another slot, a page, another cache. Where a mesh splits the heads, each device's part of a row is
+such a row of its heads.
 
 A scale is a bfloat16, rounded up. Its head's largest number is then at most 127, or 448 for floats of 8 bits, and
 nothing overflows. Rounding a scale costs 0.3% more error than a float32 would, and half the bytes.
@@ -19,6 +20,8 @@ from jaxinfer.notation import Array, Float, Integer
 CACHE_DTYPES = {"int8": "int8", "fp8": "uint8"}
 # The bytes of a scale.
 SCALE_BYTES = 2
+# The longest vector of bytes that a kernel reads at a time.
+_VECTOR = 16
 
 _MOST = {"int8": 127.0, "uint8": 448.0}
 # A head of smaller numbers is all zeros: their scale would have no inverse.
@@ -32,7 +35,8 @@ def holds_bytes(dtype: Any) -> bool:
 
 def row_lanes(num_kv_heads: int, head_dim: int) -> int:
     """Return how many bytes a row has."""
-    return num_kv_heads * (head_dim + SCALE_BYTES)
+    after = max(num_kv_heads * SCALE_BYTES, _VECTOR)
+    return -(-(num_kv_heads * head_dim + after) // _VECTOR) * _VECTOR
 
 
 def to_bytes(rows_BTKH: Float[Array, "B T K H"], dtype: Any, lanes: int, shards: int) -> Integer[Array, "B T F"]:

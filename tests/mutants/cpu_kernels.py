@@ -292,4 +292,18 @@ FAULTS: tuple[Fault, ...] = (
         "vectors.tiles_bfloat16 and not (_may_use_tiles() or True)",
         f"{_UNIT}::test_a_process_that_may_not_use_the_unit_does_without",
     ),
+    Fault(
+        "all slots of a chunk but the first have the scale of the one before",
+        f"{_FOLDER}/slot_bytes.py",
+        'code.store_at("float", scale, "%scales", slot.index)',
+        'code.store_at("float", scale, "%scales", code.arithmetic("add", slot.index, 1))',
+        "tests/ops/test_cpu_attention.py::test_rows_in_bytes_are_read_as_the_numbers_that_they_stand_for",
+    ),
+    Fault(
+        "floats of 8 bits lose their last bit",
+        f"{_FOLDER}/slot_bytes.py",
+        "constant(0x3F80)",
+        "constant(0x3F00)",
+        "tests/ops/test_cpu_attention.py::test_rows_in_bytes_are_read_as_the_numbers_that_they_stand_for",
+    ),
 )

@@ -347,8 +347,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "scores of a page begin at the page's first slot",
         _ATTENTION,
-        'code.arithmetic("sub", begin, start))\n        place',
-        "0)\n        place",
+        'code.arithmetic("sub", begin, start))\n        line',
+        "0)\n        line",
         "tests/ops/test_cpu_attention.py::test_pages_change_no_bit_wherever_they_lie",
     ),
     Fault(

@@ -97,8 +97,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a mesh's attention is left to XLA",
         "jaxinfer/ops/attention.py",
-        "if backend.cpu_kernels and query_BTNH.size and",
-        "if backend.cpu_kernels and backend.mesh is None and query_BTNH.size and",
+        "kernels = backend.cpu_kernels and query_BTNH.size",
+        "kernels = backend.cpu_kernels and backend.mesh is None and query_BTNH.size",
         _BITS,
     ),
     Fault(

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from jaxinfer.ops.attention import Sinks, attend
 from jaxinfer.ops.cpu_kernels.attention import Order, attend_to_seen, attends
 from jaxinfer.ops.cpu_kernels.attention_code import BLOCK, CHUNK, attention_module, scratch_numbers
-from tests.ops.foreign_calls import HOST, POOLS, Calls, drawn, exact
+from jaxinfer.ops.rows_in_bytes import row_lanes, to_bytes, to_numbers
+from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, drawn, exact
 from tests.toys import float32_backend
 
 attend_by_xla = jax.jit(attend_to_seen, static_argnames="softcap")
 
 
 @functools.cache
-def attention_calls(vectors):
-    return Calls(attention_module(vectors))
+def attention_calls(vectors, dtype):
+    return Calls(attention_module(vectors, dtype))
 
 
 def operands_of(query, keys, values, layer, mask, softcap=0.0):
@@ -45,7 +46,7 @@ def attend_directly(query, keys, values, layer, mask, softcap=0.0, vectors=HOST)
     operands = operands_of(query, keys, values, layer, mask, softcap)
     shape, slots = operands[0].shape, operands[6].shape[2]
     shapes = shape, (scratch_numbers(*shape, slots, vectors),)
-    return attention_calls(vectors).call(operands, shapes)[0].reshape(query.shape)
+    return attention_calls(vectors, keys.dtype.name).call(operands, shapes)[0].reshape(query.shape)
 
 
 def check_attention(
@@ -109,6 +110,47 @@ def test_attention_of_any_shape_by_xla(shape, spare, layer, softcap):
 @pytest.mark.parametrize(("tokens", "extent"), [(3, 2 * CHUNK + 5), (2 * BLOCK, CHUNK)])
 def test_xla_calls_the_kernel(tokens, extent):
     check_any_attention(attend_by_xla, (2, 3, 2, tokens, 48, extent), (1, 8), 1)
+
+
+def in_bytes(numbers_LBSF, heads, dtype):
+    """Return rows in bytes, and the numbers that these stand for."""
+    width = numbers_LBSF.shape[3] // heads
+    lanes = row_lanes(heads, width)
+
+    @jax.jit
+    def convert(numbers_BSKH):
+        rows = to_bytes(numbers_BSKH, dtype, lanes, 1)
+        return rows, to_numbers(rows, heads, width, 1, "float32")
+
+    layers = [convert(layer.reshape(*layer.shape[:2], heads, width)) for layer in numbers_LBSF]
+    return [np.stack(each) for each in zip(*layers)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vectors"), [("int8", HOST), ("uint8", HOST), *(("int8", each) for each in SMALLER[:2])]
+)
+def test_rows_in_bytes_are_read_as_the_numbers_that_they_stand_for(dtype, vectors):
+    """And nothing behind the last row is read."""
+    for tokens, numbers, extent in ((3, 24, 300), (BLOCK + 5, 80, 140)):
+        rng = np.random.default_rng(tokens)
+        query, mask = drawn(rng, (2, 3, 2, tokens, numbers)), rng.random((2, tokens, extent)) < 0.6
+        held = [in_bytes(drawn(rng, (2, 2, extent, 3 * numbers)), 3, dtype) for _ in range(2)]
+        expected = attend_directly(query, *(each[1] for each in held), 1, mask, vectors=vectors)
+        rows = [beside_a_guard(each[0], at_end=True) for each in held]
+        found = attend_directly(query, *rows, 1, mask, vectors=vectors)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+        few = attend_directly(query[..., 1:2, :], *rows, 1, mask[:, 1:2], vectors=vectors)
+        np.testing.assert_array_equal(few, found[..., 1:2, :])
+
+
+def test_xla_calls_the_kernel_of_bytes():
+    rng = np.random.default_rng(5)
+    query, mask = drawn(rng, (2, 3, 2, 4, 48)), rng.random((2, 4, 150)) < 0.6
+    (keys, _), (values, _) = (in_bytes(drawn(rng, (1, 2, 150, 144)), 3, "int8") for _ in range(2))
+    found = attend_by_xla(query, keys, values, 0, mask)
+    np.testing.assert_array_equal(found, attend_directly(query, keys, values, 0, mask))
+    with pytest.raises(ValueError, match="do not fit"):
+        attend_by_xla(query, keys[..., :144], values[..., :144], 0, mask)
 
 
 @POOLS

@@ -106,6 +106,8 @@ def test_code_of_other_makes_is_encoded(triple, processor, features, register):
     for assembly in (
         *(dot_module(vectors, dtype) for dtype in vectors.dtypes),
         attention_module(vectors),
+        attention_module(vectors, "int8"),
+        *([attention_module(vectors, "uint8")] if "float16" in vectors.dtypes else []),
         best_module(vectors),
         best_of_classes_module(vectors),
         rows_module(vectors),

@@ -3,6 +3,7 @@
 It uses the functions of `products`. Slots that no token of a row sees are not read.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jaxinfer.notation import Array, Bool, Float, Int, Num
 from jaxinfer.ops.cpu_kernels.attention_code import CHUNK, attention_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.products import multiplies
+from jaxinfer.ops.rows_in_bytes import holds_bytes, row_lanes, to_numbers
 
 
 class Order(NamedTuple):
@@ -28,7 +30,9 @@ class Order(NamedTuple):
 
 def attends(dtype: Any, head_dim: int) -> bool:
     """Whether `attend_to_seen` supports keys and values of a dtype and a head width."""
-    return jnp.dtype(dtype) == jnp.float32 and multiplies(dtype, head_dim)
+    # Floats of 8 bits become float16 first.
+    needed = {"float32": "float32", "int8": "int8", "uint8": "float16"}.get(jnp.dtype(dtype).name)
+    return needed is not None and multiplies(needed, head_dim)
 
 
 def attend_to_seen(
@@ -44,7 +48,8 @@ def attend_to_seen(
 ) -> Float[Array, "B C R T H"]:
     """Attend from scaled queries to the first E slots of ``keys[layer]``; return the weighted means, in float32.
 
-    All inputs are float32. A slot has C heads of H numbers, and may have more. Slot s of row b is slot ``s % Z`` of
+    All inputs are float32, keys and values possibly rows in bytes. A slot has C heads of H numbers, and may have more,
+    which rows in bytes do not. Slot s of row b is slot ``s % Z`` of
     page ``table_BX[b, s // Z]``, clipped to the pages there are; without a table, each row has a page of its own. Slots
     that no query of a batch row sees are not read. A query without visible slots gets the mean of all E. A ``softcap``
     c bounds each score x by ``c * tanh(x / c)``; 0 is none. ``order`` is that of the sequence (None: as the slots
@@ -60,15 +65,17 @@ def attend_to_seen(
         table_BX = jnp.arange(batch)[:, None]
     else:
         fits = table_BX.shape[0] == batch and extent <= table_BX.shape[1] * shape[2]
-    fits &= query_BCRTH.shape[1] * query_BCRTH.shape[4] <= shape[3]
+    in_bytes, heads = holds_bytes(keys_LPZF.dtype), (query_BCRTH.shape[1], query_BCRTH.shape[4])
+    fits &= (row_lanes(*heads) if in_bytes else heads[0] * heads[1]) <= shape[3]
     are_alike = values_LPZF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
+    are_alike &= keys_LPZF.dtype == values_LPZF.dtype and (in_bytes or keys_LPZF.dtype == jnp.float32)
     are_alike &= near_query_BCRTH.shape == query_BCRTH.shape and 0 <= order.near_slots <= order.ring_end <= extent
-    arrays = query_BCRTH, near_query_BCRTH, keys_LPZF, values_LPZF
+    queries = query_BCRTH, near_query_BCRTH
     # The kernel itself checks nothing.
-    if not fits or not are_alike or any(each.dtype != jnp.float32 for each in arrays) or 0 in (
+    if not fits or not are_alike or any(each.dtype != jnp.float32 for each in queries) or 0 in (
         *query_BCRTH.shape, *shape, extent
     ):  # fmt: skip
-        given = (*arrays, mask_BTE)
+        given = (*queries, keys_LPZF, values_LPZF, mask_BTE)
         raise ValueError(f"{', '.join(f'{array.dtype}{array.shape}' for array in given)} do not fit")
     turn_B = jnp.clip(jnp.asarray(order.turn_B, jnp.int32), order.near_slots, order.ring_end)
     near_B, end_B = (jnp.full_like(turn_B, each) for each in (order.near_slots, order.ring_end))
@@ -76,7 +83,7 @@ def attend_to_seen(
     sees_none_BT = ~jnp.any(mask_BTE, axis=2)
     mask_BTE = mask_BTE | sees_none_BT[..., None]
     # Scores of nothing but zeros have equal weights.
-    queries = (jnp.where(sees_none_BT[:, None, None, :, None], 0, each) for each in (query_BCRTH, near_query_BCRTH))
+    queries = (jnp.where(sees_none_BT[:, None, None, :, None], 0, each) for each in queries)
     table_BX = jnp.clip(table_BX, 0, shape[1] - 1).astype(jnp.int32)
     return _attend(*queries, keys_LPZF, values_LPZF, layer, table_BX, mask_BTE, walk_B3, softcap)
 
@@ -111,7 +118,10 @@ def _attend(
         query_IXH, near_IXH, jnp.asarray(layer, jnp.int32), keys, values, table_BX, mask_BTP.astype(jnp.int8),
         ranges_BT2, walk, jnp.asarray(cap, jnp.float32).reshape(1),
     )  # fmt: skip
-    means_IXH, _ = call("attend", attention_module, "float32", results, *operands)
+    dtype = keys.dtype.name
+    # Not the name of products of int8, which pairs may have.
+    name = "attend" if dtype == "float32" else f"attend_to_{dtype}"
+    means_IXH, _ = call(name, partial(attention_module, dtype=dtype), "float32", results, *operands)
     return means_IXH.reshape(query_BCRTH.shape)
 
 
@@ -124,12 +134,14 @@ def _attend_jvp(primals: Any, tangents: Any) -> Any:
     ) -> Any:
         batch, heads, *_, numbers = query_BCRTH.shape
         extent = mask_BTE.shape[2]
-        keys_BSCH, values_BSCH = (
-            stack[layer][table_BX]
-            .reshape(batch, -1, stack.shape[3])[:, :extent, : heads * numbers]
-            .reshape(batch, extent, heads, numbers)
-            for stack in (keys, values)
-        )
+
+        def by_head(stack: Any) -> Any:
+            found = stack[layer][table_BX].reshape(batch, -1, stack.shape[3])[:, :extent]
+            if holds_bytes(stack.dtype):
+                found = to_numbers(found, heads, numbers, 1, jnp.float32)
+            return found[..., : heads * numbers].reshape(batch, extent, heads, numbers)
+
+        keys_BSCH, values_BSCH = by_head(keys), by_head(values)
         precision = jax.lax.Precision.HIGHEST
         own, near = (
             jnp.einsum("bcrth,bsch->bcrts", each, keys_BSCH, precision=precision) for each in (query_BCRTH, near_BCRTH)

@@ -8,12 +8,14 @@ rows and threads there are.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module, wait_for
 from jaxinfer.ops.cpu_kernels.product_code import dot_functions
+from jaxinfer.ops.cpu_kernels.slot_bytes import scale_functions
 from jaxinfer.ops.cpu_kernels.softmax_code import soften_functions
-from jaxinfer.ops.cpu_kernels.tiles import Vectors
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors
 from jaxinfer.ops.cpu_kernels.weighted_sums import WIDEST, tile_rows, weighted_sum_functions
 
 # The slots of a piece of scores, and how far ahead values are prefetched: a multiple of the lanes of all processors.
@@ -21,8 +23,8 @@ CHUNK = 128
 # With more query rows per head than this, a thread takes as many rows from scores to results; with fewer, threads share
 # the slots. `jaxinfer bench latency` measures another value.
 BLOCK = 32
-# How many float32 a processor fetches at once.
-_LINE = 16
+# What a processor fetches at once.
+_LINE_BYTES = 64
 
 _RECORD = Record(
     "q", "near", "k", "v", "table", "mask", "ranges", "walk", "softcap", "y", "scratch", "rows", "numbers", "tokens",
@@ -31,7 +33,7 @@ _RECORD = Record(
 )  # fmt: skip
 
 
-def attention_module(vectors: Vectors) -> str:
+def attention_module(vectors: Vectors, dtype: str = "float32") -> str:
     """Return the assembly of ``handler(q, near, l, k, v, table, mask, ranges, walk, softcap) -> y, scratch``.
 
     q and near [I, X, H], k and v [L, N, Z, F], y [I, X, H], softcap [1] and scratch [`scratch_numbers`] are float32;
@@ -44,9 +46,16 @@ def attention_module(vectors: Vectors) -> str:
     ``walk[b]`` is (near_slots, turn, ring_end): in the order of the sequence, slots are those before near_slots, then
     from turn to before ring_end, from near_slots to before turn, and from ring_end on. A softcap c that is not 0 bounds
     a score x to c * tanh(x / c).
+
+    Where ``dtype`` is int8 or uint8, k and v are rows in bytes of C heads (`jaxinfer.ops.rows_in_bytes`).
     """
-    functions = [*dot_functions(vectors, "float32"), *soften_functions(vectors), *weighted_sum_functions(vectors)]
-    own = [_scores(), _values(vectors), _seen(), _piece(), _short_piece(vectors), _long_piece(vectors)]
+    # Bytes are widened to float32 and never paired.
+    of_dots = replace(vectors, pairs_bfloat16=False)
+    functions = [
+        *dot_functions(of_dots, dtype), *soften_functions(vectors), *weighted_sum_functions(vectors, dtype),
+        *(scale_functions(vectors, dtype, CHUNK) if dtype != "float32" else []),
+    ]  # fmt: skip
+    own = [_scores(dtype), _values(vectors, dtype), _seen(), _piece(), _short_piece(vectors), _long_piece(vectors)]
     plan = _Planner(vectors).plan
     return make_module(vectors, [*functions, *own], _RECORD, (10, 2), plan)
 
@@ -139,10 +148,13 @@ def _seen() -> str:
 
 
 @contextmanager
-def _in_pages(code: Code, block: str, name: str, item: str, first: str, last: str) -> Iterator[tuple[str, str, str]]:
+def _in_pages(
+    code: Code, block: str, name: str, item: str, first: str, last: str, dtype: str
+) -> Iterator[tuple[str, str, str, str]]:
     """Repeat what is written inside for each page of an item's keys or values that has slots from first to before last.
 
-    It gets the first of these slots in the page, the one after the last, and the first one's address.
+    It gets the first of these slots in the page, the one after the last, and the first one's address and, in bytes, the
+    address of its scale.
     """
     groups, columns, lines, stride, numbers = _numbers(code, "groups", "columns", "lines", "stride", "numbers")
     batch, group = code.arithmetic("sdiv", item, groups), code.arithmetic("srem", item, groups)
@@ -154,8 +166,9 @@ def _in_pages(code: Code, block: str, name: str, item: str, first: str, last: st
         page = _integer(code, _RECORD.pointer(code, "table"), code.arithmetic("add", row, column.index))
         page = code.arithmetic("add", page, *_numbers(code, "first_page"))
         line = code.arithmetic("add", code.arithmetic("mul", page, lines), code.arithmetic("sub", begin, start))
-        place = code.arithmetic("add", code.arithmetic("mul", line, stride), code.arithmetic("mul", group, numbers))
-        yield begin, end, code.at("float", _RECORD.pointer(code, name), place)
+        line = code.at(LLVM_TYPES[dtype], _RECORD.pointer(code, name), code.arithmetic("mul", line, stride))
+        scale = code.at("i8", line, code.arithmetic("add", code.arithmetic("mul", groups, numbers), group))
+        yield begin, end, code.at(LLVM_TYPES[dtype], line, code.arithmetic("mul", group, numbers)), scale
 
 
 def _walk(code: Code, batch: str) -> list[str]:
@@ -164,16 +177,25 @@ def _walk(code: Code, batch: str) -> list[str]:
     return [_integer(code, walk, code.arithmetic("add", word, index)) for index in range(3)]
 
 
-def _prefetch(code: Code, block: str, places: str, count: str, stride: str, width: str) -> None:
+def _prefetch(code: Code, block: str, places: str, count: str, stride: str, width: str, dtype: str, scale: str) -> None:
     """Fetch slots at once; otherwise the processor would wait for each slot's few numbers."""
+    kind = LLVM_TYPES[dtype]
     with code.repeated(f"{block}_slot", 0, count) as slot:
-        line = code.at("float", places, code.arithmetic("mul", slot.index, stride))
-        with code.repeated(f"{block}_line", 0, width, _LINE) as part:
-            place = code.at("float", line, part.index)
-            code.effect(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
+        begun = code.arithmetic("mul", slot.index, stride)
+        line = code.at(kind, places, begun)
+        with code.repeated(f"{block}_line", 0, width, _LINE_BYTES // SIZES[kind]) as part:
+            _fetch(code, code.at(kind, line, part.index))
+        if kind == "i8":
+            # Rows do not begin with a line.
+            _fetch(code, code.at(kind, line, code.arithmetic("sub", width, 1)))
+            _fetch(code, code.at(kind, scale, begun))
 
 
-def _scores() -> str:
+def _fetch(code: Code, place: str) -> None:
+    code.effect(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
+
+
+def _scores(dtype: str) -> str:
     """Return ``score(record, item, row, count, first, last, scores)``: the scores of rows and slots.
 
     Those of slot s stand at s; rows are ``slots`` apart.
@@ -188,21 +210,24 @@ def _scores() -> str:
         ("q", code.larger("%first", near_slots), "%last"),
     ):
         query = code.at("float", _RECORD.pointer(code, name), code.arithmetic("mul", row, numbers))
-        with _in_pages(code, name, "k", "%item", first, last) as (begin, end, places):
+        with _in_pages(code, name, "k", "%item", first, last, dtype) as (begin, end, places, scale):
             count = code.arithmetic("sub", end, begin)
             code.branch(code.value(f"icmp sgt i64 {count}, 0"), f"some_{name}", f"after_{name}")
             code.start(f"some_{name}")
-            _prefetch(code, f"ahead_{name}", places, code.smaller(count, CHUNK), stride, numbers)
+            _prefetch(code, f"ahead_{name}", places, code.smaller(count, CHUNK), stride, numbers, dtype, scale)
             integers = ", ".join(f"i64 {each}" for each in ("%count", count, numbers, numbers, stride, slots))
             scores = code.at("float", "%scores", begin)
             code.effect(f"call void @dots(ptr {query}, ptr {places}, ptr {scores}, {integers})")
+            if dtype != "float32":
+                integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, groups))
+                code.effect(f"call void @scale_scores(ptr {scores}, ptr {scale}, {integers})")
             code.effect(f"br label %after_{name}")
             code.start(f"after_{name}")
     code.effect("ret void")
     return code.text()
 
 
-def _values(vectors: Vectors) -> str:
+def _values(vectors: Vectors, dtype: str) -> str:
     """Return ``add_values(record, item, row, count, first, last, weights, totals, column)``: results of rows.
 
     They are a piece's columns from ``column`` on. ``totals`` is scratch of a vector a row.
@@ -212,6 +237,7 @@ def _values(vectors: Vectors) -> str:
     rows, numbers, slots, stride, groups, width = _numbers(
         code, "rows", "numbers", "slots", "stride", "groups", "width"
     )
+    scales = "" if dtype == "float32" else code.value(f"alloca [{CHUNK} x float], align 64")
     columns = code.smaller(code.arithmetic("sub", numbers, "%column"), width)
     row = code.arithmetic("add", code.arithmetic("mul", "%item", rows), "%row")
     place = code.arithmetic("add", code.arithmetic("mul", row, numbers), "%column")
@@ -222,15 +248,19 @@ def _values(vectors: Vectors) -> str:
     for index, (begin, end) in enumerate(stretches):
         stretch = code.larger(begin, "%first"), code.smaller(end, "%last")
         with (
-            _in_pages(code, f"stretch_{index}", "v", "%item", *stretch) as (begin, end, values),
+            _in_pages(code, f"stretch_{index}", "v", "%item", *stretch, dtype) as (begin, end, values, scale),
             code.repeated(f"chunk_{index}", begin, end, CHUNK) as chunk,
         ):
             count = code.smaller(code.arithmetic("sub", end, chunk.index), CHUNK)
             place = code.arithmetic("mul", code.arithmetic("sub", chunk.index, begin), stride)
-            places = code.at("float", values, code.arithmetic("add", place, "%column"))
-            _prefetch(code, f"ahead_{index}", places, count, stride, columns)
+            places = code.at(LLVM_TYPES[dtype], values, code.arithmetic("add", place, "%column"))
+            _prefetch(code, f"ahead_{index}", places, count, stride, columns, dtype, code.at("i8", scale, place))
             integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, numbers, columns))
             weights = code.at("float", "%weights", chunk.index)
+            if scales:
+                of_slots = f"i64 {count}, i64 {stride}, i64 {groups}"
+                code.effect(f"call void @read_scales(ptr {code.at('i8', scale, place)}, ptr {scales}, {of_slots})")
+                integers += f", ptr {scales}"
             code.effect(f"call void @add_weighted(ptr {weights}, ptr {places}, ptr {y}, ptr %totals, {integers})")
     code.effect(f"call void @divide(ptr {y}, ptr %totals, i64 %count, i64 {numbers}, i64 {columns})")
     code.effect("ret void")

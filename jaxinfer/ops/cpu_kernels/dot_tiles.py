@@ -1,6 +1,7 @@
 """The innermost loop of dot products: a few rows times a few rows of weights, in the processor's vector registers."""
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.slot_bytes import widened
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OFFSET, SIZES, Vectors, masked_load, store_totals
 
 _PARAMETERS = (
@@ -138,14 +139,14 @@ class _Tile:
             bits = code.value(f"call {some} {name}({operands})")
             numbers = code.value(f"bitcast {some} {bits} to <{step} x {kind}>")
         if kind == "i8" and has_offset(self._vectors, self._dtype):
-            widened = code.value(f"sext <{step} x i8> {numbers} to <{step} x i16>")
-            greater = code.value(f"add <{step} x i16> {widened}, {self._offset()}")
+            longer = code.value(f"sext <{step} x i8> {numbers} to <{step} x i16>")
+            greater = code.value(f"add <{step} x i16> {longer}, {self._offset()}")
             return code.value(f"bitcast <{step} x i16> {greater} to <{step} x bfloat>")
         if kind == "float" or self._vectors.pairs(self._dtype):
             return numbers
-        return code.value(
-            f"{'sitofp' if kind == 'i8' else 'fpext'} <{step} x {kind}> {numbers} to {self._vectors.wide}"
-        )
+        if kind == "i8":
+            return widened(code, self._dtype, step, numbers)
+        return code.value(f"fpext <{step} x {kind}> {numbers} to {self._vectors.wide}")
 
     def _offset(self) -> str:
         return f"<{', '.join([f'i16 {OFFSET}'] * self._step)}>"

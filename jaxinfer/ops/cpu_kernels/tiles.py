@@ -10,7 +10,7 @@ import numpy as np
 from jaxinfer.ops.cpu_kernels.assembly import Code
 
 # The types of weights, and of the rows that they multiply.
-LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half", "int8": "i8"}
+LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half", "int8": "i8", "uint8": "i8"}
 SIZES = {"float": 4, "bfloat": 2, "half": 2, "i8": 1}
 # How LLVM names the types of masked loads, by their bytes. More processors have instructions for i16 than for floats.
 _MASKED = {4: ("f32", "float"), 2: ("i16", "i16"), 1: ("i8", "i8")}

@@ -1,7 +1,8 @@
 """The assembly of sums of rows by weights, which go on from one stretch of rows to the next."""
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.tiles import Vectors
+from jaxinfer.ops.cpu_kernels.slot_bytes import widened
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, Vectors
 
 # The most vectors of columns that a tile adds up.
 WIDEST = 4
@@ -9,16 +10,19 @@ WIDEST = 4
 _PARAMETERS = "ptr %x, ptr %w, ptr %y, ptr %totals, i64 %length, i64 %pitch, i64 %stride, i64 %width, i64 %last"
 
 
-def weighted_sum_functions(vectors: Vectors) -> list[str]:
+def weighted_sum_functions(vectors: Vectors, dtype: str = "float32") -> list[str]:
     """Return ``add_weighted(x, w, y, totals, rows, length, pitch, stride, width, columns)`` and its tiles.
 
     To each of the ``columns`` of row r of y it adds, one after the other, that column of the ``length`` rows of w times
     the numbers of row r of x; and to each lane of row r of ``totals`` these numbers. Rows of x are ``pitch`` apart,
     those of w ``stride``, those of y ``width``, those of ``totals`` a vector. All are float32. Columns are at most as
     many as `WIDEST` vectors have.
+
+    If ``dtype`` is of bytes, w has these, and so many more behind them that any vector ends in its row. Then both
+    functions have one more argument, ``scales``: each row's of w.
     """
     sizes = [(size, rows) for size in range(1, WIDEST + 1) for rows in range(1, tile_rows(vectors) + 1)]
-    return [_masked_lanes(vectors), *(_tile(vectors, *size) for size in sizes), _cover(vectors, sizes)]
+    return [_masked_lanes(vectors), *(_tile(vectors, dtype, *size) for size in sizes), _cover(vectors, dtype, sizes)]
 
 
 def tile_rows(vectors: Vectors) -> int:
@@ -45,13 +49,14 @@ def first_lanes(code: Code, vectors: Vectors, count: str) -> str:
     return code.value(f"icmp slt <{lanes} x i64> {order}, {counts}")
 
 
-def _tile(vectors: Vectors, size: int, rows: int) -> str:
+def _tile(vectors: Vectors, dtype: str, size: int, rows: int) -> str:
     """Return ``add_SIZExROWS(x, w, y, totals, length, pitch, stride, width, last)``.
 
     ``last`` is how many columns the last of ``size`` vectors has.
     """
     lanes, wide = vectors.lanes, vectors.wide
-    code = Code(f"internal void @add_{size}x{rows}({_PARAMETERS}) #0")
+    kind = LLVM_TYPES[dtype]
+    code = Code(f"internal void @add_{size}x{rows}({_PARAMETERS}{_scales(dtype, '%scales')}) #0")
     mask = first_lanes(code, vectors, "%last")
     starts_x = [code.at("float", "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
     starts_y = [code.at("float", "%y", code.arithmetic("mul", "%width", row)) for row in range(rows)]
@@ -72,11 +77,17 @@ def _tile(vectors: Vectors, size: int, rows: int) -> str:
         code.value(f"phi {wide} [ {first}, %entry ], [ %sum{index}, %loop ]", f"%old{index}")
     for row, first in enumerate(totals):
         code.value(f"phi {wide} [ {first}, %entry ], [ %total{row}, %loop ]", f"%old_total{row}")
-    line = code.at("float", "%w", code.arithmetic("mul", "%i", "%stride"))
-    parts = [read(line, each) for each in range(size)]
+    line = code.at(kind, "%w", code.arithmetic("mul", "%i", "%stride"))
+    if kind == "float":
+        parts = [read(line, each) for each in range(size)]
+    else:
+        several = [code.load(f"<{lanes} x i8>", code.at("i8", line, lanes * each), 1) for each in range(size)]
+        parts = [widened(code, dtype, lanes, each) for each in several]
+        scale = vectors.spread(code, code.load_at("float", "%scales", "%i"))
     for row, start in enumerate(starts_x):
         factors = vectors.spread(code, code.load_at("float", start, "%i"))
         code.value(f"fadd {wide} %old_total{row}, {factors}", f"%total{row}")
+        factors = factors if kind == "float" else code.value(f"fmul {wide} {factors}, {scale}")
         for each, part in enumerate(parts):
             index = row * size + each
             vectors.multiply_add(code, part, factors, f"%old{index}", f"%sum{index}")
@@ -96,11 +107,17 @@ def _tile(vectors: Vectors, size: int, rows: int) -> str:
     return code.text()
 
 
-def _cover(vectors: Vectors, sizes: list[tuple[int, int]]) -> str:
+def _scales(dtype: str, name: str) -> str:
+    """Return the further argument where there are scales."""
+    return "" if dtype == "float32" else f", ptr {name}"
+
+
+def _cover(vectors: Vectors, dtype: str, sizes: list[tuple[int, int]]) -> str:
     """Return ``add_weighted``: tiles over all rows, of as many vectors as the columns need."""
     lanes, most = vectors.lanes, tile_rows(vectors) + 1
     parameters = "ptr %x, ptr %w, ptr %y, ptr %totals, i64 %rows, i64 %length, i64 %pitch, i64 %stride, i64 %width"
-    code = Code(f"internal void @add_weighted({parameters}, i64 %columns) #0")
+    parameters += f", i64 %columns{_scales(dtype, '%scales')}"
+    code = Code(f"internal void @add_weighted({parameters}) #0")
     size = code.ceiling("%columns", lanes)
     last = code.arithmetic("sub", "%columns", code.arithmetic("mul", code.arithmetic("sub", size, 1), lanes))
     with code.repeated("each_row", 0, "%rows", tile_rows(vectors)) as each_row:
@@ -115,7 +132,7 @@ def _cover(vectors: Vectors, sizes: list[tuple[int, int]]) -> str:
         code.effect(f"switch i64 {which}, label %tile_done [ {cases} ]")
         for size_, rows in sizes:
             code.start(f"tile_{size_}x{rows}")
-            code.effect(f"call void @add_{size_}x{rows}({operands}, i64 {last})")
+            code.effect(f"call void @add_{size_}x{rows}({operands}, i64 {last}{_scales(dtype, '%scales')})")
             code.effect("br label %tile_done")
         code.start("tile_done")
     code.effect("ret void")
