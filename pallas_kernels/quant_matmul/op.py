@@ -9,11 +9,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.chips import CHIPS
-from pallas_kernels.quant_matmul.kernel import BIAS, TILE, int4_body, int8_body, row_order
+from pallas_kernels.quant_matmul.kernel import (
+    BIAS,
+    TILE,
+    int4_body,
+    int8_body,
+    row_order,
+    scaled_body,
+    scaled_row_order,
+    split_in_three,
+)
 from pallas_kernels.tuning import current_chip, tuned_blocks
 
 GROUPS = (32, 64, 128)
 _MOST_ROWS = 512
+_FEW_ROWS = 16  # of which sums of small groups are scaled; for more rows, weights are
 _VMEM_LIMIT = 48 << 20
 
 
@@ -22,6 +32,8 @@ def quant_matmul(
     weights: jax.Array,
     scales: jax.Array,
     *,
+    minima: jax.Array | None = None,
+    offset: int = 0,
     layer: jax.Array | int | None = None,
     activation_scales_M: jax.Array | None = None,
     out_dtype: jax.typing.DTypeLike = jnp.bfloat16,
@@ -33,14 +45,18 @@ def quant_matmul(
     """Return ``x_MD @ (weights_DF * scales)``, [M, F]; each weight is read once, in its stored form.
 
     Activations are bfloat16, or int8 with ``activation_scales_M``. Weights are int8 with one scale per channel, [F], or
-    int4 with one per channel and group of 32, 64 or 128 rows, [D / group, F]; D is a multiple of 128. With ``layer``,
-    both have a leading axis of layers, and that layer is read in place. Products are exact and add up in float32 (int8
-    with int8: in int32). More than 512 rows are processed 512 at a time, and the weights are read each time.
+    int4 with one per channel and group of 32, 64 or 128 rows, [D / group, F]; D is a multiple of 128. Weights may also
+    be uint4 codes, each too large by ``offset``. Four bits may have ``minima``, added to every weight of a group.
+    Scales and minima of groups are float32, or int16: the bits of float16. With ``layer``, all of these have a leading
+    axis of layers, and that layer is read in place. Products are exact and add up in float32 (int8 with int8: in
+    int32); but for more than 16 rows, weights in groups of 32 and 64 are rounded to bfloat16. More than 512 rows are
+    processed 512 at a time, and the weights are read each time.
+
     ``block_k`` x ``block_f`` weights are widened at a time; by default the sizes are those of
     `pallas_kernels.quant_matmul` 's tuned.json for ``chip``, or for the chip that is compiled for. Raise ValueError if
     arguments do not match.
     """
-    group = _check(x_MD, weights, scales, layer, activation_scales_M)
+    group = _check(x_MD, weights, scales, minima, layer, activation_scales_M)
     num_rows, model_dim = x_MD.shape
     if num_rows > _MOST_ROWS:
         pieces = [slice(start, start + _MOST_ROWS) for start in range(0, num_rows, _MOST_ROWS)]
@@ -49,6 +65,8 @@ def quant_matmul(
                 x_MD[piece],
                 weights,
                 scales,
+                minima=minima,
+                offset=offset,
                 layer=layer,
                 activation_scales_M=None if activation_scales_M is None else activation_scales_M[piece],
                 out_dtype=out_dtype,
@@ -64,10 +82,11 @@ def quant_matmul(
     if block_k is None or block_f is None:
         tuned = tuned_blocks("quant_matmul", shape_key(num_rows, model_dim, weights.shape[-1], group), chip)
         block_k, block_f = block_k or tuned["block_k"], block_f or tuned["block_f"]
+    of_groups = [scales] if minima is None else [scales, minima]
     if layer is None:
-        weights, scales, layer = weights[None], scales[None], 0
+        weights, of_groups, layer = weights[None], [each[None] for each in of_groups], 0
     if group == 0:
-        scales = scales[:, None]
+        of_groups = [each[:, None] for each in of_groups]
     rows_M1 = jnp.ones((num_rows,), jnp.float32) if activation_scales_M is None else activation_scales_M
     padded = -(-num_rows // 8) * 8 if group else -(-num_rows // 32) * 32 if x_MD.dtype == jnp.int8 else num_rows
     x_MD = jnp.pad(x_MD, ((0, padded - num_rows), (0, 0)))
@@ -78,12 +97,13 @@ def quant_matmul(
     call = functools.partial(
         _call,
         group=group,
+        bias=BIAS + (offset if weights.dtype == jnp.uint4 else 8),
         block_k=fit_block(model_dim, block_k, group),
         block_f=block_f,
         out_dtype=out_dtype,
         interpret=interpret,
     )
-    return call(x_MD, weights, scales, rows_M1, layer_1)[:num_rows]
+    return call(x_MD, weights, of_groups, rows_M1, layer_1)[:num_rows]
 
 
 def shape_key(num_rows: int, model_dim: int, channels: int, group: int) -> dict[str, int | str]:
@@ -92,33 +112,40 @@ def shape_key(num_rows: int, model_dim: int, channels: int, group: int) -> dict[
     return {"rows": rows, "D": model_dim, "F": channels, "weights": f"int4/{group}" if group else "int8"}
 
 
-def _call(x_MD, weights_LDF, scales_LGF, rows_M1, layer_1, *, group, block_k, block_f, out_dtype, interpret):
+def _call(x_MD, weights_LDF, of_groups, rows_M1, layer_1, *, group, bias, block_k, block_f, out_dtype, interpret):
     num_rows, model_dim = x_MD.shape
     channels = weights_LDF.shape[2]
     block_f = min(block_f, -(-channels // TILE) * TILE)
     steps_k = model_dim // block_k
     if group:
         tiles, parts = block_k // TILE, TILE // group
-        spread, sums = _spread_rows(x_MD, parts)
-        operands = (spread, sums)
-        in_specs = [
-            pl.BlockSpec((tiles, parts * num_rows, TILE), lambda f, k, layer: (k, 0, 0)),
-            pl.BlockSpec((tiles, parts * num_rows, 1), lambda f, k, layer: (k, 0, 0)),
-        ]
-        body, scale_rows, sum_dtype = int4_body(group), block_k // group, jnp.float32
+        scale_rows, sum_dtype = block_k // group, jnp.float32
+        scratch = [pltpu.VMEM((scale_rows, block_f), jnp.float32)]
+        if num_rows > _FEW_ROWS and parts > 1:
+            operands = (_spread_rows(x_MD, 1, scaled_row_order()),)
+            in_specs = [pl.BlockSpec((tiles, num_rows, TILE), lambda f, k, layer: (k, 0, 0))]
+            body, scratch = scaled_body(group, bias), scratch * 2
+        else:
+            operands = _spread_rows(x_MD, parts, row_order()), _group_sums(x_MD, group, steps_k)
+            in_specs = [
+                pl.BlockSpec((tiles, parts * num_rows, TILE), lambda f, k, layer: (k, 0, 0)),
+                pl.BlockSpec((None, 3 * num_rows, scale_rows), lambda f, k, layer: (k, 0, 0)),
+            ]
+            body = int4_body(group, bias)
     else:
         operands = (x_MD,)
         in_specs = [pl.BlockSpec((num_rows, block_k), lambda f, k, layer: (0, k))]
-        body, scale_rows = int8_body, 1
+        body, scale_rows, scratch = int8_body, 1, []
         sum_dtype = jnp.int32 if x_MD.dtype == jnp.int8 else jnp.float32
     # Scales of groups change with the block of rows; those of channels are the same for all blocks of rows.
     scales_at = (lambda f, k, layer: (layer[0], k, f)) if group else (lambda f, k, layer: (layer[0], 0, f))
     in_specs += [
         pl.BlockSpec((None, block_k, block_f), lambda f, k, layer: (layer[0], k, f)),
-        pl.BlockSpec((None, scale_rows, block_f), scales_at),
+        *[pl.BlockSpec((None, scale_rows, block_f), scales_at)] * len(of_groups),
         pl.BlockSpec((num_rows, 1), lambda f, k, layer: (0, 0)),
     ]
     weight_bytes = model_dim * channels * (4 if group else 8) // 8
+    weight_bytes += sum(each[0].size * each.dtype.itemsize for each in of_groups)
     return pl.pallas_call(
         body,
         name="quant_matmul",
@@ -127,7 +154,7 @@ def _call(x_MD, weights_LDF, scales_LGF, rows_M1, layer_1, *, group, block_k, bl
             grid=(pl.cdiv(channels, block_f), steps_k),
             in_specs=in_specs,
             out_specs=pl.BlockSpec((num_rows, block_f), lambda f, k, layer: (0, f)),
-            scratch_shapes=[pltpu.VMEM((num_rows, block_f), sum_dtype)],
+            scratch_shapes=[pltpu.VMEM((num_rows, block_f), sum_dtype), *scratch],
         ),
         out_shape=jax.ShapeDtypeStruct((num_rows, channels), out_dtype),
         compiler_params=pltpu.CompilerParams(
@@ -137,15 +164,15 @@ def _call(x_MD, weights_LDF, scales_LGF, rows_M1, layer_1, *, group, block_k, bl
             flops=2 * num_rows * model_dim * channels, bytes_accessed=weight_bytes, transcendentals=0
         ),
         interpret=interpret,
-    )(layer_1, *operands, weights_LDF, scales_LGF, rows_M1)
+    )(layer_1, *operands, weights_LDF, *of_groups, rows_M1)
 
 
-def _spread_rows(x_MD: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
-    """Return the activations as [D / 128, parts x M, 128] in the order of the widened weights, and their sums x BIAS.
+def _spread_rows(x_MD: jax.Array, parts: int, order_of_rows: list[int]) -> jax.Array:
+    """Return the activations as [D / 128, parts x M, 128] in the order of the widened weights.
 
     Part p of a tile holds only the columns of the p-th group, with zeros elsewhere.
     """
-    order = np.array(row_order())
+    order = np.array(order_of_rows)
     num_rows, model_dim = x_MD.shape
     chosen_TO = np.arange(TILE)[:, None] == order
     of_part_PO = order // (TILE // parts) == np.arange(parts)[:, None]
@@ -153,8 +180,15 @@ def _spread_rows(x_MD: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
     # A product with ones and zeros moves columns exactly, and faster than a gather or a transposition.
     tiled_MGT = x_MD.reshape(num_rows, model_dim // TILE, TILE)
     spread = jnp.einsum("mgt,pto->gpmo", tiled_MGT, choice_PTO, preferred_element_type=jnp.float32)
-    spread = spread.reshape(model_dim // TILE, parts * num_rows, TILE)
-    return spread.astype(x_MD.dtype), BIAS * spread.sum(2, keepdims=True)
+    return spread.reshape(model_dim // TILE, parts * num_rows, TILE).astype(x_MD.dtype)
+
+
+def _group_sums(x_MD: jax.Array, group: int, steps: int) -> jax.Array:
+    """Return the activations' sums over each group, [steps, 3 M, groups of a step], in three parts."""
+    num_rows, model_dim = x_MD.shape
+    sums_MG = x_MD.astype(jnp.float32).reshape(num_rows, model_dim // group, group).sum(2)
+    sums_SMG = sums_MG.reshape(num_rows, steps, -1).swapaxes(0, 1)
+    return jnp.concatenate(split_in_three(sums_SMG), axis=1)
 
 
 def fit_block(model_dim: int, most: int, group: int) -> int:
@@ -167,7 +201,7 @@ def fit_block(model_dim: int, most: int, group: int) -> int:
     return max((size for size in sizes if size <= most), default=min(sizes, default=model_dim))
 
 
-def _check(x_MD, weights, scales, layer, activation_scales_M) -> int:
+def _check(x_MD, weights, scales, minima, layer, activation_scales_M) -> int:
     """Return the size of the groups, 0 for none; raise ValueError if arguments do not match."""
     stacked = 0 if layer is None else 1
     if x_MD.ndim != 2 or weights.ndim != 2 + stacked:
@@ -189,11 +223,17 @@ def _check(x_MD, weights, scales, layer, activation_scales_M) -> int:
         raise ValueError(f"activation_scales_M is {activation_scales_M.shape}, not ({num_rows},)")
     lead = weights.shape[:stacked]
     if weights.dtype == jnp.int8:
+        if minima is not None:
+            raise ValueError("int8 weights have no minima")
         if scales.shape != (*lead, channels):
             raise ValueError(f"scales of int8 weights {weights.shape} are {scales.shape}, not {(*lead, channels)}")
         return 0
-    if weights.dtype != jnp.int4:
-        raise ValueError(f"weights are {weights.dtype}, not int8 or int4")
+    if scales.dtype not in (jnp.float32, jnp.int16):
+        raise ValueError(f"scales are {scales.dtype}, not float32 or the bits of float16 as int16")
+    if weights.dtype not in (jnp.int4, jnp.uint4):
+        raise ValueError(f"weights are {weights.dtype}, not int8, int4 or uint4")
+    if minima is not None and (minima.shape, minima.dtype) != (scales.shape, scales.dtype):
+        raise ValueError(f"minima are {minima.dtype}{minima.shape}, but scales {scales.dtype}{scales.shape}")
     sizes = {group: (*lead, model_dim // group, channels) for group in GROUPS}
     for group, shape in sizes.items():
         if scales.shape == shape:

@@ -78,6 +78,29 @@ def test_products_are_those_of_the_dequantised_weights(group, rows, activations,
     check(1, group, rows, activations, out_dtype, block_k, layers)
 
 
+@pytest.mark.parametrize(
+    ("group", "offset", "has_minima", "rows"),
+    [(64, 0, True, 9), (32, 8, True, 17), pytest.param(128, 8, False, 3, marks=pytest.mark.slow)],
+)
+def test_codes_have_an_offset_and_groups_a_minimum_in_float16(group, offset, has_minima, rows):
+    """As weights are stored for CPUs; float16 has no exponent for the smallest scales. Many rows: scaled weights."""
+    rng = np.random.default_rng(group)
+    codes = jnp.asarray(rng.integers(0, 16, (2, WIDTH, CHANNELS)), jnp.uint4)
+    scales, minima = (rng.normal(size=(2, WIDTH // group, CHANNELS)).astype(np.float16) for _ in range(2))
+    scales[:, 1], minima[:, 1] = 3e-6, 0
+    x, _ = draw_activations(2, rows, "bfloat16")
+    given = x, codes, scales.view(np.int16), minima.view(np.int16) if has_minima else None
+    options = {"offset": offset, "layer": 1, "out_dtype": jnp.float32}
+    multiply = jax.jit(
+        lambda x, w, s, m: quant_matmul(x, w, s, minima=m, **options, block_k=256, block_f=256, interpret=True)
+    )
+    exact = jax.jit(lambda x, w, s, m: quant_matmul_reference(x, w, s, minima=m, **options))
+    limit = 2e-5 if rows <= 16 else 5e-3
+    assert relative_error(multiply(*given), exact(*given)) < limit
+    x *= np.repeat(np.arange(WIDTH // group) == 1, group)
+    assert relative_error(multiply(*given), exact(*given)) < limit
+
+
 @pytest.mark.slow
 @settings(derandomize=True, max_examples=14, deadline=None)
 @given(
@@ -155,7 +178,8 @@ BAD = {
     "scales": ({"scales": jnp.ones((7,))}, r"scales of int8 weights \(512, 300\) are \(7,\)"),
     "groups": ({"weights": jnp.ones((512, 300), jnp.int4), "scales": jnp.ones((32, 300))}, "groups of 32, 64 or 128"),
     "layers": ({"layer": 1}, r"must be \[M, D\] and \[L, D, F\]"),
-    "weights": ({"weights": jnp.ones((512, 300), jnp.uint8)}, "weights are uint8, not int8 or int4"),
+    "weights": ({"weights": jnp.ones((512, 300), jnp.uint8)}, "weights are uint8, not int8, int4 or uint4"),
+    "minima": ({"minima": jnp.ones((300,))}, "int8 weights have no minima"),
 }
 
 

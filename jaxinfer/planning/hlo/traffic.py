@@ -15,7 +15,7 @@ _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "whil
          "async-done", "add-dependency")  # fmt: skip
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = ("dynamic-update-slice", "scatter")
-_ALIASES = ("bitcast", "get-tuple-element", "optimization-barrier")
+_ALIASES = ("bitcast", "get-tuple-element", "optimization-barrier", "copy")
 _NO_KERNELS = ("AllocateBuffer", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
 _DIMENSIONS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
