@@ -115,7 +115,8 @@ def read_params(
     def convert() -> Params:
         if checkpoint.quantized_by is not None:
             return _read_published(checkpoint, names, config, backend, partitioner, notice, progress)
-        reader = FewBitsReader(few_bits) if few_bits is not None or stored else None
+        by_columns = backend.kernels != "xla"
+        reader = FewBitsReader(few_bits, by_columns=by_columns) if few_bits is not None or stored else None
         params = partitioner.load_params(checkpoint, names, config, backend, progress, reader)
         if reader is not None and reader.widened and notice is not None:
             kinds = ", ".join(sorted(reader.widened))

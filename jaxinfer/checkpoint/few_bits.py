@@ -60,11 +60,13 @@ class FewBits:
 class FewBitsReader:
     """Reads what can be in few bits; without ``few_bits``, what is stored so.
 
-    ``widened`` names the types of a GGUF file that have no products of their own.
+    ``widened`` names the types of a GGUF file that have no products of their own. ``by_columns`` is whether kernels are
+    wanted as TPU kernels read them (`read_few_bits`).
     """
 
     few_bits: FewBits | None
     widened: set[str] = field(default_factory=set)
+    by_columns: bool = False
 
     def read(self, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any) -> QuantizedArray | None:
         """Return a kernel or a table in few bits, None for a parameter that stays as it is.

@@ -14,7 +14,7 @@ from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.shards import Box, distinct_boxes, make_sharded
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
-from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 
@@ -27,8 +27,10 @@ def read_few_bits(
     Weights are rounded before they are padded and split, so that a mesh multiplies by the weights of one device. Memory
     holds no more than the devices' parts and one layer's kernel.
     """
+    by_columns = few_bits.by_columns and leaf.path[0] != "embed"
     if leaf.struct.sharding is None:
-        return few_bits.read(checkpoint, leaf, read_plainly)
+        found = few_bits.read(checkpoint, leaf, read_plainly)
+        return maybe_by_columns(found, found.shape[-1]) if found is not None and by_columns else found
     sharding, padding = leaf.struct.sharding, leaf.padding[leaf.stacked :]
     if leaf.transposed:
         sharding, padding = transposed(sharding), padding[::-1]
@@ -49,10 +51,12 @@ def read_few_bits(
         if found is None:
             return None
         padded = pad_quantized(jax.tree.map(np.asarray, found), padding, name)
+        width = check_split(padded, sharding, name)
+        if by_columns:
+            padded = jax.tree.map(np.asarray, maybe_by_columns(padded, width))
         if held is None:
-            check_split(padded, sharding, name)
             held = _Held(padded, sharding, len(leaf.sources) if leaf.stacked else None)
-        if held.form != padded.form:
+        if held.one.form != padded.form:
             raise InvalidOption(
                 f"{name}: layers whose weights are in several forms cannot be scanned or split over pipeline: "
                 "leave these out"
@@ -66,9 +70,9 @@ class _Held:
     """The devices' parts of an array of which one layer, or all, is known."""
 
     def __init__(self, one: QuantizedArray, sharding: NamedSharding, layers: int | None) -> None:
-        self.form: Format = one.form
+        self.one = one
         self.is_stacked = layers is not None
-        self.shardings = part_shardings(one.form, sharding).matrix
+        self.shardings = part_shardings(one, sharding).matrix
         self.shapes = [part.shape if layers is None else (layers, *part.shape) for part in one.matrix]
         self.boxes: list[list[Box]] = [distinct_boxes(*each) for each in zip(self.shapes, self.shardings)]
         self.buffers = [
@@ -89,4 +93,4 @@ class _Held:
             make_sharded(shape, sharding, lambda _, buffers=buffers: buffers)
             for shape, sharding, buffers in zip(self.shapes, self.shardings, self.buffers)
         ]
-        return QuantizedArray.of(self.form, parts)
+        return self.one.with_parts(parts)

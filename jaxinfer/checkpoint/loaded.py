@@ -53,7 +53,7 @@ class LoadedTensors:
         for leaf, layer, place in pieces:
             source, count = leaf.sources[layer][place], leaf.num_rows
             kept = slice(place * count, (place + 1) * count)
-            one = jax.tree.map(lambda part: np.asarray(part[layer] if leaf.stacked else part), leaf.struct)  # noqa: B023
+            one = jax.tree.map(lambda part: np.asarray(part[layer] if leaf.stacked else part), leaf.struct).by_rows()  # noqa: B023
             places = [None if each is None else first_copies(each) for each in leaf.padding[leaf.stacked :]]
             taken = zip(form.part_names, result.matrix, take_quantized(one, places).matrix, strict=True)
             for part_name, whole, part in taken:

@@ -16,11 +16,15 @@ from jaxinfer.cache.paged import create_paged_cache, even_table
 from jaxinfer.cache.ring import create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import create_streaming_cache
 from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.layer_range import run_layers
 from jaxinfer.models.pipeline import run_stages
 from jaxinfer.models.step import build_step
 from jaxinfer.models.streaming import streams
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from jaxinfer.ops.split_tokens import enter_region
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,19 @@ def forward(
         carry = cast(jax.Array, hidden_BTD), cache
         hidden_BTD, cache = run_stages(config, backend, params["blocks"], carry, 0, config.num_layers, step)
         return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
+    if backend.scan_layers and any(isinstance(leaf, ColumnArray) for leaf in _quantized(params["blocks"])):
+        # Linen's scan would slice stacks that kernels read in place.
+        step = build_step(config, backend, positions_BT, placements, context_lengths_B)
+        hidden_BTD = cast(jax.Array, decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded"))
+        carry = enter_region(hidden_BTD, placements[0].seen, backend), cache
+        hidden_BTD, cache = run_layers(config, backend, params["blocks"], carry, 0, config.num_layers, step)
+        return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
     inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B)
     return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
+
+
+def _quantized(params: Params) -> list[Any]:
+    return jax.tree.leaves(params, is_leaf=is_quantized)
 
 
 def output_logits(decoder: Decoder, params: Params, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

@@ -87,6 +87,6 @@ def _some_quantized_rows(array: QuantizedArray, sources: Any, fetch: Callable[[A
         for source, size in zip(found, array.shape[-2:], strict=True)
     )
     some = jax.tree.map(
-        lambda part: np.asarray(fetch(part)), array.map_rows(lambda part: part[..., rows[::_EVERY_ROW], :])
+        lambda part: np.asarray(fetch(part)), array.by_rows().map_rows(lambda part: part[..., rows[::_EVERY_ROW], :])
     )
     return some.dequantize()[..., inputs]

@@ -24,6 +24,7 @@ from jaxinfer.models.stages import Schedule, only_cycle, plan_schedule
 from jaxinfer.models.step import Carry, Held, Step
 from jaxinfer.notation import DATA, PIPELINE, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.columns import layer_of
 
 # Past the end of every cache.
 _NOWHERE = np.iinfo(np.int32).max // 2
@@ -163,7 +164,7 @@ def _run_own(
         for offset, (kind, first) in enumerate(places):
             layer = cycle.start + (before + repeat) * cycle.period + offset
             is_run = is_inside & (layer >= layers.start) & (layer < layers.stop)
-            params = jax.tree.map(lambda leaf: leaf[repeat], stack_of(blocks, cycle, offset))
+            params = layer_of(stack_of(blocks, cycle, offset), repeat)
             params = adapted(params, adapters, jnp.clip(layer - layers.start, 0, len(layers) - 1))
             index = first + (before + repeat) * kinds.count(kind)
             placements = tuple(_kept_if(is_run, placement) for placement in step.placements)

@@ -13,11 +13,13 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Float, Int8
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.column_products import multiply_columns
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits, multiply_few_bits
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.few_bits.formats import FP8, INT8
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
-from jaxinfer.ops.few_bits.split import part_specs
 
 # The axes of a mesh that split a kernel's outputs and its inputs.
 Split = tuple[str | None, str | None]
@@ -88,8 +90,21 @@ def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend:
     own = _multiply_few_bits(inputs, kernels, backend, split)
     if own is not None:
         return own
-    dense = [kernel.dequantize().astype(backend.param_dtype) for kernel in kernels]
-    return _products(inputs, dense, backend, False, split)
+    return [_multiply_widened(inputs, kernel, backend, split) for kernel in kernels]
+
+
+def _multiply_widened(inputs: Any, kernel: QuantizedArray, backend: Backend, split: Split) -> Any:
+    """Return a product with a quantized kernel by a TPU's kernel or by XLA."""
+    if isinstance(kernel, ColumnArray) and backend.kernels != "xla":
+        return multiply_columns(inputs, kernel, backend, split)
+    if kernel.form in (INT8, FP8):
+        # A TPU's compiler widens codes where it multiplies them, and as fast as a kernel of our own.
+        codes = kernel.codes
+        codes = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn) if kernel.form == FP8 else codes
+        widened = codes.astype(backend.param_dtype)
+        return _products(inputs, [widened], backend, False, split)[0] * kernel.scales[:, 0]
+    dense = kernel.dequantize().astype(backend.param_dtype)
+    return _products(inputs, [dense], backend, False, split)[0]
 
 
 def _multiply_few_bits(
@@ -100,7 +115,8 @@ def _multiply_few_bits(
     form = kernels[0].form
     out_axis, in_axis = _axes_of_mesh(kernels, split, backend)
     devices = 1 if in_axis is None or backend.mesh is None else backend.mesh.shape[in_axis]
-    if not (backend.cpu_kernels and math.prod(lead) and multiplies_few_bits(form, width // devices)):
+    is_stored = not isinstance(kernels[0], ColumnArray)
+    if not (backend.cpu_kernels and is_stored and math.prod(lead) and multiplies_few_bits(form, width // devices)):
         return None
 
     def multiply(inputs: Any, *kernels: Any) -> list[Any]:
@@ -110,7 +126,7 @@ def _multiply_few_bits(
         return _joined(outputs, in_axis)
 
     rows = row_axes(lead, backend)
-    parts = PartitionSpec(*rows, in_axis), *[tuple(part_specs(form, PartitionSpec(out_axis, in_axis)))] * len(kernels)
+    parts = PartitionSpec(*rows, in_axis), *[tuple(kernels[0].specs(PartitionSpec(out_axis, in_axis)))] * len(kernels)
     run = backend.on_devices(multiply, parts, PartitionSpec(*rows, out_axis))
     return run(inputs, *(kernel.matrix for kernel in kernels))
 

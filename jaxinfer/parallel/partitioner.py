@@ -23,6 +23,7 @@ from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.stages import check_stages, num_stages
 from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.columns import ColumnArray, kernels_by_columns, maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 from jaxinfer.parallel.mesh import BY_COMPILER, MeshConfig, parse_mesh
@@ -116,12 +117,13 @@ class Partitioner:
         return load_params(checkpoint, names, placed, progress, self.padding(config, backend), few_bits)
 
     def place_params(self, config: DecoderConfig, backend: Backend, params: Params) -> Params:
-        """Split a decoder's parameters, padded or not, over the mesh."""
+        """Split a decoder's parameters, padded or not, over the mesh; lay kernels in few bits as the backend wants."""
         if self.mesh is None:
-            return params
+            return kernels_by_columns(params) if backend.kernels != "xla" else params
         part = self.partition(config, backend)
         stacked = stack_params(params, abstract_params(*part))
-        return _put_params(stacked, self.padding(config, backend), parameter_shardings(*part, self.mesh))
+        by_columns = backend.kernels != "xla"
+        return _put_params(stacked, self.padding(config, backend), parameter_shardings(*part, self.mesh), by_columns)
 
     def place(self, tree: Any) -> Any:
         """Copy arrays to every device."""
@@ -210,27 +212,31 @@ def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])
 
 
-def _put_params(params: Mapping[str, Any], padding: Mapping[str, Any], shardings: Mapping[str, Any]) -> Params:
+def _put_params(
+    params: Mapping[str, Any], padding: Mapping[str, Any], shardings: Mapping[str, Any], by_columns: bool
+) -> Params:
     placed: Params = {}
     for key, value in params.items():
         if isinstance(value, Mapping):
-            placed[key] = _put_params(value, padding[key], shardings[key])
+            placed[key] = _put_params(value, padding[key], shardings[key], by_columns and key != "embed")
         elif isinstance(value, QuantizedArray):
             stored = key if key in padding else TRANSPOSED_KERNEL
-            placed[key] = _put_quantized(f"weights {key!r}", value, padding[stored], shardings[stored], stored != key)
+            sources, sharding = padding[stored], shardings[stored]
+            if stored != key:
+                sources, sharding = sources[::-1], transposed(sharding)
+            placed[key] = _put_quantized(f"weights {key!r}", value, sources, sharding, by_columns)
         else:
             placed[key] = _put(pad_parameter(value, padding[key]), shardings[key])
     return placed
 
 
 def _put_quantized(
-    name: str, array: QuantizedArray, sources: Sources, sharding: NamedSharding, is_transposed: bool
+    name: str, array: QuantizedArray, sources: Sources, sharding: NamedSharding, by_columns: bool
 ) -> QuantizedArray:
-    if is_transposed:
-        sources, sharding = sources[::-1], transposed(sharding)
-    padded = pad_quantized(array, sources, name)
-    check_split(padded, sharding, name)
-    return jax.tree.map(_put, padded, part_shardings(padded.form, sharding))
+    padded = array if isinstance(array, ColumnArray) else pad_quantized(array, sources, name)
+    width = check_split(padded, sharding, name)
+    padded = maybe_by_columns(padded, width) if by_columns else padded
+    return jax.tree.map(_put, padded, part_shardings(padded, sharding))
 
 
 def _placed(struct: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

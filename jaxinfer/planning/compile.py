@@ -26,6 +26,7 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_axes, partition
+from jaxinfer.planning.few_bits import planned_form
 from jaxinfer.planning.hlo.walk import Instruction, walk
 from jaxinfer.planning.placement import (
     any_layout,
@@ -105,6 +106,7 @@ def compile_programs(
     max_len: int,
     mesh: MeshConfig = SINGLE,
     dtype: str = "bfloat16",
+    weights: str | None = None,
     exact: str | None = None,
     prompt_tokens: int | None = 512,
     strategy: Strategy | None = None,
@@ -117,9 +119,9 @@ def compile_programs(
     The mesh's data axis splits rows, its tensor axis splits weights and cache by heads, its sequence axis splits
     prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
     ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
-    chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``exact`` is as in
-    `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise InvalidOption if libtpu is missing, the topology does
-    not exist, the model does not split or a program does not fit.
+    chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``weights`` and ``exact``
+    are as in `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise InvalidOption if libtpu is missing, the
+    topology does not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -130,7 +132,7 @@ def compile_programs(
     config, backend = split_decoder(config, mesh, dtype, exact)
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
-    params = placed_params(config, backend, devices)
+    params = placed_params(config, backend, devices, planned_form(weights))
     state = placed_state(config, backend, strategy, batch, max_len, devices, sampling)
     drafter_params = placed_drafter_params(strategy, devices)
     memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, drafter_params, state)

@@ -13,10 +13,13 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.stages import check_stages
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned
 from jaxinfer.planning.compile import CompiledProgram, check_mesh, compile_programs, split_decoder
+from jaxinfer.planning.few_bits import planned_form
 from jaxinfer.planning.given_tree import GivenTree
+from jaxinfer.planning.placement import placed_params
 from jaxinfer.planning.strategies import planned_strategy
 from jaxinfer.planning.topology import chip_of, num_devices
 from pallas_kernels.chips import Chip
@@ -27,8 +30,9 @@ class Deployment:
     """A model, its devices and its load.
 
     ``max_len`` is the most tokens of a row, prompt and output together; prefill is planned for ``prompt_tokens`` of
-    them. ``exact`` is as in `jaxinfer.load`. A ``strategy`` other than plain decoding (see `planned_strategy`) adds the
-    plan of its step. ``nodes`` adds instead the plan of a step that verifies any tree of so many nodes.
+    them. ``weights`` and ``exact`` are as in `jaxinfer.load`. A ``strategy`` other than plain decoding (see
+    `planned_strategy`) adds the plan of its step. ``nodes`` adds instead the plan of a step that verifies any tree of
+    so many nodes.
     """
 
     config: DecoderConfig
@@ -38,6 +42,7 @@ class Deployment:
     max_len: int
     prompt_tokens: int = PREFILL_CHUNK
     dtype: str = "bfloat16"
+    weights: str | None = None
     exact: str | None = None
     strategy_spec: str = Autoregressive.name
     nodes: int = 0
@@ -61,6 +66,8 @@ class Deployment:
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
         if self.nodes and self.strategy_spec != Autoregressive.name:
             raise InvalidOption("strategy and nodes both say what to verify: give one of them")
+        if self.form is not None:
+            placed_params(*self.split, self.mesh.abstract, self.form)
         choose_backend(self.dtype, platform="tpu", exact=self.exact)
         self.strategy.check_slots(self.num_slots)
 
@@ -92,6 +99,11 @@ class Deployment:
         return split_decoder(self.config, self.mesh, self.dtype, self.exact)
 
     @cached_property
+    def form(self) -> Format | None:
+        """The form of kernels in few bits; None for kernels in ``dtype``."""
+        return planned_form(self.weights)
+
+    @cached_property
     def strategy(self) -> Strategy:
         """The strategy, with shapes in place of weights."""
         if self.nodes:
@@ -112,6 +124,7 @@ class Deployment:
             max_len=self.num_slots,
             mesh=self.mesh,
             dtype=self.dtype,
+            weights=self.weights,
             exact=self.exact,
             prompt_tokens=self.padded_prompt_tokens if strategy is None else None,
             strategy=strategy,

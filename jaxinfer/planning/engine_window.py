@@ -22,6 +22,7 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, partition
 from jaxinfer.planning.compile import CompiledProgram, as_refusal, compile_one
+from jaxinfer.planning.few_bits import planned_form
 from jaxinfer.planning.placement import (
     any_layout,
     device_bytes,
@@ -51,6 +52,7 @@ class EngineDeployment:
     max_len: int
     rows: int | None = None
     dtype: str = "bfloat16"
+    weights: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class EngineDeployment:
 
     def params(self, mesh: Mesh | AbstractMesh) -> Params:
         """Describe the weights with their placement."""
-        return placed_params(*self.split, mesh)
+        return placed_params(*self.split, mesh, planned_form(self.weights))
 
     def pools(self, num_pages: int, mesh: Mesh | AbstractMesh) -> Pools:
         """Describe the pools with their placement: a device has the lanes of its heads of every page."""

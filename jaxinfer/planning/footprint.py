@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import abstract_params, create_cache
+from jaxinfer.models.decoder import create_cache
 from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.models.stages import Schedule
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.latency import count_hops
-from jaxinfer.planning.placement import device_bytes, placed_params, placed_state
+from jaxinfer.planning.placement import device_bytes, device_weights, placed_params, placed_state
 from jaxinfer.planning.roofline import Work
 
 
@@ -23,13 +23,14 @@ class Footprint:
 
     ``read_bytes`` is the part of ``weights_bytes`` that every step reads: of an embedding table that is not also the
     output matrix, a step reads only a few rows. ``block_bytes`` are the weights of the layers, or of one stage's
-    layers. ``multiplied_weights`` counts the weights that each token is multiplied with: these and the output matrix.
-    ``state_bytes`` holds the tokens and the rest of the decoding state.
+    layers, ``block_weights`` their number. ``multiplied_weights`` counts the weights that each token is multiplied
+    with: these and the output matrix. ``state_bytes`` holds the tokens and the rest of the decoding state.
     """
 
     weights_bytes: int
     read_bytes: int
     block_bytes: int
+    block_weights: int
     multiplied_weights: int
     cache_bytes: int
     state_bytes: int
@@ -44,18 +45,18 @@ def count_footprint(deployment: Deployment) -> Footprint:
     """Count the bytes that one device holds, from the same descriptions that programs are compiled with."""
     config, backend = deployment.split
     mesh = deployment.mesh.abstract
-    params = placed_params(config, backend, mesh)
+    params = placed_params(config, backend, mesh, deployment.form)
     state = placed_state(config, backend, deployment.strategy, deployment.batch, deployment.num_slots, mesh)
-    itemsize = jnp.dtype(backend.param_dtype).itemsize
     weights = device_bytes(params)
     tables = [name for name in ("embed", "positions") if name in params]
     looked_up = sum(device_bytes(params[name]) for name in tables)
-    head, blocks = (device_bytes(params[name]) for name in ("embed" if config.tied_embeddings else "head", "blocks"))
+    head, blocks = (params[name] for name in ("embed" if config.tied_embeddings else "head", "blocks"))
     return Footprint(
         weights_bytes=weights,
-        read_bytes=weights - looked_up + (head if config.tied_embeddings else 0),
-        block_bytes=blocks,
-        multiplied_weights=(blocks + head) // itemsize,
+        read_bytes=weights - looked_up + (device_bytes(head) if config.tied_embeddings else 0),
+        block_bytes=device_bytes(blocks),
+        block_weights=device_weights(blocks),
+        multiplied_weights=device_weights(blocks) + device_weights(head),
         cache_bytes=device_bytes(state.cache),
         state_bytes=device_bytes(state) - device_bytes(state.cache),
     )
@@ -68,7 +69,7 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
         return Schedule(1, 1)
     headroom, slots = step_headroom(deployment.strategy, backend), deployment.num_slots
     cache = jax.eval_shape(lambda: create_cache(config, deployment.batch, slots, backend, headroom))
-    blocks = abstract_params(config, backend)["blocks"]
+    blocks = placed_params(config, backend, deployment.mesh.abstract, deployment.form)["blocks"]
     return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, prefill_chunk(backend)))
 
 
@@ -108,10 +109,10 @@ def _pass(
 ) -> Work:
     """Count a pass over new tokens, ``drawn`` of which need logits; idle ticks of a pipeline stage count too."""
     config, backend = deployment.split
-    mesh, itemsize = deployment.mesh, jnp.dtype(backend.param_dtype).itemsize
+    mesh = deployment.mesh
     schedule = pipeline_schedule(deployment, tokens)
     ticks, count = schedule.ticks, schedule.microbatches
-    weights = footprint.block_bytes // itemsize
+    weights = footprint.block_weights
     attention = 4 * config.num_heads * config.head_dim * attended // mesh.tensor // mesh.pipeline
     flops = rows * tokens * (2 * weights + attention) * ticks // count
     flops += drawn * 2 * (footprint.multiplied_weights - weights)

@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 import jax
-from jax.experimental.layout import Format, Layout
+import jax.numpy as jnp
+from jax.experimental import layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.decoding.fixed_rows import step_headroom
@@ -16,16 +17,20 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params, create_cache
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
+from jaxinfer.planning.few_bits import in_few_bits
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
 
 AnyMesh = Mesh | AbstractMesh
 
 
-def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh) -> Params:
-    """Describe a decoder's parameters with their placement."""
-    return placed(abstract_params(config, backend), parameter_shardings(config, backend, mesh))
+def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh, form: Format | None = None) -> Params:
+    """Describe a decoder's parameters with their placement; kernels are in a ``form`` of few bits, if there is one."""
+    params = placed(abstract_params(config, backend), parameter_shardings(config, backend, mesh))
+    return params if form is None else in_few_bits(params, form)
 
 
 def placed_state(
@@ -84,13 +89,28 @@ def any_layout(structs: Any) -> Any:
 
     In the default layout, a shard whose length is not a multiple of 128 would be copied at every call.
     """
-    return jax.tree.map(lambda sharding: Format(Layout.AUTO, sharding), placements(structs))
+    return jax.tree.map(lambda sharding: layout.Format(layout.Layout.AUTO, sharding), placements(structs))
 
 
 def device_bytes(structs: Any) -> int:
     """Return the bytes of described arrays that one device holds."""
     leaves = jax.tree.leaves(structs)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * _bits(leaf.dtype) // 8 for leaf in leaves)
+
+
+def device_weights(params: Params) -> int:
+    """Return the number of weights that one device holds, in whatever bits."""
+    return sum(
+        math.prod(leaf.codes.sharding.shard_shape(leaf.codes.shape)) * _bits(leaf.codes.dtype) // leaf.form.bits
+        if isinstance(leaf, QuantizedArray)
+        else math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(params, is_leaf=is_quantized)
+    )
+
+
+def _bits(dtype: Any) -> int:
+    # NumPy counts a byte for each number of four bits, of which a TPU packs two into one.
+    return 4 if dtype in (jnp.int4, jnp.uint4) else 8 * dtype.itemsize
 
 
 def _at(struct: Any, placement: Any) -> jax.ShapeDtypeStruct:

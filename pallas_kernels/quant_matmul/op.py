@@ -85,6 +85,9 @@ def quant_matmul(
     of_groups = [scales] if minima is None else [scales, minima]
     if layer is None:
         weights, of_groups, layer = weights[None], [each[None] for each in of_groups], 0
+    elif not interpret:
+        # Else the compiler may copy a whole stack of scales into vector memory, again for every layer.
+        weights, *of_groups = (pltpu.with_memory_space_constraint(each, pltpu.HBM) for each in (weights, *of_groups))
     if group == 0:
         of_groups = [each[:, None] for each in of_groups]
     rows_M1 = jnp.ones((num_rows,), jnp.float32) if activation_scales_M is None else activation_scales_M
@@ -145,7 +148,7 @@ def _call(x_MD, weights_LDF, of_groups, rows_M1, layer_1, *, group, bias, block_
         pl.BlockSpec((num_rows, 1), lambda f, k, layer: (0, 0)),
     ]
     weight_bytes = model_dim * channels * (4 if group else 8) // 8
-    weight_bytes += sum(each[0].size * each.dtype.itemsize for each in of_groups)
+    weight_bytes += sum(each.size // each.shape[0] * each.dtype.itemsize for each in of_groups)
     return pl.pallas_call(
         body,
         name="quant_matmul",

@@ -155,4 +155,25 @@ FAULTS: tuple[Fault, ...] = (
         '"texts": ""}',
         "tests/quantization/test_model.py::test_an_interrupted_call_goes_on_where_it_was",
     ),
+    Fault(
+        "every layer multiplies by the codes of the first, where kernels read them in place",
+        "jaxinfer/ops/few_bits/columns.py",
+        "return leaf.at(layer) if",
+        "return leaf.at(0 * layer) if",
+        "tests/ops/test_columns.py::test_a_layer_of_a_stack_is_multiplied",
+    ),
+    Fault(
+        "TPU kernels multiply without minima",
+        "jaxinfer/ops/column_products.py",
+        "minima=minima, offset",
+        "minima=None, offset",
+        "tests/ops/test_columns.py::test_a_layer_of_a_stack_is_multiplied",
+    ),
+    Fault(
+        "a plan counts a byte for each number of four bits",
+        "jaxinfer/planning/placement.py",
+        "4 if dtype in (jnp.int4, jnp.uint4) else 8",
+        "8",
+        "tests/planning/test_few_bits.py::test_each_device_holds_its_part_of_codes_and_scales",
+    ),
 )

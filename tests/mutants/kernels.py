@@ -182,4 +182,18 @@ FAULTS: tuple[Fault, ...] = (
         "out_ref[...] = scaled.astype(out_ref.dtype)",
         _MULTIPLIES,
     ),
+    Fault(
+        "the smallest scales of four bits are read as if float16 had an exponent for them",
+        "pallas_kernels/quant_matmul/kernel.py",
+        "jnp.where(size < 0x400,",
+        "jnp.where(size < 0,",
+        f"{_TESTS}/test_quant_matmul.py::test_codes_have_an_offset_and_groups_a_minimum_in_float16",
+    ),
+    Fault(
+        "many rows' weights have the scales of the tile's first group",
+        "pallas_kernels/quant_matmul/kernel.py",
+        "ref[pl.ds(tile * parts + part, 1)]",
+        "ref[pl.ds(tile * parts, 1)]",
+        f"{_TESTS}/test_quant_matmul.py::test_codes_have_an_offset_and_groups_a_minimum_in_float16",
+    ),
 )

@@ -28,8 +28,9 @@ _TITLES = (
 def plan_lines(model: str, report: "PlanReport") -> list[str]:
     """Return the lines of a plan: what was planned, the verdict, a table of programs, what speculation must gain."""
     devices = f"{report.num_devices} device{'s' if report.num_devices > 1 else ''}"
+    dtype = report.dtype if report.weights is None else f"{report.dtype}, weights in {report.weights},"
     lines = [
-        f"{model} in {report.dtype} on {report.topology}, {devices} as {report.mesh}: batch {report.batch}, "
+        f"{model} in {dtype} on {report.topology}, {devices} as {report.mesh}: batch {report.batch}, "
         f"{report.max_len} tokens a row, prompts of {report.prompt_tokens}"
         + (f"; every step filled up to {report.step_rows} nodes" if report.step_rows > 1 else ""),
         _verdict(report),

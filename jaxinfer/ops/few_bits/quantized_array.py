@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.few_bits.formats import RUN, Format
@@ -61,6 +62,20 @@ class QuantizedArray:
         """Return the array whose inputs are those of this one, taken in `order`."""
         return replace(self, order=None, form=replace(self.form, is_ordered=False))
 
+    def with_parts(self, parts: Sequence[Any]) -> "QuantizedArray":
+        """Return the array that has other parts."""
+        return QuantizedArray.of(self.form, parts)
+
+    def specs(self, spec: PartitionSpec) -> list[PartitionSpec]:
+        """Return how each part is split if the weights ``[..., N, K]`` are; a row's one scale is where any of it is."""
+        *lead, inputs = spec
+        by_row = PartitionSpec(*lead, None if self.form.group is None else inputs)
+        return [spec if name == "codes" else by_row for name in self.form.part_names]
+
+    def by_rows(self) -> "QuantizedArray":
+        """Return the array as it is stored, which it is."""
+        return self
+
     def rows(self, ids: Int[Array, "*shape"]) -> "QuantizedArray":
         """Return the rows of a matrix with these numbers."""
         return self.map_rows(lambda part: _taken(part, ids))
@@ -74,7 +89,7 @@ class QuantizedArray:
         """Return the weights in float32; of NumPy's arrays, an array of NumPy's."""
         form, on_host = self.form, isinstance(self.codes, np.ndarray)
         numpy: Any = np if on_host else jnp
-        codes = self.codes if form.bits == 8 else self._unpacked(numpy)
+        codes = self.codes if form.bits == 8 else self.unpacked()
         if form.offset is None:
             levels = numpy.asarray(form.levels, np.float32)[codes.astype(np.int32) & 255]
         else:
@@ -94,8 +109,9 @@ class QuantizedArray:
             return weights
         return numpy.take_along_axis(weights, numpy.argsort(self.order, axis=-1), axis=-1)
 
-    def _unpacked(self, numpy: Any) -> Any:
+    def unpacked(self) -> Any:
         """Return codes of less than 8 bits, one a byte."""
+        numpy: Any = np if isinstance(self.codes, np.ndarray) else jnp
         bits = self.form.bits
         runs = self.codes.reshape(*self.codes.shape[:-1], -1, self.form.row_bytes(RUN))
         packed, high = runs[..., : RUN // 2], runs[..., RUN // 2 :]

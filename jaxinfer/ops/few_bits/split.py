@@ -14,23 +14,14 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 _MEND = "use int8, a smaller group, or fewer devices on tensor"
 
 
-def part_shardings(form: Format, sharding: NamedSharding) -> QuantizedArray:
-    """Return how each part is split if the weights ``[..., N, K]`` are split by ``sharding``.
+def part_shardings(array: QuantizedArray, sharding: NamedSharding) -> QuantizedArray:
+    """Return how each part of an array is split if its weights ``[..., N, K]`` are split by ``sharding``.
 
     Raises InvalidOption for inputs in an order of the matrix's own, which devices would have to exchange.
     """
-    if form.is_ordered:
+    if array.form.is_ordered:
         raise InvalidOption("weights whose inputs are in an order of their own do not run on a mesh")
-    specs = part_specs(form, sharding.spec)
-    return QuantizedArray.of(form, [NamedSharding(sharding.mesh, spec) for spec in specs])
-
-
-def part_specs(form: Format, spec: PartitionSpec) -> list[PartitionSpec]:
-    """Return how each part is split, in the form's order; the one scale of a row is where any of the row is."""
-    *lead, inputs = spec
-    return [
-        PartitionSpec(*lead, None if form.group is None and name != "codes" else inputs) for name in form.part_names
-    ]
+    return array.with_parts([NamedSharding(sharding.mesh, spec) for spec in array.specs(sharding.spec)])
 
 
 def transposed(sharding: NamedSharding) -> NamedSharding:
@@ -39,8 +30,8 @@ def transposed(sharding: NamedSharding) -> NamedSharding:
     return NamedSharding(sharding.mesh, PartitionSpec(*lead, outputs, inputs))
 
 
-def check_split(array: QuantizedArray, sharding: NamedSharding, name: str) -> None:
-    """Raise InvalidOption if an array's rows do not split over the mesh in whole groups."""
+def check_split(array: QuantizedArray, sharding: NamedSharding, name: str) -> int:
+    """Return a device's part of each row; raise InvalidOption if rows do not split over the mesh in whole groups."""
     form, width, axis = array.form, array.shape[-1], sharding.spec[-1]
     devices = 1 if axis is None else sharding.mesh.shape[axis]
     if width % devices or width // devices % form.unit:
@@ -48,6 +39,7 @@ def check_split(array: QuantizedArray, sharding: NamedSharding, name: str) -> No
             f"{name}: its rows of {width} weights do not split over {devices} devices in whole groups of {form.unit}: "
             f"{_MEND}"
         )
+    return width // devices
 
 
 def pad_quantized(array: QuantizedArray, sources: Sequence[np.ndarray | None], name: str = "weights") -> QuantizedArray:

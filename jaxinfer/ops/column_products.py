@@ -1,0 +1,42 @@
+"""Products with weights in four bits on a TPU, read as they are stored."""
+
+import functools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.few_bits.columns import ColumnArray
+from pallas_kernels.quant_matmul import quant_matmul
+from pallas_kernels.quant_matmul.reference import quant_matmul_reference
+
+
+def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: tuple[str | None, str | None]) -> Any:
+    """Return ``inputs [..., K]``, rounded to bfloat16, times a kernel ``[N, K]``; each device multiplies its part.
+
+    The result is in the compute dtype.
+    """
+    lead = inputs.shape[:-1]
+    form, dtype = kernel.form, jnp.dtype(backend.compute_dtype)
+    if not math.prod(lead):
+        return jnp.zeros((*lead, kernel.shape[0]), dtype)
+    out_axis, in_axis = (axis and even_axis(axis, size, backend) for axis, size in zip(split, kernel.shape))
+    by_kernel = functools.partial(quant_matmul, interpret=backend.kernels == "interpret")
+    run = quant_matmul_reference if backend.kernels == "reference" else by_kernel
+
+    def multiply(inputs: Any, layer: Any, codes: Any, scales: Any, minima: Any = None) -> Any:
+        *lead, width = inputs.shape
+        rows = inputs.reshape(-1, width).astype(jnp.bfloat16)
+        found = run(rows, codes, scales, minima=minima, offset=form.offset or 0, layer=layer, out_dtype=dtype)
+        found = found.reshape(*lead, -1)
+        return found if in_axis is None else lax.psum(found, in_axis)
+
+    rows, stack = row_axes(lead, backend), [None] if kernel.layer is not None else []
+    specs = [PartitionSpec(*stack, *spec) for spec in kernel.specs(PartitionSpec(out_axis, in_axis))]
+    given = (PartitionSpec(*rows, in_axis), None if kernel.layer is None else PartitionSpec(), *specs)
+    on_devices = backend.on_devices(multiply, given, PartitionSpec(*rows, out_axis))
+    return on_devices(inputs, kernel.layer, *kernel.matrix)

@@ -1,0 +1,55 @@
+"""Describes a decoder's parameters in few bits, as a TPU holds them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxinfer.checkpoint.few_bits import parse_few_bits
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.layers import KERNEL
+from jaxinfer.notation import Params
+from jaxinfer.ops.few_bits.columns import maybe_by_columns
+from jaxinfer.ops.few_bits.formats import INT8, Format
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.few_bits.split import check_split, part_shardings
+
+
+def planned_form(weights: str | None) -> Format | None:
+    """Return the form of kernels that ``weights`` asks for; raise InvalidOption for one that only a file knows."""
+    few_bits = parse_few_bits(weights)
+    if few_bits is not None and few_bits.form is None:
+        raise InvalidOption(f"weights {weights!r}: a plan knows no file's blocks; use int8 or int4:group=64")
+    return None if few_bits is None else few_bits.form
+
+
+def in_few_bits(params: Mapping[str, Any], form: Format) -> Params:
+    """Return described parameters with kernels in a form and tables in int8, placed as their parts are."""
+
+    def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
+        made: Params = {}
+        for key, value in node.items():
+            if isinstance(value, Mapping):
+                made[key] = walk(value, (*path, key))
+            elif key == KERNEL or (*path, key) == ("embed", "embedding"):
+                is_table = path[0] in ("embed", "head")
+                made[key] = _rounded(".".join(path), value, INT8 if is_table else form, path[0] != "embed")
+            else:
+                made[key] = value
+        return made
+
+    return walk(params, ())
+
+
+def _rounded(name: str, struct: Any, form: Format, may_lie_by_columns: bool) -> Any:
+    name = f"weights: {name}"
+    form.check_width(name, struct.shape[-1])
+    array = jax.eval_shape(lambda weights: round_to_nearest(weights, form), struct)
+    width = check_split(array, struct.sharding, name)
+    if may_lie_by_columns:
+        array = jax.eval_shape(lambda array: maybe_by_columns(array, width), array)
+    return jax.tree.map(
+        lambda part, where: jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=where),
+        array,
+        part_shardings(array, struct.sharding),
+    )

@@ -1,0 +1,79 @@
+"""Weights in four bits as TPU kernels read them: the same weights, and products with them."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer import LanguageModel
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.few_bits.columns import ColumnArray, by_columns, layer_of, lies_by_columns
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, int4, nf4
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.matmul import linear
+from tests.toys import TINY_LLAMA, random_params
+
+FORMS = {"int4": int4(64, False), "symmetric": int4(32, True), "Q4_1": GGUF_FORMATS["Q4_1"]}
+TPU = replace(choose_backend("float32", "cpu", scan_layers=True, kernels="interpret"), cpu_kernels=False)
+CONFIG = replace(TINY_LLAMA, model_dim=128, ffn_dim=256, head_dim=32, num_heads=4)
+
+
+def draw(shape: tuple[int, ...], form) -> QuantizedArray:
+    return round_to_nearest(jax.random.normal(jax.random.key(0), shape), form)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_are_the_same_by_rows_and_by_columns(name):
+    array = draw((2, 24, 128), FORMS[name])
+    columns = by_columns(array)
+    assert columns.shape == array.shape
+    assert {part.dtype.name for part in columns.matrix} == {"uint4", "int16"}
+    for found in (columns, jax.tree.map(np.asarray, columns)):
+        for one, other in zip(found.by_rows().matrix, array.matrix, strict=True):
+            np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(columns.dequantize(), array.dequantize())
+
+
+def test_only_what_a_kernel_multiplies_lies_by_columns():
+    assert not any(lies_by_columns(form, 256) for form in (INT8, nf4(64), GGUF_FORMATS["Q6_K"], GGUF_FORMATS["Q4_K"]))
+    assert lies_by_columns(int4(64, False), 256)
+    assert not lies_by_columns(int4(64, False), 192)
+
+
+@pytest.mark.parametrize("name", ["int4", pytest.param("symmetric", marks=pytest.mark.slow)])
+def test_a_layer_of_a_stack_is_multiplied(name):
+    """By the interpreted kernel; rows are rounded to bfloat16, here before."""
+    array = draw((3, 40, 256), FORMS[name])
+    x = jax.random.normal(jax.random.key(1), (2, 3, 256)).astype(jnp.bfloat16).astype(jnp.float32)
+    one = layer_of({"kernel": by_columns(array)}, jnp.int32(2))["kernel"]
+    assert isinstance(one, ColumnArray)
+    assert one.shape == (40, 256)
+    found = jax.jit(lambda x, kernel: linear(x, kernel, None, TPU))(x, one)
+    exact = np.einsum("btk,nk->btn", np.asarray(x, np.float64), np.asarray(array.dequantize()[2], np.float64))
+    assert np.abs(found - exact).max() < 1e-5 * exact.std()
+    again = linear(x, one, None, replace(TPU, kernels="xla"))
+    assert np.abs(again - exact).max() < 1e-5 * exact.std()
+
+
+def test_a_models_logits_are_those_of_the_cpu():
+    """Up to rows that are rounded to other bfloat16 numbers; kernels lie by columns, and tables do not."""
+
+    def rounded(path, leaf):
+        names = [key.key for key in path]
+        form = int4(32, False) if names[-1] == "kernel" else INT8
+        return round_to_nearest(leaf, form) if leaf.ndim == 2 else leaf
+
+    backend = choose_backend("float32", "cpu")
+    params = jax.tree_util.tree_map_with_path(rounded, random_params(CONFIG))
+    cpu = LanguageModel(CONFIG, params, backend)
+    scanned = jax.tree.map(lambda *layers: jnp.stack(layers), *params["blocks"].values())
+    tpu = LanguageModel(CONFIG, {**params, "blocks": scanned}, replace(TPU, kernels="reference"))
+    kinds = {type(leaf) for leaf in jax.tree.leaves(tpu.params, is_leaf=lambda leaf: isinstance(leaf, QuantizedArray))}
+    assert ColumnArray in kinds
+    assert type(tpu.params["embed"]["embedding"]) is QuantizedArray
+    expected, found = (np.asarray(lm.logits([[5, 6, 7, 9, 11, 4]])) for lm in (cpu, tpu))
+    assert np.abs(found - expected).max() < 0.02 * expected.std()
+    assert tpu.fingerprint == cpu.fingerprint

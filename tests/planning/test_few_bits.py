@@ -1,0 +1,132 @@
+"""Plans of weights in few bits: what a device holds and reads of them, and the steps as they are compiled."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
+from jaxinfer.errors import InvalidOption
+from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.planning.compile import CompiledProgram
+from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.footprint import count_footprint, decode_floor
+from jaxinfer.planning.known_models import planned_config
+from jaxinfer.planning.placement import placed_params
+from tests.planning.models import LLAMA_2_7B, LLAMA_3_8B
+
+SIZES = {"num_layers": 2, "model_dim": 512, "ffn_dim": 1024, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 1024}
+TINY = dataclasses.replace(LLAMA_2_7B, **SIZES)
+# A kernel's weights, with scales and minima, over weights in bfloat16.
+BITS = {
+    "int8": 8,
+    "int4:group=64": 4 + 32 / 64,
+    "int4:group=128,symmetric=yes": 4 + 16 / 128,
+    "nf4:group=64": 4 + 16 / 64,
+}
+MODELS = {"llama-2-7b": LLAMA_2_7B, "llama-3-8b": LLAMA_3_8B}
+# Sizes that a v5e holds: 64 rows of 7B's cache are short.
+LENGTHS = {("llama-2-7b", 64): 128, ("llama-3-8b", 64): 512}
+
+
+def deployed(config, weights, topology="v5e:1x1", batch=1, max_len=512, **axes) -> Deployment:
+    mesh = MeshConfig(**axes)
+    return Deployment(config, topology, mesh, batch=batch, max_len=max_len, prompt_tokens=16, weights=weights)
+
+
+def moved_bytes(program: CompiledProgram) -> int:
+    return sum((each.read_bytes + each.written_bytes) * each.runs for each in program.instructions())
+
+
+@pytest.mark.parametrize(
+    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.slow) for each in BITS if each != "int8")]
+)
+def test_weights_are_counted_in_their_bits(weights):
+    plain, found = (count_footprint(deployed(TINY, each)) for each in (None, weights))
+    assert found.block_weights == plain.block_weights
+    assert found.multiplied_weights == plain.multiplied_weights
+    norms, scales = 4 * 512 * 2, 4 * 4 * 2 * (4 * 512 + 2 * 1024 + 512)
+    expected = (plain.block_bytes - norms) / 2 * BITS[weights] / 8
+    assert 0 <= found.block_bytes - norms - expected <= (scales if weights == "int8" else 0)
+    assert found.cache_bytes == plain.cache_bytes
+
+
+def test_each_device_holds_its_part_of_codes_and_scales():
+    whole, part = (
+        count_footprint(deployed(TINY, "int4:group=64", topology, tensor=tensor))
+        for topology, tensor in (("v5e:1x1", 1), ("v5e:2x2", 4))
+    )
+    plain = count_footprint(deployed(TINY, None))
+    assert part.block_weights * 4 == pytest.approx(whole.block_weights, rel=0.01)
+    assert part.block_bytes * 4 == pytest.approx(whole.block_bytes, rel=0.01)
+    norms = 4 * 512 * 2
+    assert whole.block_bytes - norms == (plain.block_bytes - norms) * BITS["int4:group=64"] / 16
+
+
+@pytest.mark.parametrize(
+    ("weights", "tensor", "message"),
+    [
+        (
+            "int4:group=64",
+            8,
+            r"weights: blocks.*: its rows of \d+ weights do not split over 8 devices in whole groups",
+        ),
+        ("gguf", 1, "weights 'gguf': a plan knows no file's blocks; use int8 or int4:group=64"),
+        ("int3", 1, "unknown weights 'int3'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(weights, tensor, message):
+    with pytest.raises(InvalidOption, match=message) as caught:
+        deployed(
+            dataclasses.replace(TINY, ffn_dim=960), weights, "v5e:1x1" if tensor == 1 else "v5e:2x4", tensor=tensor
+        )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("name", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
+def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
+    """By our kernel, of one layer after the other; no weight is widened in memory."""
+    deployment = deployed(TINY, "int4:group=64", batch=8)
+    params = placed_params(*deployment.split, deployment.mesh.abstract, deployment.form)
+    columns = [leaf for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if isinstance(leaf, ColumnArray)]
+    assert len(columns) == 7
+    program = deployment.compile(Autoregressive() if name == "decode" else None)[name]
+    products = [each for each in program.instructions() if each.name.startswith("quant_matmul")]
+    assert len(products) == 7
+    assert {each.runs for each in products} == {2}
+    read = sum(each.read_bytes for each in products)
+    assert read == pytest.approx((4 * 512 * 512 + 3 * 512 * 1024) * BITS["int4:group=64"] / 8, rel=0.01)
+    assert program.temporary_bytes < 4 << 20
+
+
+def check(model: str, weights: str, batch: int) -> None:
+    """HBM traffic is the floor of the quantized weights and the cache, and little is held beside."""
+    config = MODELS[model]
+    deployment = deployed(config, weights, batch=batch, max_len=LENGTHS.get((model, batch), 1024))
+    program = deployment.compile()["decode"]
+    assert moved_bytes(program) < 1.05 * decode_floor(count_footprint(deployment))
+    assert program.temporary_bytes < 0.02 * program.cache_bytes
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tpu_compile
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("weights", ["int8", "int4:group=64", "int4:group=128"])
+@pytest.mark.parametrize("model", MODELS)
+def test_decode_on_one_v5e_reads_quantized_weights_and_the_cache_once(model, weights, batch):
+    check(model, weights, batch)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tpu_compile
+@pytest.mark.timeout(0)
+def test_70b_in_four_bits_fits_eight_v5e_chips():
+    config = planned_config("llama-3-70b")
+    deployment = deployed(config, "int4:group=128", "v5e:2x4", batch=8, max_len=2048, tensor=8)
+    program = deployment.compile()["decode"]
+    assert program.total_bytes < 15.75 * 2**30
+    assert moved_bytes(program) < 1.05 * decode_floor(count_footprint(deployment))
