@@ -171,15 +171,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the first group's scale serves a whole tile of four-bit weights",
         "pallas_kernels/quant_matmul/kernel.py",
-        "scale = scales_ref[tile * parts + index : tile * parts + index + 1]",
-        "scale = scales_ref[tile * parts : tile * parts + 1]",
+        "scale_ref[pl.ds(tile * parts + index, 1)]",
+        "scale_ref[pl.ds(tile * parts, 1)]",
         _MULTIPLIES,
     ),
     Fault(
         "the scales of int8 activations are left out",
         "pallas_kernels/quant_matmul/kernel.py",
-        "out_ref[...] = (scaled * rows_ref[...]).astype(out_ref.dtype)",
-        "out_ref[...] = scaled.astype(out_ref.dtype)",
+        "out_ref[...] = (found * rows_ref[...]).astype(out_ref.dtype)",
+        "out_ref[...] = found.astype(out_ref.dtype)",
         _MULTIPLIES,
     ),
     Fault(
