@@ -22,6 +22,7 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits
 from jaxinfer.models.decoder import Decoder, abstract_params
+from jaxinfer.models.few_bits import is_table
 from jaxinfer.models.layers import KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
@@ -161,7 +162,7 @@ def _arranged(params: Params, blocks: Sequence[Params]) -> Params:
                 found = [functools.reduce(getitem, name.split("."), blocks[layer]) for layer in layers or ()]
                 whole = jax.tree.map(lambda *parts: jnp.stack(parts), *found) if stacked else found[0]
                 made[KERNEL if key.endswith(KERNEL) else key] = whole
-            elif (*path, key) == ("embed", "embedding") or (path == ("head",) and key.endswith(KERNEL)):
+            elif is_table((*path, key)):
                 rows = stored_kernel(node) if path == ("head",) else value
                 made[KERNEL if path == ("head",) else key] = round_to_nearest(rows, INT8)
             else:

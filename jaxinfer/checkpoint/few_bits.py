@@ -15,14 +15,13 @@ from jaxinfer.checkpoint.aligned import aligned_empty
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, QuantizedSource
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
-from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
+from jaxinfer.models.few_bits import is_kernel, is_table
 from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 
 _GGUF = "gguf"
 _NAMES = ("int8", "int4", "nf4", "fp8", _GGUF)
-_TABLE = ("embed", "embedding")
 _SLAB_BYTES = 1 << 22
 _INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
 
@@ -73,14 +72,13 @@ class FewBitsReader:
 
         ``read_plainly(checkpoint, leaf)`` reads any parameter.
         """
-        if leaf.path[-1] not in (KERNEL, TRANSPOSED_KERNEL) and leaf.path != _TABLE:
+        if not (is_kernel(leaf.path) or is_table(leaf.path)):
             return None
         if self.few_bits is None:
             return _stored(checkpoint, leaf)
         if self.few_bits.form is None:
             return self._blocks(checkpoint, leaf)
-        is_table = leaf.path == _TABLE or leaf.path[:-1] == ("head",)
-        form = INT8 if is_table else self.few_bits.form
+        form = INT8 if is_table(leaf.path) else self.few_bits.form
         form.check_width(f"weights {self.few_bits.name!r}: {leaf.sources[0][0].tensor}", leaf.shape[-1])
         shape = (*leaf.struct.shape[: leaf.stacked], *leaf.shape)
         struct = jax.ShapeDtypeStruct(shape, jnp.float32)

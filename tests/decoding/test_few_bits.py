@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LanguageModel
+from jaxinfer.errors import InvalidOption
 from jaxinfer.models.layers import KERNEL
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format, int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
@@ -77,6 +78,37 @@ def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
 @pytest.mark.parametrize("name", CASES)
 def test_texts_of_every_strategy_are_those_of_plain_decoding(quantized, name, form):
     check(quantized, form, name)
+
+
+@pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
+    plain, rounded_lm, _ = quantized("int8")
+    lm = rounded_lm if is_rounded else plain
+    strategy = lm.resolve("draft_model:model=self,num_draft_tokens=3")
+    kernel = strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
+    assert kernel.form == int4(32, False)
+    # What is not rounded is not copied either.
+    assert strategy.params["final_norm"]["scale"] is lm.params["final_norm"]["scale"]
+    found, expected = run(lm, REQUESTS, strategy), [run(lm, [one])[0] for one in REQUESTS]
+    assert [row.tokens for row in found] == [row.tokens for row in expected]
+    counts = [row.counts for row in found]
+    assert 0.5 < sum(each.accepted for each in counts) / sum(each.drafted for each in counts) < 1
+
+
+def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):
+    plain, *_ = quantized("int8")
+    refused = {"int9": "unknown weights", "gguf": "gguf is no form to round", "nf4:group=128": "groups of 128"}
+    for weights, message in refused.items():
+        with pytest.raises(InvalidOption, match=message):
+            plain.resolve(f"draft_model:model=self,weights={weights}")
+    with pytest.raises(InvalidOption, match=r"is no GGUF file; use int8 or int4"):
+        plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=gguf")
+
+
+def test_a_draft_model_is_loaded_in_few_bits(quantized, tiny_llama_folder):
+    plain, *_ = quantized("int8")
+    strategy = plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=int8")
+    assert strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"].form == INT8
 
 
 @pytest.mark.slow

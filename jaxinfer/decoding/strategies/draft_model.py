@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader, parse_few_bits
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
@@ -20,10 +21,14 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.ops.masks import causal_ancestors
+
+# The target as its own draft model.
+_SELF = "self"
 
 
 class DraftModelMemory(NamedTuple):
@@ -37,7 +42,8 @@ class DraftModelMemory(NamedTuple):
 class DraftModel(Strategy):
     """Draft a chain with any smaller model of the same vocabulary.
 
-    ``model`` names it as `jaxinfer.load` does. Under ``match`` it draws with the target's own noise, so that the two
+    ``model`` names it as `jaxinfer.load` does, and ``weights`` its few bits; ``self`` is the target in fewer bits
+    (default: int4:group=32). Under ``match`` it draws with the target's own noise, so that the two
     agree wherever their distributions do; under ``rejection`` it draws with its own and p / q decides. ``schedule``
     sets the draft's length: ``constant``, ``heuristic`` (two more after full acceptance, else one less),
     ``confidence`` (up to the first draft that the drafter gave less than ``confidence``) or ``bass`` (one for the whole
@@ -49,6 +55,7 @@ class DraftModel(Strategy):
     description: ClassVar[str] = "draft with a smaller model of the same vocabulary"
 
     model: str = ""
+    weights: str = ""
     num_draft_tokens: int = 0
     max_draft_tokens: int = 0
     schedule: Schedule = "constant"
@@ -112,6 +119,10 @@ class DraftModel(Strategy):
             return self._partitioned(self.config, self.backend, params, target)
         if not self.model:
             raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
+        few_bits = parse_few_bits(self.weights or ("int4:group=32" if self.model == _SELF else None))
+        if self.model == _SELF:
+            assert few_bits is not None
+            return self._in_few_bits(few_bits, target)
         checkpoint = open_checkpoint(self.model)
         family = family_of(checkpoint.config)
         config = family.translate(checkpoint.config)
@@ -122,8 +133,22 @@ class DraftModel(Strategy):
                 "of the same vocabulary"
             )
         backend = choose_backend(target.backend.param_dtype, scan_layers=target.backend.scan_layers)
-        params = target.partitioner.load_params(checkpoint, family.tensor_names(config), config, backend)
+        if few_bits is not None:
+            few_bits.check(checkpoint)
+        reader = few_bits and FewBitsReader(few_bits)
+        names = family.tensor_names(config)
+        params = target.partitioner.load_params(checkpoint, names, config, backend, few_bits=reader)
         return self._partitioned(config, backend, params, target)
+
+    def _in_few_bits(self, few_bits: FewBits, target: Target) -> "DraftModel":
+        """Draft with the target's own weights in fewer bits; norms and what else stays is shared with it."""
+        if few_bits.form is None:
+            raise InvalidOption(f"draft_model: {few_bits.name} is no form to round the target to: use int4 or int8")
+        if target.partitioner.mesh is not None:
+            raise InvalidOption("draft_model: model=self runs on one device: name a folder, which is read by parts")
+        params = in_few_bits(target.params, few_bits.form, f"draft_model: weights={few_bits.name}")
+        # Drafts need not have the bits of other steps.
+        return self._partitioned(target.config, replace(target.backend, step_rows=1), params, target)
 
     def _partitioned(self, config: DecoderConfig, backend: Backend, params: Any, target: Target) -> "DraftModel":
         part = target.partitioner.partition(config, backend)
