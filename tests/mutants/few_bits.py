@@ -175,6 +175,8 @@ FAULTS: tuple[Fault, ...] = (
         "4 if dtype in (jnp.int4, jnp.uint4) else 8",
         "8",
         "tests/planning/test_few_bits.py::test_each_device_holds_its_part_of_codes_and_scales",
+    ),
+    Fault(
         "a model's own draft is as wide as the model",
         "jaxinfer/models/few_bits.py",
         "made[KERNEL if is_kernel(here) else key] = round_to_nearest(rows, chosen)",
