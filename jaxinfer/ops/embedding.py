@@ -18,7 +18,13 @@ def embed(
     """Return the tokens' rows in the compute dtype; ids outside the vocabulary read its first or last row."""
     ids = jnp.clip(tokens_BT, 0, table_VD.shape[0] - 1)
     if isinstance(table_VD, QuantizedArray):
-        return table_VD.rows(ids).dequantize().astype(backend.compute_dtype)
+        if backend.platform == "tpu" and ids.size == 1:
+            # A TPU's compiler would lay the whole table out anew to take one row of bytes; of two it does not.
+            rows = jax.lax.optimization_barrier(table_VD.rows(jnp.repeat(ids.reshape(-1), 2)))
+            rows = rows.map_rows(lambda part: part[:1].reshape(*ids.shape, -1))
+        else:
+            rows = table_VD.rows(ids)
+        return rows.dequantize().astype(backend.compute_dtype)
     if backend.platform == "cpu" and table_VD.dtype.itemsize == 2:
         # A mesh's devices have parts of the table, which the compiler reads.
         rows = _short_rows(table_VD, ids, backend.cpu_kernels and backend.mesh is None)

@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 # The axes of a mesh that split a kernel's outputs and its inputs.
 Split = tuple[str | None, str | None]
 WHOLE: Split = (None, None)
+# The rows of a tile of float32.
+_FEW_ROWS = 8
 
 
 def linear(
@@ -102,6 +105,9 @@ def _multiply_widened(inputs: Any, kernel: QuantizedArray, backend: Backend, spl
         codes = kernel.codes
         codes = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn) if kernel.form == FP8 else codes
         widened = codes.astype(backend.param_dtype)
+        if backend.platform == "tpu":
+            # For one row the compiler would multiply without its matrix unit, and lay tables out anew.
+            backend = replace(backend, min_matmul_rows=_FEW_ROWS)
         return _products(inputs, [widened], backend, False, split)[0] * kernel.scales[:, 0]
     dense = kernel.dequantize().astype(backend.param_dtype)
     return _products(inputs, [dense], backend, False, split)[0]

@@ -11,6 +11,9 @@ from pallas_kernels.quant_matmul.reference import quant_matmul_reference
 LLAMA_2_7B_UP = (4096, 11008)
 LLAMA_2_7B_DOWN = (11008, 4096)
 LLAMA_3_8B_UP = (4096, 14336)
+LLAMA_3_8B_DOWN = (14336, 4096)
+LLAMA_3_8B_QUERY = (4096, 4096)
+LLAMA_3_8B_KEYS = (4096, 1024)
 
 
 def make_case(rows: int, size: tuple[int, int], group: int = 0, activations: str = "bfloat16") -> Case:
@@ -83,4 +86,9 @@ CASES = (
     make_case(16, LLAMA_2_7B_DOWN, 128),
     make_case(16, LLAMA_2_7B_UP, 128, activations="int8"),
     *(make_case(rows, LLAMA_2_7B_UP, group) for group in (64, 32) for rows in (1, 16)),
+    make_case(8, LLAMA_2_7B_DOWN, 64),
+    make_case(8, LLAMA_3_8B_UP, 64),
+    make_case(8, LLAMA_3_8B_DOWN, 64),
+    make_case(8, LLAMA_3_8B_QUERY, 64),
+    make_case(8, LLAMA_3_8B_KEYS, 64),
 )
