@@ -55,7 +55,7 @@ def read_compressed_tensors(keys: QuantizationKeys) -> Scheme:
     """Return how a checkpoint of ``quant_method`` compressed-tensors is read."""
     form = keys.one_of("format", (*_TYPES, _MIXED))
     keys.one_of("quantization_status", ("compressed", "frozen"), "compressed")
-    keys.empty("kv_cache_scheme", "sparsity_config", "transform_config")
+    keys.empty("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
     keys.without_effect("global_compression_ratio version run_compressed dequantize use_optimized_inference")
     ignored = keys.words("ignore")
     groups = keys.section("config_groups")

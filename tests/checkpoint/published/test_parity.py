@@ -70,3 +70,20 @@ def test_logits_are_those_of_the_plain_model(tmp_path, model, name):
     widened = jaxinfer.LanguageModel(lm.config, lm.params, backend)
     assert np.abs(np.asarray(widened.logits([IDS]))[0] - expected).max() < TOLERANCE * deviation
     assert (np.asarray(lm.logits([IDS]))[0] - expected).std() < 0.02 * deviation
+
+
+@pytest.mark.slow
+def test_floats_in_blocks_are_what_transformers_makes_of_them(tmp_path, model):
+    """Of the formats, this one transformers widens without other packages."""
+    import torch
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+
+    write_published(tmp_path, CASES["fp8_blocks"], model)
+    how = FineGrainedFP8Config(weight_block_size=(128, 128), dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=how, dtype=torch.float32)
+    lm = jaxinfer.load(tmp_path)
+    for name, kernel in kernels(lm).items():
+        expected = theirs.get_parameter(name).detach().numpy()
+        np.testing.assert_array_equal(jax.tree.map(np.asarray, kernel).dequantize(), expected)
+    deviation = logits_of(theirs, IDS).std()
+    assert (np.asarray(lm.logits([IDS]))[0] - logits_of(theirs, IDS)).std() < 0.02 * deviation
