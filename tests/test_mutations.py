@@ -19,17 +19,20 @@ import jax
 import numpy as np
 import pytest
 from jaxtyping import config as typing_config
+from safetensors.numpy import save_file
 
 import jaxinfer
 from jaxinfer.checkpoint.convert import convert
 from jaxinfer.checkpoint.drafters.heads import read_heads, write_heads
 from jaxinfer.checkpoint.drafters.streams import read_streams, write_streams
 from jaxinfer.checkpoint.open import open_checkpoint
+from jaxinfer.checkpoint.source import QuantizedSource
 from jaxinfer.errors import JaxinferError
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.tokenizers import ChatTemplate, load_tokenizer
 from tests.checkpoint.gguf import files as gguf_files
 from tests.checkpoint.llama2c import files as llama2c_files
+from tests.checkpoint.published.cases import CASES
 from tests.mutations import mutate_bytes, mutate_file, mutate_json_text, splice_text
 from tests.tokenizers.test_chat_template import HOSTILE, MESSAGES, TEMPLATES
 from tests.tokenizers.vocabularies import SPECIAL, open_folder, train_byte_level, train_sentence_piece
@@ -70,6 +73,28 @@ def read_tensors(path: Path) -> None:
     checkpoint = open_checkpoint(path)
     for name in checkpoint.tensors.shapes():
         checkpoint.tensors.read(name, np.dtype(np.float16))
+
+
+def read_published(path: Path) -> None:
+    """Read matrices in their own bits and as plain numbers."""
+    tensors = open_checkpoint(path).tensors
+    assert isinstance(tensors, QuantizedSource)
+    for name in tensors.shapes():
+        tensors.read(name, np.dtype(np.float16))
+        if name in tensors.forms():
+            tensors.quantized(name)
+
+
+def write_published(folder: Path, case: str) -> Path:
+    """Write a matrix of a published checkpoint, and what says how it is stored."""
+    config, pack, _ = CASES[case]
+    packed, _ = pack(np.random.default_rng(0), 32, 128)
+    folder.mkdir()
+    save_file(
+        {f"m.q_proj.{part}": np.ascontiguousarray(each) for part, each in packed.items()}, folder / "model.safetensors"
+    )
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return folder
 
 
 def read_params(path: Path) -> None:
@@ -153,10 +178,13 @@ def readers(tmp_path_factory: pytest.TempPathFactory, tiny_llama_folder: Callabl
         "chat template": Reader(template, render, change_template),
         "heads": Reader(heads, lambda path: read_heads(path, CONFIG, BACKEND), mutate_file),
         "streams": Reader(streams, lambda path: read_streams(path, CONFIG, BACKEND), mutate_file),
+        **{case: Reader(write_published(home / case, case), read_published, mutate_file) for case in PUBLISHED},
     }
 
 
+PUBLISHED = ("gptq_act_order", "compressed_int4_asymmetric", "fp8_blocks", "nf4")
 KINDS = (
+    *PUBLISHED,
     "gguf",
     "llama2c",
     "folder",
