@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.checkpoint.safetensors_file import CODES, SafetensorsFile
-from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
+from jaxinfer.checkpoint.source import Checkpoint, DescribedSource
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 
 _SINGLE = "model.safetensors"
@@ -66,6 +66,9 @@ class _Shards:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._files[shard].shapes()[name] for name, shard in self._weight_map.items()}
 
+    def metadata(self) -> dict[str, str]:
+        return {key: value for file in self._files.values() for key, value in file.metadata().items()}
+
     def stored_dtype(self, name: str) -> np.dtype:
         return self._files[self._weight_map[name]].stored_dtype(name)
 
@@ -73,7 +76,7 @@ class _Shards:
         return self._files[self._weight_map[name]].read(name, dtype)
 
 
-def _open_weights(folder: Path, codes: Iterable[str]) -> TypedTensorSource:
+def _open_weights(folder: Path, codes: Iterable[str]) -> DescribedSource:
     if (folder / _SINGLE).is_file():
         return SafetensorsFile(folder / _SINGLE, codes)
     if (folder / _INDEX).is_file():

@@ -50,12 +50,16 @@ class SafetensorsFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         start = _LENGTH_BYTES + int.from_bytes(self._map[:_LENGTH_BYTES], "little")
         header = json.loads(self._map[_LENGTH_BYTES:start])
-        header.pop("__metadata__", None)
+        self._metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._entries = {name: self._entry(name, fields, start) for name, fields in header.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor; reads no weights."""
         return {name: entry.shape for name, entry in self._entries.items()}
+
+    def metadata(self) -> dict[str, str]:
+        """Return what the header says besides the tensors."""
+        return self._metadata
 
     def stored_dtype(self, name: str) -> np.dtype:
         """Return the dtype in which a tensor is stored."""

@@ -33,6 +33,15 @@ class TypedTensorSource(TensorSource, Protocol):
         ...
 
 
+@runtime_checkable
+class DescribedSource(TypedTensorSource, Protocol):
+    """Tensors of files that say more about them."""
+
+    def metadata(self) -> Mapping[str, str]:
+        """Return what the files say, by its name."""
+        ...
+
+
 class BlockRows(NamedTuple):
     """A tensor's rows of ``num_blocks`` blocks, ``[rows, bytes]``.
 

@@ -50,6 +50,13 @@ FAULTS: tuple[Fault, ...] = (
         _NUMBERS,
     ),
     Fault(
+        "the minima of torchao's halves of bytes are left out",
+        f"{_PUBLISHED}/coded_matrix.py",
+        "weights += self.minima",
+        "weights += 0 * self.minima",
+        f"{_TESTS}/test_load.py",
+    ),
+    Fault(
         "a key that nobody knows is passed over",
         f"{_PUBLISHED}/gptq.py",
         'keys.finish(Scheme(f"gptq, {bits} bits", layers))',

@@ -14,10 +14,11 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 @dataclass(frozen=True)
 class CodedMatrix:
-    """Weights ``[N, K]``: ``scale * (level[code] - zero)``, with the scale and the zero of an input's group.
+    """Weights ``[N, K]``: ``scale * (level[code] - zero) + minimum``, with what an input's group has.
 
-    ``read_codes`` returns bytes ``[N, K]`` of ``bits`` bits each; without ``levels`` they are signed integers. Scales
-    and zeros are ``[N, G]``; zeros are int8 or None. ``groups`` is the group of each input, ``[K]``, below G.
+    ``read_codes`` returns bytes ``[N, K]`` of ``bits`` bits each; without ``levels`` they are signed integers. Scales,
+    zeros and minima are ``[N, G]``; zeros are int8 or None, minima like scales or None. ``groups`` is the group of each
+    input, ``[K]``, below G.
     """
 
     bits: int
@@ -26,6 +27,7 @@ class CodedMatrix:
     groups: np.ndarray
     levels: tuple[float, ...] = ()
     zeros: np.ndarray | None = None
+    minima: np.ndarray | None = None
 
     def dense(self) -> Float[np.ndarray, "N K"]:
         """Return the weights in float32."""
@@ -37,6 +39,8 @@ class CodedMatrix:
         if self.zeros is not None:
             weights -= self.zeros.astype(np.float32)[:, self.groups]
         weights *= self.scales.astype(np.float32)[:, self.groups]
+        if self.minima is not None:
+            weights += self.minima.astype(np.float32)[:, self.groups]
         return weights
 
     @property
@@ -49,8 +53,17 @@ class CodedMatrix:
         size = int(counts[0])
         if (counts != size).any() or size % RUN:
             return None
-        group = max(each for each in GROUPS if size % each == 0) if len(counts) > 1 else None
-        form = Format(self.bits, group, self.levels, has_zeros=self.zeros is not None, is_ordered=self._is_ordered)
+        # A row that is one group has no form with a minimum.
+        is_row = len(counts) == 1 and self.minima is None
+        group = None if is_row else max(each for each in GROUPS if size % each == 0)
+        form = Format(
+            self.bits,
+            group,
+            self.levels,
+            has_minima=self.minima is not None,
+            has_zeros=self.zeros is not None,
+            is_ordered=self._is_ordered,
+        )
         kind = self.scales.dtype.name if group else "float32"
         return form if form.scale_dtype == kind else replace(form, scale_type=kind)
 
@@ -60,11 +73,11 @@ class CodedMatrix:
         assert form is not None
         codes, width = self.read_codes(), len(self.groups)
         repeats = form.groups(width) // self.scales.shape[1]
+        given = {"scales": self.scales.astype(form.scale_dtype), "minima": self.minima, "zeros": self.zeros}
         parts = {
             "codes": _packed(codes[:, self._order] if form.is_ordered else codes, self.bits),
-            "scales": np.repeat(self.scales.astype(form.scale_dtype), repeats, axis=1),
-            "zeros": None if self.zeros is None else np.repeat(self.zeros, repeats, axis=1),
             "order": self._order[None],
+            **{name: np.repeat(part, repeats, axis=1) for name, part in given.items() if part is not None},
         }
         return QuantizedArray.of(form, [_owned(parts[name]) for name in form.part_names])
 
@@ -90,9 +103,8 @@ def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     return (runs[..., : RUN // 2] | runs[..., RUN // 2 :] << 4).reshape(len(codes), -1)
 
 
-def _owned(part: np.ndarray | None) -> np.ndarray:
+def _owned(part: np.ndarray) -> np.ndarray:
     """Return a copy that JAX may take over; what it takes over must never be a file that could change."""
-    assert part is not None
     copy = aligned_empty(part.shape, part.dtype)
     copy[...] = part
     return copy

@@ -139,12 +139,10 @@ def _layer(stored: Stored, module: str, weights: _Weights) -> Layer:
     name, zeros, places = (f"{module}.{kind}" for kind in ("weight", "weight_zero_point", "weight_g_idx"))
     name, of_shape = (f"{module}{_PACKED_WEIGHT}", f"{module}.weight_shape") if weights.is_packed else (name, "")
     outputs, width = _shape(stored, name, of_shape) if of_shape else stored.matrix_shape(name)
-    height, size = weights.block[0] or outputs, weights.block[1] or width
+    size = weights.block[1] or width
     if width % size:
         raise stored.wrong(name, f"has {width} inputs, which groups of {size} do not divide")
-    shape = outputs // height, width // size
-    others = [(shape[0],)] if shape[1] == 1 else []
-    others += [()] if shape == (1, 1) else []
+    num_groups = width // size
     has_places = places in stored.shapes
 
     bits, middle = weights.bits, 1 << weights.bits - 1
@@ -159,21 +157,23 @@ def _layer(stored: Stored, module: str, weights: _Weights) -> Layer:
         return found ^ middle if bits == 8 else found
 
     def read() -> CodedMatrix:
-        found = np.repeat(stored.scales(scales, shape, *others), height, axis=0)
+        found = stored.block_scales(scales, (outputs, width), weights.block)
         groups = even_groups(width, size)
         if has_places:
             given = stored.read(places, (width,), "int32", "int64")
-            if given.max() >= shape[1] or given.min() < -1:
-                raise stored.wrong(places, f"has a group that is none of 0 to {shape[1] - 1}; download it again")
+            if given.max() >= num_groups or given.min() < -1:
+                raise stored.wrong(places, f"has a group that is none of 0 to {num_groups - 1}; download it again")
             # A checkpoint whose inputs were never ordered has -1.
             groups = groups if given.min() < 0 else given
         stored.check(name, stored_shape, kind)
         if not weights.is_packed:
-            own = None if weights.is_symmetric else np.repeat(stored.read(zeros, shape, "int8"), height, axis=0)
+            own = None
+            if not weights.is_symmetric:
+                own = stored.block_scales(zeros, (outputs, width), weights.block, "int8")
             return CodedMatrix(8, codes, found, groups, (), own)
         own = None
         if not weights.is_symmetric:
-            words = stored.read(zeros, (-(-outputs * bits // 32), shape[1]), "int32")
+            words = stored.read(zeros, (-(-outputs * bits // 32), num_groups), "int32")
             own = np.ascontiguousarray(unpack(words.T, bits)[:, :outputs].T)
         if bits == 8:
             own = None if own is None else (own ^ middle).view(np.int8)

@@ -58,21 +58,20 @@ def read_fbgemm_fp8(keys: QuantizationKeys) -> Scheme:
 def float_layer(stored: Stored, module: str, block: tuple[int, int], scales: str) -> Layer:
     """Return a layer with a scale for each block of so many rows and inputs, of which 0 means all."""
     name = f"{module}.weight"
-    outputs, width = stored.matrix_shape(name)
-    height, length = block[0] or outputs, block[1] or width
-    shape = -(-outputs // height), -(-width // length)
-    others = [(shape[0],)] if shape[1] == 1 else []
-    others += [()] if shape == (1, 1) else []
-
-    def codes() -> np.ndarray:
-        found = stored.read(name, (outputs, width), "float8_e4m3fn").view(np.uint8)
-        if ((found & _NO_NUMBER) == _NO_NUMBER).any():
-            raise stored.wrong(name, "has weights that are no numbers; download the file again")
-        return found
+    shape = stored.matrix_shape(name)
 
     def read() -> CodedMatrix:
-        stored.check(name, (outputs, width), "float8_e4m3fn")
-        found = np.repeat(stored.scales(scales, shape, *others), height, axis=0)[:outputs]
-        return CodedMatrix(8, codes, found, even_groups(width, length), FP8.levels)
+        stored.check(name, shape, "float8_e4m3fn")
+        found = stored.block_scales(scales, shape, block)
+        groups = even_groups(shape[1], block[1] or shape[1])
+        return CodedMatrix(8, lambda: float_codes(stored, name, shape), found, groups, FP8.levels)
 
-    return Layer((name, scales), (outputs, width), read)
+    return Layer((name, scales), shape, read)
+
+
+def float_codes(stored: Stored, name: str, shape: tuple[int, int]) -> np.ndarray:
+    """Return a tensor's floats as bytes, all of which are numbers."""
+    codes = stored.read(name, shape, "float8_e4m3fn").view(np.uint8)
+    if ((codes & _NO_NUMBER) == _NO_NUMBER).any():
+        raise stored.wrong(name, "has weights that are no numbers; download the file again")
+    return codes

@@ -13,7 +13,8 @@ from jaxinfer.checkpoint.published.gptq import read_gptq
 from jaxinfer.checkpoint.published.quantization_keys import QuantizationKeys
 from jaxinfer.checkpoint.published.scheme import Scheme
 from jaxinfer.checkpoint.published.tensors import PublishedTensors
-from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
+from jaxinfer.checkpoint.published.torchao import read_torchao
+from jaxinfer.checkpoint.source import Checkpoint, DescribedSource
 from jaxinfer.errors import UnsupportedModel, shown
 
 KEY = "quantization_config"
@@ -25,6 +26,7 @@ _METHODS: Mapping[str, Callable[[QuantizationKeys], Scheme]] = MappingProxyType(
         "fp8": read_fp8,
         "fbgemm_fp8": read_fbgemm_fp8,
         "bitsandbytes": read_bitsandbytes,
+        "torchao": read_torchao,
     }
 )
 # Known methods that are refused, and why.
@@ -35,7 +37,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 )
 
 
-def open_published(folder: Path, config: Mapping[str, Any], weights: TypedTensorSource) -> Checkpoint:
+def open_published(folder: Path, config: Mapping[str, Any], weights: DescribedSource) -> Checkpoint:
     """Open a folder whose ``config.json`` has a ``quantization_config``; the checkpoint's config has none."""
     plain, scheme = read_scheme(config)
     assert scheme is not None

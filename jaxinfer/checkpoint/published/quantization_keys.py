@@ -49,6 +49,13 @@ class QuantizationKeys(ConfigReader):
             raise self.refuse(key, value, "it must be a list of names, or null")
         return tuple(value or ())
 
+    def text(self, key: str) -> str:
+        """Read a text."""
+        value = self._optional(key)
+        if not isinstance(value, str):
+            raise self.refuse(key, value, "it must be a text")
+        return value
+
     def without_effect(self, keys: str) -> None:
         """Accept keys that say how a checkpoint was made, or how other programs run it."""
         self._read.update(keys.split())

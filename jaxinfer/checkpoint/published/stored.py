@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.checkpoint.published.coded_matrix import CodedMatrix
-from jaxinfer.checkpoint.source import TypedTensorSource
+from jaxinfer.checkpoint.source import DescribedSource
 from jaxinfer.errors import InvalidCheckpoint
 
 # Of scales; products multiply them as they are.
@@ -26,9 +26,10 @@ class Layer:
 class Stored:
     """Tensors of integers and floats of any size; raises :class:`InvalidCheckpoint` that names what is wrong."""
 
-    def __init__(self, origin: str, source: TypedTensorSource):
+    def __init__(self, origin: str, source: DescribedSource):
         self.origin = origin
         self.source = source
+        self.metadata = source.metadata()
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(shape) for name, shape in source.shapes().items()}
 
     def ending_in(self, suffix: str) -> list[str]:
@@ -71,6 +72,28 @@ class Stored:
         if not np.isfinite(scales.astype(np.float32)).all():
             raise self.wrong(name, "has a scale that is no finite number; download the file again")
         return scales.reshape(shapes[0])
+
+    def block_scales(self, name: str, shape: tuple[int, int], block: tuple[int, int], *dtypes: str) -> np.ndarray:
+        """Return what each block of so many rows and inputs of a matrix has, for each row: ``[N, G]``.
+
+        A block of 0 is all. Where there is one for each row, or one in all, it may be written with fewer axes. Finite
+        floats, unless other ``dtypes`` are named.
+        """
+        (outputs, width), (height, length) = shape, block
+        height, length = height or outputs, length or width
+        grid = -(-outputs // height), -(-width // length)
+        others = [(grid[0],)] if grid[1] == 1 else []
+        others += [()] if grid == (1, 1) else []
+        if dtypes:
+            own = self.shapes.get(name)
+            found = self.read(name, own if own in others else grid, *dtypes).reshape(grid)
+        else:
+            found = self.scales(name, grid, *others)
+        return np.repeat(found, height, axis=0)[:outputs]
+
+    def starting_with(self, prefix: str) -> list[str]:
+        """Return all names that begin so."""
+        return [name for name in self.shapes if name.startswith(prefix)]
 
     def wrong(self, name: str, why: str) -> InvalidCheckpoint:
         """Return the error, for the caller to raise, that names a tensor."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxinfer.checkpoint.published.scheme import Scheme
 from jaxinfer.checkpoint.published.stored import FLOATS, Layer, Stored
-from jaxinfer.checkpoint.source import StoredForm, TypedTensorSource
+from jaxinfer.checkpoint.source import DescribedSource, StoredForm
 from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
@@ -17,7 +17,7 @@ _WEIGHT, _BIAS = ".weight", ".bias"
 class PublishedTensors:
     """Plain tensors as they are, and matrices in few bits, which can be read as plain numbers too."""
 
-    def __init__(self, origin: str, source: TypedTensorSource, scheme: Scheme):
+    def __init__(self, origin: str, source: DescribedSource, scheme: Scheme):
         self.scheme = scheme
         self._source = source
         stored = Stored(origin, source)

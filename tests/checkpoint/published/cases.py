@@ -15,6 +15,7 @@ from tests.checkpoint.published.packing import (
     four_bits,
     gptq,
     int8_rows,
+    of_class,
 )
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "damp_percent": 0.1}
@@ -78,6 +79,13 @@ def _floats(strategy: str, block: tuple[int, int] | None) -> Case:
     return _compressed("float-quantized", pack, weights)
 
 
+def _of_class(**options: Any) -> Case:
+    how = {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {}}}
+    config = {"quant_method": "torchao", "quant_type": how, "modules_to_not_convert": None}
+    config |= {"include_input_output_embeddings": False, "untie_embedding_weights": False}
+    return Case(config, functools.partial(of_class, **options))
+
+
 CASES: Mapping[str, Case] = {
     "gptq": _gptq(),
     "gptq_v2_asymmetric": _gptq(version=2, symmetric=False, group=64),
@@ -124,5 +132,12 @@ CASES: Mapping[str, Case] = {
         functools.partial(four_bits, nested=False, storage=np.float16),
     ),
     "fp4": Case({**_BNB, "bnb_4bit_quant_type": "fp4"}, functools.partial(four_bits, kind="fp4", block=256)),
+    "torchao_int8": _of_class(),
+    "torchao_int8_asymmetric": _of_class(symmetric=False, block=(64, 128)),
+    "torchao_int4": _of_class(kind="Int4Tensor", block=(1, 64), bits=4),
+    "torchao_int4_rows": _of_class(kind="Int4Tensor", bits=4),
+    "torchao_int4_in_bytes": _of_class(kind="IntxUnpackedToInt8Tensor", block=(1, 32), bits=4),
+    "torchao_int3_in_bytes": _of_class(kind="IntxUnpackedToInt8Tensor", block=(1, 32), bits=3, symmetric=False),
+    "torchao_fp8": _of_class(kind="Float8Tensor"),
     "llm_int8": Case({**_BNB, "_load_in_4bit": False, "load_in_4bit": False, "load_in_8bit": True}, int8_rows),
 }

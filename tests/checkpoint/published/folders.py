@@ -27,7 +27,7 @@ def write_published(folder: Path, case: Case, model: Any, seed: int = 0) -> dict
     import torch
 
     rng = np.random.default_rng(seed)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Any] = {}
     weights: dict[str, np.ndarray] = {}
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -36,7 +36,7 @@ def write_published(folder: Path, case: Case, model: Any, seed: int = 0) -> dict
                 tensors[name] = tensor
                 continue
             packed, found = case.pack(rng, *tensor.shape)
-            tensors |= {f"{module}.{part}": as_torch(values) for part, values in packed.items()}
+            tensors |= {f"{module}.{part}": values for part, values in packed.items()}
             weights[name] = found
             tensor.copy_(torch.from_numpy(found))
     write_folder(folder, tensors, {**model.config.to_dict(), "quantization_config": dict(case.config)})
@@ -44,11 +44,17 @@ def write_published(folder: Path, case: Case, model: Any, seed: int = 0) -> dict
 
 
 def write_folder(folder: Path, tensors: Any, config: Any) -> None:
-    """Write a folder of tensors and a ``config.json``."""
+    """Write a folder of tensors, of the file's metadata where they are texts, and a ``config.json``."""
     from safetensors.torch import save_file
 
     folder.mkdir(exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    texts = {name: value for name, value in tensors.items() if isinstance(value, str)}
+    numbers = {
+        name: (as_torch(value) if isinstance(value, np.ndarray) else value).contiguous()
+        for name, value in tensors.items()
+        if name not in texts
+    }
+    save_file(numbers, folder / "model.safetensors", metadata=texts or None)
     (folder / "config.json").write_text(json.dumps(config))
 
 

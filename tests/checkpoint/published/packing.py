@@ -175,6 +175,43 @@ def int8_rows(rng: Rng, outputs: int, width: int) -> Packed:
     return tensors, codes * (largest.astype(np.float64)[:, None] / 127)
 
 
+def of_class(
+    rng: Rng,
+    outputs: int,
+    width: int,
+    kind: str = "Int8Tensor",
+    block: tuple[int, int] | None = None,
+    bits: int = 8,
+    symmetric: bool = True,
+) -> Packed:
+    """torchao's; what is text belongs to the file's metadata. ``block`` None is a row."""
+    height, length = block or (1, width)
+    grid, half = (outputs // height, width // length), 1 << bits - 1
+    if kind == "Float8Tensor":
+        tensors, weights = floats(rng, outputs, width, (height, length), "scale")
+        codes, scales, zeros = tensors["weight"], tensors["scale"], None
+    else:
+        codes = rng.integers(-half, half, (outputs, width)).astype(np.int8)
+        scales = draw_scales(rng, grid, width, np.float32 if kind == "Int8Tensor" else BFLOAT16, half)
+        zeros = np.zeros(grid, np.int8) if symmetric else rng.integers(-half, half, grid).astype(np.int8)
+        if kind == "Int4Tensor":
+            zeros = draw_scales(rng, grid, width, BFLOAT16, 1.0)
+        of_each = [np.repeat(np.repeat(part.astype(np.float64), height, 0), length, 1) for part in (scales, zeros)]
+        weights = of_each[0] * codes + of_each[1] if kind == "Int4Tensor" else of_each[0] * (codes - of_each[1])
+    attributes: dict[str, Any] = {"block_size": [height, length], "dtype": {"_type": "torch.dtype", "_data": "float32"}}
+    if kind == "IntxUnpackedToInt8Tensor":
+        attributes["target_dtype"] = {"_type": "torch.dtype", "_data": f"int{bits}"}
+    if kind == "Int4Tensor":
+        attributes = {"block_size": [height, length], "shape": [outputs, width]}
+        codes, scales, zeros = codes[:, ::2] & 15 | codes[:, 1::2] << 4, scales.T, zeros.T
+    tensors = {"_weight_qdata": codes, "_weight_scale": scales} | (
+        {} if zeros is None else {"_weight_zero_point": zeros}
+    )
+    names = [name.removeprefix("_weight_") for name in tensors]
+    described = {"_type": kind, "_data": attributes, "_tensor_data_names": names}
+    return {**tensors, "weight": json.dumps(described)}, weights  # pyright: ignore[reportReturnType]
+
+
 class Case(NamedTuple):
     """A ``quantization_config``, and what packs a matrix so; ``widened`` where products do not have its form."""
 

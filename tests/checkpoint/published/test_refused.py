@@ -25,7 +25,7 @@ def read(tmp_path, name: str, edit: Callable[[Config, Tensors], None]) -> None:
     config = json.loads(json.dumps(case.config))
     tensors = dict(tensors)
     edit(config, tensors)
-    written = {f"{NAME}.{part}": as_torch(values) for part, values in tensors.items()}
+    written = {f"{NAME}.{part}": values for part, values in tensors.items()}
     write_folder(tmp_path, written, {"quantization_config": config})
     source = open_hf_folder(tmp_path).tensors
     assert isinstance(source, PublishedTensors)
@@ -78,6 +78,15 @@ def state(**changes):
     return edit
 
 
+def described(**changes):
+    def edit(config, tensors):
+        found = json.loads(tensors["weight"])
+        found["_data"] |= changes.pop("data", {})
+        tensors["weight"] = json.dumps({**found, **changes})
+
+    return edit
+
+
 GROUP = ("config_groups", "group_0")
 CONFIGS = [
     ("gptq", key("quant_method", "quark"), "quant_method = 'quark'"),
@@ -108,6 +117,8 @@ CONFIGS = [
     ("nf4", key("load_in_8bit", True), "load_in_8bit = True"),
     ("nf4", key("bnb_4bit_quant_type", "int4"), "bnb_4bit_quant_type = 'int4'"),
     ("nf4", key("bnb_5bit", True), "bnb_5bit = True"),
+    ("torchao_int8", key("quant_type", None), "quant_type = None"),
+    ("torchao_int8", key("untie_embedding_weights", True), "untie_embedding_weights = True"),
 ]
 FILES = [
     ("gptq", put("scales", 3, np.nan), f"{NAME}.scales has a scale that is no finite number"),
@@ -143,6 +154,14 @@ FILES = [
     ("nf4", put("weight.quant_state.bitsandbytes__nf4", 0, 0), "bitsandbytes__nf4 is no JSON object"),
     ("nf4", put("weight.quant_map", 3, 0.5), f"{NAME}.weight.quant_map has other levels than nf4"),
     ("nf4_plain_scales", put("weight.absmax", 0, np.inf), f"{NAME}.weight.absmax has a scale"),
+    ("torchao_int8", described(_type="MXTensor"), f"{NAME}.weight is of class 'MXTensor'"),
+    ("torchao_int8", described(data={"rotation": 1}), f"{NAME}.weight has 'rotation', which is not known"),
+    ("torchao_int8", described(data={"block_size": [1, 96]}), f"{NAME}.weight has blocks of [1, 96]"),
+    ("torchao_int8", lambda config, tensors: tensors.update(weight="{"), "described by no JSON object"),
+    ("torchao_int8", cut("_weight_scale"), f"{NAME}._weight_scale has shape"),
+    ("torchao_int8", put("_weight_scale", 3, np.nan), f"{NAME}._weight_scale has a scale"),
+    ("torchao_int4_in_bytes", put("_weight_qdata", 0, 9), f"{NAME}._weight_qdata has a number of more than 4 bits"),
+    ("torchao_fp8", put("_weight_qdata", 0, np.nan), f"{NAME}._weight_qdata has weights that are no numbers"),
     ("llm_int8", put("weight_format", 0, 2), f"{NAME}.weight_format is no order of rows"),
 ]
 
