@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.checkpoint.hf_folder import open_hf_folder
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import plain_model, write_published
@@ -42,14 +43,15 @@ def test_kernels_stand_for_the_numbers_of_the_file(tmp_path, model, name):
     case, said = CASES[name], []
     expected = write_published(tmp_path, case, model)
     lm = jaxinfer.load(tmp_path, notice=said.append)
-    found = kernels(lm)
+    found, plain = kernels(lm), open_hf_folder(tmp_path).tensors
     assert found.keys() == expected.keys()
     for key, weights in expected.items():
         kernel = found[key]
         assert is_quantized(kernel) != case.widened
         dense = jax.tree.map(np.asarray, kernel)
         dense = dense.dequantize() if is_quantized(kernel) else dense
-        np.testing.assert_allclose(dense, weights, rtol=3e-7, atol=1e-7 * np.abs(weights).max())
+        for numbers in (dense, plain.read(key, np.dtype(np.float32))):
+            np.testing.assert_allclose(numbers, weights, rtol=3e-7, atol=1e-7 * np.abs(weights).max())
     assert any("widened" in line for line in said) == case.widened
 
 
