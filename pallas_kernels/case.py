@@ -34,7 +34,8 @@ class Case:
 
     ``reference(*arguments)`` computes the correct result, at higher precision. `random_inputs` draws arguments for
     both: numbers, trees for bool, and scales for float32 beside narrower dtypes. ``lanes`` is the number of a cache's
-    lanes in use; the others are zeros. ``donated`` are the indices of arguments that are overwritten.
+    lanes in use; the others are zeros. ``byte_heads`` are the number and the width of the heads of a cache that holds
+    rows in bytes. ``donated`` are the indices of arguments that are overwritten.
     """
 
     kernel: str
@@ -48,5 +49,6 @@ class Case:
     int8: bool = False
     reference: Callable[..., Any] | None = None
     lanes: int | None = None
+    byte_heads: tuple[int, int] | None = None
     donated: tuple[int, ...] = ()
     rivals: tuple[Rival, ...] = field(default=(), repr=False)

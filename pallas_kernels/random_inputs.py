@@ -18,6 +18,12 @@ def random_arguments(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
             found.append(jnp.asarray(argument))
             continue
         numbers = jnp.asarray(_draw(rng, argument, case))
+        if case.byte_heads is not None and argument.dtype == jnp.int8:
+            heads, head_dim = case.byte_heads
+            # Scales from a 128th to a 64th: their lower bytes are of any numbers but negative ones.
+            upper = slice(heads * head_dim, heads * (head_dim + 1))
+            lower = slice(upper.stop, upper.stop + heads)
+            numbers = numbers.at[..., upper].set(0x3C).at[..., lower].set(abs(numbers[..., lower]))
         is_cache = case.lanes is not None and len(argument.shape) == 4 and argument.shape[-1] > case.lanes
         # Lanes past a cache's heads are zeros, by contract.
         found.append(numbers.at[..., case.lanes :].set(0) if is_cache else numbers)

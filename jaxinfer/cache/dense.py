@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves, slots_for
+from jaxinfer.cache.slots import move_slots, path_moves, slots_for, slots_in_tiles
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
@@ -102,5 +102,6 @@ def create_dense_cache(
     shards = backend.slot_shards
     if shards > 1:
         num_slots = slots_for(-(-num_slots // shards)) * shards
+    num_slots = slots_in_tiles(num_slots // shards, backend) * shards
     shape = (num_layers, batch, num_slots, lanes)
     return DenseCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves, slots_for
+from jaxinfer.cache.slots import move_slots, path_moves, slots_for, slots_in_tiles
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
@@ -113,7 +113,7 @@ def create_ring_cache(
     num_layers: int, batch: int, window: int, headroom: int, lanes: int, backend: Backend
 ) -> RingCache:
     """Return a ring of zeros for ``batch`` rows with ``lanes`` values per slot, K * H or more."""
-    shape = (num_layers, batch, ring_capacity(window, headroom), lanes)
+    shape = (num_layers, batch, slots_in_tiles(ring_capacity(window, headroom), backend), lanes)
     return RingCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)
 
 

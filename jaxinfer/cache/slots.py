@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Int, Num
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rows_in_bytes import holds_bytes
 
 # A TPU tile holds 16 slots of 16-bit numbers. If a tile would stay half empty, the compiler puts layers inside slots.
 _SLOT_TILE = 16
@@ -12,6 +14,17 @@ _SLOT_TILE = 16
 def slots_for(num_tokens: int) -> int:
     """Return ``num_tokens`` rounded up to whole tiles, so that a layer is contiguous in memory as it is read."""
     return -(-num_tokens // _SLOT_TILE) * _SLOT_TILE
+
+
+def slots_in_tiles(num_slots: int, backend: Backend) -> int:
+    """Return the slots of a cache for ``num_slots``: on a TPU, of rows in bytes, an odd number of tiles.
+
+    Of an even number, programs lay such rows out in other tiles than the loops in them, and copy the cache.
+    """
+    if backend.platform != "tpu" or not holds_bytes(backend.cache_dtype):
+        return num_slots
+    tiles = slots_for(num_slots) // _SLOT_TILE
+    return (tiles + 1 - tiles % 2) * _SLOT_TILE
 
 
 def move_slots(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.layouts import StreamingLayout
-from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, read_slots, slots_for
+from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, read_slots, slots_for, slots_in_tiles
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import Sinks, attend
@@ -183,6 +183,7 @@ def create_streaming_cache(
             "larger window or a strategy that drafts less"
         )
     shape = (num_layers, batch, slots_for(layout.sinks + layout.window + headroom), lanes)
+    shape = (*shape[:2], slots_in_tiles(shape[2], backend), lanes)
     zeros, also_zeros = jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype)
     return StreamingCache(zeros, also_zeros, layout.sinks, layout.window)
 

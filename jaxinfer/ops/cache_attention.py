@@ -14,6 +14,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.attention import Order
 from jaxinfer.ops.each_device import on_each_device
 from jaxinfer.ops.kernel_choice import choose_means
+from jaxinfer.ops.rows_in_bytes import holds_bytes, to_numbers
 
 # The slots, and the tokens of a prompt, that kernels take at a time where rows are fixed: sums then have the same order
 # in caches of all lengths. Tuning, which looks at the length, chooses the same for most steps of 16 nodes.
@@ -76,6 +77,11 @@ def attend_to_layer(
     options["num_kv_heads"] = num_kv_heads and num_kv_heads // backend.kv_shards
 
     def run(query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, counts_B: Any) -> Any:
+        if is_prompt and holds_bytes(keys.dtype):
+            # A prompt takes so long to multiply that its layer may be widened first.
+            heads = options["num_kv_heads"], query.shape[3]
+            keys, values = (to_numbers(each[layer], *heads, 1, query.dtype)[None] for each in (keys, values))
+            layer = jnp.int32(0)
         cache = keys, values, layer, start_B
         if means == "reference":
             return reference_attention(query, *cache, ancestors_BTT, **options)
@@ -144,7 +150,7 @@ def attend_to_pages(
     ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
     run_each = on_each_device(run, backend, f"hpparr{ancestors}r", "h")
     pages = keys_LPZF, values_LPZF, jnp.asarray(layer, jnp.int32), table_BX
-    query_BTNH = query_BTNH.astype(keys_LPZF.dtype)
+    query_BTNH = query_BTNH.astype(_query_dtype(keys_LPZF, backend))
     mixed_BTNH = run_each(query_BTNH, *pages, seen.start_B, seen.ancestors_BTT, seen.counts_B)
     return mixed_BTNH.astype(backend.compute_dtype)
 
@@ -212,6 +218,11 @@ def ring_order(next_B: Int[Array, " B"], num_sinks: int, ring_end: int) -> Order
     return Order(num_sinks, num_sinks + behind_B % (ring_end - num_sinks), ring_end)
 
 
+def _query_dtype(keys_LBSF: Any, backend: Backend) -> Any:
+    """Return the dtype of queries: the cache's, or the model's where that is in bytes."""
+    return backend.compute_dtype if holds_bytes(keys_LBSF.dtype) else keys_LBSF.dtype
+
+
 def _run(
     function: Any,
     query_BTNH: jax.Array,
@@ -225,8 +236,9 @@ def _run(
     """Run on each device of the mesh, with queries in the cache's dtype and the result in the backend's."""
     ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
     run = on_each_device(function, backend, f"hccar{ancestors}r" + "h" * len(further_BTNH), "h")
-    query_BTNH = query_BTNH.astype(keys_LBSF.dtype)
-    further = [None if each is None else each.astype(keys_LBSF.dtype) for each in further_BTNH]
+    dtype = _query_dtype(keys_LBSF, backend)
+    query_BTNH = query_BTNH.astype(dtype)
+    further = [None if each is None else each.astype(dtype) for each in further_BTNH]
     layer = jnp.asarray(layer, jnp.int32)
     mixed_BTNH = run(
         query_BTNH, keys_LBSF, values_LBSF, layer, seen.start_B, seen.ancestors_BTT, seen.counts_B, *further

@@ -12,9 +12,12 @@ _LANES = 128
 
 def choose_means(backend: Backend, keys_LBSF: Any) -> Literal["kernel", "reference", "xla"]:
     """Return the means for this cache: XLA if neither the kernels nor the reference support it."""
-    if backend.kernels == "xla" or keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32):
+    in_bytes = keys_LBSF.dtype == jnp.int8
+    if backend.kernels == "xla" or not (in_bytes or keys_LBSF.dtype in (jnp.bfloat16, jnp.float32)):
+        return "xla"
+    if in_bytes and (backend.kernels == "reference" or backend.compute_dtype == "float16"):
         return "xla"
     if backend.kernels == "reference":
         return "reference"
     lies_well = keys_LBSF.shape[-1] // backend.kv_shards % _LANES == 0
-    return "kernel" if lies_well or backend.kernels == "interpret" else "xla"
+    return "kernel" if lies_well or (backend.kernels == "interpret" and not in_bytes) else "xla"

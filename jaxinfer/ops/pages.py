@@ -1,6 +1,9 @@
 """Writes and moves slots of pools of pages ``[L, P, Z, F]``, in place; numbers past the last page are dropped.
 
 The pool keeps its shape throughout: in a loop, XLA's CPU backend copies a pool that is reshaped for a write.
+
+On a TPU, kernels and scatters want pages in bytes in different tiles, and a pool would be copied between them in every
+layer. So these are written slot by slot, which suits any tile and takes a scatter as long.
 """
 
 from typing import Any
@@ -20,7 +23,17 @@ def write_in_pages(
     slots_BT: Int[Array, "B T"],
     rows_BTF: Num[Array, "B T F"],
 ) -> Num[Array, "L P Z F"]:
-    """Set slots of one layer's pages; those that are not dropped must differ."""
+    """Set slots of one layer's pages; those that are not dropped must differ.
+
+    Where pages are in bytes, page 0 may be written instead of nothing.
+    """
+    if pool_LPZF.dtype.itemsize == 1:
+        operands = pool_LPZF, jnp.asarray(layer), pages_BT, slots_BT, rows_BTF
+        return jax.lax.platform_dependent(*operands, tpu=write_one_by_one, default=_write_by_scatter)
+    return _write_by_scatter(pool_LPZF, layer, pages_BT, slots_BT, rows_BTF)
+
+
+def _write_by_scatter(pool_LPZF: Any, layer: Any, pages_BT: Any, slots_BT: Any, rows_BTF: Any) -> Any:
     layer_BT = jnp.broadcast_to(layer, pages_BT.shape).astype(pages_BT.dtype)
     places_BT3 = jnp.stack([layer_BT, pages_BT, slots_BT], axis=-1)
     numbers = jax.lax.ScatterDimensionNumbers((2,), (0, 1, 2), (0, 1, 2))
@@ -29,12 +42,55 @@ def write_in_pages(
 
 def move_in_pages(pool_LPZF: Num[Array, "L P Z F"], moved_from: Places, moved_to: Places) -> Num[Array, "L P Z F"]:
     """Copy slots of every layer's pages; all are read before any is written."""
+    if pool_LPZF.dtype.itemsize == 1:
+        operands = pool_LPZF, moved_from, moved_to
+        return jax.lax.platform_dependent(*operands, tpu=move_one_by_one, default=_move_by_scatter)
+    return _move_by_scatter(pool_LPZF, moved_from, moved_to)
+
+
+def _move_by_scatter(pool_LPZF: Any, moved_from: Places, moved_to: Places) -> Any:
     numbers = jax.lax.GatherDimensionNumbers((3,), (0, 1, 2), (0, 1, 2))
     places, sizes = _in_each_layer(pool_LPZF, moved_from), (1, 1, 1, pool_LPZF.shape[3])
     rows_LBTF = jax.lax.gather(pool_LPZF, places, numbers, sizes, mode="fill", fill_value=0)
     scattered = jax.lax.ScatterDimensionNumbers((3,), (0, 1, 2), (0, 1, 2))
     places = _in_each_layer(pool_LPZF, moved_to)
     return jax.lax.scatter(pool_LPZF, places, rows_LBTF, scattered, mode="drop", unique_indices=True)
+
+
+def write_one_by_one(pool_LPZF: Any, layer: Any, pages_BT: Any, slots_BT: Any, rows_BTF: Any) -> Any:
+    """Do what `write_in_pages` does, slot by slot; what is dropped is written to page 0."""
+    places, layer = _listed(pool_LPZF, (pages_BT, slots_BT)), jnp.asarray(layer, jnp.int32)
+    rows_XF = rows_BTF.reshape(-1, rows_BTF.shape[2])
+
+    def write(index: Any, pool_LPZF: Any) -> Any:
+        row = rows_XF[index][None, None, None]
+        return jax.lax.dynamic_update_slice(pool_LPZF, row, (layer, *(each[index] for each in places), jnp.int32(0)))
+
+    return jax.lax.fori_loop(0, rows_XF.shape[0], write, pool_LPZF)
+
+
+def move_one_by_one(pool_LPZF: Any, moved_from: Places, moved_to: Places) -> Any:
+    """Do what `move_in_pages` does, slot by slot; what is dropped is written to page 0."""
+    zero, of_slot = jnp.int32(0), (pool_LPZF.shape[0], 1, 1, pool_LPZF.shape[3])
+
+    def start(places: Any, index: Any) -> Any:
+        return zero, *(each[index] for each in places), zero
+
+    def read(index: Any) -> Any:
+        return jax.lax.dynamic_slice(pool_LPZF, start(sources, index), of_slot)
+
+    def write(index: Any, pool_LPZF: Any) -> Any:
+        return jax.lax.dynamic_update_slice(pool_LPZF, rows_XL11F[index], start(targets, index))
+
+    sources, targets = _listed(pool_LPZF, moved_from), _listed(pool_LPZF, moved_to)
+    rows_XL11F = jax.lax.map(read, jnp.arange(sources[0].shape[0]))
+    return jax.lax.fori_loop(0, targets[0].shape[0], write, pool_LPZF)
+
+
+def _listed(pool_LPZF: Any, places: Places) -> tuple[Any, Any]:
+    """Return the pages and slots one after another; page 0 for pages past the last one."""
+    pages_X, slots_X = (each.reshape(-1).astype(jnp.int32) for each in places)
+    return jnp.where(pages_X < pool_LPZF.shape[1], pages_X, 0), slots_X
 
 
 def _in_each_layer(pool_LPZF: jax.Array, places: Any) -> jax.Array:

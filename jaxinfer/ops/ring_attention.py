@@ -24,6 +24,7 @@ from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.each_device import rows_axis
 from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.masks import in_window
+from jaxinfer.ops.rows_in_bytes import holds_bytes
 from jaxinfer.ops.split_slots import on_one_device
 
 # Without a kernel, only this many queries' scores are held at a time.
@@ -70,7 +71,7 @@ def attend_around_ring(
     """
     num_kv_heads = keys_BTKH.shape[2] // backend.kv_shards
     is_tiled = query_BTNH.shape[1] // (2 * backend.slot_shards) % _KERNEL_TILE == 0
-    by_kernel = is_tiled and choose_means(backend, keys_LBSF) == "kernel"
+    by_kernel = is_tiled and choose_means(backend, keys_LBSF) == "kernel" and not holds_bytes(keys_LBSF.dtype)
     rule = _Rule(scale, softcap, window, num_kv_heads, on_one_device(backend), by_kernel)
 
     def run(query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, layer: Any) -> Any:

@@ -108,6 +108,7 @@ def compile_programs(
     dtype: str = "bfloat16",
     weights: str | None = None,
     exact: str | None = None,
+    cache_dtype: str | None = None,
     prompt_tokens: int | None = 512,
     strategy: Strategy | None = None,
     sampling: SamplingParams | None = None,
@@ -119,9 +120,9 @@ def compile_programs(
     The mesh's data axis splits rows, its tensor axis splits weights and cache by heads, its sequence axis splits
     prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
     ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
-    chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``weights`` and ``exact``
-    are as in `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise InvalidOption if libtpu is missing, the
-    topology does not exist, the model does not split or a program does not fit.
+    chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``weights``,
+    ``exact`` and ``cache_dtype`` are as in `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise InvalidOption
+    if libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -129,7 +130,7 @@ def compile_programs(
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     devices = topology_mesh(topology, mesh)
     strategy = strategy or Autoregressive()
-    config, backend = split_decoder(config, mesh, dtype, exact)
+    config, backend = split_decoder(config, mesh, dtype, exact, cache_dtype)
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices, planned_form(weights))
@@ -174,9 +175,12 @@ def as_refusal(
     )
 
 
-def split_decoder(config: DecoderConfig, mesh: MeshConfig, dtype: str, exact: str | None = None) -> Partitioned:
+def split_decoder(
+    config: DecoderConfig, mesh: MeshConfig, dtype: str, exact: str | None = None, cache_dtype: str | None = None
+) -> Partitioned:
     """Return the decoder as it is split over the devices of a TPU mesh."""
-    return partition(config, choose_backend(dtype, platform="tpu", exact=exact), mesh.abstract)
+    backend = choose_backend(dtype, platform="tpu", exact=exact, cache_dtype=cache_dtype)
+    return partition(config, backend, mesh.abstract)
 
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:

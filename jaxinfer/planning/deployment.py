@@ -30,9 +30,9 @@ class Deployment:
     """A model, its devices and its load.
 
     ``max_len`` is the most tokens of a row, prompt and output together; prefill is planned for ``prompt_tokens`` of
-    them. ``weights`` and ``exact`` are as in `jaxinfer.load`. A ``strategy`` other than plain decoding (see
-    `planned_strategy`) adds the plan of its step. ``nodes`` adds instead the plan of a step that verifies any tree of
-    so many nodes.
+    them. ``weights``, ``exact`` and ``cache_dtype`` are as in `jaxinfer.load`. A ``strategy`` other than plain decoding
+    (see `planned_strategy`) adds the plan of its step. ``nodes`` adds instead the plan of a step that verifies any tree
+    of so many nodes.
     """
 
     config: DecoderConfig
@@ -44,6 +44,7 @@ class Deployment:
     dtype: str = "bfloat16"
     weights: str | None = None
     exact: str | None = None
+    cache_dtype: str | None = None
     strategy_spec: str = Autoregressive.name
     nodes: int = 0
 
@@ -68,7 +69,7 @@ class Deployment:
             raise InvalidOption("strategy and nodes both say what to verify: give one of them")
         if self.form is not None:
             placed_params(*self.split, self.mesh.abstract, self.form)
-        choose_backend(self.dtype, platform="tpu", exact=self.exact)
+        choose_backend(self.dtype, platform="tpu", exact=self.exact, cache_dtype=self.cache_dtype)
         self.strategy.check_slots(self.num_slots)
 
     @property
@@ -96,7 +97,7 @@ class Deployment:
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices, padded where it does not split evenly."""
-        return split_decoder(self.config, self.mesh, self.dtype, self.exact)
+        return split_decoder(self.config, self.mesh, self.dtype, self.exact, self.cache_dtype)
 
     @cached_property
     def form(self) -> Format | None:
@@ -126,6 +127,7 @@ class Deployment:
             dtype=self.dtype,
             weights=self.weights,
             exact=self.exact,
+            cache_dtype=self.cache_dtype,
             prompt_tokens=self.padded_prompt_tokens if strategy is None else None,
             strategy=strategy,
         )

@@ -53,9 +53,11 @@ class EngineDeployment:
     rows: int | None = None
     dtype: str = "bfloat16"
     weights: str | None = None
+    cache_dtype: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
+        choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype)
         count = num_devices(self.topology)
         if count != self.mesh.num_devices:
             raise InvalidOption(
@@ -76,7 +78,7 @@ class EngineDeployment:
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices; on one of them it runs without a mesh, as engines do."""
-        backend = choose_backend(self.dtype, platform="tpu")
+        backend = choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype)
         return partition(self.config, backend, self.mesh.abstract if self.mesh.num_devices > 1 else None)
 
     @property

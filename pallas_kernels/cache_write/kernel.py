@@ -68,12 +68,14 @@ def write_blocks(
         slot_SF = jax.lax.broadcasted_iota(jnp.int32, (block_slots, width), 0)
         token_SF = slot_SF - ahead
         is_new_SF = (token_SF >= 0) & (token_SF < count_B[row]) & (slot_SF >= lowest_X[at])
+        # What the unit that rolls takes, and what numbers of the cache become without loss.
+        wide = jnp.int32 if jnp.issubdtype(keys_LBSF.dtype, jnp.integer) else jnp.float32
         for which in range(2):
             held_SF, written_SF = refs[which], refs[2 + 2 * parts + which]
             new = [refs[2 + which * parts + part][...] for part in range(parts)]
-            new_RF = (jnp.concatenate(new) if parts > 1 else new[0]).astype(jnp.float32)
+            new_RF = (jnp.concatenate(new) if parts > 1 else new[0]).astype(wide)
             turned_RF = pltpu.roll(new_RF, jnp.mod(turn, rows), 0)
-            merged_SF = jnp.where(is_new_SF, turned_RF[:block_slots], held_SF[...].astype(jnp.float32))
+            merged_SF = jnp.where(is_new_SF, turned_RF[:block_slots], held_SF[...].astype(wide))
             written_SF[...] = merged_SF.astype(written_SF.dtype)
 
     cache_spec = pl.BlockSpec((None, None, block_slots, width), cache_block)

@@ -39,7 +39,7 @@ def cache_write(
     slot_tile = 32 // keys_LBSF.dtype.itemsize
     _check(keys_LBSF, values_LBSF, new_keys_BTF, new_values_BTF, start_B)
     block = block_slots or tuned_blocks("cache_write", write_shape(keys_LBSF, new_keys_BTF))["block_slots"]
-    block = min(block, max(num_slots // slot_tile, 1) * slot_tile)
+    block = min(max(block, slot_tile), max(num_slots // slot_tile, 1) * slot_tile)
     if block % slot_tile:
         raise ValueError(f"cache_write: block_slots={block} is not a multiple of {slot_tile}, the slots of a tile")
     if num_sinks is not None and not fits_ring(num_slots, num_sinks, tokens, block):
@@ -107,8 +107,8 @@ def _check(
     held = (keys_LBSF.shape[1], keys_LBSF.shape[3])
     if keys_LBSF.shape != values_LBSF.shape or keys_LBSF.dtype != values_LBSF.dtype:
         raise ValueError(f"cache_write: keys {keys_LBSF.shape} and values {values_LBSF.shape} must be alike")
-    if keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32):
-        raise ValueError(f"cache_write: a cache of {keys_LBSF.dtype} is not supported: use bfloat16 or float32")
+    if keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32, jnp.int8):
+        raise ValueError(f"cache_write: a cache of {keys_LBSF.dtype} is not supported: use bfloat16, float32 or int8")
     if new_keys_BTF.shape != new_values_BTF.shape or held != (batch, width) or start_B.shape != (batch,):
         raise ValueError(
             f"cache_write: new keys {new_keys_BTF.shape}, values {new_values_BTF.shape} and starts {start_B.shape} "

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.block_attention import Running, ScoreRule, attend_block, multiply_by_keys, running_scratch
+from pallas_kernels.byte_rows import ByteRows
 from pallas_kernels.head_groups import LANES
 from pallas_kernels.slot_order import SlotOrder
 from pallas_kernels.step_list import list_steps
@@ -43,6 +44,7 @@ def attend_cache(
     order: SlotOrder,
     rule: ScoreRule,
     tiling: Tiling,
+    byte_rows: ByteRows | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Return ``[B, C, R, I]``: attention of the queries of `spread_queries` to ``cache[layer]``.
@@ -72,7 +74,10 @@ def attend_cache(
 
     query_spec = pl.BlockSpec((None, groups // parts, rows, lanes), row_block)
     cache_spec = pl.BlockSpec((None, None, block, width // parts), cache_block)
-    body = functools.partial(_attend_step, num_queries=len(queries), order=order, rule=rule, tiling=tiling)
+    body = functools.partial(
+        _attend_step, num_queries=len(queries), order=order, rule=rule, tiling=tiling,
+        byte_rows=byte_rows,
+    )  # fmt: skip
     return pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -95,8 +100,8 @@ def attend_cache(
         cost_estimate=pl.CostEstimate(
             flops=4 * query_BCRI.size * num_slots,
             transcendentals=batch * groups * rows * num_slots,
-            bytes_accessed=(2 * batch * num_slots * width + (len(queries) + 1) * query_BCRI.size)
-            * keys_LBSF.dtype.itemsize,
+            bytes_accessed=2 * batch * num_slots * width * keys_LBSF.dtype.itemsize
+            + (len(queries) + 1) * query_BCRI.size * query_BCRI.dtype.itemsize,
         ),
         interpret=interpret,
         name="attend_cache",
@@ -114,6 +119,7 @@ def _attend_step(
     order: SlotOrder,
     rule: ScoreRule,
     tiling: Tiling,
+    byte_rows: ByteRows | None,
 ) -> None:
     queries, (keys_SF, values_SF, encoded_RA, output_CRI, *scratch) = refs[:num_queries], refs[num_queries:]
     query_CRI = queries[0]
@@ -130,14 +136,31 @@ def _attend_step(
     def lanes_of(group: int) -> slice:
         return slice(group * lanes, (group + 1) * lanes)
 
+    def held(block_SF: Any, group: int, first: int) -> jax.Array:
+        return block_SF[:first, lanes_of(group)].astype(query_CRI.dtype)
+
+    if byte_rows is not None:
+        is_written_1S = first_slot + jax.lax.broadcasted_iota(jnp.int32, (1, slots), 1) < order.end(start)
+        scales = [byte_rows.scales(block_SF[:, byte_rows.tail :], is_written_1S) for block_SF in (keys_SF, values_SF)]
+
+    def scaled(which: int, group: int, rows: Any, numbers_RS: jax.Array) -> jax.Array:
+        if byte_rows is None:
+            return numbers_RS
+        return numbers_RS * byte_rows.of_rows(scales[which], group, query_CRI.shape[0], rows.start, numbers_RS)
+
+    def products_by_number(group: int, rows: Any) -> jax.Array:
+        return multiply_by_keys(query_CRI[group, rows], held(keys_SF, group, slots))
+
     def products(group: int, rows: Any) -> jax.Array:
-        return multiply_by_keys(query_CRI[group, rows], keys_SF[:, lanes_of(group)])
+        return scaled(0, group, rows, products_by_number(group, rows))
 
     def products_with_sinks(group: int, rows: Any) -> jax.Array:
-        products_RS = products(group, rows)
+        return scaled(0, group, rows, with_sinks(group, rows, products_by_number(group, rows)))
+
+    def with_sinks(group: int, rows: Any, products_RS: jax.Array) -> jax.Array:
         if num_queries == 1:
             return products_RS
-        near_RL = multiply_by_keys(queries[1][group, rows], keys_SF[:LANES, lanes_of(group)])
+        near_RL = multiply_by_keys(queries[1][group, rows], held(keys_SF, group, LANES))
         slot_1L = first_slot + jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
         first_RL = jnp.where(slot_1L < order.num_sinks, near_RL, products_RS[:, :LANES])
         return jnp.concatenate([first_RL, products_RS[:, LANES:]], axis=1) if slots > LANES else first_RL
@@ -147,13 +170,15 @@ def _attend_step(
         return order.visible(start, first_new, slot_1S, encoded_RA[rows])
 
     def values(group: int) -> jax.Array:
-        return values_SF[:, lanes_of(group)]
+        return held(values_SF, group, slots)
 
     def written_values(group: int) -> jax.Array:
         # Slots past the end of a row or the cache may hold NaN, and zero times NaN is NaN.
-        held = values(group)
-        slot_SI = first_slot + jax.lax.broadcasted_iota(jnp.int32, held.shape, 0)
-        return jnp.where(slot_SI < order.end(start), held, jnp.zeros_like(held))
+        values_SI = values(group)
+        slot_SI = first_slot + jax.lax.broadcasted_iota(jnp.int32, values_SI.shape, 0)
+        return jnp.where(slot_SI < order.end(start), values_SI, jnp.zeros_like(values_SI))
+
+    weights = None if byte_rows is None else functools.partial(scaled, 1)
 
     @pl.when(is_first)
     def _() -> None:
@@ -161,11 +186,11 @@ def _attend_step(
 
     @pl.when(is_partial)
     def _() -> None:
-        attend_block(products_with_sinks, written_values, visible, running, rule, tiling.block_rows)
+        attend_block(products_with_sinks, written_values, visible, running, rule, tiling.block_rows, weights)
 
     @pl.when(jnp.logical_not(is_partial))
     def _() -> None:
-        attend_block(products, values, None, running, rule, tiling.block_rows)
+        attend_block(products, values, None, running, rule, tiling.block_rows, weights)
 
     @pl.when(is_last)
     def _() -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.ancestors import encode_ancestors
 from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.byte_rows import ByteRows, check_rows
 from pallas_kernels.flash_decode.kernel import Tiling, attend_cache
 from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
 from pallas_kernels.slot_order import DenseOrder, SlotOrder
@@ -38,7 +39,7 @@ def flash_decode(
     cache's end get means of the existing slots. ``scale`` is ``H ** -0.5`` by default. Slots that are not visible are
     read only as the rest of a block of ``block_slots``, a multiple of 128. ``lane_parts`` splits the heads among cores.
     If K*H is no multiple of 128, XLA uses another layout for the cache and copies it for the kernel. To avoid that, pad
-    it with zeros to the next multiple and give ``num_kv_heads``.
+    it with zeros to the next multiple and give ``num_kv_heads``. A cache of int8 has rows in bytes (`byte_rows`).
     """
     tokens = query_BTNH.shape[1]
     if not 1 <= tokens <= MAX_TOKENS:
@@ -73,6 +74,8 @@ def attend_flat(
     check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, num_kv_heads, softcap, order.window)
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
     num_slots, width = keys_LBSF.shape[2:]
+    in_bytes = keys_LBSF.dtype == jnp.int8
+    dtype = query_BTNH.dtype if in_bytes else keys_LBSF.dtype
     if num_slots < LANES:
         # The cache is shorter than a tile: a padded copy is cheaper than special blocks.
         padding = ((0, 0), (0, 0), (0, LANES - num_slots), (0, 0))
@@ -83,19 +86,21 @@ def attend_flat(
     block = min(block_slots or tuned["block_slots"], keys_LBSF.shape[2] // LANES * LANES)
     joined = joined_heads(num_kv_heads, head_dim)
     groups = num_kv_heads // joined
-    parts = lane_parts or tuned.get("lane_parts", 1)
+    # Each core would need the scales.
+    parts = 1 if in_bytes else lane_parts or tuned.get("lane_parts", 1)
     if block % LANES:
         raise ValueError(f"{kernel}: block_slots={block} is not a multiple of {LANES}")
     if groups % parts:
         raise ValueError(f"{kernel}: {groups} groups of joined heads cannot be split into lane_parts={parts}")
-    row_tile = 32 // keys_LBSF.dtype.itemsize
+    row_tile = 32 // dtype.itemsize
     repeats = joined * (num_heads // num_kv_heads)
     tiling = Tiling(block, lane_parts=parts)
     rows = padded_rows(repeats * tokens, row_tile, tiling.block_rows)
     start_B = jnp.clip(start_B.astype(jnp.int32), 0, order.max_start)
+    byte_rows = ByteRows(num_kv_heads, head_dim, width, repeats // joined * tokens) if in_bytes else None
 
     def spread(query_BTNH: jax.Array) -> jax.Array:
-        return spread_queries(query_BTNH.astype(keys_LBSF.dtype), num_kv_heads, rows, width)
+        return spread_queries(query_BTNH.astype(dtype), num_kv_heads, rows, byte_rows.lanes if byte_rows else width)
 
     mixed_BCRI = attend_cache(
         spread(query_BTNH),
@@ -115,6 +120,7 @@ def attend_flat(
         order=order,
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         tiling=tiling,
+        byte_rows=byte_rows,
         interpret=interpret,
     )
     return gather_heads(mixed_BCRI, tokens, num_heads, num_kv_heads, head_dim).astype(query_BTNH.dtype)
@@ -146,9 +152,11 @@ def check_attention(
     width = keys_LBSF.shape[3]
     if keys_LBSF.shape != values_LBSF.shape or keys_LBSF.dtype != values_LBSF.dtype:
         raise ValueError(f"{kernel}: keys {keys_LBSF.shape} and values {values_LBSF.shape} must be alike")
-    if keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32):
-        raise ValueError(f"{kernel}: a cache of {keys_LBSF.dtype} is not supported: use bfloat16 or float32")
-    if num_kv_heads < 1 or num_heads % num_kv_heads or not 0 <= width - num_kv_heads * head_dim < LANES:
+    if keys_LBSF.dtype not in (jnp.bfloat16, jnp.float32, jnp.int8):
+        raise ValueError(f"{kernel}: a cache of {keys_LBSF.dtype} is not supported: use bfloat16, float32 or int8")
+    if keys_LBSF.dtype == jnp.int8:
+        check_rows(kernel, width, num_kv_heads, head_dim)
+    elif num_kv_heads < 1 or num_heads % num_kv_heads or not 0 <= width - num_kv_heads * head_dim < LANES:
         raise ValueError(
             f"{kernel}: {num_heads} heads of {head_dim} do not share {num_kv_heads} heads in slots of {width} numbers"
         )

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.byte_rows import to_numbers
+
 
 def reference_attention(
     query_BTNH: jax.Array,
@@ -25,14 +27,16 @@ def reference_attention(
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots, width = keys_LBSF.shape[2:]
     num_kv_heads = num_kv_heads or width // head_dim
-    keys, values = (
-        buffer[layer, ..., : num_kv_heads * head_dim]
-        .astype(jnp.float32)
-        .reshape(batch, num_slots, num_kv_heads, head_dim)
-        for buffer in (keys_LBSF, values_LBSF)
-    )
+    in_bytes = keys_LBSF.dtype == jnp.int8
+
+    def by_head(buffer: jax.Array) -> jax.Array:
+        rows = buffer[layer]
+        numbers = to_numbers(rows, num_kv_heads, head_dim) if in_bytes else rows[..., : num_kv_heads * head_dim]
+        return numbers.astype(jnp.float32).reshape(batch, num_slots, num_kv_heads, head_dim)
+
+    keys, values = by_head(keys_LBSF), by_head(values_LBSF)
     visible_BTS = visible_slots(start_B, ancestors_BTT, tokens, num_slots, window)
-    query = query_BTNH.astype(keys_LBSF.dtype).astype(jnp.float32)
+    query = (query_BTNH if in_bytes else query_BTNH.astype(keys_LBSF.dtype)).astype(jnp.float32)
     query = query.reshape(batch, tokens, num_kv_heads, -1, head_dim)
     scores = jnp.einsum("btkgh,bskh->bkgts", query, keys, precision="highest")
     scores = scores * (head_dim**-0.5 if scale is None else scale)

@@ -1,4 +1,4 @@
-"""Real-size uses of paged_decode: head layouts of published models, pages of all sizes, int8 pages with scales."""
+"""Real-size uses of paged_decode: head layouts of published models, pages of all sizes, rows in bytes."""
 
 import functools
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.byte_rows import SCALE_BYTES
 from pallas_kernels.case import Blocks, Case, Rival
 from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B
 from pallas_kernels.flash_decode.rivals import paged_rivals
@@ -55,13 +56,16 @@ def paged_case(
     """
     num_heads, kv_heads, head_dim = heads
     pages = batch * slots // page_size
-    pool = jax.ShapeDtypeStruct((LAYERS, pages + pages // 8, page_size, kv_heads * head_dim), dtype)
+    in_bytes = dtype == "int8"
+    lanes = kv_heads * (head_dim + SCALE_BYTES if in_bytes else head_dim)
+    if in_bytes:
+        options["num_kv_heads"] = kv_heads
+        lanes = -(-lanes // LANES) * LANES
+    pool = jax.ShapeDtypeStruct((LAYERS, pages + pages // 8, page_size, lanes), dtype)
     query = jax.ShapeDtypeStruct((batch, tokens, num_heads, head_dim), jnp.bfloat16)
     table = np.random.default_rng(0).permutation(pool.shape[1])[:pages].astype(np.int32).reshape(batch, -1)
-    scale_shape = (*pool.shape[:2], kv_heads, LANES)
-    scales = (jax.ShapeDtypeStruct(scale_shape, jnp.float32),) * 2 if dtype == "int8" else ()
     seen = batch * min(slots, (options.get("window") or slots) + tokens - 1)
-    slot_bytes = kv_heads * (head_dim * jnp.dtype(dtype).itemsize + (4 if scales else 0))
+    slot_bytes = kv_heads * (head_dim * jnp.dtype(dtype).itemsize + (SCALE_BYTES if in_bytes else 0))
     trees = (jax.ShapeDtypeStruct((batch, tokens, tokens), jnp.bool_),) if ancestors else ()
     function, reference = (
         functools.partial(verify_pages, function=each, **options) if ancestors else functools.partial(each, **options)
@@ -72,13 +76,14 @@ def paged_case(
         "paged_decode",
         name,
         function,
-        (query, pool, pool, np.int32(1).reshape(()), table, start_B, *scales, *trees),
+        (query, pool, pool, np.int32(1).reshape(()), table, start_B, *trees),
         BLOCKS,
-        paged_shape(query, pool),
+        paged_shape(query, pool, kv_heads),
         mxu_flops=4 * tokens * num_heads * head_dim * seen,
         floor_bytes=2 * seen * slot_bytes + 4 * batch * tokens * num_heads * head_dim,
         rivals=rivals,
         reference=reference,
+        byte_heads=(kv_heads, head_dim) if in_bytes else None,
     )
 
 

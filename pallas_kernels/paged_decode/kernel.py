@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.block_attention import Running, ScoreRule, attend_block, multiply_by_keys, running_scratch
+from pallas_kernels.byte_rows import ByteRows
 from pallas_kernels.head_groups import LANES
 from pallas_kernels.slot_order import DenseOrder
 from pallas_kernels.step_list import list_steps
@@ -27,7 +28,7 @@ BLOCK_ROWS = 128
 
 @dataclass(frozen=True)
 class Pages:
-    """The layout of pages: ``per_block`` of ``size`` slots per step; ``scaled`` if each slot and head has a scale.
+    """The layout of pages: ``per_block`` of ``size`` slots per step, possibly of rows in bytes.
 
     ``rows_per_head`` is the number of query rows per key/value head, of which there are ``rows`` with padding. If
     queries are ``flat``, they are tokens with all heads side by side, ``[B, T, N * H]``, and the kernel arranges them
@@ -38,9 +39,9 @@ class Pages:
     per_block: int
     num_kv_heads: int
     rows_per_head: int
-    scaled: bool
     rows: int
     flat: bool = False
+    byte_rows: ByteRows | None = None
 
     @property
     def block_slots(self) -> int:
@@ -63,12 +64,12 @@ def attend_pages(
 ) -> jax.Array:
     """Return attention of the queries to the pages of ``layer``, like the queries.
 
-    ``queries`` are those of `spread_queries`, ``[B, C, R, I]``, or flat. ``pages`` are keys and values ``[L, P, Z, F]``
-    and, if scaled, their scales ``[L, P, K, Z]``. ``table_BX`` holds the page of each Z slots of a row; entries are
-    clipped to 0..P-1. If it has fewer rows than there are queries, as many rows of queries as evenly follow one another
-    share one.
+    ``queries`` are those of `spread_queries`, ``[B, C, R, I]``, or flat. ``pages`` are keys and values ``[L, P, Z,
+    F]``. ``table_BX`` holds the page of each Z slots of a row; entries are clipped to 0..P-1. If it has fewer rows than
+    there are queries, as many rows of queries as evenly follow one another share one.
     """
-    batch, rows, width = queries.shape[0], layout.rows, pages[0].shape[3]
+    batch, rows, byte_rows = queries.shape[0], layout.rows, layout.byte_rows
+    width = pages[0].shape[3] if byte_rows is None else byte_rows.lanes
     groups = layout.num_kv_heads if layout.flat else queries.shape[1]
     lanes = width // groups
     slots = layout.block_slots
@@ -78,9 +79,9 @@ def attend_pages(
     table_X = jnp.clip(table_BX, 0, pages[0].shape[1] - 1).reshape(-1)
     scalars = (steps.row_I, steps.block_I, jnp.reshape(steps.count, (1,)), start_B, jnp.reshape(layer, (1,)), table_X)
     buffers = [pltpu.VMEM((2, layout.per_block, *pool.shape[2:]), pool.dtype) for pool in pages]
-    if layout.scaled:
+    if byte_rows is not None:
         plain = pltpu.VMEM((slots, width), queries.dtype)
-        spread = pltpu.VMEM((layout.num_kv_heads, slots), jnp.float32)
+        spread = pltpu.VMEM((byte_rows.scale_rows, slots), jnp.float32)
         buffers += [plain, plain, spread, spread]
 
     if layout.flat:
@@ -219,7 +220,7 @@ def _attend_step(
             _spread(queries, query_CRI, layout)
 
     wait(step)
-    if layout.scaled:
+    if layout.byte_rows is not None:
         _unpack(buffers, unpacked, half, layout, first_slot, *seen_slots(start))
     block = _Block(query_CRI, buffers, unpacked, half, layout, first_slot, *seen_slots(start))
 
@@ -227,7 +228,7 @@ def _attend_step(
         slot_1S = first_slot + lax.broadcasted_iota(jnp.int32, (1, slots), 1)
         return order.visible(start, start, slot_1S, encoded_RA[rows])
 
-    weights = block.scaled_weights if layout.scaled else None
+    weights = None if layout.byte_rows is None else block.scaled_weights
     sees_all = order.sees_all(start, start, first_slot, slots)
 
     @pl.when(jnp.logical_not(sees_all))
@@ -285,7 +286,7 @@ class _Block:
 
     def products(self, group: int, rows: Any) -> jax.Array:
         products_RS = multiply_by_keys(self.query_CRI[group, rows], self._held(0, group))
-        return products_RS * self._scales(2, group, rows.start, products_RS) if self.layout.scaled else products_RS
+        return products_RS if self.layout.byte_rows is None else self._scaled(2, group, rows, products_RS)
 
     def values(self, group: int) -> jax.Array:
         return self._held(1, group)
@@ -296,36 +297,32 @@ class _Block:
         return jnp.where((slot_SI >= self.oldest) & (slot_SI < self.end), held, jnp.zeros_like(held))
 
     def scaled_weights(self, group: int, rows: Any, weights_RS: jax.Array) -> jax.Array:
-        return weights_RS * self._scales(3, group, rows.start, weights_RS)
+        return self._scaled(3, group, rows, weights_RS)
 
     def _held(self, index: int, group: int) -> jax.Array:
         lanes = self.query_CRI.shape[-1]
         own = pl.ds(group * lanes, lanes)
-        if self.layout.scaled:
+        if self.layout.byte_rows is not None:
             return self.unpacked[index][:, own]
         return self.buffers[index][self.half, :, :, own].reshape(self.layout.block_slots, lanes)
 
-    def _scales(self, index: int, group: int, first_row: Any, like_RS: jax.Array) -> jax.Array:
-        """Return the scale of each row's head in each slot."""
-        scales_KS = self.unpacked[index]
-        joined = self.layout.num_kv_heads // self.query_CRI.shape[0]
-        own_RS = scales_KS[pl.ds(group * joined, 1), :]
-        row_RS = first_row + lax.broadcasted_iota(jnp.int32, like_RS.shape, 0)
-        for head in range(1, joined):
-            is_own_RS = row_RS >= head * self.layout.rows_per_head
-            own_RS = jnp.where(is_own_RS, scales_KS[pl.ds(group * joined + head, 1), :], own_RS)
-        return own_RS
+    def _scaled(self, index: int, group: int, rows: Any, numbers_RS: jax.Array) -> jax.Array:
+        byte_rows, groups = self.layout.byte_rows, self.query_CRI.shape[0]
+        assert byte_rows is not None
+        return numbers_RS * byte_rows.of_rows(self.unpacked[index], group, groups, rows.start, numbers_RS)
 
 
 def _unpack(buffers: Any, unpacked: Any, half: Any, layout: Pages, first_slot: Any, oldest: Any, end: Any) -> None:
-    """Convert a step's pages to the queries' dtype, and put their scales side by side."""
-    size, dtype = layout.size, unpacked[0].dtype
+    """Convert a step's numbers to the queries' dtype, and turn their scales."""
+    size, dtype, byte_rows = layout.size, unpacked[0].dtype, layout.byte_rows
+    assert byte_rows is not None
+    slot_1S = first_slot + lax.broadcasted_iota(jnp.int32, (1, layout.block_slots), 1)
+    # The other slots were not copied.
+    is_written_1S = (slot_1S >= oldest) & (slot_1S < end)
     for index in range(2):
+        tails = []
         for place in range(layout.per_block):
-            whole = buffers[index][half, place].astype(dtype)
+            whole = buffers[index][half, place, :, : byte_rows.lanes].astype(dtype)
             unpacked[index][place * size : (place + 1) * size] = whole
-        pieces = [buffers[2 + index][half, place, :, :size] for place in range(layout.per_block)]
-        scales_KS = jnp.concatenate(pieces, axis=1)
-        slot_KS = first_slot + lax.broadcasted_iota(jnp.int32, scales_KS.shape, 1)
-        # The other slots were not copied and may hold NaN, and zero times NaN is NaN.
-        unpacked[2 + index][...] = jnp.where((slot_KS >= oldest) & (slot_KS < end), scales_KS, 0.0)
+            tails.append(buffers[index][half, place, :, byte_rows.tail :].astype(jnp.bfloat16))
+        unpacked[2 + index][...] = byte_rows.scales(jnp.concatenate(tails, axis=0), is_written_1S)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.ancestors import encode_ancestors
 from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.byte_rows import ByteRows, check_rows
 from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
 from pallas_kernels.slot_order import DenseOrder
@@ -24,8 +25,6 @@ def paged_decode(
     layer: jax.Array | int,
     table_BX: jax.Array,
     start_B: jax.Array,
-    key_scales_LPKZ: jax.Array | None = None,
-    value_scales_LPKZ: jax.Array | None = None,
     *,
     ancestors_BTT: jax.Array | None = None,
     scale: float | None = None,
@@ -44,9 +43,8 @@ def paged_decode(
     all rows; None is a chain. A ``window`` keeps the last ``window`` tokens along a token's path. Starts are clipped to
     0..X * Z. Lanes after those of ``num_kv_heads`` heads must be zeros, fewer than 128.
 
-    Pages of int8 have a float32 scale for every slot and head: ``[L, P, K, Z]``, or ``[L, P, K, 128]`` with anything
-    past Z. XLA lays out fewer than 128 lanes in another order and copies them for the kernel. ``block_slots``, a
-    multiple of 128, is how many slots are computed together (PagedAttention, 2309.06180).
+    Pages of int8 hold rows in bytes (`byte_rows`). ``block_slots``, a multiple of 128, is how many slots are computed
+    together (PagedAttention, 2309.06180).
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     if not 1 <= tokens <= MAX_TOKENS:
@@ -55,40 +53,44 @@ def paged_decode(
         raise ValueError(
             f"paged_decode: ancestors {ancestors_BTT.shape} of {batch} rows must be [B or 1, {tokens}, {tokens}]"
         )
-    scales = key_scales_LPKZ, value_scales_LPKZ
     num_kv_heads = num_kv_heads or key_pages_LPZF.shape[3] // head_dim
     check_pages(
-        "paged_decode", query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, *scales, num_kv_heads, softcap,
-        window,
-    )  # fmt: skip
+        "paged_decode", query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, num_kv_heads, softcap, window
+    )
     page_size, width = key_pages_LPZF.shape[2:]
     num_slots = table_BX.shape[1] * page_size
     shape = paged_shape(query_BTNH, key_pages_LPZF, num_kv_heads)
     block = fit_block("paged_decode", block_slots or tuned_blocks("paged_decode", shape)["block_slots"], num_slots)
-    held_scales = [each for each in scales if each is not None]
-    query_dtype = query_BTNH.dtype if held_scales else key_pages_LPZF.dtype
     joined = joined_heads(num_kv_heads, head_dim)
     repeats = joined * (num_heads // num_kv_heads)
-    rows = padded_rows(repeats * tokens, 32 // jnp.dtype(query_dtype).itemsize, BLOCK_ROWS)
-    query = query_BTNH.astype(query_dtype)
+    query, byte_rows = queries_for(query_BTNH, key_pages_LPZF, num_kv_heads, repeats // joined * tokens)
+    width = byte_rows.lanes if byte_rows else width
+    rows = padded_rows(repeats * tokens, 32 // query.dtype.itemsize, BLOCK_ROWS)
     flat = is_flat(query, width)
     mixed = attend_pages(
         query.reshape(batch, tokens, -1) if flat else spread_queries(query, num_kv_heads, rows, width),
-        [key_pages_LPZF, value_pages_LPZF, *held_scales],
+        [key_pages_LPZF, value_pages_LPZF],
         jnp.asarray(layer, jnp.int32),
         table_BX.astype(jnp.int32),
         jnp.clip(start_B.astype(jnp.int32), 0, num_slots),
         encode_ancestors(ancestors_BTT, tokens, window, repeats, rows),
         order=DenseOrder(tokens, num_slots, window),
-        layout=Pages(
-            page_size, block // page_size, num_kv_heads, repeats // joined * tokens, bool(held_scales), rows, flat
-        ),
+        layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * tokens, rows, flat, byte_rows),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         interpret=interpret,
     )
     if not flat:
         mixed = gather_heads(mixed, tokens, num_heads, num_kv_heads, head_dim)
     return mixed.reshape(query_BTNH.shape).astype(query_BTNH.dtype)
+
+
+def queries_for(
+    query_BTNH: jax.Array, key_pages_LPZF: jax.Array, num_kv_heads: int, rows_per_head: int
+) -> tuple[jax.Array, ByteRows | None]:
+    """Return queries in the dtype of their products, and how rows in bytes are arranged, if pages have such."""
+    if key_pages_LPZF.dtype != jnp.int8:
+        return query_BTNH.astype(key_pages_LPZF.dtype), None
+    return query_BTNH, ByteRows(num_kv_heads, query_BTNH.shape[3], key_pages_LPZF.shape[3], rows_per_head)
 
 
 def is_flat(query_BTNH: jax.Array, width: int) -> bool:
@@ -123,15 +125,13 @@ def check_pages(
     value_pages_LPZF: jax.Array,
     table_BX: jax.Array,
     start_B: jax.Array,
-    key_scales_LPKZ: jax.Array | None,
-    value_scales_LPKZ: jax.Array | None,
     num_kv_heads: int,
     softcap: float | None,
     window: int | None,
 ) -> None:
     """Raise ValueError if shapes, dtypes or options do not match."""
     batch, _, num_heads, head_dim = query_BTNH.shape
-    layers, pages, page_size, width = key_pages_LPZF.shape
+    page_size, width = key_pages_LPZF.shape[2:]
     dtype = key_pages_LPZF.dtype
     if page_size not in PAGE_SIZES:
         raise ValueError(f"{kernel}: pages of {page_size} slots are not supported: use one of {PAGE_SIZES}")
@@ -139,7 +139,9 @@ def check_pages(
         raise ValueError(f"{kernel}: keys {key_pages_LPZF.shape}, values {value_pages_LPZF.shape} must be alike")
     if dtype not in (jnp.bfloat16, jnp.float32, jnp.int8):
         raise ValueError(f"{kernel}: pages of {dtype} are not supported: use bfloat16, float32 or int8")
-    if num_kv_heads < 1 or num_heads % num_kv_heads or not 0 <= width - num_kv_heads * head_dim < LANES:
+    if dtype == jnp.int8:
+        check_rows(kernel, width, num_kv_heads, head_dim)
+    elif num_kv_heads < 1 or num_heads % num_kv_heads or not 0 <= width - num_kv_heads * head_dim < LANES:
         raise ValueError(
             f"{kernel}: {num_heads} heads of {head_dim} do not share {num_kv_heads} in slots of {width} numbers"
         )
@@ -147,9 +149,3 @@ def check_pages(
         raise ValueError(f"{kernel}: table {table_BX.shape} and starts {start_B.shape} are not of {batch} rows")
     if (window is not None and window < 1) or (softcap is not None and softcap <= 0):
         raise ValueError(f"{kernel}: window={window} must be at least 1, and softcap={softcap} above 0")
-    expected = (layers, pages, num_kv_heads)
-    for scales in (key_scales_LPKZ, value_scales_LPKZ):
-        if (scales is None) != (dtype != jnp.int8):
-            raise ValueError(f"{kernel}: int8 pages, and no others, have scales: these are {dtype}")
-        if scales is not None and (scales.shape[:3] != expected or scales.shape[3] not in (page_size, LANES)):
-            raise ValueError(f"{kernel}: scales {scales.shape} must be {(*expected, page_size)}, or {LANES} wide")

@@ -9,7 +9,7 @@ from pallas_kernels.ancestors import encode_places
 from pallas_kernels.block_attention import ScoreRule
 from pallas_kernels.head_groups import gather_heads, joined_heads, padded_rows, spread_queries
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
-from pallas_kernels.paged_decode.op import check_pages, fit_block, is_flat, paged_shape
+from pallas_kernels.paged_decode.op import check_pages, fit_block, is_flat, paged_shape, queries_for
 from pallas_kernels.slot_order import ChainOrder
 from pallas_kernels.tuning import tuned_blocks
 
@@ -39,15 +39,12 @@ def paged_prefill(
 
     Token t of row b is in slot ``start_B[b] + t`` and attends to all slots up to its own, or to the last ``window``.
     ``length_B`` is the number of a row's real tokens, 0 to T (None: T); the others give zeros. The other arguments are
-    those of `paged_decode`, without scales. Blocks are ``block_q`` tokens by ``block_slots`` slots: a row's pages are
+    those of `paged_decode`. Blocks are ``block_q`` tokens by ``block_slots`` slots: a row's pages are
     read once for each block of its tokens that holds a real one.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_kv_heads = num_kv_heads or key_pages_LPZF.shape[3] // head_dim
-    check_pages(
-        KERNEL, query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, None, None, num_kv_heads, softcap,
-        window,
-    )  # fmt: skip
+    check_pages(KERNEL, query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, num_kv_heads, softcap, window)
     page_size, width = key_pages_LPZF.shape[2:]
     num_slots = table_BX.shape[1] * page_size
     if block_q is None or block_slots is None:
@@ -55,7 +52,7 @@ def paged_prefill(
         block_q, block_slots = block_q or tuned["block_q"], block_slots or tuned["block_slots"]
     joined = joined_heads(num_kv_heads, head_dim)
     repeats = joined * (num_heads // num_kv_heads)
-    itemsize = key_pages_LPZF.dtype.itemsize
+    itemsize = (query_BTNH if key_pages_LPZF.dtype == jnp.int8 else key_pages_LPZF).dtype.itemsize
     most = max(_MOST_BYTES // (repeats * width * itemsize) // 16, 1) * 16
     block_q = min(block_q, most, tokens)
     parts = -(-tokens // block_q)
@@ -63,8 +60,10 @@ def paged_prefill(
     block = fit_block(KERNEL, block_slots, num_slots)
 
     # Each block of tokens is a row of the kernel's.
-    query_BTNH, dtype = query_BTNH.astype(key_pages_LPZF.dtype), query_BTNH.dtype
-    query = jnp.pad(query_BTNH, ((0, 0), (0, parts * block_q - tokens), (0, 0), (0, 0)))
+    dtype, rows_per_head = query_BTNH.dtype, repeats // joined * block_q
+    query, byte_rows = queries_for(query_BTNH, key_pages_LPZF, num_kv_heads, rows_per_head)
+    width = byte_rows.lanes if byte_rows else width
+    query = jnp.pad(query, ((0, 0), (0, parts * block_q - tokens), (0, 0), (0, 0)))
     query = query.reshape(batch * parts, block_q, num_heads, head_dim)
     start_B, all_real = jnp.clip(start_B.astype(jnp.int32), 0, num_slots), length_B is None
     length_B = jnp.full_like(start_B, tokens) if length_B is None else jnp.clip(length_B, 0, tokens).astype(jnp.int32)
@@ -80,7 +79,7 @@ def paged_prefill(
         start_BP.reshape(-1),
         encode_places(block_q, repeats, rows),
         order=ChainOrder(block_q, num_slots, window),
-        layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * block_q, False, rows, flat),
+        layout=Pages(page_size, block // page_size, num_kv_heads, rows_per_head, rows, flat, byte_rows),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         interpret=interpret,
     )

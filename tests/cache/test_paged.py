@@ -10,6 +10,7 @@ from jaxinfer.cache.dense import create_dense_cache
 from jaxinfer.cache.layouts import PagedLayout, parse_layout
 from jaxinfer.cache.paged import create_paged_cache, even_table
 from jaxinfer.errors import InvalidOption
+from jaxinfer.ops.pages import move_in_pages, move_one_by_one, write_in_pages, write_one_by_one
 from tests.cache.test_laws import BACKEND, GROUPS, KV_HEADS, LAYERS, NODES, WIDTH, keep, write_and_attend
 
 PAGE, COLUMNS, ROWS = 8, 5, 2
@@ -44,6 +45,19 @@ def test_pages_give_the_bits_of_a_dense_cache():
             caches[name] = keep(cache, start_B, path_BM, count_B)
         np.testing.assert_array_equal(outputs["dense"], outputs["paged"])
         start_B = start_B + count_B
+
+
+def test_pages_written_slot_by_slot_are_those_of_a_scatter():
+    """But for page 0, which is nobody's and takes what a scatter drops."""
+    rng = np.random.default_rng(6)
+    pool, rows = (jnp.asarray(rng.integers(-9, 9, shape, np.int8)) for shape in ((3, 7, 4, 5), (2, 3, 5)))
+    pages, slots = jnp.array([[1, 2, 7], [3, 3, 6]], jnp.int32), jnp.array([[0, 3, 1], [2, 1, 0]], jnp.int32)
+    targets = jnp.array([[5, 4, 7], [4, 1, 2]], jnp.int32), slots
+    written = write_in_pages(pool, 1, pages, slots, rows), write_one_by_one(pool, 1, pages, slots, rows)
+    moved = move_in_pages(pool, (pages, slots), targets), move_one_by_one(pool, (pages, slots), targets)
+    for one, other in (written, moved):
+        assert not np.array_equal(one, pool)
+        np.testing.assert_array_equal(np.asarray(one)[:, 1:], np.asarray(other)[:, 1:])
 
 
 def test_rows_that_share_pages_read_the_same_and_write_to_their_own():

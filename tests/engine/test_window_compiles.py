@@ -53,14 +53,14 @@ def compiled(function, donated, *arguments):
         return jitted.trace(params, *others).lower(lowering_platforms=("tpu",)).compile()
 
 
-def pools():
-    shape = (CONFIG.num_layers, PAGES, PAGE, BACKEND.cache_lanes(CONFIG.num_kv_heads, CONFIG.head_dim))
-    return tuple(Pool(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 2) for _ in CONFIG.kinds)
+def pools(backend=BACKEND):
+    shape = (CONFIG.num_layers, PAGES, PAGE, backend.cache_lanes(CONFIG.num_kv_heads, CONFIG.head_dim))
+    return tuple(Pool(*[jax.ShapeDtypeStruct(shape, backend.cache_dtype)] * 2) for _ in CONFIG.kinds)
 
 
-def check_pools(program) -> None:
+def check_pools(program, backend=BACKEND) -> None:
     memory = program.memory_analysis()
-    pool_bytes = sum(2 * np.prod(leaf.shape) for leaf in jax.tree.leaves(pools()))
+    pool_bytes = sum(leaf.dtype.itemsize * np.prod(leaf.shape) for leaf in jax.tree.leaves(pools(backend)))
     check_in_place(memory.alias_size_in_bytes, memory.temp_size_in_bytes, int(pool_bytes), program.as_text() or "")
 
 
@@ -69,14 +69,16 @@ def number(kind=jnp.int32, *shape):
 
 
 @pytest.mark.slow
-def test_a_window_of_single_tokens_reads_pages_where_they_lie():
-    decoder = Decoder(CONFIG, BACKEND)
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+def test_a_window_of_single_tokens_reads_pages_where_they_lie(cache_dtype):
+    backend = choose_backend("bfloat16", platform="tpu", cache_dtype=cache_dtype)
+    decoder = Decoder(CONFIG, backend)
     function = partial(run_window, decoder, Autoregressive(), row_axes(rows_of), 8)
     table_BX = number(jnp.int32, ROWS, SLOTS // PAGE)
     rows = number(jnp.int32, ROWS), table_BX, number(jnp.bool_, ROWS), number()
-    program = compiled(function, (2, 3), abstract_params(CONFIG, BACKEND), (), pools(), rows_of(ROWS), *rows)
+    program = compiled(function, (2, 3), abstract_params(CONFIG, BACKEND), (), pools(backend), rows_of(ROWS), *rows)
     assert "attend_pages" in (program.as_text() or "")
-    check_pools(program)
+    check_pools(program, backend)
 
 
 @pytest.mark.slow

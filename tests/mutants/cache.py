@@ -151,4 +151,11 @@ FAULTS: tuple[Fault, ...] = (
         "return query_BTNH, transform",
         f"{_NUMBERS}::test_evened_queries_and_keys_have_the_same_products",
     ),
+    Fault(
+        "slots that are dropped are written to the last page",
+        "jaxinfer/ops/pages.py",
+        "return jnp.where(pages_X < pool_LPZF.shape[1], pages_X, 0), slots_X",
+        "return pages_X, slots_X",
+        "tests/cache/test_paged.py::test_pages_written_slot_by_slot_are_those_of_a_scatter",
+    ),
 )

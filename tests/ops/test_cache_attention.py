@@ -50,6 +50,19 @@ def test_kernels_give_the_logits_of_plain_products(config):
         np.testing.assert_allclose(other, one, atol=1e-4 * one.std())
 
 
+@pytest.mark.slow
+def test_kernels_read_rows_in_bytes_as_plain_products_do():
+    """Of a prompt, of layers with windows, and of a tree in a ring and beside it."""
+    by_xla = replace(PADDED, cache_dtype="int8", kernels="xla")
+    by_kernels = replace(by_xla, kernels="interpret")
+    params, text = random_params(TWO_LAYERS), np.random.default_rng(0).integers(2, 258, 300).tolist()
+    plain, found = (np.asarray(LanguageModel(TWO_LAYERS, params, each).logits([text])) for each in (by_xla, by_kernels))
+    np.testing.assert_allclose(found, plain, atol=1e-3 * plain.std())
+    strategy = "lookahead:window=3,ngram=3,guesses=3"
+    texts = [written(TWO_LAYERS, each, strategy, "dense") for each in (by_xla, by_kernels)]
+    assert texts[0] == texts[1]
+
+
 def written(config, backend, strategy, cache):
     """Let rings of 200 tokens and streaming caches of 184 begin anew while the longer text is written."""
     rng = np.random.default_rng(1)

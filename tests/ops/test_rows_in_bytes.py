@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.cache.slots import slots_in_tiles
 from jaxinfer.errors import InvalidOption
 from jaxinfer.ops import hadamard, rows_in_bytes
 from jaxinfer.ops.backend import choose_backend
@@ -87,6 +88,7 @@ def test_lanes_of_a_cache_are_whole_tiles_on_every_device():
     on_tpu = choose_backend("bfloat16", "tpu", cache_dtype="int8")
     assert [on_tpu.cache_lanes(heads, 128) for heads in (1, 8, 32)] == [256, 1152, 4224]
     assert on_tpu.cache_lanes(3, 64) == 256
+    assert [slots_in_tiles(slots, on_tpu) for slots in (1, 17, 2048, 2064)] == [16, 48, 2064, 2064]
     assert replace(on_tpu, kv_shards=4).cache_lanes(8, 128) == 4 * 384
     assert choose_backend("float32", "cpu", cache_dtype="fp8").cache_lanes(3, 64) == 208
 

@@ -14,10 +14,20 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -
     return rng.normal(size=shape).astype(jnp.dtype(dtype))
 
 
+def random_rows(rng: np.random.Generator, shape: tuple[int, ...], num_kv_heads: int, head_dim: int) -> np.ndarray:
+    """Return rows in bytes whose scales are from a 128th to a 64th, each slot's and head's its own."""
+    rows, first = rng.integers(-127, 128, shape, np.int8), num_kv_heads * head_dim
+    rows[..., first : first + num_kv_heads] = 0x3C
+    lower = rng.integers(0, 128, (*shape[:-1], num_kv_heads), np.uint8)
+    rows[..., first + num_kv_heads : first + 2 * num_kv_heads] = lower.view(np.int8)
+    return rows
+
+
 def poisoned_after(buffer_LBSF: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Put what is not a number into all slots from each row's end on: it must not be read."""
     beyond_BS = np.arange(buffer_LBSF.shape[2]) >= np.asarray(ends)[:, None]
-    return np.where(beyond_BS[None, :, :, None], np.nan, buffer_LBSF).astype(buffer_LBSF.dtype)
+    poison = -1 if buffer_LBSF.dtype == np.int8 else np.nan  # a scale of bits alone is no number
+    return np.where(beyond_BS[None, :, :, None], poison, buffer_LBSF).astype(buffer_LBSF.dtype)
 
 
 def relative_error(found: ArrayLike, expected: ArrayLike) -> float:

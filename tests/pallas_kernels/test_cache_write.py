@@ -115,8 +115,8 @@ def test_what_does_not_fit_is_refused_by_value():
         cache_write(cache, cache, new, new, 0, starts, block_slots=20)
     with pytest.raises(ValueError, match="no new tokens"):
         cache_write(cache, cache, jnp.zeros((2, 0, 128)), jnp.zeros((2, 0, 128)), 0, starts)
-    with pytest.raises(ValueError, match="int8"):
-        cache_write(cache.astype(jnp.int8), cache.astype(jnp.int8), new, new, 0, starts)
+    with pytest.raises(ValueError, match="int16"):
+        cache_write(cache.astype(jnp.int16), cache.astype(jnp.int16), new, new, 0, starts)
     with pytest.raises(ValueError, match=r"starts \(3,\)"):
         cache_write(cache, cache, new, new, 0, jnp.zeros(3, jnp.int32))
 

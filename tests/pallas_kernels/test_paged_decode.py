@@ -16,7 +16,7 @@ from pallas_kernels.paged_decode.cases import paged_case
 from pallas_kernels.paged_decode.op import paged_decode
 from pallas_kernels.paged_decode.reference import reference_paged
 from pallas_kernels.random_inputs import random_trees
-from tests.pallas_kernels.cached_attention import TOLERANCE, assert_no_races, random_array, relative_error
+from tests.pallas_kernels.cached_attention import TOLERANCE, assert_no_races, random_array, random_rows, relative_error
 from tests.pallas_kernels.tpu_programs import compile_for, first_is_ordinary
 
 
@@ -34,7 +34,6 @@ class Layout:
     dtype: str = "float32"
     window: int | None = None
     softcap: float | None = None
-    scale_lanes: int | None = None
     is_tree: bool = False
     lanes: int | None = None
 
@@ -46,13 +45,13 @@ class Layout:
 ORDINARY = (
     Layout((4, 2, 64), 2, 16, 18, window=70),
     # Two heads share a group of lanes, each with its own scales.
-    Layout((2, 2, 64), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
+    Layout((2, 2, 64), 3, 32, 9, dtype="int8", softcap=3.0),
     # Trees over two blocks of rows and of slots, with a window shorter than their paths.
     Layout((8, 2, 128), 40, 64, 5, window=5, is_tree=True),
 )
 LAYOUTS = (
     *ORDINARY,
-    Layout((2, 2, 128), 3, 32, 9, dtype="int8", softcap=3.0, scale_lanes=128),
+    Layout((2, 2, 128), 3, 32, 9, dtype="int8", softcap=3.0),
     Layout((4, 2, 128), 1, 16, 20),
     Layout((4, 4, 64), 8, 64, 5, dtype="int8", window=70),
     Layout((6, 2, 96), 2, 128, 3, dtype="bfloat16", window=200),
@@ -89,30 +88,29 @@ def inputs(layout: Layout, starts: list[int], seed: int):
     """Return all arguments: tables name pages more than once, and nothing that may not be looked at."""
     rng = np.random.default_rng(seed)
     num_heads, kv_heads, head_dim = layout.heads
-    pool_shape = (2, POOL, layout.page_size, layout.lanes or kv_heads * head_dim)
+    in_bytes = layout.dtype == "int8"
+    lanes = 128 * -(-kv_heads * (head_dim + 2) // 128) if in_bytes else layout.lanes or kv_heads * head_dim
+    pool_shape = (2, POOL, layout.page_size, lanes)
     table = rng.integers(0, POOL, (ROWS, layout.row_pages)).astype(np.int32)
     page = np.arange(layout.row_pages)
     for row, start in enumerate(starts):
         oldest = 0 if layout.window is None else max(0, start - layout.window + 1)
         needed = (page * layout.page_size < start + layout.tokens) & ((page + 1) * layout.page_size > oldest)
         table[row, ~needed] = HOLE
-    if layout.dtype == "int8":
-        pools = [rng.integers(-127, 128, pool_shape, np.int8) for _ in range(2)]
-        scale_shape = (*pool_shape[:2], kv_heads, layout.page_size)
-        scales = [(rng.uniform(0.5, 1.5, scale_shape) / 60).astype(np.float32) for _ in range(2)]
-        lanes = layout.scale_lanes or layout.page_size
-        wider = ((0, 0), (0, 0), (0, 0), (0, lanes - layout.page_size))
-        scales = [np.pad(scale, wider, constant_values=np.nan) for scale in scales]
+    # A hole is clipped to page 0, which no row has: whoever looks at it finds what is not a number.
+    table[table == 0] = 1
+    if in_bytes:
+        pools = [random_rows(rng, pool_shape, kv_heads, head_dim) for _ in range(2)]
+        for pool in pools:
+            pool[:, 0] = -1
     else:
-        pools, scales = [random_array(rng, pool_shape, layout.dtype) for _ in range(2)], []
-        # A hole is clipped to page 0, which no row has: whoever looks at it finds what is not a number.
-        table[table == 0] = 1
+        pools = [random_array(rng, pool_shape, layout.dtype) for _ in range(2)]
         for pool in pools:
             pool[:, 0] = np.nan
             pool[..., kv_heads * head_dim :] = 0
     dtype = "float32" if layout.dtype == "int8" else layout.dtype
     query = random_array(rng, (ROWS, layout.tokens, num_heads, head_dim), dtype)
-    return query, *pools, np.int32(1), table, np.array(starts, np.int32), *scales
+    return query, *pools, np.int32(1), table, np.array(starts, np.int32)
 
 
 @st.composite
@@ -155,17 +153,6 @@ def check(layout: Layout, starts: list[int], seed: int) -> None:
     assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[str(arguments[1].dtype)]
 
 
-def test_every_slot_and_head_has_its_own_scale():
-    layout = ORDINARY[1]
-    kernel, _ = programs(layout)
-    *arguments, key_scales, value_scales = None, *inputs(layout, [280, 200, 100], 0)
-    found = kernel(*arguments, key_scales, value_scales)
-    assert relative_error(kernel(*arguments, key_scales[:, :, ::-1], value_scales), found) > 1e-2
-    turned = value_scales.copy()
-    turned[..., : layout.page_size] = value_scales[..., : layout.page_size][..., ::-1]
-    assert relative_error(kernel(*arguments, key_scales, turned), found) > 1e-2
-
-
 @pytest.mark.parametrize(
     "layout", [pytest.param(ORDINARY[0], marks=pytest.mark.slow), ORDINARY[1]], ids=["float32", "int8"]
 )
@@ -186,7 +173,7 @@ REFUSED = {
     "tokens": ({"tokens": 129}, "1 to 128 new tokens, not 129"),
     "tree": ({"trees": (2, 1, 1)}, r"ancestors \(2, 1, 1\) of 1 rows"),
     "page": ({"page_size": 24}, "pages of 24 slots"),
-    "scales": ({"dtype": "int8"}, "int8 pages, and no others, have scales"),
+    "scales": ({"dtype": "int8"}, "rows of 128 bytes do not hold 1 heads of 128"),
     "rows": ({"rows": 2}, r"table \(2, 3\) and starts \(1,\) are not of 1 rows"),
     "window": ({"window": 0}, "window=0"),
 }

@@ -95,6 +95,18 @@ def test_a_step_copies_no_cache(name):
         assert not re.search(r"= [sf]32\[1,\d+,4096\]\S* copy\(", steps)
 
 
+@pytest.mark.slow
+def test_a_cache_in_bytes_is_half_as_large_and_stays_where_it_is():
+    """A step and a prompt; scales and what fills their tiles are a thirtieth of this model's rows."""
+    asked = {"batch": 1, "max_len": 2048, "prompt_tokens": 512}
+    found = compile_programs(LLAMA_2_7B, "v5e:1x1", **asked, cache_dtype="int8")
+    wide = 2 * 32 * 2048 * 4096 * 2
+    for program in found.values():
+        assert program.cache_bytes < 0.52 * wide
+        check_in_place(program.alias_bytes, program.temporary_bytes, program.cache_bytes, program.hlo)
+    assert "attend_cache" in found["decode"].hlo
+
+
 def check_in_place(alias_bytes: int, temporary_bytes: int, cache_bytes: int, hlo: str) -> None:
     """Check that a cache is written where it lies and not copied; else name the largest buffers."""
     assert alias_bytes >= cache_bytes, largest_buffers(hlo)

@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.arguments import add_exact_argument, add_weights_argument, whole_number
+from jaxinfer.cli.arguments import (
+    add_cache_dtype_argument,
+    add_exact_argument,
+    add_weights_argument,
+    whole_number,
+)
 from jaxinfer.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -89,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", metavar="D", default="bfloat16", help="of weights and KV cache (default: %(default)s)"
     )
     add_weights_argument(parser)
+    add_cache_dtype_argument(parser)
     add_exact_argument(parser)
     parser.add_argument("--strategy", metavar="S", help="plan the verification step of this strategy too")
     parser.add_argument("--nodes", metavar="M", type=whole_number(2), help="plan the verification of any M nodes too")
@@ -135,6 +141,7 @@ def run(options: argparse.Namespace) -> int:
         prompt_tokens=options.prompt_tokens or min(512, options.max_len),
         dtype=options.dtype,
         weights=options.weights,
+        cache_dtype=options.cache_dtype,
         exact=options.exact,
         strategy_spec=options.strategy or "autoregressive",
         nodes=options.nodes or 0,
@@ -183,6 +190,7 @@ def _plan_engine(options: argparse.Namespace) -> int:
         rows=options.rows,
         dtype=options.dtype,
         weights=options.weights,
+        cache_dtype=options.cache_dtype,
         engine=engine_config(own),
     )
     _warn_of_length(deployment.config.longest_text, options.max_len)
