@@ -38,8 +38,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "zeros are added",
         "jaxinfer/ops/cpu_kernels/few_bits/tiles.py",
-        """code.value(f"fneg float {zero}")""",
-        """code.value(f"fadd float {zero}, 0.0")""",
+        """code.value(f"fneg {kind} {minima}")""",
+        """code.value(f"fadd {kind} {minima}, zeroinitializer")""",
         "tests/ops/test_few_bits.py::test_rows_times_codes_of_any_shape",
     ),
     Fault(

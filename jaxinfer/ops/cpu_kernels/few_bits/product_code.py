@@ -72,7 +72,7 @@ def _functions(vectors: Vectors, form: Format) -> list[str]:
     ]
     declared = tile_declarations(vectors)
     sums = [sums_function(vectors, form)] if form.is_shifted else []
-    sums += [zeros_function(form)] if form.has_zeros else []
+    sums += [zeros_function(vectors, form)] if form.has_zeros else []
     return [declared, *tiles, *sums, widen_function(vectors, form), prepare_function(vectors, form)]
 
 

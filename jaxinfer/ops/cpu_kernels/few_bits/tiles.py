@@ -198,24 +198,34 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
     return code.text()
 
 
-def zeros_function(form: Format) -> str:
+def zeros_function(vectors: Vectors, form: Format) -> str:
     """Return ``prepare_zeros(from, scales, to, lines, groups, padded)``: minima, in float32, of zeros and of scales.
 
     Scales are those that `prepare_function` wrote. Where a row is one group, its whole sum is multiplied by the scale
     in the end.
     """
-    code = Code(
-        "internal void @prepare_zeros(ptr %from, ptr %scales, ptr %to, i64 %lines, i64 %groups, i64 %padded) #0"
-    )
+    parameters = "ptr %from, ptr %scales, ptr %to, i64 %lines, i64 %groups, i64 %padded"
+    code = Code(f"internal void @prepare_zeros({parameters}) #0")
+    step = vectors.lanes
     with code.repeated("each_line", 0, "%lines") as each_line:
         line = code.at("i8", "%from", code.arithmetic("mul", each_line.index, "%groups"))
         of_line = code.arithmetic("mul", each_line.index, "%padded")
         scales, to = code.at("float", "%scales", of_line), code.at("float", "%to", of_line)
-        with code.repeated("each", 0, "%groups") as each:
-            zero = code.value(f"sitofp i8 {code.load_at('i8', line, each.index)} to float")
+
+        def write(kind: str, zeros: str, at: str) -> None:
+            minima = code.value(f"sitofp {zeros} to {kind}")
             if form.group is not None:
-                zero = code.value(f"fmul float {zero}, {code.load_at('float', scales, each.index)}")
-            code.store_at("float", code.value(f"fneg float {zero}"), to, each.index)
+                factors = code.load(kind, code.at("float", scales, at), 4)
+                minima = code.value(f"fmul {kind} {minima}, {factors}")
+            minima = code.value(f"fneg {kind} {minima}")
+            code.effect(f"store {kind} {minima}, ptr {code.at('float', to, at)}, align 4")
+
+        whole = code.arithmetic("mul", code.arithmetic("sdiv", "%groups", step), step)
+        with code.repeated("each_whole", 0, whole, step) as each:
+            some = f"<{step} x i8>"
+            write(f"<{step} x float>", f"{some} {code.load(some, code.at('i8', line, each.index), 1)}", each.index)
+        with code.repeated("each_other", whole, "%groups") as each:
+            write("float", f"i8 {code.load_at('i8', line, each.index)}", each.index)
         with code.repeated("each_zero", "%groups", "%padded") as each:
             code.store_at("float", "0.0", to, each.index)
     code.effect("ret void")
