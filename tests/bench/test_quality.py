@@ -96,11 +96,12 @@ def test_figures_are_those_of_the_logits(tiny_llama_folder):
 def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
     given = ["bench", "quality", "--model", str(tiny_llama_folder()), "--text", str(tmp_path / "text.txt"), "--json"]
-    given += ["--tokens", "40", "--context", "32", "--weights", "int8", "--chart", str(tmp_path / "chart.svg")]
+    given += ["--tokens", "40", "--context", "32", "--weights", "int8", "--caches", "int8"]
+    given += ["--chart", str(tmp_path / "chart.svg")]
     assert main(given) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["scored_tokens"], report["questions"]) == (38, 0)
-    assert [each["weights"] for each in report["results"]] == ["as they are", "int8"]
+    assert [each["weights"] for each in report["results"]] == ["as they are", "int8", "cache in int8"]
     assert (tmp_path / "chart.svg").read_text().count("int8") >= 1
 
 
@@ -112,6 +113,8 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
         (["--text", "TEXT", "--context", "8", "--stride", "9"], "--stride 9 exceeds --context 8"),
         (["--text", "TEXT", "--weights", "int3"], "unknown weights 'int3'"),
         (["--text", "TEXT", "--weights", "int8", "int8"], "name each form once"),
+        (["--text", "TEXT", "--caches", "int4"], "unknown cache_dtype 'int4'"),
+        (["--text", "TEXT", "--caches", "fp8", "fp8"], "name each dtype once"),
         (["--text", "EMPTY"], "the file is empty"),
         (["--text", "TEXT", "--weights", "nf4", "--method", "gptq"], "a method needs int8 or int4:group=64"),
         (["--text", "TEXT", "--mesh", "x=2"], "x"),

@@ -20,6 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="forms to compare with the weights as they are, such as int8 int4:group=64 gguf",
     )
+    parser.add_argument(
+        "--caches",
+        metavar="C",
+        nargs="+",
+        default=[],
+        help="with the weights as they are, KV caches to compare with a wide one: int8 fp8",
+    )
     add_method_arguments(parser)
     parser.add_argument("--text", metavar="FILE", type=Path, help="text whose perplexity is measured")
     parser.add_argument("--tokens", metavar="N", type=whole_number(2), help="take the text's first N tokens")
@@ -67,6 +74,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if len(set(options.weights)) < len(options.weights):
         raise InvalidOption("--weights: name each form once")
+    if len(set(options.caches)) < len(options.caches):
+        raise InvalidOption("--caches: name each dtype once")
     calibration = read_calibration(options)
     text = None if options.text is None else read_text("--text", options.text)
     asked = () if options.task is None else read_questions(options.task)
@@ -79,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.cli.loading import load_model
     from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel
     from jaxinfer.model_quantization import form_of, quantize
+    from jaxinfer.ops.backend import check_cache_dtype
 
     parsed = [parse_few_bits(form) for form in options.weights]
     by_method = [each.name for each in parsed if each and each.form is not None] if options.method != "rtn" else []
@@ -87,8 +97,13 @@ def run(options: argparse.Namespace) -> int:
     if options.chart is not None:
         check_chart(options.chart)
 
+    for name in options.caches:
+        check_cache_dtype(name, options.dtype or "", "cpu")
+    caches = {f"cache in {name}": name for name in options.caches}
+
     def load_in(form: str | None) -> LanguageModel:
-        return load_model(argparse.Namespace(**{**vars(options), "weights": form}))
+        own = {"weights": None, "cache_dtype": caches[form]} if form in caches else {"weights": form}
+        return load_model(argparse.Namespace(**{**vars(options), **own}))
 
     def make_in(form: str) -> LanguageModel:
         if form not in by_method:
@@ -109,7 +124,9 @@ def run(options: argparse.Namespace) -> int:
     questions = tuple(Question(encode(prompt), references) for prompt, references in asked)
     context = min(options.context, model.max_len)
     work = Work(tokens, context, min(options.stride or context, context), questions, options.max_new_tokens)
-    report = measure_quality(options.model or DEFAULT_MODEL, model, options.weights, make_in, work, count_progress)
+    report = measure_quality(
+        options.model or DEFAULT_MODEL, model, [*options.weights, *caches], make_in, work, count_progress
+    )
     if options.chart is not None:
         draw_quality(report, options.chart)
     print(json.dumps(dataclasses.asdict(report)) if options.json else "\n".join(quality_lines(report)))
