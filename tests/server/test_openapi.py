@@ -199,10 +199,10 @@ def test_nothing_that_is_drawn_makes_it_fail(document: dict[str, Any], server: R
 
 
 @pytest.mark.slow
-def test_nothing_of_thousands_that_are_drawn_makes_it_fail(document: dict[str, Any], server: Running) -> None:
+def test_nothing_of_hundreds_that_are_drawn_makes_it_fail(document: dict[str, Any], server: Running) -> None:
     rng = random.Random(4)
-    found = [check(document, server, path, draw_body(document, path, rng)) for _ in range(400) for path in POSTED]
-    assert found.count(200) > 500
+    found = [check(document, server, path, draw_body(document, path, rng)) for _ in range(120) for path in POSTED]
+    assert found.count(200) > 150
     for path in ("/v1/models", f"/v1/models/{MODEL}", "/health", "/ready", "/openapi.json"):
         key = "/v1/models/{name}" if path.endswith(MODEL) else path
         schema = document["paths"][key]["get"]["responses"]["200"]["content"]["application/json"]["schema"]

@@ -31,16 +31,13 @@ EVERY_KIND = [
     Split("data=2,pipeline=2", "llama", 3),
 ]
 WIDE = [
-    *(Split(mesh, "llama") for mesh in ("tensor=8", "sequence=4")),
-    *(Split(mesh, "gemma2") for mesh in ("data=2,tensor=4", "tensor=2")),
-    *(Split(mesh, "opt") for mesh in ("tensor=8", "sequence=2,tensor=2")),
-    *(Split(mesh, "gpt2") for mesh in ("data=4,tensor=2", "data=2,sequence=2,tensor=2")),
+    Split("tensor=8", "llama"),
+    Split("data=2,tensor=4", "gemma2"),
+    Split("sequence=2,tensor=2", "opt"),
+    Split("data=2,sequence=2,tensor=2", "gpt2"),
     Split("pipeline=4", "llama", 6),
-    Split("data=2,tensor=2,pipeline=2", "llama", 3),
     Split("tensor=2,pipeline=2", "gemma2", 3),
     Split("pipeline=4", "opt", 1),
-    Split("pipeline=2", "gpt2", 2),
-    Split("data=2,tensor=4", "cohere"),
     Split("tensor=2", "olmo2"),
     Split("data=2,tensor=2,pipeline=2", "granite", 3),
 ]
