@@ -131,7 +131,7 @@ class LanguageModel:
     """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint.
 
     On a mesh ``params`` are split over its devices, and filled up with zeros where they do not split evenly;
-    ``is_rounded`` says that they are in fewer bits than the checkpoint's.
+    ``is_rounded`` says that they have fewer bits than the checkpoint's.
     """
 
     def __init__(
@@ -377,11 +377,11 @@ class LanguageModel:
             raise InvalidOption(f"folder {shown(folder)} is no text and no path")
         if self._checkpoint is None:
             raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
-        partitioner = self.programs.partitioner
-        padding = None if partitioner.mesh is None else partitioner.padding(self.config, self.backend)
         from jaxinfer.checkpoint.convert import save  # few save
 
-        loaded = loaded_checkpoint(self._checkpoint, self.params, self.config, padding, lambda: self._trained_on)
+        mesh = self.programs.partitioner
+        padding = None if mesh.mesh is None else mesh.padding(self.config, self.backend)
+        loaded = loaded_checkpoint(self._checkpoint, self.params, self.config, padding, lambda: self.base_fingerprint)
         return save(loaded, folder, overwrite=overwrite, progress=progress)
 
     def speaks_like(self, checkpoint: Checkpoint) -> bool:
@@ -453,8 +453,8 @@ class LanguageModel:
         parsed = parse_strategy(strategy)
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
-        partitioner = self.programs.partitioner
-        target = Target(self.config, self.backend, self.params, self.speaks_like, partitioner, lambda: self._trained_on)
+        about = self.config, self.backend, self.params, self.speaks_like
+        target = Target(*about, self.programs.partitioner, lambda: self.base_fingerprint)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:
@@ -468,7 +468,7 @@ class LanguageModel:
         return fingerprint(self.params, partitioner.padding(self.config, self.backend), partitioner.fetch)
 
     @cached_property
-    def _trained_on(self) -> str:
+    def base_fingerprint(self) -> str:
         """The fingerprint of the weights before they were rounded: drafters for those fit these too."""
         stored = self._checkpoint
         if stored is None or not (stored.rounded_from or self._is_rounded):

@@ -46,6 +46,15 @@ def add_run_arguments(parser: argparse.ArgumentParser, model: str = "the base") 
     )
 
 
+def add_weights_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--weights``, the bits of a base that is not trained."""
+    parser.add_argument(
+        "--weights",
+        metavar="W",
+        help="keep the frozen base in few bits, as jaxinfer.load does: int8, int4:group=64, nf4:group=64, fp8 or gguf",
+    )
+
+
 def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add ``--data`` and ``--held-out``; return their group, for more."""
     data = parser.add_argument_group("data")

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.language_model import LanguageModel, load
-from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
 from train.arguments import (
     add_data_arguments,
     add_run_arguments,
     add_step_arguments,
+    add_weights_argument,
     build_schedule,
     check_batch,
     fit_settings,
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.medusa``."""
     whole, share = number(int, 1), number(float, 0, 1)
     add_run_arguments(parser)
+    add_weights_argument(parser)
     data = add_data_arguments(parser)
     data.add_argument(
         "--cache",
@@ -117,16 +118,18 @@ class Task(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the heads."""
     if options.joint:
-        refuse_changed(options, add_arguments, "training on a frozen base", ("cache", "window"))
+        refuse_changed(options, add_arguments, "training on a frozen base", ("cache", "window", "weights"))
         return run_joint(options)
     refuse_changed(options, add_arguments, "--joint", JOINT_OPTIONS)
     for name in JOINT_OPTIONS:  # they do not belong to this run
         delattr(options, name)
     rows = check_batch(options)
-    lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
+    lm = load(
+        options.model, dtype=options.dtype, weights=options.weights, notice=lambda line: print(line, file=sys.stderr)
+    )
     examples = read_data(options, lm)
     mesh = build_mesh(options.mesh, lm.config, rows)
-    base = fingerprint(lm.params)
+    base = lm.base_fingerprint
     lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
     if not options.dry_run:
         claim_folder(options.out, {"base": base, **identity(options)})

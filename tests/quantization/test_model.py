@@ -114,7 +114,7 @@ def test_without_a_text_the_model_writes_its_own(toy):
     assert 0 < divergence(toy, made, texts) < 1e-3
     # Drafters that were trained for the weights before they were rounded are found for these too.
     loaded = jaxinfer.load(toy._checkpoint.folder, weights="int8")
-    assert made._trained_on == loaded._trained_on == toy.fingerprint
+    assert made.base_fingerprint == loaded.base_fingerprint == toy.fingerprint
     assert toy.fingerprint not in (made.fingerprint, loaded.fingerprint)
 
 

@@ -11,6 +11,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.parallel.mesh import DATA, TENSOR, MeshConfig
 from jaxinfer.parallel.rules import check_split, parameter_shardings
 from train.loop.step import TrainState
@@ -30,7 +31,11 @@ def build_mesh(config: MeshConfig, decoder: DecoderConfig, rows: int) -> Mesh:
 
 
 def place_base(params: Params, config: DecoderConfig, backend: Backend, mesh: Mesh) -> Params:
-    """Split a decoder's parameters over a mesh."""
+    """Split a decoder's parameters over a mesh; weights in few bits are copied to every device."""
+    if any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
+        if mesh.shape[TENSOR] > 1:
+            raise InvalidOption("a base in few bits is not split: train without tensor=")
+        return replicate(params, mesh)
     return jax.device_put(params, parameter_shardings(config, backend, mesh))
 
 

@@ -25,6 +25,7 @@ from train.arguments import (
     add_data_arguments,
     add_run_arguments,
     add_step_arguments,
+    add_weights_argument,
     build_schedule,
     check_batch,
     fit_settings,
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.streams``."""
     whole, share, positive = number(int, 1), number(float, 0, 1), number(float, 1e-9)
     add_run_arguments(parser)
+    add_weights_argument(parser)
     data = add_data_arguments(parser)
     data.add_argument(
         "--cache",
@@ -131,13 +133,17 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves, and write the streams and, if it has changed, the model."""
     rows = check_batch(options)
     if options.joint:
-        refuse_changed(options, add_arguments, "training on a frozen base", ("cache",))
+        refuse_changed(options, add_arguments, "training on a frozen base", ("cache", "weights"))
     else:
         refuse_changed(options, add_arguments, "--joint", ("lora_rank", "lora_alpha", "remat"))
     # Scanned for joint training: compiling a step through all layers, unrolled, and back takes minutes.
     scan_layers = True if options.joint else None
     lm = load(
-        options.model, dtype=options.dtype, scan_layers=scan_layers, notice=lambda line: print(line, file=sys.stderr)
+        options.model,
+        dtype=options.dtype,
+        weights=options.weights,
+        scan_layers=scan_layers,
+        notice=lambda line: print(line, file=sys.stderr),
     )
     if options.layers >= lm.config.num_layers:
         raise InvalidOption(
@@ -146,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
         )
     examples = read_data(options, lm, options.row_length)
     mesh = build_mesh(options.mesh, lm.config, rows)
-    told = {"base": lm.fingerprint, **identity(options)}
+    told = {"base": lm.base_fingerprint, **identity(options)}
     lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
     if not options.dry_run:
         claim_folder(options.out, told)

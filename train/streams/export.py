@@ -35,11 +35,11 @@ def export_streams(
 
     Existing folders are replaced as a whole. ``num_tokens`` is the number of training tokens.
     """
-    model = options.model
+    model, base = options.model, lm.base_fingerprint
     if "lora" in result.params:
         lm.params = merge_lora(lm.params, result.params["lora"], lora_scale)
-        model = str(lm.save(options.out / MODEL, overwrite=True))
-    base, ranks = fingerprint(lm.params), [list(one) for one in accuracies]
+        model, base = str(lm.save(options.out / MODEL, overwrite=True)), fingerprint(lm.params)
+    ranks = [list(one) for one in accuracies]
     expected = {nodes: tokens_a_step(ranks, nodes) for nodes in SIZES}
     stored = jax.tree.map(np.asarray, cast_floats(result.params["streams"], stored_dtype(lm.backend)))
     num_params = sum(leaf.size for leaf in jax.tree.leaves(stored))

@@ -54,7 +54,7 @@ def test_folders_of_before_there_were_adapters_are_read(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, own, random_streams(CONFIG.model_dim))
 
 
-def test_streams_are_for_the_weights_that_they_were_trained_on(folder):
+def test_streams_are_for_the_weights_that_they_werebase_fingerprint(folder):
     read_streams(folder, CONFIG, float32_backend(), lambda: "0a1b2c3d")
     with pytest.raises(InvalidCheckpoint, match="is for the weights 0a1b2c3d, but this model's are 99999999: load"):
         read_streams(folder, CONFIG, float32_backend(), lambda: "99999999")

@@ -45,7 +45,7 @@ def test_what_was_saved_loads_to_the_same_bits(source, tmp_path, weights):
     lm = jaxinfer.load(source, weights=weights)
     found = jaxinfer.load(lm.save(tmp_path / "saved"))
     assert_same(found.params, lm.params)
-    assert found._trained_on == lm._trained_on == jaxinfer.load(source).fingerprint
+    assert found.base_fingerprint == lm.base_fingerprint == jaxinfer.load(source).fingerprint
     # Saved once more, and copied: the same folder.
     one, two = found.save(tmp_path / "again"), convert(tmp_path / "saved", tmp_path / "copy")
     for folder in (one, two):

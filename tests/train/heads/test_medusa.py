@@ -131,6 +131,25 @@ def test_exported_heads_draft_and_change_no_token(trained, trained_model):
     assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_heads_are_trained_on_a_base_in_few_bits(tiny_llama_folder, answers, tmp_path):
+    """They are for the weights before they were rounded and for those after."""
+    folder, out = tiny_llama_folder(vocab_size=258), tmp_path / "run"
+    same = ("--model", folder, "--data", answers, "--out", out, "--weights", "nf4:group=32", "--draft-vocab", 60)
+    assert train_heads(*same, "--heads", 2, *OPTIONS, "--epochs", 1, "--learning-rate", 1e-2) == 0
+    assert losses(out)[-1] < losses(out)[0]
+    plain, rounded = (jaxinfer.load(folder, weights=weights) for weights in (None, "nf4:group=32"))
+    description = json.loads((out / "heads" / "heads.json").read_text())
+    assert description["base_fingerprint"] == plain.fingerprint == rounded.base_fingerprint != rounded.fingerprint
+    for lm in (plain, rounded):
+        draft_with(lm, out)
+
+
+def test_a_base_in_few_bits_is_not_trained(tiny_llama_folder, answers, tmp_path, capsys):
+    same = ("--model", tiny_llama_folder(), "--data", answers, "--out", tmp_path / "run", "--weights", "int8")
+    assert train_heads(*same, "--joint", "two-stage") == 2
+    assert "--weights belongs to training on a frozen base: leave it out" in capsys.readouterr().err
+
+
 def test_training_lowers_the_loss_and_records_it(run):
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
     assert lines[-1]["loss"] < lines[0]["loss"]

@@ -82,6 +82,16 @@ def test_training_lowers_the_losses_and_records_them(run):
 
 
 @pytest.mark.slow
+def test_streams_are_trained_through_the_layers_of_a_base_in_few_bits(tiny_llama_folder, answers, tmp_path):
+    folder, out = tiny_llama_folder(vocab_size=258), tmp_path / "run"
+    same = ("--model", folder, "--data", answers, "--out", out, "--weights", "int4:group=32")
+    assert train_streams(*same, *OPTIONS, "--epochs", 3, "--learning-rate", 1e-2) == 0
+    lines = [line for line in read_metrics(out / "metrics.jsonl") if "loss" in line]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    tokens_per_step(jaxinfer.load(folder, weights="int4:group=32"), f"streams:heads={out / 'streams'}")
+
+
+@pytest.mark.slow
 def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, answers, run, tmp_path):
     """From the checkpoint before the last: the picks and the order of the rows are those of the steps."""
     copied = shutil.copytree(run, tmp_path / "run")
