@@ -68,6 +68,7 @@ def load(
     cache: str | CacheLayout = "dense",
     cache_dtype: str | None = None,
     mesh: MeshConfig | Mesh | str | None = None,
+    collectives: str | None = None,
     scan_layers: bool | None = None,
     revision: str | None = None,
     token: str | None = None,
@@ -80,20 +81,19 @@ def load(
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``weights`` are
     rounded to ``"int8"``, ``"int4:group=64"``, ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``):
     faster, and except for ``"gguf"`` another text. ``exact`` is what strategies share with plain decoding: ``"bits"``,
-    or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, where they cost nothing, else margin; see
-    ``jaxinfer/sampling/README.md``). ``max_len`` bounds prompt and output together, in tokens (default: the model's
-    context). ``cache`` is ``dense``, ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of
-    which the first and the last W tokens are kept; that changes the text. ``cache_dtype`` keeps keys and values in 8
-    bits, ``int8`` or ``fp8``; another text too. ``mesh`` splits the model over all devices, as in
-    ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a mesh of JAX with the same axes. ``scan_layers``
-    overrides how the blocks run. ``kept`` is a folder for converted weights and compiled programs, which later
-    processes then find: code, so that the folder has to be the user's alone. ``notice`` receives lines for the user,
-    ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
+    or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
+    ``max_len`` bounds prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``,
+    ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens
+    are kept: another text. ``cache_dtype`` keeps keys and values in 8 bits, ``int8`` or ``fp8``; another text too.
+    ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a
+    mesh of JAX with the same axes; with ``collectives="int8"`` they exchange sums in bytes: another text.
+    ``scan_layers`` overrides how the blocks run. ``kept`` is a folder, the user's alone, for converted weights and
+    compiled programs. ``notice`` gets lines for the user, ``progress`` bytes done and in all. Raises `JaxinferError`.
     """
     for name, value in (("model", model), ("revision", revision or ""), ("token", token or ""), ("kept", kept or "")):
         if not isinstance(value, str | Path):
             raise InvalidOption(f"{name} {shown(value)} is no text and no path")
-    backend = choose_backend(dtype, scan_layers=scan_layers, exact=exact, cache_dtype=cache_dtype)
+    backend = choose_backend(dtype, None, scan_layers, None, exact, cache_dtype, collectives)
     layout, partitioner, few_bits = parse_layout(cache), partitioner_of(mesh), parse_few_bits(weights)
     times, clock = LoadTimes(), Clock()
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)

@@ -94,6 +94,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     )
     add_cache_dtype_argument(group)
     add_mesh_argument(group)
+    add_collectives_argument(group)
 
 
 def add_cache_dtype_argument(parser: Any) -> None:
@@ -142,6 +143,13 @@ def add_mesh_argument(parser: Any) -> None:
         "--mesh",
         metavar="M",
         help="split the model over all devices, such as tensor=4 or tensor=4,data=2 (default: one device)",
+    )
+
+
+def add_collectives_argument(parser: Any) -> None:
+    """Add what devices send each other."""
+    parser.add_argument(
+        "--collectives", metavar="C", help="of a mesh that splits sums: send bytes, int8 (default: what is added)"
     )
 
 

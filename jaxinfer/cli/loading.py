@@ -24,6 +24,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             cache=options.cache,
             cache_dtype=options.cache_dtype,
             mesh=options.mesh,
+            collectives=options.collectives,
             revision=options.revision,
             kept=kept_folder(),
             notice=lambda line: print(line, file=sys.stderr),

@@ -61,7 +61,8 @@ class Backend:
     vocabulary use the CPU kernels, whose results for a token have the same bits in any company; they also multiply
     drafters' rounded weights. Each device of a mesh runs them on its parts. Without a mesh they read rows of 16-bit
     tables and find the best token, too. ``step_rows`` is the number of nodes that a step is filled up to, or to a
-    multiple of, where no kernels keep bits (`fixed_rows`).
+    multiple of, where no kernels keep bits (`fixed_rows`). ``collectives`` is what
+    devices send each other to add up activations: ``int8``, or None for what they are (`quantized_sums`).
     """
 
     platform: Platform
@@ -81,6 +82,7 @@ class Backend:
     adapted_from: int = 0
     cpu_kernels: bool = False
     step_rows: int = 1
+    collectives: str | None = None
 
     @property
     def slot_shards(self) -> int:
@@ -187,15 +189,17 @@ def choose_backend(
     kernels: Kernels | None = None,
     exact: str | None = None,
     cache_dtype: str | None = None,
+    collectives: str | None = None,
 ) -> Backend:
     """Choose how a model with weights in ``dtype`` runs on ``platform``; by default, this process's.
 
     ``kernels`` says what works on a cache; by default, Pallas kernels on a TPU and XLA elsewhere. ``exact`` says what
     strategies share with plain decoding: ``bits``, or the tokens wherever their ``margin`` is larger than rounding
     (default). Where the CPU kernels run, they share all bits in either case. ``cache_dtype`` rounds keys and values to
-    8 bits, ``int8`` or ``fp8``; by default, they are as wide as what the model computes with.
+    8 bits, ``int8`` or ``fp8``; by default, they are as wide as what the model computes with. With ``collectives``
+    ``int8`` the devices of a mesh send each other bytes where they add up activations.
     """
-    for name, value in (("exact", exact), ("dtype", dtype), ("cache_dtype", cache_dtype)):
+    for name, value in (("exact", exact), ("dtype", dtype), ("cache_dtype", cache_dtype), ("collectives", collectives)):
         if value is not None and not isinstance(value, str):
             raise InvalidOption(f"{name} {value!r} is not a text")
     if exact is not None and exact not in get_args(Exact):
@@ -207,6 +211,8 @@ def choose_backend(
     if dtype == "float64" and jax.dtypes.canonicalize_dtype(dtype) != jnp.float64:
         raise InvalidOption("dtype float64 needs JAX's 64-bit mode: jax.config.update('jax_enable_x64', True)")
     check_cache_dtype(cache_dtype, dtype, platform)
+    if collectives not in (None, "int8"):
+        raise InvalidOption(f"unknown collectives {collectives!r}; use int8, or none")
     on_cpu = platform == "cpu"
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
     unrolled = on_cpu if scan_layers is None else not scan_layers
@@ -224,6 +230,7 @@ def choose_backend(
         lane_tile=128 if platform == "tpu" else 1,
         kernels=kernels or ("pallas" if platform == "tpu" else "xla"),
         step_rows=_STEP_ROWS if exact == "bits" else 1,
+        collectives=collectives,
     )
 
 

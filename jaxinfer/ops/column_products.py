@@ -5,12 +5,12 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.quantized_sums import added_over
 from pallas_kernels.quant_matmul import quant_matmul
 from pallas_kernels.quant_matmul.reference import quant_matmul_reference
 
@@ -33,7 +33,7 @@ def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: 
         rows = inputs.reshape(-1, width).astype(jnp.bfloat16)
         found = run(rows, codes, scales, minima=minima, offset=form.offset or 0, layer=layer, out_dtype=dtype)
         found = found.reshape(*lead, -1)
-        return found if in_axis is None else lax.psum(found, in_axis)
+        return found if in_axis is None else added_over(found, in_axis, backend)
 
     rows, stack = row_axes(lead, backend), [None] if kernel.layer is not None else []
     specs = [PartitionSpec(*stack, *spec) for spec in kernel.specs(PartitionSpec(out_axis, in_axis))]

@@ -1,8 +1,6 @@
 """Products with weights, accumulated in float32 or wider."""
 
-import functools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +19,7 @@ from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.columns import ColumnArray
 from jaxinfer.ops.few_bits.formats import FP8, INT8
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.quantized_sums import added_over
 
 # The axes of a mesh that split a kernel's outputs and its inputs.
 Split = tuple[str | None, str | None]
@@ -80,7 +79,13 @@ def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed:
     if any(is_quantized):
         return [_products(inputs, [kernel], backend, transposed, split)[0] for kernel in kernels]
     own = None if transposed else _multiply_by_kernels(inputs, kernels, backend, split)
-    return own or [_multiply_by_xla(inputs, kernel, backend, transposed) for kernel in kernels]
+    if own is not None:
+        return own
+    apart = [_multiply_apart(inputs, kernel, backend, transposed, split) for kernel in kernels]
+    return [
+        _multiply_by_xla(inputs, kernel, backend, transposed) if found is None else found
+        for kernel, found in zip(kernels, apart)
+    ]
 
 
 def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend: Backend, split: Split) -> list[Any]:
@@ -129,7 +134,7 @@ def _multiply_few_bits(
         *lead, width = inputs.shape
         outputs = multiply_few_bits(inputs.reshape(-1, width), form, kernels)
         outputs = [output.reshape(*lead, -1) for output in outputs]
-        return _joined(outputs, in_axis)
+        return _joined(outputs, in_axis, backend)
 
     rows = row_axes(lead, backend)
     parts = PartitionSpec(*rows, in_axis), *[tuple(kernels[0].specs(PartitionSpec(out_axis, in_axis)))] * len(kernels)
@@ -160,7 +165,7 @@ def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, 
         sizes = tuple(kernel.shape[0] for kernel in kernels)
         outputs = products.multiply_by_each(rows, tuple(kernel[None, None] for kernel in kernels), 0, sizes)
         outputs = [output.reshape(*lead, size) for output, size in zip(outputs, sizes)]
-        return _joined(outputs, in_axis)
+        return _joined(outputs, in_axis, backend)
 
     rows = row_axes(lead, backend)
     parts = PartitionSpec(*rows, in_axis), *[PartitionSpec(out_axis, in_axis)] * len(kernels)
@@ -169,14 +174,25 @@ def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, 
     return run(inputs.astype(row_dtype), *map(jnp.asarray, kernels))
 
 
-def _joined(outputs: list[Any], in_axis: str | None) -> list[Any]:
+def _joined(outputs: list[Any], in_axis: str | None, backend: Backend) -> list[Any]:
     """Return whole sums of what devices have added up along their inputs."""
-    return outputs if in_axis is None else [_added_over(in_axis, output) for output in outputs]
+    return outputs if in_axis is None else [added_over(output, in_axis, backend) for output in outputs]
 
 
-def _added_over(axis: str, part: Any) -> Any:
-    """Return the sum over the devices of an axis, in their order; the order of `lax.psum` is up to the runtime."""
-    return functools.reduce(operator.add, lax.all_gather(part, axis))
+def _multiply_apart(inputs: Any, kernel: Any, backend: Backend, transposed: bool, split: Split) -> Any | None:
+    """Return a product by XLA whose parts are added up in bytes, None where the compiler may add them as it likes."""
+    width = kernel.shape[0 if transposed else 1]
+    in_axis = split[1] and even_axis(split[1], width, backend)
+    if backend.collectives is None or in_axis is None or not math.prod(inputs.shape[:-1]):
+        return None
+
+    def multiply(inputs: Any, kernel: Any) -> Any:
+        return added_over(_multiply_by_xla(inputs, kernel, backend, transposed), in_axis, backend)
+
+    rows = row_axes(inputs.shape[:-1], backend)
+    of_kernel = PartitionSpec(in_axis, None) if transposed else PartitionSpec(None, in_axis)
+    run = backend.on_devices(multiply, (PartitionSpec(*rows, in_axis), of_kernel), PartitionSpec(*rows, None))
+    return run(inputs, kernel)
 
 
 def _multiply_by_xla(inputs: Any, kernel: Any, backend: Backend, transposed: bool) -> Any:

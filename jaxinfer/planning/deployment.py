@@ -30,9 +30,9 @@ class Deployment:
     """A model, its devices and its load.
 
     ``max_len`` is the most tokens of a row, prompt and output together; prefill is planned for ``prompt_tokens`` of
-    them. ``weights``, ``exact`` and ``cache_dtype`` are as in `jaxinfer.load`. A ``strategy`` other than plain decoding
-    (see `planned_strategy`) adds the plan of its step. ``nodes`` adds instead the plan of a step that verifies any tree
-    of so many nodes.
+    them. ``weights``, ``collectives``, ``exact`` and ``cache_dtype`` are as in `jaxinfer.load`. A ``strategy`` other
+    than plain decoding (see `planned_strategy`) adds the plan of its step. ``nodes`` adds instead the plan of a step
+    that verifies any tree of so many nodes.
     """
 
     config: DecoderConfig
@@ -43,6 +43,7 @@ class Deployment:
     prompt_tokens: int = PREFILL_CHUNK
     dtype: str = "bfloat16"
     weights: str | None = None
+    collectives: str | None = None
     exact: str | None = None
     cache_dtype: str | None = None
     strategy_spec: str = Autoregressive.name
@@ -97,7 +98,7 @@ class Deployment:
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices, padded where it does not split evenly."""
-        return split_decoder(self.config, self.mesh, self.dtype, self.exact, self.cache_dtype)
+        return split_decoder(self.config, self.mesh, self.dtype, self.exact, self.cache_dtype, self.collectives)
 
     @cached_property
     def form(self) -> Format | None:
@@ -126,6 +127,7 @@ class Deployment:
             mesh=self.mesh,
             dtype=self.dtype,
             weights=self.weights,
+            collectives=self.collectives,
             exact=self.exact,
             cache_dtype=self.cache_dtype,
             prompt_tokens=self.padded_prompt_tokens if strategy is None else None,

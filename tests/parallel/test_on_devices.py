@@ -7,7 +7,15 @@ from tests.parallel.devices import FOLDER, run_on_devices
 # Two processes at most, as each makes the models anew.
 WIDE = (
     ("test_logits.py", "test_tokens.py"),
-    ("test_bits.py", "test_pipeline.py", "test_sequence.py", "test_placement.py", "test_engine.py", "test_few_bits.py"),
+    (
+        "test_bits.py",
+        "test_pipeline.py",
+        "test_sequence.py",
+        "test_placement.py",
+        "test_engine.py",
+        "test_few_bits.py",
+        "test_quantized_sums.py",
+    ),
 )
 
 

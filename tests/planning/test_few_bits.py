@@ -10,7 +10,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.few_bits.columns import ColumnArray
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.planning.compile import CompiledProgram
+from jaxinfer.planning.compile import CompiledProgram, compile_programs
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import count_footprint, decode_floor
 from jaxinfer.planning.known_models import planned_config
@@ -105,6 +105,20 @@ def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
     # One row of a table of bytes is taken where the table lies.
     copies = [each for each in program.instructions() if each.opcode == "copy" and not each.fused]
     assert not any(each.bytes >= 1024 * 512 for each in copies)
+
+
+@pytest.mark.slow
+@pytest.mark.tpu_compile
+def test_sums_in_bytes_send_half_of_what_bfloat16_takes():
+    """Counted in the compiled program, the layers' sums: each of 512 numbers of 8 rows, with a scale for each 128."""
+    sent = {}
+    for collectives in (None, "int8"):
+        options = {"mesh": MeshConfig(tensor=4), "collectives": collectives, "prompt_tokens": None}
+        program = compile_programs(TINY, "v5e:2x2", batch=8, max_len=256, **options)["decode"]
+        inside = [each for each in program.collectives() if each.loops == 2 and not each.branches]
+        sent[collectives] = sum(each.sent_bytes * each.runs for each in inside)
+    assert sent[None] == 2 * 2 * 8 * 512 * 2 * 2 * 3 // 4
+    assert sent["int8"] <= 0.52 * sent[None]
 
 
 def check(model: str, weights: str, batch: int) -> None:

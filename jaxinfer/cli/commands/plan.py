@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.arguments import (
     add_cache_dtype_argument,
+    add_collectives_argument,
     add_exact_argument,
     add_weights_argument,
     whole_number,
@@ -55,7 +56,7 @@ With --engine, bytes of one device:
     and the others of a program
 """
 # What plans of batches are told, and an engine's is not.
-_OF_BATCHES = ("batch", "prompt_tokens", "exact", "strategy", "nodes", "suggest", "plot")
+_OF_BATCHES = ("batch", "collectives", "prompt_tokens", "exact", "strategy", "nodes", "suggest", "plot")
 _OF_ENGINES = ("rows", "page_size")
 
 
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_weights_argument(parser)
     add_cache_dtype_argument(parser)
+    add_collectives_argument(parser)
     add_exact_argument(parser)
     parser.add_argument("--strategy", metavar="S", help="plan the verification step of this strategy too")
     parser.add_argument("--nodes", metavar="M", type=whole_number(2), help="plan the verification of any M nodes too")
@@ -142,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         weights=options.weights,
         cache_dtype=options.cache_dtype,
+        collectives=options.collectives,
         exact=options.exact,
         strategy_spec=options.strategy or "autoregressive",
         nodes=options.nodes or 0,
