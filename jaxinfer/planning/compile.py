@@ -185,9 +185,7 @@ def split_decoder(
     collectives: str | None = None,
 ) -> Partitioned:
     """Return the decoder as it is split over the devices of a TPU mesh."""
-    backend = choose_backend(
-        dtype, platform="tpu", exact=exact, cache_dtype=cache_dtype, collectives=collectives
-    )
+    backend = choose_backend(dtype, platform="tpu", exact=exact, cache_dtype=cache_dtype, collectives=collectives)
     return partition(config, backend, mesh.abstract)
 
 
