@@ -11,8 +11,6 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.columns import ColumnArray
 from jaxinfer.ops.quantized_sums import added_over
-from pallas_kernels.quant_matmul import quant_matmul
-from pallas_kernels.quant_matmul.reference import quant_matmul_reference
 
 
 def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: tuple[str | None, str | None]) -> Any:
@@ -20,6 +18,10 @@ def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: 
 
     The result is in the compute dtype.
     """
+    # Imported here: a program that is kept already starts without the kernels.
+    from pallas_kernels.quant_matmul import quant_matmul
+    from pallas_kernels.quant_matmul.reference import quant_matmul_reference
+
     lead = inputs.shape[:-1]
     form, dtype = kernel.form, jnp.dtype(backend.compute_dtype)
     if not math.prod(lead):
