@@ -14,6 +14,8 @@ from jaxinfer.planning.known_models import planned_config
 from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import plain_model, write_published
 
+pytest.importorskip("torch")
+
 PROMPTS = [[5, 9, 17, 5, 9, 17, 5, 9], [3, 3, 3, 4]]
 
 

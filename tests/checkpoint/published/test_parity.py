@@ -13,6 +13,8 @@ from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import plain_model, write_published
 from tests.models.hugging_face import logits_of
 
+pytest.importorskip("torch")
+
 IDS = np.random.default_rng(7).integers(1, 96, 24).tolist()
 ORDINARY, SLOW = ("gptq_act_order",), ("fp8_blocks", "nf4")
 # Of logits: their deviation.

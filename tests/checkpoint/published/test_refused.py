@@ -13,6 +13,8 @@ from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import as_torch, write_folder
 from tests.checkpoint.published.packing import Tensors
 
+pytest.importorskip("torch")
+
 OUTPUTS, WIDTH = 64, 128
 NAME = "m.q_proj"
 Config = dict
