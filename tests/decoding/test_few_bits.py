@@ -82,7 +82,7 @@ def test_texts_of_every_strategy_are_those_of_plain_decoding(quantized, name, fo
 
 @pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
-    plain, rounded_lm, _ = quantized("int8")
+    plain, rounded_lm, _ = quantized("int4")
     lm = rounded_lm if is_rounded else plain
     strategy = lm.resolve("draft_model:model=self,num_draft_tokens=3")
     kernel = strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
@@ -96,7 +96,7 @@ def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
 
 
 def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):
-    plain, *_ = quantized("int8")
+    plain, *_ = quantized("int4")
     refused = {"int9": "unknown weights", "gguf": "gguf is no form to round", "nf4:group=128": "groups of 128"}
     for weights, message in refused.items():
         with pytest.raises(InvalidOption, match=message):
@@ -106,7 +106,7 @@ def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):
 
 
 def test_a_draft_model_is_loaded_in_few_bits(quantized, tiny_llama_folder):
-    plain, *_ = quantized("int8")
+    plain, *_ = quantized("int4")
     strategy = plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=int8")
     assert strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"].form == INT8
 

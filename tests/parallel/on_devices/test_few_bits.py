@@ -116,6 +116,7 @@ def test_padding_cuts_no_group():
         pad_quantized(array, (None, places))
 
 
+@pytest.mark.slow
 def test_stages_hold_their_own_layers(folder, one_device):
     staged, whole = load_on(folder, "int8", "pipeline=2"), one_device("int8")
     kernel = staged.params["blocks"]["mlp"]["down"]["kernel"]

@@ -131,16 +131,27 @@ def test_exported_heads_draft_and_change_no_token(trained, trained_model):
     assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_heads_are_trained_on_a_base_in_few_bits(tiny_llama_folder, answers, tmp_path):
-    """They are for the weights before they were rounded and for those after."""
-    folder, out = tiny_llama_folder(vocab_size=258), tmp_path / "run"
+@pytest.fixture(scope="module")
+def on_few_bits(tiny_llama_folder, answers, tmp_path_factory):
+    """The folder of a run on a base in few bits, and the base before it was rounded and after."""
+    folder, out = tiny_llama_folder(vocab_size=258), tmp_path_factory.mktemp("few_bits") / "run"
     same = ("--model", folder, "--data", answers, "--out", out, "--weights", "nf4:group=32", "--draft-vocab", 60)
     assert train_heads(*same, "--heads", 2, *OPTIONS, "--epochs", 1, "--learning-rate", 1e-2) == 0
+    return out, [jaxinfer.load(folder, weights=weights) for weights in (None, "nf4:group=32")]
+
+
+def test_heads_are_trained_on_a_base_in_few_bits(on_few_bits):
+    """They are for the weights before they were rounded and for those after."""
+    out, (plain, rounded) = on_few_bits
     assert losses(out)[-1] < losses(out)[0]
-    plain, rounded = (jaxinfer.load(folder, weights=weights) for weights in (None, "nf4:group=32"))
     description = json.loads((out / "heads" / "heads.json").read_text())
     assert description["base_fingerprint"] == plain.fingerprint == rounded.base_fingerprint != rounded.fingerprint
-    for lm in (plain, rounded):
+
+
+@pytest.mark.slow
+def test_heads_draft_for_the_base_that_they_were_trained_on_and_the_one_before(on_few_bits):
+    out, models = on_few_bits
+    for lm in models:
         draft_with(lm, out)
 
 
