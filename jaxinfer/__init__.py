@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from jaxinfer.decoding.registry import describe_strategies as strategies
     from jaxinfer.decoding.strategy import Strategy
     from jaxinfer.grammar.grammar import Grammar
-    from jaxinfer.language_model import LanguageModel, load
+    from jaxinfer.language_model import LanguageModel
+    from jaxinfer.model_loading import load
     from jaxinfer.model_quantization import quantize
     from jaxinfer.models.config import DecoderConfig
     from jaxinfer.parallel.mesh import MeshConfig
@@ -49,7 +50,7 @@ _HOMES = MappingProxyType(
         "SamplingParams": ("jaxinfer.sampling.params", "SamplingParams"),
         "Strategy": ("jaxinfer.decoding.strategy", "Strategy"),
         "StreamPiece": ("jaxinfer.results", "StreamPiece"),
-        "load": ("jaxinfer.language_model", "load"),
+        "load": ("jaxinfer.model_loading", "load"),
         "quantize": ("jaxinfer.model_quantization", "quantize"),
         "strategies": ("jaxinfer.decoding.registry", "describe_strategies"),
     }

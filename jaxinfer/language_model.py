@@ -1,7 +1,6 @@
-"""A language model as people use it: text in, text out."""
+"""A language model as people use it: text in, text out; `jaxinfer.model_loading` makes one from a checkpoint."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, parse_layout
-from jaxinfer.checkpoint.few_bits import parse_few_bits
-from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.kept_programs import KeptPrograms
@@ -24,19 +21,18 @@ from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
-from jaxinfer.model_params import check_few_bits, loaded_checkpoint, read_params, stored_fingerprint
+from jaxinfer.model_params import loaded_checkpoint, stored_fingerprint
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
-from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.models.streaming import is_endless
 from jaxinfer.notation import Array, Float, Params
-from jaxinfer.ops.backend import Backend, choose_backend
+from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
-from jaxinfer.start_times import Clock, LoadTimes
+from jaxinfer.start_times import LoadTimes
 from jaxinfer.text_generation import Run, TextRequest, cut_batches, exhaust, run_requests, stream_pieces
 from jaxinfer.text_requests import check_new_tokens, is_next_turn, listed, sampling_of_each, text_requests
 from jaxinfer.tokenizers import Tokenizer, encode_chat, load_tokenizer
@@ -47,8 +43,6 @@ if TYPE_CHECKING:  # few use an engine
     from jaxinfer.engine.kept_pages import KeptPages
     from jaxinfer.engine.prefix import EnginePrefix
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-
 # Of compiled programs that are kept.
 _MAX_PROGRAMS_BYTES = 256 << 20
 
@@ -56,75 +50,6 @@ _MAX_PROGRAMS_BYTES = 256 << 20
 _ENDLESS = 2**30
 
 Prompt = str | Sequence[int]
-
-
-def load(
-    model: str | Path = DEFAULT_MODEL,
-    *,
-    dtype: str | None = None,
-    weights: str | None = None,
-    exact: str | None = None,
-    max_len: int | None = None,
-    cache: str | CacheLayout = "dense",
-    cache_dtype: str | None = None,
-    mesh: MeshConfig | Mesh | str | None = None,
-    collectives: str | None = None,
-    scan_layers: bool | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    kept: str | Path | None = None,
-    notice: Callable[[str], None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> "LanguageModel":
-    """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
-
-    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``weights`` are
-    rounded to ``"int8"``, ``"int4:group=64"``, ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``):
-    faster, and except for ``"gguf"`` another text. ``exact`` is what strategies share with plain decoding: ``"bits"``,
-    or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
-    ``max_len`` bounds prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``,
-    ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens
-    are kept: another text. ``cache_dtype`` keeps keys and values in 8 bits, ``int8`` or ``fp8``; another text too.
-    ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a
-    mesh of JAX with the same axes; with ``collectives="int8"`` they exchange sums in bytes: another text.
-    ``scan_layers`` overrides how the blocks run. ``kept`` is a folder, the user's alone, for converted weights and
-    compiled programs. ``notice`` gets lines for the user, ``progress`` bytes done and in all. Raises `JaxinferError`.
-    """
-    for name, value in (("model", model), ("revision", revision or ""), ("token", token or ""), ("kept", kept or "")):
-        if not isinstance(value, str | Path):
-            raise InvalidOption(f"{name} {shown(value)} is no text and no path")
-    backend = choose_backend(dtype, None, scan_layers, None, exact, cache_dtype, collectives)
-    layout, partitioner, few_bits = parse_layout(cache), partitioner_of(mesh), parse_few_bits(weights)
-    times, clock = LoadTimes(), Clock()
-    checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
-    family = family_of(checkpoint.config)
-    config = family.translate(checkpoint.config)
-    check_max_len(config, max_len, layout)
-    check_mesh(layout, partitioner)
-    check_few_bits(few_bits, backend)
-    partitioner.check(config)
-    times.open_seconds = clock.lap()
-    tokenizer = None
-    with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
-        tokenizer = read_tokenizer(checkpoint, config)
-    times.tokenizer_seconds = clock.lap()
-
-    names = family.tensor_names(config)
-    params = read_params(checkpoint, names, config, backend, partitioner, few_bits, kept, times, notice, progress)
-    times.weights_seconds = clock.lap()
-    return LanguageModel(
-        config,
-        params,
-        backend,
-        checkpoint,
-        tokenizer=tokenizer,
-        max_len=max_len,
-        cache=layout,
-        mesh=partitioner.mesh,
-        kept=kept,
-        load_times=times,
-        is_rounded=few_bits is not None and few_bits.form is not None,
-    )
 
 
 class LanguageModel:
@@ -351,7 +276,8 @@ class LanguageModel:
         """
         if not isinstance(token_ids, Iterable):
             raise InvalidOption(f"{token_ids!r} is not a list of sequences of token ids")
-        if not (rows := [check_ids(ids, self.config.vocab_size) for ids in token_ids]):
+        rows = [check_ids(ids, self.config.vocab_size) for ids in token_ids]
+        if not rows:
             raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
         longest, known = max(len(row) for row in rows), self.config.max_position
         if self.config.learned_positions is not None and longest > known:
@@ -377,10 +303,11 @@ class LanguageModel:
             raise InvalidOption(f"folder {shown(folder)} is no text and no path")
         if self._checkpoint is None:
             raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
-        from jaxinfer.checkpoint.convert import save  # few save
+        # Imported here: few save.
+        from jaxinfer.checkpoint.convert import save
 
-        mesh = self.programs.partitioner
-        padding = None if mesh.mesh is None else mesh.padding(self.config, self.backend)
+        partitioner = self.programs.partitioner
+        padding = None if partitioner.mesh is None else partitioner.padding(self.config, self.backend)
         loaded = loaded_checkpoint(self._checkpoint, self.params, self.config, padding, lambda: self.base_fingerprint)
         return save(loaded, folder, overwrite=overwrite, progress=progress)
 
@@ -453,8 +380,14 @@ class LanguageModel:
         parsed = parse_strategy(strategy)
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
-        about = self.config, self.backend, self.params, self.speaks_like
-        target = Target(*about, self.programs.partitioner, lambda: self.base_fingerprint)
+        target = Target(
+            self.config,
+            self.backend,
+            self.params,
+            self.speaks_like,
+            self.programs.partitioner,
+            lambda: self.base_fingerprint,
+        )
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if parsed not in self._resolved:

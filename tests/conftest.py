@@ -16,7 +16,8 @@ import jax
 import pytest
 
 from jaxinfer.decoding.live_programs import LIVE
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from tests.toys import write_tiny_llama, write_trained_llama
 
 # Where tests compile many programs whose meaning is what is tested, not how fast or how exactly they compute it.

@@ -80,7 +80,7 @@ def read_published(path: Path) -> None:
     tensors = open_checkpoint(path).tensors
     for name in tensors.shapes():
         tensors.read(name, np.dtype(np.float16))
-        if isinstance(tensors, QuantizedSource) and name in tensors.forms():
+        if isinstance(tensors, QuantizedSource) and tensors.forms().get(name):
             tensors.quantized(name)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import DEFAULT_MODEL
 from jaxinfer.ops.backend import DTYPES
 from jaxinfer.parallel.mesh import parse_mesh
 from train.command import existing_file, number

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import DEFAULT_MODEL, load
+from jaxinfer.model_loading import DEFAULT_MODEL, load
 from jaxinfer.results import GenerationResult
 from train.arguments import add_answer_arguments
 from train.command import existing_file, run_command

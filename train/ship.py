@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxinfer.checkpoint.drafters.shipped import DRAFTERS
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.errors import JaxinferError
-from jaxinfer.language_model import DEFAULT_MODEL
+from jaxinfer.model_loading import DEFAULT_MODEL
 from train.command import EXIT_INTERRUPTED, run_command
 from train.data.self_prompts import CATEGORY
 from train.texts.records import read_records

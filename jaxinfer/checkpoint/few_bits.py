@@ -39,13 +39,12 @@ class FewBits:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise InvalidOption for a checkpoint that has no blocks to read, or is in few bits already."""
         tensors = checkpoint.tensors
-        if checkpoint.quantized_by is not None:
-            raise InvalidOption(
-                f"weights {self.name!r}: those of {checkpoint.origin} are in few bits already "
-                f"({checkpoint.quantized_by}): leave weights= out, or convert the model with --dtype first"
-            )
         if isinstance(tensors, QuantizedSource) and tensors.forms():
-            raise InvalidOption(f"weights {self.name!r}: {checkpoint.origin} is in few bits already; leave weights out")
+            how = f" ({checkpoint.quantized_by})" if checkpoint.quantized_by else ""
+            mend = "leave weights= out, or convert the model with --dtype first"
+            raise InvalidOption(
+                f"weights {self.name!r}: those of {checkpoint.origin} are in few bits already{how}: {mend}"
+            )
         if self.form is not None:
             return
         if not isinstance(tensors, BlockSource):
@@ -57,15 +56,15 @@ class FewBits:
 
 @dataclass
 class FewBitsReader:
-    """Reads what can be in few bits; without ``few_bits``, what is stored so.
+    """Rounds what can be in few bits, or takes a GGUF file's blocks as they are (`MatrixReader`)."""
 
-    ``widened`` names the types of a GGUF file that have no products of their own. ``by_columns`` is whether kernels are
-    wanted as TPU kernels read them (`read_few_bits`).
-    """
-
-    few_bits: FewBits | None
-    widened: set[str] = field(default_factory=set)
+    few_bits: FewBits
     by_columns: bool = False
+    widened: set[str] = field(default_factory=set)
+
+    def named(self, checkpoint: Checkpoint) -> str:
+        """Return what is asked for."""
+        return f"weights {self.few_bits.name!r}"
 
     def read(self, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any) -> QuantizedArray | None:
         """Return a kernel or a table in few bits, None for a parameter that stays as it is.
@@ -74,8 +73,6 @@ class FewBitsReader:
         """
         if not (is_kernel(leaf.path) or is_table(leaf.path)):
             return None
-        if self.few_bits is None:
-            return _stored(checkpoint, leaf)
         if self.few_bits.form is None:
             return self._blocks(checkpoint, leaf)
         form = INT8 if is_table(leaf.path) else self.few_bits.form
@@ -100,7 +97,7 @@ class FewBitsReader:
             if kind is None:
                 return None
             if kind not in GGUF_FORMATS or rows is None or source.transposed:
-                self.widened.add(kind)
+                self.widened.add(f"blocks of {kind}, which have no products of their own")
                 return None
             found.append(_split(checkpoint.origin, source.tensor, rows, kind))
         return join_layers(leaf, [rows_of(each, source.rows(leaf.shape[0])) for each, source in zip(found, sources)])
@@ -134,23 +131,6 @@ _SIZES = tuple(map(str, GROUPS))
 _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"int4": {"group": _SIZES, "symmetric": ("yes", "no")}, "nf4": {"group": _SIZES}}
 )
-
-
-def _stored(checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:
-    """Return a parameter in the form in which all of its tensors are stored, None if they are not in few bits."""
-    tensors = checkpoint.tensors
-    assert isinstance(tensors, QuantizedSource)
-    forms = tensors.forms()
-    names = [part.tensor for parts in leaf.sources for part in parts]
-    if not any(name in forms for name in names):
-        return None
-    if missing := [name for name in names if name not in forms]:
-        raise InvalidCheckpoint(f"{checkpoint.origin}: {missing[0]} is not in few bits, but other parts of it are")
-    layers = []
-    for parts in leaf.sources:
-        cut = [rows_of(tensors.quantized(part.tensor), part.rows(leaf.num_rows)) for part in parts]
-        layers.append(cut[0] if len(cut) == 1 else jax.tree.map(lambda *rows: np.concatenate(rows), *cut))
-    return join_layers(leaf, layers)
 
 
 def join_layers(leaf: Leaf, layers: list[QuantizedArray]) -> QuantizedArray:

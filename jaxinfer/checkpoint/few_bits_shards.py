@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxinfer.checkpoint.aligned import aligned_empty
-from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.leaves import Leaf
+from jaxinfer.checkpoint.matrix_readers import MatrixReader
 from jaxinfer.checkpoint.shards import Box, distinct_boxes, make_sharded
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
@@ -19,23 +19,20 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 
 
-def read_few_bits(
-    few_bits: FewBitsReader, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any
-) -> QuantizedArray | None:
-    """Return what ``few_bits`` reads, padded and split as ``leaf.struct`` says; on one device, as it reads it.
+def read_few_bits(reader: MatrixReader, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any) -> QuantizedArray | None:
+    """Return what ``reader`` reads, padded and split as ``leaf.struct`` says; on one device, as it reads it.
 
     Weights are rounded before they are padded and split, so that a mesh multiplies by the weights of one device. Memory
     holds no more than the devices' parts and one layer's kernel.
     """
-    by_columns = few_bits.by_columns and leaf.path[0] != "embed"
+    by_columns = reader.by_columns and leaf.path[0] != "embed"
     if leaf.struct.sharding is None:
-        found = few_bits.read(checkpoint, leaf, read_plainly)
+        found = reader.read(checkpoint, leaf, read_plainly)
         return maybe_by_columns(found, found.shape[-1]) if found is not None and by_columns else found
     sharding, padding = leaf.struct.sharding, leaf.padding[leaf.stacked :]
     if leaf.transposed:
         sharding, padding = transposed(sharding), padding[::-1]
-    asked = checkpoint.origin if few_bits.few_bits is None else f"weights {few_bits.few_bits.name!r}"
-    name = f"{asked}: {leaf.sources[0][0].tensor}"
+    name = f"{reader.named(checkpoint)}: {leaf.sources[0][0].tensor}"
     held: _Held | None = None
     for layer, parts in enumerate(leaf.sources):
         shape = leaf.shape
@@ -47,7 +44,7 @@ def read_few_bits(
             transposed=False,
             padding=(None,) * len(shape),
         )
-        found = few_bits.read(checkpoint, plain, read_plainly)
+        found = reader.read(checkpoint, plain, read_plainly)
         if found is None:
             return None
         padded = pad_quantized(jax.tree.map(np.asarray, found), padding, name)

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jaxinfer.checkpoint.aligned import aligned_empty
-from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.few_bits_shards import read_few_bits
 from jaxinfer.checkpoint.leaves import Leaf, list_leaves
+from jaxinfer.checkpoint.matrix_readers import MatrixReader
 from jaxinfer.checkpoint.shards import Box, make_sharded
 from jaxinfer.checkpoint.source import Checkpoint, SparingSource
 from jaxinfer.errors import InvalidCheckpoint
@@ -28,16 +28,16 @@ def load_params(
     abstract: Mapping[str, Any],
     progress: Progress | None = None,
     padding: Mapping[str, Any] | None = None,
-    few_bits: FewBitsReader | None = None,
+    matrices: MatrixReader | None = None,
 ) -> Params:
     """Read the parameters that ``abstract`` describes, in its dtypes.
 
     ``abstract`` is a nested dictionary of ``jax.ShapeDtypeStruct`` from `jaxinfer.models.decoder.abstract_params`, with
     stacked blocks or not. If a struct has a sharding, every device of this process gets its shard, and memory holds no
     more than these shards and one tensor, or two copies of one whose rows are in another order. ``padding`` gives the
-    source of each element of padded parameters (`jaxinfer.models.padding.parameter_sources`). ``few_bits`` reads
-    kernels and tables; kernels are then ``[out, in]``. ``progress`` receives the parameter bytes done and in total.
-    Raises :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
+    source of each element of padded parameters (`jaxinfer.models.padding.parameter_sources`). ``matrices`` reads
+    kernels and tables in few bits; kernels are then ``[out, in]``. ``progress`` receives the parameter bytes done and
+    in total. Raises :class:`InvalidCheckpoint` for a missing, extra or misshapen tensor before any weight is read.
     """
     names = names.spelled_in(checkpoint.tensors.shapes())
     leaves = list(list_leaves(abstract, names, padding))
@@ -50,7 +50,7 @@ def load_params(
         node = params
         for part in leaf.path[:-1]:
             node = node.setdefault(part, {})
-        quantized = None if few_bits is None else read_few_bits(few_bits, checkpoint, leaf, _read)
+        quantized = None if matrices is None else read_few_bits(matrices, checkpoint, leaf, _read)
         if quantized is None:
             node[leaf.path[-1]] = _read(checkpoint, leaf)
         else:

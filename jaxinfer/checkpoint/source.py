@@ -77,8 +77,11 @@ class StoredForm(NamedTuple):
 class QuantizedSource(TensorSource, Protocol):
     """Tensors of which some are stored in few bits, and become parameters so."""
 
-    def forms(self) -> Mapping[str, StoredForm]:
-        """Return the form of every tensor in few bits by its name; reads no weights."""
+    def forms(self) -> Mapping[str, StoredForm | None]:
+        """Return the form of every tensor in few bits by its name, None if there is none of its kind.
+
+        Reads no codes.
+        """
         ...
 
     def quantized(self, name: str) -> QuantizedArray:
@@ -88,8 +91,8 @@ class QuantizedSource(TensorSource, Protocol):
 
 def widened(source: QuantizedSource, name: str, dtype: np.dtype) -> np.ndarray:
     """Read a tensor in few bits as plain numbers."""
-    rows = source.quantized(name).dequantize()
-    return (rows.T if source.forms()[name].is_transposed else rows).astype(dtype)
+    rows, stored = source.quantized(name).dequantize(), source.forms()[name]
+    return (rows.T if stored is not None and stored.is_transposed else rows).astype(dtype)
 
 
 @runtime_checkable

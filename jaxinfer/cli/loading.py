@@ -6,7 +6,8 @@ import sys
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.cli.processes import join_processes
 from jaxinfer.jax_setup import kept_folder, prepare_jax
-from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import DEFAULT_MODEL, load
 
 
 def load_model(options: argparse.Namespace) -> LanguageModel:

@@ -1,6 +1,6 @@
 """Parameters of a model in few bits: its kernels rounded to a form, its tables to bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,10 +24,10 @@ def is_kernel(path: tuple[str, ...]) -> bool:
     return path[-1] in (KERNEL, TRANSPOSED_KERNEL)
 
 
-def in_few_bits(params: Params, form: Format, named: str) -> Params:
-    """Return parameters, in few bits or not, rounded to a form; kernels are then ``[out, in]``.
+def change_matrices(params: Mapping[str, Any], change: Callable[[tuple[str, ...], Any], Any]) -> Params:
+    """Return parameters, or what describes them, after ``change(path, matrix)`` of each kernel ``[out, in]`` and table.
 
-    Raises InvalidOption, which begins with ``named``, for rows that do not divide into groups.
+    Kernels stay ``[out, in]``.
     """
 
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
@@ -36,14 +36,25 @@ def in_few_bits(params: Params, form: Format, named: str) -> Params:
             here = (*path, key)
             if isinstance(value, Mapping):
                 made[key] = walk(value, here)
-            elif is_kernel(here) or is_table(here):
-                rows = stored_kernel(node) if is_kernel(here) else value
-                chosen = INT8 if is_table(here) else form
-                chosen.check_width(f"{named}: {'.'.join(here)}", rows.shape[-1])
-                rows = rows.dequantize() if isinstance(rows, QuantizedArray) else jnp.asarray(rows)
-                made[KERNEL if is_kernel(here) else key] = round_to_nearest(rows, chosen)
+            elif is_kernel(here):
+                made[KERNEL] = change((*path, KERNEL), stored_kernel(node))
             else:
-                made[key] = value
+                made[key] = change(here, value) if is_table(here) else value
         return made
 
     return walk(params, ())
+
+
+def in_few_bits(params: Params, form: Format, named: str) -> Params:
+    """Return parameters, in few bits or not, with kernels rounded to a form and tables to bytes.
+
+    Raises InvalidOption, which begins with ``named``, for rows that do not divide into groups.
+    """
+
+    def rounded(path: tuple[str, ...], matrix: Any) -> QuantizedArray:
+        chosen = INT8 if is_table(path) else form
+        chosen.check_width(f"{named}: {'.'.join(path)}", matrix.shape[-1])
+        plain = matrix.dequantize() if isinstance(matrix, QuantizedArray) else jnp.asarray(matrix)
+        return round_to_nearest(plain, chosen)
+
+    return change_matrices(params, rounded)

@@ -61,8 +61,8 @@ class Backend:
     vocabulary use the CPU kernels, whose results for a token have the same bits in any company; they also multiply
     drafters' rounded weights. Each device of a mesh runs them on its parts. Without a mesh they read rows of 16-bit
     tables and find the best token, too. ``step_rows`` is the number of nodes that a step is filled up to, or to a
-    multiple of, where no kernels keep bits (`fixed_rows`). ``collectives`` is what
-    devices send each other to add up activations: ``int8``, or None for what they are (`quantized_sums`).
+    multiple of, where no kernels keep bits (`fixed_rows`). ``collectives`` is what devices send each other to add up
+    activations: ``int8``, or None for what they are (`quantized_sums`).
     """
 
     platform: Platform

@@ -10,8 +10,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.checkpoint.few_bits import FewBitsReader
 from jaxinfer.checkpoint.load import Progress, load_params
+from jaxinfer.checkpoint.matrix_readers import MatrixReader
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
@@ -106,15 +106,15 @@ class Partitioner:
         config: DecoderConfig,
         backend: Backend,
         progress: Progress | None = None,
-        few_bits: FewBitsReader | None = None,
+        matrices: MatrixReader | None = None,
     ) -> Params:
         """Read the partitioned decoder's parameters, each device its own part; see `jaxinfer.checkpoint.load`."""
         part = self.partition(config, backend)
         abstract = abstract_params(*part)
         if self.mesh is None:
-            return load_params(checkpoint, names, abstract, progress, few_bits=few_bits)
+            return load_params(checkpoint, names, abstract, progress, matrices=matrices)
         placed = jax.tree.map(_placed, abstract, parameter_shardings(*part, self.mesh))
-        return load_params(checkpoint, names, placed, progress, self.padding(config, backend), few_bits)
+        return load_params(checkpoint, names, placed, progress, self.padding(config, backend), matrices)
 
     def place_params(self, config: DecoderConfig, backend: Backend, params: Params) -> Params:
         """Split a decoder's parameters, padded or not, over the mesh; lay kernels in few bits as the backend wants."""

@@ -7,7 +7,7 @@ import jax
 
 from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.layers import KERNEL
+from jaxinfer.models.few_bits import change_matrices, is_table
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.formats import INT8, Format
@@ -23,33 +23,20 @@ def planned_form(weights: str | None) -> Format | None:
     return None if few_bits is None else few_bits.form
 
 
-def in_few_bits(params: Mapping[str, Any], form: Format) -> Params:
-    """Return described parameters with kernels in a form and tables in int8, placed as their parts are."""
+def described_in_few_bits(params: Mapping[str, Any], form: Format) -> Params:
+    """Return described parameters with kernels in a form and tables in bytes, placed as their parts are."""
 
-    def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
-        made: Params = {}
-        for key, value in node.items():
-            if isinstance(value, Mapping):
-                made[key] = walk(value, (*path, key))
-            elif key == KERNEL or (*path, key) == ("embed", "embedding"):
-                is_table = path[0] in ("embed", "head")
-                made[key] = _rounded(".".join(path), value, INT8 if is_table else form, path[0] != "embed")
-            else:
-                made[key] = value
-        return made
+    def rounded(path: tuple[str, ...], struct: Any) -> Any:
+        chosen, name = INT8 if is_table(path) else form, f"weights: {'.'.join(path)}"
+        chosen.check_width(name, struct.shape[-1])
+        array = jax.eval_shape(lambda weights: round_to_nearest(weights, chosen), struct)
+        width = check_split(array, struct.sharding, name)
+        if path[0] != "embed":
+            array = jax.eval_shape(lambda array: maybe_by_columns(array, width), array)
+        return jax.tree.map(
+            lambda part, where: jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=where),
+            array,
+            part_shardings(array, struct.sharding),
+        )
 
-    return walk(params, ())
-
-
-def _rounded(name: str, struct: Any, form: Format, may_lie_by_columns: bool) -> Any:
-    name = f"weights: {name}"
-    form.check_width(name, struct.shape[-1])
-    array = jax.eval_shape(lambda weights: round_to_nearest(weights, form), struct)
-    width = check_split(array, struct.sharding, name)
-    if may_lie_by_columns:
-        array = jax.eval_shape(lambda array: maybe_by_columns(array, width), array)
-    return jax.tree.map(
-        lambda part, where: jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=where),
-        array,
-        part_shardings(array, struct.sharding),
-    )
+    return change_matrices(params, rounded)

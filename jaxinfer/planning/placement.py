@@ -20,7 +20,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
-from jaxinfer.planning.few_bits import in_few_bits
+from jaxinfer.planning.few_bits import described_in_few_bits
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
 
@@ -30,7 +30,7 @@ AnyMesh = Mesh | AbstractMesh
 def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh, form: Format | None = None) -> Params:
     """Describe a decoder's parameters with their placement; kernels are in a ``form`` of few bits, if there is one."""
     params = placed(abstract_params(config, backend), parameter_shardings(config, backend, mesh))
-    return params if form is None else in_few_bits(params, form)
+    return params if form is None else described_in_few_bits(params, form)
 
 
 def placed_state(

@@ -70,7 +70,7 @@ def test_types_without_products_of_their_own_are_widened_and_named(tmp_path, mon
     said = []
     monkeypatch.setattr(few_bits, "GGUF_FORMATS", {"Q8_0": GGUF_FORMATS["Q8_0"]})
     lm = jaxinfer.load(path, weights="gguf", notice=said.append)
-    assert said == [f"{path}: blocks of Q5_1 are widened to float32"]
+    assert said == [f"{path}: matrices are widened to float32: blocks of Q5_1, which have no products of their own"]
     assert not is_quantized(lm.params["embed"]["embedding"])
     assert is_quantized(lm.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"])
 

@@ -101,7 +101,7 @@ def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):
     for weights, message in refused.items():
         with pytest.raises(InvalidOption, match=message):
             plain.resolve(f"draft_model:model=self,weights={weights}")
-    with pytest.raises(InvalidOption, match=r"is no GGUF file; use int8 or int4"):
+    with pytest.raises(InvalidOption, match="is no GGUF file; use int8 or int4"):
         plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=gguf")
 
 

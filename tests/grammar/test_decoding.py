@@ -7,7 +7,7 @@ import pytest
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.grammar import Grammar
-from jaxinfer.language_model import load
+from jaxinfer.model_loading import load
 from jaxinfer.sampling import SamplingParams
 from tests.toys import encode_bytes
 

@@ -102,14 +102,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "kernels in few bits that lie the other way round are widened as they are",
         "jaxinfer/checkpoint/source.py",
-        "(rows.T if source.forms()[name].is_transposed else rows)",
+        "(rows.T if stored is not None and stored.is_transposed else rows)",
         "rows",
         f"{_SAVED}::test_kernels_are_found_in_whatever_parts_the_checkpoint_has_them",
     ),
     Fault(
         "a saved model forgets what it was rounded from",
         "jaxinfer/model_params.py",
-        "rounded_from=trained_on() if tensors.forms() else None",
+        "rounded_from=base_fingerprint() if tensors.forms() else None",
         "rounded_from=None",
         f"{_SAVED}::test_what_was_saved_loads_to_the_same_bits",
     ),
@@ -179,8 +179,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a model's own draft is as wide as the model",
         "jaxinfer/models/few_bits.py",
-        "made[KERNEL if is_kernel(here) else key] = round_to_nearest(rows, chosen)",
-        "made[key] = value",
+        "made[KERNEL] = change((*path, KERNEL), stored_kernel(node))",
+        "made[KERNEL] = stored_kernel(node)",
         "tests/decoding/test_few_bits.py::test_a_model_drafts_for_itself_in_fewer_bits",
     ),
     Fault(

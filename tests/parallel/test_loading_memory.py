@@ -28,7 +28,7 @@ jax.devices()
 before, done, peak = anonymous_bytes(), threading.Event(), [0]
 thread = threading.Thread(target=watch)
 thread.start()
-lm = jaxinfer.language_model.load(sys.argv[1], dtype="float32", mesh=sys.argv[2])
+lm = jaxinfer.load(sys.argv[1], dtype="float32", mesh=sys.argv[2])
 done.set()
 thread.join()
 leaves = jax.tree.leaves(lm.params)

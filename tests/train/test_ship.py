@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from jaxinfer.checkpoint.drafters.shipped import DRAFTERS
-from jaxinfer.language_model import DEFAULT_MODEL
+from jaxinfer.model_loading import DEFAULT_MODEL
 from train import medusa, prompts, ship
 from train.arguments import identity
 from train.data import __main__ as data

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import DEFAULT_MODEL, load
 from jaxinfer.sampling.params import SamplingParams
 from train.arguments import add_answer_arguments
 from train.command import number

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxinfer.errors import InvalidOption, JaxinferError
-from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import DEFAULT_MODEL, load
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.sampling.params import SamplingParams
 from train.arguments import add_answer_arguments

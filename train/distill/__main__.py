@@ -13,7 +13,8 @@ from typing import Any
 
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params

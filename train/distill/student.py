@@ -12,7 +12,8 @@ import numpy as np
 from jaxinfer.checkpoint.hf_folder import read_json_object
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import init_params
 from jaxinfer.models.families.registry import decoder_config

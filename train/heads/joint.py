@@ -19,7 +19,8 @@ import optax
 
 from jaxinfer.checkpoint.drafters.heads import read_heads
 from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params

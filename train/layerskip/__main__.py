@@ -21,7 +21,8 @@ from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import CheckpointNotFound
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder, init_params
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.fingerprint import fingerprint

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.drafters.heads import vocabulary_rows
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams

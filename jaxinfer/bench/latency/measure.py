@@ -16,7 +16,8 @@ from jaxinfer.bench.latency.roofline import Cost, decode_cost, prefill_cost
 from jaxinfer.bench.latency.times import Times
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.errors import InvalidOption
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.ops.backend import choose_backend, default_platform
 from jaxinfer.parallel.partitioner import Partitioner, partitioner_of
 from jaxinfer.results import GenerationStats

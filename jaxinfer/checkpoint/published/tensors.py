@@ -49,18 +49,14 @@ class PublishedTensors:
             return self._layers[name].read().dense().astype(dtype, copy=False)
         return self._source.read(name, dtype)
 
-    def is_coded(self, name: str) -> bool:
-        """Whether a tensor is stored in few bits, in a form that is multiplied or not."""
-        return name in self._layers
-
-    def forms(self) -> Mapping[str, StoredForm]:
-        """Return the form of every matrix whose bits lie in one that is multiplied; reads scales, but no codes."""
+    def forms(self) -> Mapping[str, StoredForm | None]:
+        """Return the form of every matrix in few bits, None if it lies in none; reads scales, but no codes."""
         return self._forms
 
     @cached_property
-    def _forms(self) -> dict[str, StoredForm]:
+    def _forms(self) -> dict[str, StoredForm | None]:
         found = {name: layer.read().form for name, layer in self._layers.items()}
-        return {name: StoredForm(form) for name, form in found.items() if form is not None}
+        return {name: None if form is None else StoredForm(form) for name, form in found.items()}
 
     def quantized(self, name: str) -> QuantizedArray:
         """Read a matrix in few bits."""

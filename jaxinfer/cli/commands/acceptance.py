@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.cli.loading import load_model
     from jaxinfer.decoding.registry import parse_strategy
-    from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.model_loading import DEFAULT_MODEL
     from jaxinfer.sampling.params import SamplingParams
 
     if options.chart is not None:

@@ -69,7 +69,7 @@ def _run_latency(options: argparse.Namespace) -> int:
     from jaxinfer.bench.latency.measure import Workload, measure_latency
     from jaxinfer.bench.latency.table import latency_lines
     from jaxinfer.jax_setup import prepare_jax
-    from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.model_loading import DEFAULT_MODEL
     from jaxinfer.planning.topology import without_persistent_cache
 
     prepare_jax()

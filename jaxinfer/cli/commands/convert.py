@@ -60,7 +60,7 @@ def _convert_in_few_bits(options: argparse.Namespace, calibration: str | None) -
     """Convert by way of a loaded model; what a method has done outlives an interruption, beside the destination."""
     from jaxinfer.checkpoint.convert import check_destination, keep_source
     from jaxinfer.checkpoint.few_bits import parse_few_bits
-    from jaxinfer.language_model import load
+    from jaxinfer.model_loading import load
     from jaxinfer.model_quantization import form_of, quantize
 
     target, by_method = check_destination(options.destination, options.overwrite), options.method != METHODS[0]

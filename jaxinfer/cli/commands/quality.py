@@ -86,12 +86,15 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.bench.quality.table import quality_lines
     from jaxinfer.checkpoint.few_bits import parse_few_bits
     from jaxinfer.cli.loading import load_model
-    from jaxinfer.language_model import DEFAULT_MODEL, LanguageModel
+    from jaxinfer.language_model import LanguageModel
+    from jaxinfer.model_loading import DEFAULT_MODEL
     from jaxinfer.model_quantization import form_of, quantize
     from jaxinfer.ops.backend import check_cache_dtype
 
     parsed = [parse_few_bits(form) for form in options.weights]
     by_method = [each.name for each in parsed if each and each.form is not None] if options.method != "rtn" else []
+    if options.method != "rtn" and not by_method:
+        raise InvalidOption(f"--method {options.method} chooses weights: give --weights int8 or int4:group=64")
     for form in by_method:
         form_of(form)
     if options.chart is not None:

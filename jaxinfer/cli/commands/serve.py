@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.cli.loading import load_model
     from jaxinfer.decoding.registry import parse_strategy
-    from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.model_loading import DEFAULT_MODEL
     from jaxinfer.server.http.hosts import is_loopback
     from jaxinfer.server.log.writer import RequestLog
     from jaxinfer.server.options import ServerOptions

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.bench.throughput.table import throughput_lines
     from jaxinfer.cli.loading import load_model
     from jaxinfer.decoding.registry import parse_strategy
-    from jaxinfer.language_model import DEFAULT_MODEL
+    from jaxinfer.model_loading import DEFAULT_MODEL
     from jaxinfer.sampling.params import SamplingParams
 
     parse_strategy(options.strategy)

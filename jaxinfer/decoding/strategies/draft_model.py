@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader, parse_few_bits
+from jaxinfer.checkpoint.few_bits import FewBits, parse_few_bits
+from jaxinfer.checkpoint.matrix_readers import choose_reader
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
@@ -43,8 +44,8 @@ class DraftModel(Strategy):
     """Draft a chain with any smaller model of the same vocabulary.
 
     ``model`` names it as `jaxinfer.load` does, and ``weights`` its few bits; ``self`` is the target in fewer bits
-    (default: int4:group=32). Under ``match`` it draws with the target's own noise, so that the two
-    agree wherever their distributions do; under ``rejection`` it draws with its own and p / q decides. ``schedule``
+    (default: int4:group=32). Under ``match`` it draws with the target's own noise, so that the two agree wherever their
+    distributions do; under ``rejection`` it draws with its own and p / q decides. ``schedule``
     sets the draft's length: ``constant``, ``heuristic`` (two more after full acceptance, else one less),
     ``confidence`` (up to the first draft that the drafter gave less than ``confidence``) or ``bass`` (one for the whole
     batch, led by the row that accepted most; 2404.15778). ``num_draft_tokens`` is the first length and
@@ -133,11 +134,9 @@ class DraftModel(Strategy):
                 "of the same vocabulary"
             )
         backend = choose_backend(target.backend.param_dtype, scan_layers=target.backend.scan_layers)
-        if few_bits is not None:
-            few_bits.check(checkpoint)
-        reader = few_bits and FewBitsReader(few_bits)
+        reader = choose_reader(checkpoint, few_bits, backend, is_split=target.partitioner.mesh is not None)
         names = family.tensor_names(config)
-        params = target.partitioner.load_params(checkpoint, names, config, backend, few_bits=reader)
+        params = target.partitioner.load_params(checkpoint, names, config, backend, matrices=reader)
         return self._partitioned(config, backend, params, target)
 
     def _in_few_bits(self, few_bits: FewBits, target: Target) -> "DraftModel":

@@ -8,9 +8,10 @@ import pytest
 
 import jaxinfer
 from jaxinfer.checkpoint.convert import convert
-from jaxinfer.checkpoint.few_bits import FewBitsReader, parse_few_bits
+from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.checkpoint.load import load_params
 from jaxinfer.checkpoint.loaded import LoadedTensors
+from jaxinfer.checkpoint.matrix_readers import choose_reader
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.orbax import marker as orbax_marker
 from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource
@@ -85,8 +86,9 @@ def test_kernels_are_found_in_whatever_parts_the_checkpoint_has_them(model_type,
     plain = LoadedTensors(random_params(decoder, scan_layers=scan_layers), names, None)
 
     def load(tensors, few_bits):
-        abstract = abstract_params(decoder, backend)
-        return load_params(Checkpoint("here", config, tensors), names, abstract, few_bits=FewBitsReader(few_bits))
+        checkpoint = Checkpoint("here", config, tensors)
+        reader = choose_reader(checkpoint, few_bits, backend, is_split=False)
+        return load_params(checkpoint, names, abstract_params(decoder, backend), matrices=reader)
 
     params = load(plain, parse_few_bits("int4:group=32"))
     tensors = LoadedTensors(params, names, None)
@@ -149,19 +151,31 @@ def test_forms_that_belong_to_another_folder_are_refused(saved, tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_what_cannot_be_done_with_few_bits_is_refused_in_one_line(saved):
-    with pytest.raises(InvalidOption, match=r"weights 'int8': .* is in few bits already; leave weights out"):
+def test_weights_are_not_rounded_twice(saved):
+    with pytest.raises(InvalidOption, match=r"'int8': those of .* are in few bits already: leave weights= out, or"):
         jaxinfer.load(saved, weights="int8")
-    with jax.enable_x64(True), pytest.raises(InvalidOption, match="weights in few bits multiply in float32: choose"):
-        jaxinfer.load(saved, dtype="float64")
+
+
+def test_what_has_no_products_is_widened_and_said_to_be(saved):
+    said = []
+    with jax.enable_x64(True):
+        lm = jaxinfer.load(saved, dtype="float64", notice=said.append)
+    assert not any(map(is_quantized, jax.tree.leaves(lm.params, is_leaf=is_quantized)))
+    assert said == [f"{saved}: matrices are widened to float64: products in float64"]
 
 
 def test_layers_in_several_forms_run_one_by_one(tmp_path):
-    folder = write_tiny_llama(tmp_path)
+    folder, said = write_tiny_llama(tmp_path), []
     lm = jaxinfer.load(folder, weights="int4:group=32", scan_layers=False)
     other = jaxinfer.load(folder, weights="int8", scan_layers=False)
     lm.params["blocks"]["layer_1"] = other.params["blocks"]["layer_1"]
     saved = lm.save(tmp_path / "mixed")
     assert_same(jaxinfer.load(saved, scan_layers=False).params, lm.params)
-    with pytest.raises(InvalidOption, match="in several forms cannot be scanned: leave scan_layers out"):
-        jaxinfer.load(saved, scan_layers=True)
+    scanned = jaxinfer.load(saved, scan_layers=True, notice=said.append)
+    assert not is_quantized(scanned.params["blocks"]["mlp"]["up"]["kernel"])
+    assert said == [f"{saved}: matrices are widened to float32: layers or parts in several forms"]
+
+
+def test_a_draft_model_has_the_bits_of_its_folder(source, saved):
+    strategy = jaxinfer.load(source).resolve(f"draft_model:model={saved}")
+    assert_same(strategy.params, jaxinfer.load(saved).params)

@@ -33,7 +33,7 @@ def read(tmp_path, name: str, edit: Callable[[Config, Tensors], None]) -> None:
     assert isinstance(source, PublishedTensors)
     for weight in source.shapes():
         source.read(weight, np.dtype(np.float32))
-        if weight in source.forms():
+        if source.forms().get(weight):
             source.quantized(weight)
 
 

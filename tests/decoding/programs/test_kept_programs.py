@@ -20,7 +20,8 @@ from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.kept.conditions import compiler_conditions
 from jaxinfer.kept.folder import KeptFolder
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.results import GenerationResult
 from jaxinfer.sampling.params import SamplingParams
@@ -51,7 +52,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, tiny_llama_folder: Callable[.
 def test_another_process_says_the_same_without_compiling(said: tuple[Path, Path, Any]) -> None:
     model, kept, plain = said
     script = (
-        "import json, sys; from jaxinfer.language_model import load; from jaxinfer.sampling.params import "
+        "import json, sys; from jaxinfer.model_loading import load; from jaxinfer.sampling.params import "
         "SamplingParams; model = load(sys.argv[1], kept=sys.argv[2]); (result,) = model.generate([json.loads("
         "sys.argv[3])], max_new_tokens=6, sampling=SamplingParams(temperature=0.9, top_p=0.95, seed=3, logprobs=True));"
         "print(json.dumps([result.tokens, result.logprobs, vars(model.programs.times), model.programs.kept.notes, "

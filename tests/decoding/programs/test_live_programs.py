@@ -22,7 +22,8 @@ from jaxinfer.decoding import live_programs
 from jaxinfer.decoding.live_programs import LIVE, Bound, LivePrograms, system_bound
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.language_model import LanguageModel, load
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.results import GenerationResult
 from jaxinfer.sampling.params import SamplingParams

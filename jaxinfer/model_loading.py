@@ -1,0 +1,94 @@
+"""Loads a language model from a checkpoint."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from jaxinfer.cache.layouts import CacheLayout, parse_layout
+from jaxinfer.checkpoint.few_bits import parse_few_bits
+from jaxinfer.checkpoint.open import open_checkpoint
+from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_checks import check_max_len, check_mesh, read_tokenizer
+from jaxinfer.model_params import check_few_bits, read_params
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.parallel.partitioner import partitioner_of
+from jaxinfer.start_times import Clock, LoadTimes
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def load(
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    dtype: str | None = None,
+    weights: str | None = None,
+    exact: str | None = None,
+    max_len: int | None = None,
+    cache: str | CacheLayout = "dense",
+    cache_dtype: str | None = None,
+    mesh: MeshConfig | Mesh | str | None = None,
+    collectives: str | None = None,
+    scan_layers: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    kept: str | Path | None = None,
+    notice: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LanguageModel:
+    """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
+
+    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``weights`` are
+    rounded to ``"int8"``, ``"int4:group=64"``, ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``):
+    faster, and except for ``"gguf"`` another text. ``exact`` is what strategies share with plain decoding: ``"bits"``,
+    or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
+    ``max_len`` bounds prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``,
+    ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens
+    are kept: another text. ``cache_dtype`` keeps keys and values in 8 bits, ``int8`` or ``fp8``; another text too.
+    ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a
+    mesh of JAX with the same axes; with ``collectives="int8"`` they exchange sums in bytes: another text.
+    ``scan_layers`` overrides how the blocks run. ``kept`` is a folder for converted weights and compiled programs,
+    which later processes then find: code, so that the folder has to be the user's alone. ``notice`` receives lines for
+    the user, ``progress`` bytes done and in all. Raises subclasses of `jaxinfer.errors.JaxinferError`.
+    """
+    for name, value in (("model", model), ("revision", revision or ""), ("token", token or ""), ("kept", kept or "")):
+        if not isinstance(value, str | Path):
+            raise InvalidOption(f"{name} {shown(value)} is no text and no path")
+    backend = choose_backend(
+        dtype, scan_layers=scan_layers, exact=exact, cache_dtype=cache_dtype, collectives=collectives
+    )
+    layout, partitioner, few_bits = parse_layout(cache), partitioner_of(mesh), parse_few_bits(weights)
+    times, clock = LoadTimes(), Clock()
+    checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
+    family = family_of(checkpoint.config)
+    config = family.translate(checkpoint.config)
+    check_max_len(config, max_len, layout)
+    check_mesh(layout, partitioner)
+    check_few_bits(few_bits, backend)
+    partitioner.check(config)
+    times.open_seconds = clock.lap()
+    tokenizer = None
+    with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it
+        tokenizer = read_tokenizer(checkpoint, config)
+    times.tokenizer_seconds = clock.lap()
+
+    names = family.tensor_names(config)
+    params = read_params(checkpoint, names, config, backend, partitioner, few_bits, kept, times, notice, progress)
+    times.weights_seconds = clock.lap()
+    return LanguageModel(
+        config,
+        params,
+        backend,
+        checkpoint,
+        tokenizer=tokenizer,
+        max_len=max_len,
+        cache=layout,
+        mesh=partitioner.mesh,
+        kept=kept,
+        load_times=times,
+        is_rounded=few_bits is not None and few_bits.form is not None,
+    )
