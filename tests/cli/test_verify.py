@@ -157,6 +157,7 @@ def test_bits_are_kept_by_the_kernels_of_a_cpu_alone() -> None:
     assert not any(backend.keeps_bits for backend in others)
 
 
+@pytest.mark.slow
 def test_a_bisection_names_the_first_operation_that_differs(
     run: Run, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,7 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", ["cohere", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CONFIGS if name != "cohere")]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CONFIGS])
 def test_prompt_lookup_writes_what_plain_decoding_of_each_row_alone_writes(name):
     lm = random_model(name)
     prompts = random_prompts()[:2]

@@ -92,7 +92,9 @@ def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
     found, expected = run(lm, REQUESTS, strategy), [run(lm, [one])[0] for one in REQUESTS]
     assert [row.tokens for row in found] == [row.tokens for row in expected]
     counts = [row.counts for row in found]
-    assert 0.5 < sum(each.accepted for each in counts) / sum(each.drafted for each in counts) < 1
+    share = sum(each.accepted for each in counts) / sum(each.drafted for each in counts)
+    # A model that is in these bits already drafts with its own weights.
+    assert 0.5 < share <= 1 if is_rounded else 0.5 < share < 1
 
 
 def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):

@@ -19,7 +19,7 @@ OPTIONS = {"max_rows": 4, "page_size": 8, "pages": 16, "prefill_chunk": 16, "ste
 
 @pytest.mark.parametrize(
     ("count", "compared"),
-    [pytest.param(400, 20, marks=pytest.mark.slow), pytest.param(20_000, 200, marks=pytest.mark.exhaustive)],
+    [pytest.param(400, 16, marks=pytest.mark.slow), pytest.param(20_000, 200, marks=pytest.mark.exhaustive)],
 )
 @pytest.mark.timeout(3600)
 def test_no_request_is_lost_and_no_page_leaks(trained_folder, count, compared):
@@ -30,7 +30,9 @@ def test_no_request_is_lost_and_no_page_leaks(trained_folder, count, compared):
         def client(seed: int) -> None:
             rng = random.Random(seed)
             while (number := next(numbers)) < count:
-                ends.append((number, serve_one(engine, rng, number, kept if number % (count // compared) == 0 else {})))
+                ends.append(
+                    (number, serve_one(engine, rng, number, kept if number % (count // compared) == 0 else None))
+                )
                 if number % (count // 8) == count // 16:
                     held.append(resident_bytes())
 
@@ -50,17 +52,17 @@ def test_no_request_is_lost_and_no_page_leaks(trained_folder, count, compared):
     assert {end for _, end in ends} == {"whole", "cancelled", "late", "left", "too long"}
     # The first eighths compile programs and fill what is cached.
     assert max(held[-3:]) - held[len(held) // 2] < 64 * 2**20
-    assert len(kept) > compared / 3
+    assert len(kept) == compared
     for (prompt, tokens, sampling), result in kept.items():
         (alone,) = lm.generate(prompt, max_new_tokens=tokens, sampling=sampling)
         assert (result.tokens, result.logprobs, result.text) == (alone.tokens, alone.logprobs, alone.text)
 
 
-def serve_one(engine, rng: random.Random, number: int, kept: dict) -> str:
-    """Send a request and end it in one of five ways; return how it ended."""
+def serve_one(engine, rng: random.Random, number: int, kept: dict | None) -> str:
+    """Send a request and end it in one of five ways; return how it ended. One whose result is kept ends whole."""
     prompt, tokens = " ".join(rng.choices(WORDS, k=rng.randrange(1, 3))), rng.randrange(1, 50)
     sampling = SamplingParams(temperature=rng.choice([0.0, 0.8]), seed=number, logprobs=True, ignore_eos=True)
-    way = rng.choice(["whole"] * 6 + ["cancelled", "late", "left", "too long"])
+    way = rng.choice(["whole"] * 6 + ["cancelled", "late", "left", "too long"]) if kept is None else "whole"
     if way == "too long":
         with pytest.raises(InvalidOption, match="shorten it"):
             engine.submit("x" * 101, max_new_tokens=1)
@@ -86,7 +88,8 @@ def serve_one(engine, rng: random.Random, number: int, kept: dict) -> str:
         assert way == "late"
     else:
         assert len(result.tokens) == tokens
-        kept[prompt, tokens, sampling] = result
+        if kept is not None:
+            kept[prompt, tokens, sampling] = result
     return way
 
 

@@ -85,10 +85,10 @@ WITH_PADDING = replace(float32_backend(), lane_tile=128)
 @pytest.mark.parametrize(
     ("strategy", "cache", "backend"),
     [
-        ("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED),
-        pytest.param("lookahead:window=3,ngram=3,guesses=3", "paged:page=32", PADDED, marks=pytest.mark.slow),
+        pytest.param("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED, marks=pytest.mark.slow),
+        pytest.param("lookahead:window=3,ngram=3,guesses=3", "paged:page=32", PADDED, marks=pytest.mark.exhaustive),
         pytest.param("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED, marks=pytest.mark.slow),
-        pytest.param("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING, marks=pytest.mark.slow),
+        pytest.param("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING, marks=pytest.mark.exhaustive),
     ],
     ids=["dense", "paged", "streaming", "retrieval"],
 )
@@ -259,6 +259,7 @@ print(found[2].sharding.spec)
 """
 
 
+@pytest.mark.slow
 def test_each_device_of_a_mesh_works_on_its_own_heads_and_rows():
     child = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES], env=several(4), capture_output=True, text=True)
     assert child.returncode == 0, child.stderr

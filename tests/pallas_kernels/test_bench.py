@@ -38,6 +38,7 @@ def one_kernel(tmp_path, monkeypatch, v5e):
     monkeypatch.setattr(measure, "kernel_cases", lambda kernel: (CASE,))
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_compile
 def test_the_json_object_has_the_cases_with_floors_and_the_best_of_the_rivals(one_kernel, capsys):
     assert bench.run(["--tpu", "v5e", "--json"]) == 0

@@ -101,7 +101,9 @@ def test_a_mistake_on_one_process_ends_both(folder, tmp_path):
     assert time.monotonic() - began < HEARTBEAT_SECONDS + 90
 
 
-@pytest.mark.parametrize("process_id", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize(
+    "process_id", [pytest.param(0, marks=pytest.mark.exhaustive), pytest.param(1, marks=pytest.mark.slow)]
+)
 def test_processes_that_do_not_answer_are_waited_for_as_long_as_stated(folder, process_id):
     command = ["generate", "a", "--model", str(folder), "--mesh", "tensor=4", "--join-timeout", "4"]
     began = time.monotonic()

@@ -60,7 +60,9 @@ def tiles(program: CompiledProgram) -> Counter[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(
-    "config", [NARROW, pytest.param(LLAMA_2_7B, marks=pytest.mark.exhaustive)], ids=["narrow", "7b"]
+    "config",
+    [pytest.param(NARROW, marks=pytest.mark.slow), pytest.param(LLAMA_2_7B, marks=pytest.mark.exhaustive)],
+    ids=["narrow", "7b"],
 )
 def test_a_tree_and_plain_decoding_multiply_the_same_shapes(config):
     plain, tree = (step(config, strategy, "bits") for strategy in (Autoregressive(), GivenTree(12)))

@@ -43,6 +43,7 @@ def test_a_strategy_with_a_loop_of_its_own_compiles_once(lm, name):
         assert count_compilations(lm, strategy, PROMPTS, NUM_STEPS + 1, sampling, eos_token_ids) == 2
 
 
+@pytest.mark.slow
 def test_other_shapes_are_other_programs(lm):
     """A batch of other rows, then longer prompts, which only prefill sees, then a longer cache, which both see."""
     strategy = lm.resolve("autoregressive")

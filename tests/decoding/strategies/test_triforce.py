@@ -46,7 +46,11 @@ def test_no_token_changes_and_drafts_are_taken_and_refused(lm, asked):
     assert sum(row.counts.drafted - row.counts.accepted for row in rows) > 5
 
 
-@pytest.mark.parametrize("asked", ["greedy", pytest.param("sampled", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize(
+    "asked",
+    [pytest.param("greedy", marks=pytest.mark.slow), pytest.param("sampled", marks=pytest.mark.exhaustive)],
+    indirect=True,
+)
 def test_the_inner_speculation_is_lossless(lm, asked):
     """With and without it the retrieval cache drafts the same, so the full cache takes the same, step by step."""
     with_inner, without = (run(lm, asked, replace(SMALL, num_inner_tokens=inner)) for inner in (2, 0))

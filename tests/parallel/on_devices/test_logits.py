@@ -35,9 +35,8 @@ WIDE = [
     Split("data=2,tensor=4", "gemma2"),
     Split("sequence=2,tensor=2", "opt"),
     Split("data=2,sequence=2,tensor=2", "gpt2"),
-    Split("pipeline=4", "llama", 6),
     Split("tensor=2,pipeline=2", "gemma2", 3),
-    Split("pipeline=4", "opt", 1),
+    Split("pipeline=4", "opt", 6),
     Split("tensor=2", "olmo2"),
     Split("data=2,tensor=2,pipeline=2", "granite", 3),
 ]

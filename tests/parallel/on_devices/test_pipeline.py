@@ -41,7 +41,7 @@ def described(walked: list[Instruction]) -> list[tuple[str | None, int, int]]:
     return sorted((found.collective, found.bytes, found.runs) for found in walked)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_adapters_of_streams_act_in_stages_and_on_padded_heads_as_on_one_device(single):
     """Nine heads and 63 features on two devices each: the same drafts are taken and refused."""
     one = single("llama", 4)
@@ -58,7 +58,7 @@ def test_adapters_of_streams_act_in_stages_and_on_padded_heads_as_on_one_device(
     assert check_identical(one.lm, one.asked, one.lm.resolve(idle)) != expected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_draft_model_whose_layers_do_not_divide_is_on_every_stage(single):
     one, split = single("llama"), Split("pipeline=2", "llama")
     config = replace(one.lm.config, num_layers=3)

@@ -32,8 +32,8 @@ EVERY_KIND = {
     "jacobi": Split("data=2,sequence=2", "llama"),
     "streams": Split("data=2,pipeline=2", "llama", 3),
 }
-# Drafts in the target's own cache, in three levels of caches, from a table and from two windows of tokens.
-WIDE = ("layerskip", "triforce", "token_recycling", "lookahead")
+# Drafts in the target's own cache, from a table and from two windows of tokens.
+WIDE = ("layerskip", "token_recycling", "lookahead")
 
 
 def check(single, strategy: str, split: Split, **changes: Any) -> None:
@@ -46,7 +46,8 @@ def check(single, strategy: str, split: Split, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.slow) if name == "medusa" else name for name in EVERY_KIND]
+    "strategy",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("medusa", "streams") else ()) for name in EVERY_KIND],
 )
 def test_tokens_are_those_of_one_device(single, strategy):
     check(single, strategy, EVERY_KIND[strategy])
@@ -73,10 +74,12 @@ def test_all_tokens_are_those_of_one_device(single, strategy, mesh, model):
     check(single, strategy, Split(mesh, model, 5 if "pipeline" in mesh else None))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "microbatches"),
-    [("data=2,tensor=4", None), ("pipeline=2", 2), pytest.param("sequence=2", None, marks=pytest.mark.exhaustive)],
+    [
+        pytest.param("pipeline=2", 2, marks=pytest.mark.slow),
+        *(pytest.param(mesh, None, marks=pytest.mark.exhaustive) for mesh in ("data=2,tensor=4", "sequence=2")),
+    ],
 )
 def test_beam_search_keeps_the_texts_of_one_device(single, mesh, microbatches):
     one = single("llama")
@@ -102,8 +105,13 @@ def drawn_table(seed: int) -> TokenTable:
     return TokenTable(classes_V, next_NC.astype(np.int32), only_N.astype(np.int32))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,tensor=2", pytest.param("sequence=2,tensor=2", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param("data=2,tensor=2", marks=pytest.mark.slow),
+        pytest.param("sequence=2,tensor=2", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_grammars_let_the_same_tokens_come_as_on_one_device(single, mesh):
     one = single("llama")
     prompts = [list(request.prompt) for request in one.asked.requests[:4]]
@@ -121,8 +129,13 @@ def test_grammars_let_the_same_tokens_come_as_on_one_device(single, mesh):
     assert sum(result.stats.accepted for result in found) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,tensor=4", "pipeline=2"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param("pipeline=2", marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=4", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_streaming_cache_gives_the_text_of_one_device(single, mesh):
     one = single("llama")
     lm, layout = one.lm, {"cache": "streaming:sinks=2,window=20", "max_len": 200}
