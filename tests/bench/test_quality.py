@@ -3,13 +3,15 @@
 import json
 from contextlib import contextmanager
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxinfer
-from jaxinfer.bench.quality.measure import Question, Work, measure_quality
+from jaxinfer.bench.quality.bit_widths import BitWidth, round_evenly
+from jaxinfer.bench.quality.measure import QualityRun, Question, Work
 from jaxinfer.bench.quality.table import quality_lines
 from jaxinfer.bench.quality.windows import cut_windows
 from jaxinfer.cli.main import main
@@ -61,7 +63,10 @@ def test_figures_are_those_of_the_logits(tiny_llama_folder):
         assert (form, watched) == ("int8", [])
         return rounded
 
-    report = measure_quality("toy", lm, ["int8"], load_in, work, watch)
+    running = QualityRun(lm, ["int8"], load_in, work)
+    running.measure(watch)
+    report = running.report("toy")
+    assert report.complete
     assert len(done) == 2 * (len(work.windows) + len(questions) + 1)
     assert (report.scored_tokens, report.questions) == (len(tokens) - 1, 2)
     first, second = report.results
@@ -93,15 +98,54 @@ def test_figures_are_those_of_the_logits(tiny_llama_folder):
     assert f"{second.perplexity / first.perplexity - 1:+.2%}" in rows[1]
 
 
+def test_weights_are_the_nearest_of_evenly_spaced_levels_of_their_group():
+    weights = np.random.default_rng(0).normal(size=(3, 128)).astype(np.float32)
+    for bits in (2, 3, 8):
+        found = np.asarray(round_evenly(weights, bits, 64)).reshape(-1, 64)
+        for group, rounded in zip(weights.reshape(-1, 64), found, strict=True):
+            step = (group.max() - group.min()) / (2**bits - 1)
+            # Scale and minimum are float16.
+            assert np.abs(group - rounded).max() <= step / 2 + 4e-3
+            assert len(np.unique(rounded)) <= 2**bits
+
+
+def test_a_model_in_any_number_of_bits_takes_their_bytes_and_stands_for_what_they_do(tiny_llama_folder):
+    lm = jaxinfer.load(tiny_llama_folder(1))
+    kernels = sum(leaf.size for leaf in jax.tree.leaves(lm.params["blocks"]) if leaf.ndim > 1)
+    others = sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params)) - 4 * kernels
+    width = BitWidth(3, 32)
+    assert width.num_bytes(lm.params) == others + kernels * 4 / 8
+    expected = lm.logits([encode_bytes(TEXT)])
+    errors = [np.abs(BitWidth(bits, 32).round(lm).logits([encode_bytes(TEXT)]) - expected).max() for bits in (2, 5, 8)]
+    assert errors[0] > 4 * errors[1] > 16 * errors[2] > 0
+    assert lm.params["embed"]["embedding"] is width.round(lm).params["embed"]["embedding"]
+
+
+def test_an_interrupt_shows_what_is_done(tiny_llama_folder, tmp_path, capsys, monkeypatch):
+    def interrupted(self, lm):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BitWidth, "round", interrupted)
+    (tmp_path / "text.txt").write_text(TEXT)
+    given = ["bench", "quality", "--model", str(tiny_llama_folder(1)), "--text", str(tmp_path / "text.txt")]
+    assert main([*given, "--tokens", "40", "--context", "32", "--bits", "4", "--groups", "32"]) == 130
+    shown = capsys.readouterr().out
+    assert "stopped early" in shown
+    assert "as they are" in shown
+
+
 def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
     given = ["bench", "quality", "--model", str(tiny_llama_folder()), "--text", str(tmp_path / "text.txt"), "--json"]
-    given += ["--tokens", "40", "--context", "32", "--weights", "int8", "--caches", "int8"]
+    given += ["--tokens", "40", "--context", "32", "--weights", "int8", "--caches", "int8", "--bits", "8", "2"]
+    given += ["--groups", "32"]
     given += ["--chart", str(tmp_path / "chart.svg")]
     assert main(given) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["scored_tokens"], report["questions"]) == (38, 0)
-    assert [each["weights"] for each in report["results"]] == ["as they are", "int8", "cache in int8"]
+    widths = ["8 bits:group=32", "2 bits:group=32"]
+    assert [each["weights"] for each in report["results"]] == ["as they are", "int8", "cache in int8", *widths]
+    assert [each["decode_tokens_per_second"] for each in report["results"][-2:]] == [None, None]
     assert (tmp_path / "chart.svg").read_text().count("int8") >= 1
 
 
@@ -115,6 +159,10 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
         (["--text", "TEXT", "--weights", "int8", "int8"], "name each form once"),
         (["--text", "TEXT", "--caches", "int4"], "unknown cache_dtype 'int4'"),
         (["--text", "TEXT", "--caches", "fp8", "fp8"], "name each dtype once"),
+        (["--text", "TEXT", "--bits", "9"], "invalid choice: 9"),
+        (["--text", "TEXT", "--bits", "4", "4"], "name each number once"),
+        (["--text", "TEXT", "--groups", "32"], "give --bits too"),
+        (["--text", "TEXT", "--bits", "4", "--model", "TOY"], "rows of 32 weights do not divide into groups of 64"),
         (["--text", "EMPTY"], "the file is empty"),
         (["--text", "TEXT", "--weights", "nf4", "--method", "gptq"], "a method needs int8 or int4:group=64"),
         (["--text", "TEXT", "--method", "awq"], "--method awq chooses weights: give --weights"),
@@ -128,14 +176,14 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
         (["--task", "BLANK"], "line 1: 'references' are no texts"),
     ],
 )
-def test_mistakes_are_told_in_one_line(given, message, tmp_path, capsys):
+def test_mistakes_are_told_in_one_line(given, message, tmp_path, capsys, tiny_llama_folder):
     files = {
         "TEXT": b"some text", "EMPTY": b" \n", "BINARY": b"\xff\xfe\x00", "TASK": b'{"prompt": "a", "references": "b"}',
         "NONE": b'{"prompt": "a"}', "BLANK": b'{"prompt": "a", "references": [" "]}',
     }  # fmt: skip
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    given = [str(tmp_path / one) if one.isupper() else one for one in given]
+    given = [str(tiny_llama_folder(1) if one == "TOY" else tmp_path / one) if one.isupper() else one for one in given]
     assert main(["bench", "quality", *given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

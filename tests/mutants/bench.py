@@ -144,4 +144,25 @@ FAULTS: tuple[Fault, ...] = (
         "jnp.exp(found) * (found - known)",
         "tests/bench/test_quality.py::test_figures_are_those_of_the_logits",
     ),
+    Fault(
+        "levels of any number of bits are one too many",
+        "jaxinfer/bench/quality/bit_widths.py",
+        "((most - least) / (2**bits - 1))",
+        "((most - least) / 2**bits)",
+        "tests/bench/test_quality.py::test_weights_are_the_nearest_of_evenly_spaced_levels_of_their_group",
+    ),
+    Fault(
+        "what many bits take is counted without scales",
+        "jaxinfer/bench/quality/bit_widths.py",
+        "return self.bits + 8 * _GROUP_BYTES / self.group",
+        "return float(self.bits)",
+        "tests/bench/test_quality.py::test_a_model_in_any_number_of_bits_takes_their_bytes_and_stands_for_what_they_do",
+    ),
+    Fault(
+        "an interrupt loses what was measured",
+        "jaxinfer/cli/commands/quality.py",
+        "        if report.results:",
+        "        if report.complete:",
+        "tests/bench/test_quality.py::test_an_interrupt_shows_what_is_done",
+    ),
 )

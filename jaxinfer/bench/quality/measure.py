@@ -3,11 +3,12 @@
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -52,7 +53,8 @@ class Quality:
 
     ``num_bytes`` are all parameters'. ``divergence`` is the mean of ``KL(as they are || these)`` over the scored
     tokens, in nats, and ``agreement`` the share of them where the same token is the most probable one.
-    ``exact_matches`` is the share of the questions answered with a reference, word for word.
+    ``exact_matches`` is the share of the questions answered with a reference, word for word. Weights that are measured
+    as the floats that their codes stand for have no speed of their own: None.
     """
 
     weights: str
@@ -61,12 +63,15 @@ class Quality:
     divergence: float | None
     agreement: float | None
     exact_matches: float | None
-    decode_tokens_per_second: float
+    decode_tokens_per_second: float | None
 
 
 @dataclass(frozen=True)
 class QualityReport:
-    """``scored_tokens`` are the tokens that perplexity is of, ``questions`` the number of them."""
+    """``scored_tokens`` are the tokens that perplexity is of, ``questions`` the number of them.
+
+    ``complete`` is false if the measurement was cut short.
+    """
 
     model: str
     dtype: str
@@ -76,51 +81,74 @@ class QualityReport:
     stride: int
     scored_tokens: int
     questions: int
+    complete: bool
     results: tuple[Quality, ...]
 
 
 @contextmanager
 def unwatched(name: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Watch nothing; see `measure_quality`."""
+    """Watch nothing; see `QualityRun.measure`."""
     yield lambda name: None
 
 
-def measure_quality(
-    model: str,
-    as_they_are: LanguageModel,
-    forms: Sequence[str],
-    load_in: Callable[[str], LanguageModel],
-    work: Work,
-    watch: Callable[[str, int], AbstractContextManager[Callable[[str], None]]] = unwatched,
-) -> QualityReport:
-    """Measure the weights as they are, then in each of ``forms``, which ``load_in`` loads one at a time.
+class QualityRun:
+    """A measurement in progress. It can be reported at any time, for example after an interrupt.
 
-    ``watch(name, total)`` gives what is called after each of ``total`` pieces of work on a form; nothing is loaded
-    meanwhile.
+    The weights as they are come first, then each of ``forms``, which ``load_in`` loads one at a time. ``simulated`` has
+    those that are measured as the floats that their codes stand for, with the bytes that the codes would take.
     """
 
-    def measure(name: str, lm: LanguageModel, reference: LanguageModel | None) -> Quality:
-        with watch(name, len(work.windows) + len(work.questions) + 1) as advance:
-            return _measure(name, lm, reference, work, advance)
+    def __init__(
+        self,
+        as_they_are: LanguageModel,
+        forms: Sequence[str],
+        load_in: Callable[[str], LanguageModel],
+        work: Work,
+        simulated: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.as_they_are, self.forms, self.load_in = as_they_are, forms, load_in
+        self.work, self.simulated = work, simulated
+        self.results: list[Quality] = []
 
-    results = [measure("as they are", as_they_are, None)]
-    results += [measure(form, load_in(form), as_they_are) for form in forms]
-    device = jax.devices()[0]
-    return QualityReport(
-        model=model,
-        dtype=str(as_they_are.backend.compute_dtype),
-        device=device.device_kind,
-        cores=os.cpu_count() or 1,
-        context=work.context,
-        stride=work.stride,
-        scored_tokens=sum(window.end - window.first for window in work.windows),
-        questions=len(work.questions),
-        results=tuple(results),
-    )
+    def measure(self, watch: Callable[[str, int], AbstractContextManager[Callable[[str], None]]] = unwatched) -> None:
+        """Measure everything.
+
+        ``watch(name, total)`` gives what is called after each of ``total`` pieces of work on a form; nothing is loaded
+        meanwhile.
+        """
+        self._add("as they are", self.as_they_are, None, watch)
+        for form in self.forms:
+            self._add(form, self.load_in(form), self.as_they_are, watch)
+
+    def report(self, model: str) -> QualityReport:
+        """Sum up what is done, of a model of this name."""
+        work, device = self.work, jax.devices()[0]
+        return QualityReport(
+            model=model,
+            dtype=str(self.as_they_are.backend.compute_dtype),
+            device=device.device_kind,
+            cores=os.cpu_count() or 1,
+            context=work.context,
+            stride=work.stride,
+            scored_tokens=sum(window.end - window.first for window in work.windows),
+            questions=len(work.questions),
+            complete=len(self.results) == 1 + len(self.forms),
+            results=tuple(self.results),
+        )
+
+    def _add(self, name: str, lm: LanguageModel, reference: LanguageModel | None, watch: Callable[..., Any]) -> None:
+        num_bytes, work = self.simulated.get(name), self.work
+        with watch(name, len(work.windows) + len(work.questions) + (num_bytes is None)) as advance:
+            self.results.append(_measure(name, lm, reference, work, num_bytes, advance))
 
 
 def _measure(
-    name: str, lm: LanguageModel, reference: LanguageModel | None, work: Work, advance: Callable[[str], None]
+    name: str,
+    lm: LanguageModel,
+    reference: LanguageModel | None,
+    work: Work,
+    simulated_bytes: int | None,
+    advance: Callable[[str], None],
 ) -> Quality:
     logprobs: list[float] = []
     divergences: list[float] = []
@@ -140,11 +168,14 @@ def _measure(
         (answer,) = lm.generate([prompt], max_new_tokens=work.max_new_tokens, sampling=SamplingParams(temperature=0))
         matches.append(answer.text.strip() in references)
         advance(name)
-    speed = _decoding_speed(lm, work.tokens[:_PROMPT_TOKENS] or work.questions[0].prompt)
-    advance(name)
+    speed, num_bytes = None, simulated_bytes
+    if num_bytes is None:
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params))
+        speed = _decoding_speed(lm, work.tokens[:_PROMPT_TOKENS] or work.questions[0].prompt)
+        advance(name)
     return Quality(
         weights=name,
-        num_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params)),
+        num_bytes=num_bytes,
         perplexity=math.exp(-statistics.fmean(logprobs)) if logprobs else None,
         divergence=statistics.fmean(divergences) if divergences else None,
         agreement=statistics.fmean(same) if same else None,

@@ -15,7 +15,8 @@ def quality_lines(report: QualityReport) -> list[str]:
         parts.append(f"{report.questions} questions")
     title = f"{report.model} in {report.dtype} on {report.device} ({report.cores} cores): {', '.join(parts)}"
     first, *_ = report.results
-    return [title, "", *align(_TITLES, [_row(each, first) for each in report.results], num_left=1)]
+    early = [] if report.complete else ["stopped early: what follows is what was done"]
+    return [title, *early, "", *align(_TITLES, [_row(each, first) for each in report.results], num_left=1)]
 
 
 def _row(one: Quality, first: Quality) -> list[str]:
@@ -30,7 +31,7 @@ def _row(one: Quality, first: Quality) -> list[str]:
         _shown(one.divergence, "{:.5f}"),
         _shown(one.agreement, "{:.2%}"),
         _shown(one.exact_matches, "{:.1%}"),
-        f"{one.decode_tokens_per_second:.1f}",
+        _shown(one.decode_tokens_per_second, "{:.1f}"),
     ]
 
 

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+from itertools import product
 from pathlib import Path
 
 from jaxinfer.cli.arguments import add_method_arguments, add_model_arguments, whole_number
@@ -26,6 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         help="with the weights as they are, KV caches to compare with a wide one: int8 fp8",
+    )
+    parser.add_argument(
+        "--bits",
+        metavar="N",
+        nargs="+",
+        type=int,
+        choices=range(2, 9),
+        default=[],
+        help="2 to 8: round kernels to so many bits, as floats, to see what that costs in quality",
+    )
+    parser.add_argument(
+        "--groups",
+        metavar="N",
+        nargs="+",
+        type=int,
+        choices=(32, 64, 128),
+        default=[],
+        help="for --bits: the weights that share a scale and a minimum, 32, 64 or 128 (default: 64)",
     )
     add_method_arguments(parser)
     parser.add_argument("--text", metavar="FILE", type=Path, help="text whose perplexity is measured")
@@ -76,13 +95,18 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption("--weights: name each form once")
     if len(set(options.caches)) < len(options.caches):
         raise InvalidOption("--caches: name each dtype once")
+    if len(set(options.bits)) < len(options.bits) or len(set(options.groups)) < len(options.groups):
+        raise InvalidOption("--bits and --groups: name each number once")
+    if options.groups and not options.bits:
+        raise InvalidOption("--groups are those of --bits: give --bits too")
     calibration = read_calibration(options)
     text = None if options.text is None else read_text("--text", options.text)
     asked = () if options.task is None else read_questions(options.task)
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.chart_file import check_chart
+    from jaxinfer.bench.quality.bit_widths import BitWidth
     from jaxinfer.bench.quality.chart import draw_quality
-    from jaxinfer.bench.quality.measure import Question, Work, measure_quality
+    from jaxinfer.bench.quality.measure import QualityRun, Question, Work
     from jaxinfer.bench.quality.table import quality_lines
     from jaxinfer.checkpoint.few_bits import parse_few_bits
     from jaxinfer.cli.loading import load_model
@@ -103,12 +127,15 @@ def run(options: argparse.Namespace) -> int:
     for name in options.caches:
         check_cache_dtype(name, options.dtype or "", "cpu")
     caches = {f"cache in {name}": name for name in options.caches}
+    widths = {each.name: each for each in (BitWidth(*pair) for pair in product(options.bits, options.groups or [64]))}
 
     def load_in(form: str | None) -> LanguageModel:
         own = {"weights": None, "cache_dtype": caches[form]} if form in caches else {"weights": form}
         return load_model(argparse.Namespace(**{**vars(options), **own}))
 
     def make_in(form: str) -> LanguageModel:
+        if form in widths:
+            return widths[form].round(model)
         if form not in by_method:
             return load_in(form)
         ids = None if calibration is None else model.tokenizer.encode(calibration)
@@ -118,6 +145,8 @@ def run(options: argparse.Namespace) -> int:
             )
 
     model = load_in(None)
+    for width in widths.values():
+        width.check(model.params)
     tokens = [] if text is None else model.tokenizer.encode(text)[: options.tokens]
 
     def encode(prompt: str) -> list[int]:
@@ -127,12 +156,16 @@ def run(options: argparse.Namespace) -> int:
     questions = tuple(Question(encode(prompt), references) for prompt, references in asked)
     context = min(options.context, model.max_len)
     work = Work(tokens, context, min(options.stride or context, context), questions, options.max_new_tokens)
-    report = measure_quality(
-        options.model or DEFAULT_MODEL, model, [*options.weights, *caches], make_in, work, count_progress
-    )
-    if options.chart is not None:
-        draw_quality(report, options.chart)
-    print(json.dumps(dataclasses.asdict(report)) if options.json else "\n".join(quality_lines(report)))
+    simulated = {name: width.num_bytes(model.params) for name, width in widths.items()}
+    running = QualityRun(model, [*options.weights, *caches, *widths], make_in, work, simulated)
+    try:
+        running.measure(count_progress)
+    finally:
+        report = running.report(options.model or DEFAULT_MODEL)
+        if report.results:
+            if options.chart is not None:
+                draw_quality(report, options.chart)
+            print(json.dumps(dataclasses.asdict(report)) if options.json else "\n".join(quality_lines(report)))
     return 0
 
 
