@@ -55,8 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to listen, in every worker."""
-    if config.getoption("timing") is None:
+    target = config.getoption("timing")
+    if target is None:
         return
+    if not target.endswith((".json", "-")):
+        # The name of a test, say, which would not be run alone but written over.
+        raise pytest.UsageError(f"--timing {target}: name a .json file, or write --timing=- before names of tests")
     jax.monitoring.register_event_duration_secs_listener(_count_seconds)
     jax.monitoring.register_event_listener(_count_events)
     sys.addaudithook(_count_children)

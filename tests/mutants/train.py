@@ -275,4 +275,25 @@ FAULTS: tuple[Fault, ...] = (
         "base = lm.fingerprint",
         "tests/train/heads/test_medusa.py::test_heads_are_trained_on_a_base_in_few_bits",
     ),
+    Fault(
+        "weights that are trained for few bits are not rounded in the loss",
+        "train/qat/loss.py",
+        "self.distill(rounded(trained, self.form), frozen",
+        "self.distill(trained, frozen",
+        "tests/train/qat/test_qat.py::test_what_is_written_is_nearer_to_the_teacher_than_what_is_rounded",
+    ),
+    Fault(
+        "gradients of rounded weights are weighed by the weights",
+        "train/qat/rounding.py",
+        "return (gradient,)",
+        "return (gradient * gradient,)",
+        "tests/train/qat/test_qat.py::test_rounding_in_a_forward_pass_is_that_of_few_bits_and_gradients_pass_it",
+    ),
+    Fault(
+        "tables are trained as if nothing rounded them",
+        "train/qat/rounding.py",
+        "        if is_table(names):\n            chosen = INT8\n        elif",
+        "        if",
+        "tests/train/qat/test_qat.py::test_rounding_in_a_forward_pass_is_that_of_few_bits_and_gradients_pass_it",
+    ),
 )

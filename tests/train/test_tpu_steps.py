@@ -11,10 +11,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.models.decoder import Decoder, abstract_params
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.few_bits.formats import int4
 from jaxinfer.parallel.mesh import DATA, MeshConfig
 from jaxinfer.parallel.rules import parameter_shardings
 from jaxinfer.planning.known_models import planned_config
 from jaxinfer.planning.topology import chip_of, topology_mesh, without_persistent_cache
+from train.distill.divergences import forward_kl
+from train.distill.loss import DistillBatch, DistillLoss
 from train.heads.joint import raise_rate
 from train.heads.joint_loss import JointBatch, JointLoss
 from train.heads.loss import HeadLoss, Windows
@@ -22,6 +25,8 @@ from train.heads.shapes import HeadShape, init_heads
 from train.loop.placement import describe_learned
 from train.loop.step import Schedule, StepSettings, TrainState, compile_step
 from train.model.lora import init_lora
+from train.qat.loss import RoundedLoss
+from train.texts.batches import Batch
 
 pytestmark = pytest.mark.tpu_compile
 
@@ -84,6 +89,20 @@ def test_a_small_step_of_medusa_1_is_compiled_for_a_tpu_and_updates_its_state_in
     check(analysis)
     whole = 3 * 4 * sum(leaf.size for leaf in jax.tree.leaves(heads))
     assert 0 < analysis.alias_size_in_bytes < 0.9 * whole
+
+
+@pytest.mark.exhaustive
+def test_a_step_of_training_for_few_bits_updates_its_state_in_place():
+    """Kernels are rounded where they are split: a chip's groups are its own."""
+    config, mesh = replace(SMALL, model_dim=1024, num_heads=8, num_kv_heads=8), MeshConfig(data=2, tensor=2)
+    mesh, backend, params = describe_base(config, "v5e:2x2", mesh)
+    trained = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding), params)
+    ids = describe((1, 4, 256), jnp.int32, mesh, None, DATA)
+    texts = Batch(ids, describe(ids.shape, jnp.bool_, mesh, None, DATA), ids)
+    batch = DistillBatch(texts, describe((1, 4), jnp.bool_, mesh, None, DATA))
+    decoder = Decoder(config, backend)
+    loss = RoundedLoss(DistillLoss(decoder, decoder, forward_kl), int4(64, False))
+    check(compile_it(loss, trained, params, batch, mesh, Schedule(1000).build_optimizer(), 1))
 
 
 @pytest.mark.slow
