@@ -20,6 +20,7 @@ from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
+from jaxinfer.model_adapters import ModelAdapters
 from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
 from jaxinfer.model_params import loaded_checkpoint, stored_fingerprint
 from jaxinfer.models.config import DecoderConfig
@@ -91,6 +92,7 @@ class LanguageModel:
         self._is_rounded = is_rounded
         self._resolved: dict[Strategy, Strategy] = {}
         self._has_engine = False
+        self._adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint)
         if tokenizer is not None:
             self.tokenizer = tokenizer
 
@@ -116,6 +118,7 @@ class LanguageModel:
         strategy: str | Strategy = "autoregressive",
         batch_size: int = 16,
         reuse: bool = False,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[GenerationResult]:
         """Continue prompts, raw text or token ids; one result a prompt and sample, in the prompts' order.
 
@@ -123,7 +126,8 @@ class LanguageModel:
         ``batch_size`` rows run at a time, of which a beam search takes its width. On a CPU a row that ends is given to
         the next prompt at once (continuous batching); elsewhere, and for strategies that need a batch of their own, the
         next batch begins when all rows have ended. With ``reuse`` a CPU keeps what it has computed, and a later call
-        with ``reuse`` and the same strategy computes only what is new in its prompts; that changes no bit.
+        with ``reuse`` and the same strategy computes only what is new in its prompts; that changes no bit. ``adapter``
+        names a loaded adapter for all prompts, or one for each; None is the model itself.
         """
         batches = self.generate_batches(
             prompts,
@@ -132,6 +136,7 @@ class LanguageModel:
             strategy=strategy,
             batch_size=batch_size,
             reuse=reuse,
+            adapter=adapter,
         )
         return [result for batch in batches for result in batch]
 
@@ -144,6 +149,7 @@ class LanguageModel:
         strategy: str | Strategy = "autoregressive",
         batch_size: int = 16,
         reuse: bool = False,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> Iterator[list[GenerationResult]]:
         """Yield the results of `generate` in order, some at a time; all prompts are checked before the first one runs.
 
@@ -152,18 +158,18 @@ class LanguageModel:
         prompts = listed(prompts)
         check_whole("batch_size", batch_size)
         resolved = self.resolve(strategy)
-        requests = self._requests(prompts, max_new_tokens, sampling, resolved)
+        requests, params = self._requests(prompts, max_new_tokens, sampling, resolved, adapter), self.adapted_params
         if batch_size < 1:
             raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
         if self._keeps_pages(resolved, reuse):
-            yield self._kept_pages.results(resolved, requests, min(batch_size, len(requests)))
+            yield self._kept_pages.results(params, resolved, requests, min(batch_size, len(requests)))
             return
         if self.refills(len(requests), batch_size, resolved):
             from jaxinfer.engine.serve_all import serve_all
 
             yield from serve_all(
                 self._paged_programs,
-                self.params,
+                params,
                 resolved,
                 requests,
                 num_rows=batch_size,
@@ -173,7 +179,7 @@ class LanguageModel:
             )
             return
         for group, num_prompts in cut_batches(requests, resolved.rows_per_prompt, batch_size):
-            yield exhaust(self._run(group, resolved, num_prompts, is_watched=False))
+            yield exhaust(self._run(params, group, resolved, num_prompts, is_watched=False))
 
     def stream(
         self,
@@ -183,25 +189,27 @@ class LanguageModel:
         sampling: SamplingParams | None = None,
         strategy: str | Strategy = "autoregressive",
         reuse: bool = False,
+        adapter: str | None = None,
     ) -> Iterator[StreamPiece]:
         """Continue one prompt and yield its text as it comes; the last piece carries the result.
 
-        ``reuse`` is that of `generate`. The text of a beam search comes whole, when the search has ended.
+        ``reuse`` and ``adapter`` are those of `generate`. The text of a beam search comes whole, when the search has
+        ended.
         """
         resolved = self.resolve(strategy)
-        requests = self._requests([prompt], max_new_tokens, sampling, resolved)
+        requests, params = self._requests([prompt], max_new_tokens, sampling, resolved, adapter), self.adapted_params
         if len(requests) != 1:
             raise InvalidOption(f"streaming returns one sample, but n is {len(requests)}: use generate")
         if self._keeps_pages(resolved, reuse):
-            return self._kept_pages.stream(resolved, requests[0])
-        return stream_pieces(self._run(requests, resolved, 1, is_watched=True))
+            return self._kept_pages.stream(params, resolved, requests[0])
+        return stream_pieces(self._run(params, requests, resolved, 1, is_watched=True))
 
     def engine(
         self, config: "EngineConfig | None" = None, *, strategy: str | Strategy = "autoregressive", **options: Any
     ) -> "Engine":
         """Return an engine that serves requests as they come; ``options`` are those of `EngineConfig`.
 
-        A model has one engine at a time.
+        A model has one engine at a time, and keeps its adapters while that runs.
         """
         from jaxinfer.engine.config import EngineConfig, engine_config
         from jaxinfer.engine.engine import Engine
@@ -217,8 +225,10 @@ class LanguageModel:
             raise InvalidOption("this model has an engine that runs: close it first")
         resolved = self.resolve(strategy)
 
-        def make_requests(prompts: list[Prompt], max_new_tokens: int, sampling: Any) -> list[TextRequest]:
-            requests = self._requests(prompts, max_new_tokens, sampling, resolved)
+        def make_requests(
+            prompts: list[Prompt], max_new_tokens: int, sampling: Any, adapter: str | None = None
+        ) -> list[TextRequest]:
+            requests = self._requests(prompts, max_new_tokens, sampling, resolved, adapter)
             self._tokenizer_for(requests)
             return requests
 
@@ -229,7 +239,7 @@ class LanguageModel:
         try:
             return Engine(
                 self.programs,
-                self.params,
+                self.adapted_params,
                 resolved,
                 config,
                 max_len=self.max_len,
@@ -246,13 +256,13 @@ class LanguageModel:
         """Compute the beginning of later prompts once, and keep it until it is released; use it as a context.
 
         Meanwhile `generate`, `stream` and `chat` with this strategy compute only what comes after it. On a CPU, where
-        that changes no bit; elsewhere an engine has prefixes.
+        that changes no bit; elsewhere an engine has prefixes. It serves prompts without an adapter.
         """
         resolved = self.resolve(strategy)
         if not self._can_share_pages(resolved):
             raise InvalidOption("prefix: only a CPU with its own kernels, a dense cache and no mesh keeps pages here")
         (request, *_) = self._requests([prompt], 1, None, resolved)
-        return self._kept_pages.hold(request.request.prompt, resolved)
+        return self._kept_pages.hold(self.adapted_params, request.request.prompt, resolved)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
         """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`.
@@ -269,10 +279,13 @@ class LanguageModel:
         """Return the ids of a conversation up to its answer; options as for `jaxinfer.tokenizers.encode_chat`."""
         return encode_chat(self.tokenizer, messages, **options)
 
-    def logits(self, token_ids: Sequence[Sequence[int]]) -> Float[Array, "B T V"]:
+    def logits(
+        self, token_ids: Sequence[Sequence[int]], *, adapter: str | Sequence[str | None] | None = None
+    ) -> Float[Array, "B T V"]:
         """Return the logits of every token of whole texts, in float32 (float64 for a float64 model).
 
-        Texts of unequal length are padded on the right; what stands there means nothing.
+        Texts of unequal length are padded on the right; what stands there means nothing. ``adapter`` is that of
+        `generate`.
         """
         if not isinstance(token_ids, Iterable):
             raise InvalidOption(f"{token_ids!r} is not a list of sequences of token ids")
@@ -287,10 +300,60 @@ class LanguageModel:
         for index, row in enumerate(rows):
             tokens_BT[index, : len(row)] = row
         lengths_B = np.array([len(row) for row in rows] + [0] * num_padding, np.int32)
-        logits_BTV = self.programs.logits(self.params, tokens_BT, lengths_B)
+        adapters_B = np.array(self.adapter_numbers(adapter, len(rows)) + [0] * num_padding, np.int32)
+        logits_BTV = self.programs.logits(self.adapted_params, tokens_BT, lengths_B, adapters_B)
         if not logits_BTV.is_fully_addressable:
             logits_BTV = self.programs.partitioner.fetch(logits_BTV)
         return logits_BTV[: len(rows), :longest]
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The adapters that are loaded: where each one came from, by its name."""
+        return self._adapters.origins
+
+    @property
+    def adapted_params(self) -> Params:
+        """The parameters with those of the loaded adapters, as programs take them beside rows' `adapter_numbers`."""
+        return self._adapters.params
+
+    def adapter_numbers(self, adapter: str | Sequence[str | None] | None, count: int) -> list[int]:
+        """Return the number of each text's adapter, 0 for none; ``adapter`` is that of `generate`."""
+        return self._adapters.numbers(adapter, count)
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load a low-rank adapter (LoRA, rsLoRA, DoRA) from a folder that PEFT saved, under a name for `generate`.
+
+        Any number may be loaded, and each prompt of a batch may have another one. Raises subclasses of JaxinferError
+        for what is no such folder, does not fit the model, or needs more than the linear layers of its blocks.
+        """
+        self._check_no_engine("load_adapter")
+        self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; texts that are being written with it go on."""
+        self._check_no_engine("unload_adapter")
+        self._adapters.unload(name)
+
+    def merge_adapter(self, name: str) -> "LanguageModel":
+        """Return a model with a loaded adapter added to its weights, rounded once; this one stays as it is.
+
+        Raises InvalidOption for weights in few bits, which would be rounded again.
+        """
+        params, checkpoint = self._adapters.merged(name)
+        return LanguageModel(
+            self.config,
+            params,
+            self.backend,
+            checkpoint,
+            tokenizer=self._tokenizer_or_none(),
+            max_len=self.max_len,
+            cache=self.programs.layout,
+            mesh=self.programs.partitioner.mesh,
+        )
+
+    def _check_no_engine(self, what: str) -> None:
+        if self._has_engine:
+            raise InvalidOption(f"{what}: this model has an engine that runs: close it first")
 
     def save(
         self, folder: str | Path, *, overwrite: bool = False, progress: Callable[[int, int], None] | None = None
@@ -341,7 +404,6 @@ class LanguageModel:
 
         return KeptPages(
             self._paged_programs,
-            self.params,
             max_len=self.max_len,
             eos_token_ids=lambda: self.eos_token_ids,
             tokenizer=self._tokenizer_or_none,
@@ -362,6 +424,7 @@ class LanguageModel:
         max_new_tokens: int,
         sampling: object,
         strategy: Strategy,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[TextRequest]:
         sampling = [self._grammars.in_tokens(one) for one in sampling_of_each(sampling, len(prompts))]
         return text_requests(
@@ -373,6 +436,7 @@ class LanguageModel:
             vocab_size=self.config.vocab_size,
             max_len=self.max_len,
             can_grow=self.max_len != self.config.longest_text,
+            adapters=self.adapter_numbers(adapter, len(prompts)),
         )
 
     def resolve(self, strategy: str | Strategy) -> Strategy:
@@ -408,11 +472,13 @@ class LanguageModel:
             return self.fingerprint
         return stored.rounded_from or stored_fingerprint(stored, self.config, self.backend)
 
-    def _run(self, requests: list[TextRequest], strategy: Strategy, num_prompts: int, *, is_watched: bool) -> Run:
+    def _run(
+        self, params: Params, requests: list[TextRequest], strategy: Strategy, num_prompts: int, *, is_watched: bool
+    ) -> Run:
         eos_token_ids, tokenizer = self.eos_token_ids, self._tokenizer_for(requests)
         batch = start_batch(
             self.programs,
-            self.params,
+            params,
             strategy,
             [request.request for request in requests],
             eos_token_ids,

@@ -50,13 +50,15 @@ def text_requests(
     vocab_size: int,
     max_len: int,
     can_grow: bool,
+    adapters: Sequence[int] | None = None,
 ) -> list[TextRequest]:
     """Return the requests for texts or ids; raise InvalidOption for what does not fit.
 
-    ``max_len`` bounds prompt and output; if it ``can_grow``, the error says so.
+    ``max_len`` bounds prompt and output; if it ``can_grow``, the error says so. ``adapters`` are the numbers of the
+    prompts' loaded adapters; None is none.
     """
     requests: list[TextRequest] = []
-    for prompt, params in zip(prompts, sampling, strict=True):
+    for prompt, params, adapter in zip(prompts, sampling, adapters or [0] * len(prompts), strict=True):
         ids = check_ids(encode(prompt) if isinstance(prompt, str) else prompt, vocab_size)
         if len(ids) >= max_len:
             mend = "shorten it or raise max_len" if can_grow else "shorten it"
@@ -67,7 +69,7 @@ def text_requests(
         text = prompt if isinstance(prompt, str) else None
         samples = range(strategy.num_results(params))
         check_grammar(params, strategy)
-        requests += [TextRequest(text, Request(ids, max_length, params, sample)) for sample in samples]
+        requests += [TextRequest(text, Request(ids, max_length, params, sample, adapter)) for sample in samples]
     return requests
 
 

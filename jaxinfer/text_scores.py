@@ -31,39 +31,40 @@ class TextScores:
     best: tuple[tuple[tuple[int, float], ...], ...]
 
 
-def score_text(lm: LanguageModel, ids: Sequence[int], alternatives: int = 0) -> TextScores:
+def score_text(lm: LanguageModel, ids: Sequence[int], alternatives: int = 0, adapter: str | None = None) -> TextScores:
     """Return the log-probabilities of a text's tokens, and ``alternatives`` most probable tokens in the place of each.
 
-    Where a token's bits do not depend on its company (a CPU), they are those that generation gives it. Raises
-    InvalidOption for ids or a length that the model does not have, and for a model on a mesh.
+    ``adapter`` names a loaded adapter. Where a token's bits do not depend on its company (a CPU), they are those that
+    generation gives it. Raises InvalidOption for ids or a length that the model does not have, and for a model on a
+    mesh.
     """
     if not 0 <= alternatives <= MOST_ALTERNATIVES:
         raise InvalidOption(f"{alternatives} alternatives are not 0 to {MOST_ALTERNATIVES}")
     num_tokens = lm.config.num_tokens
     count = min(next(count for count in _COUNTS if count >= alternatives), num_tokens)
-    arguments = _padded(lm, ids)
+    arguments = _padded(lm, ids, adapter)
     program = partial(text_scores, lm.programs.decoder, count)
-    found = lm.programs.run(("text_scores", count), program, (), lm.params, *arguments)
+    found = lm.programs.run(("text_scores", count), program, (), lm.adapted_params, *arguments)
     last = len(ids) - 1
     logprobs_T, ids_TC, best_TC = (np.asarray(part)[0, :last] for part in found)
     best = tuple(tuple(zip(ids, values)) for ids, values in zip(ids_TC[:, :alternatives].tolist(), best_TC.tolist()))
     return TextScores(tuple(logprobs_T.tolist()), best)
 
 
-def embed_text(lm: LanguageModel, ids: Sequence[int]) -> Float[np.ndarray, " D"]:
+def embed_text(lm: LanguageModel, ids: Sequence[int], adapter: str | None = None) -> Float[np.ndarray, " D"]:
     """Return the mean of a text's hidden states after the final norm, scaled to length 1, in float32.
 
     Raises as `score_text` does.
     """
     program = partial(hidden_states, lm.programs.decoder)
-    hidden_BTD = lm.programs.run("hidden_states", program, (), lm.params, *_padded(lm, ids))
+    hidden_BTD = lm.programs.run("hidden_states", program, (), lm.adapted_params, *_padded(lm, ids, adapter))
     mean_D = np.asarray(hidden_BTD)[0, : len(ids)].astype(np.float64).mean(axis=0)
     length = np.linalg.norm(mean_D)
     return (mean_D / (length or 1.0)).astype(np.float32)
 
 
-def _padded(lm: LanguageModel, ids: Sequence[int]) -> tuple[Any, Any]:
-    """Return a text as programs take it: a row of a few lengths, and the text's own."""
+def _padded(lm: LanguageModel, ids: Sequence[int], adapter: str | None) -> tuple[Any, Any, Any]:
+    """Return a text as programs take it: a row of a few lengths, the text's own, and its adapter's number."""
     if lm.programs.partitioner.mesh is not None:
         raise InvalidOption("texts are scored on one device: load the model without a mesh, or use logits")
     checked = check_ids(ids, lm.config.vocab_size)
@@ -71,4 +72,4 @@ def _padded(lm: LanguageModel, ids: Sequence[int]) -> tuple[Any, Any]:
         raise InvalidOption(f"the text has {len(checked)} tokens, but the context has room for {lm.max_len}")
     tokens_BT = np.zeros((1, prompt_bucket(len(checked), lm.programs.decoder.backend)), np.int32)
     tokens_BT[0, : len(checked)] = checked
-    return tokens_BT, np.array([len(checked)], np.int32)
+    return tokens_BT, np.array([len(checked)], np.int32), np.array(lm.adapter_numbers(adapter, 1), np.int32)

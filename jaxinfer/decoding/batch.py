@@ -28,13 +28,15 @@ _MIN_CACHE_BUCKET = 128
 class Request:
     """One row: a prompt's ids, how its tokens are drawn, and which of the prompt's samples it is.
 
-    ``max_length`` bounds prompt and output together, in tokens.
+    ``max_length`` bounds prompt and output together, in tokens. ``adapter`` is the number of the loaded adapter, 0 for
+    none.
     """
 
     prompt: Sequence[int]
     max_length: int
     sampling: SamplingParams
     sample: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class RunningBatch:
             programs.create_cache(len(prompts), num_slots, headroom),
             sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
             np.array([-1 if params.grammar is None else 0 for params in sampling], np.int32),
+            np.array([request.adapter for request in requests] + [0] * num_padding, np.int32),
         )
         self.prefill_bubble, self.decode_bubble = (
             programs.bubble(params, state.cache, len(prompts), tokens) for tokens in (num_tokens, headroom)

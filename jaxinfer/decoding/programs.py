@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, forward_prompt, prefill_step
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.jax_setup import without_persistent_cache
+from jaxinfer.models.adapters import LOADED
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.models.pipeline import pass_schedule
@@ -47,7 +48,7 @@ def prefill(
 
     ``drafter_params`` are the strategy's parameters.
     """
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, state.adapters_B)
     state, prefilled = prefill_step(model, state, num_tokens, prefill_chunk(decoder.backend))
     return state, strategy.start(model, drafter_params, state, prefilled)
 
@@ -62,7 +63,7 @@ def decode(
     max_steps: Int[Array, ""],
 ) -> tuple[DecodeState, Any]:
     """Run steps until every row has finished, at most ``max_steps`` of them."""
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, state.adapters_B)
 
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
         step, state, _ = carry
@@ -76,10 +77,16 @@ def decode(
     return state, memory
 
 
-def full_logits(decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"]) -> Any:
+def full_logits(
+    decoder: Decoder,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+    adapters_B: Int[Array, " B"] | None = None,
+) -> Any:
     """Return the logits of every token of whole texts, as prefill computes them."""
     cache = create_cache(decoder.config, tokens_BT.shape[0], tokens_BT.shape[1], decoder.backend)
-    model = Model(decoder, params)
+    model = Model(decoder, params) if adapters_B is None else Model.adapted(decoder, params, adapters_B)
     hidden_BTD, _ = forward_prompt(model, tokens_BT, lengths_B, cache, prefill_chunk(decoder.backend))
     return model.logits(hidden_BTD)[..., : decoder.config.num_tokens]
 
@@ -150,9 +157,9 @@ class Programs:
         arguments = (params, strategy.parameters, state, memory, np.int32(max_steps))
         return self.run(("decode", strategy), function, (2, 3), *arguments)
 
-    def logits(self, params: Params, tokens_BT: Any, lengths_B: Any) -> Any:
+    def logits(self, params: Params, tokens_BT: Any, lengths_B: Any, adapters_B: Any) -> Any:
         """Run `full_logits`."""
-        texts = self.partitioner.place_batch((tokens_BT, lengths_B))
+        texts = self.partitioner.place_batch((tokens_BT, lengths_B, adapters_B))
         return self.run("logits", partial(full_logits, self.decoder), (), params, *texts)
 
     def create_cache(self, batch: int, num_slots: int, headroom: int) -> LayeredCache:
@@ -167,7 +174,9 @@ class Programs:
         return pass_schedule(backend, params["blocks"], cache, rows, tokens).bubble
 
     def run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
-        """Run a function compiled for its name and the arguments' shapes, of which the first argument's are fixed.
+        """Run a function compiled for its name and the arguments' shapes.
+
+        The first argument's are fixed, but for those of loaded adapters (`jaxinfer.models.adapters`).
 
         ``name`` tells apart all that ``function`` closes over; ``donated`` numbers the arguments that it consumes.
         """
@@ -267,7 +276,9 @@ class Programs:
 
 
 def _key(name: Any, arguments: tuple[Any, ...]) -> Any:
-    leaves, structure = jax.tree.flatten(arguments[1:])
+    first = arguments[0]
+    loaded = first.get(LOADED) if isinstance(first, Mapping) else None
+    leaves, structure = jax.tree.flatten((loaded, arguments[1:]))
     return (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
 

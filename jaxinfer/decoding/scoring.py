@@ -20,13 +20,18 @@ _BLOCK = 64
 
 
 def text_scores(
-    decoder: Decoder, num_best: int, params: Params, tokens_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"]
+    decoder: Decoder,
+    num_best: int,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+    adapters_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T"], Int[Array, "B T best"], Float[Array, "B T best"]]:
     """Return the log-probability of each token's successor, and the ``num_best`` most probable successors with theirs.
 
     By the raw logits, in float32. T is a power of two. What stands from the last token of a text on means nothing.
     """
-    hidden_BTD, backend = hidden_states(decoder, params, tokens_BT, lengths_B), decoder.backend
+    hidden_BTD, backend = hidden_states(decoder, params, tokens_BT, lengths_B, adapters_B), decoder.backend
     model = Model(decoder, params)
 
     def score(hidden_BTD: Array, next_BT: Array) -> tuple[Array, Array, Array]:
@@ -92,9 +97,17 @@ def _in_blocks(function: Callable[..., tuple[Array, ...]], *values: Array) -> An
 
 
 def hidden_states(
-    decoder: Decoder, params: Params, tokens_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"]
+    decoder: Decoder,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+    adapters_B: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """Return the hidden states of whole texts after the final norm, as prefill computes them."""
+    """Return the hidden states of whole texts after the final norm, as prefill computes them.
+
+    ``adapters_B`` are the texts' loaded adapters; None is none.
+    """
+    model = Model(decoder, params) if adapters_B is None else Model.adapted(decoder, params, adapters_B)
     batch, num_slots = tokens_BT.shape
     cache = create_cache(decoder.config, batch, num_slots, decoder.backend)
-    return forward_prompt(Model(decoder, params), tokens_BT, lengths_B, cache, prefill_chunk(decoder.backend))[0]
+    return forward_prompt(model, tokens_BT, lengths_B, cache, prefill_chunk(decoder.backend))[0]

@@ -23,6 +23,7 @@ class DecodeState(NamedTuple):
     ``steps_B`` counts a row's verifications by the target after prefill, ``passes_B`` float32 the reads of its blocks
     that they and drafting took (layers read / layers); ``drafted_B`` and ``accepted_B`` the draft tokens that they
     verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
+    ``adapters_B`` int32 is the loaded adapter that a row has (`jaxinfer.models.adapters`), 0 for none.
     ``grammar_states_B`` int32 is the state of the row's grammar after its text, -1 without one.
     """
 
@@ -40,6 +41,7 @@ class DecodeState(NamedTuple):
     accepted_B: Any
     accepted_by_depth_BM: Any
     grammar_states_B: Any
+    adapters_B: Any
     cache: LayeredCache
     sampling: SamplingArrays
 
@@ -63,11 +65,12 @@ def initial_state(
     cache: LayeredCache,
     sampling: SamplingArrays,
     grammar_states_B: np.ndarray | None = None,
+    adapters_B: np.ndarray | None = None,
 ) -> DecodeState:
     """Place prompts into a state that nothing has been computed for; an empty prompt marks a row that pads the batch.
 
-    Without ``grammar_states_B`` no row has a grammar. ``num_slots`` is the cache's; every prompt, its new tokens and
-    the strategy's headroom fit into it.
+    Without ``grammar_states_B`` no row has a grammar, without ``adapters_B`` none an adapter. ``num_slots`` is the
+    cache's; every prompt, its new tokens and the strategy's headroom fit into it.
     """
     batch = len(prompts)
     tokens_BS = np.zeros((batch, num_slots), np.int32)
@@ -94,6 +97,7 @@ def initial_state(
         "accepted_B": counts(),
         "accepted_by_depth_BM": counts(max(max_depth, 1)),
         "grammar_states_B": np.full((batch,), -1, np.int32) if grammar_states_B is None else grammar_states_B,
+        "adapters_B": counts() if adapters_B is None else adapters_B,
     }
     # All at once, and made by NumPy: JAX would compile a program for each kind of them.
     return DecodeState(**jax.device_put(rows), cache=cache, sampling=sampling)

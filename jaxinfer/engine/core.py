@@ -73,12 +73,12 @@ class EngineCore:
     def add(self, sequence: EngineSequence) -> None:
         """Let a sequence wait."""
         sequence.drafts = sequence.drafts or not self._device.drafts
-        sequence.salt = salt_of(rotary_regime(self._config, sequence.context_length), sequence.salt)
+        sequence.salt = self._salt_of(sequence, sequence.context_length, sequence.salt)
         self.scheduler.add(sequence)
 
     def check_fits(self, sequence: EngineSequence) -> None:
         """Raise InvalidOption if a sequence, not added yet, may need more pages than there are; any thread may ask."""
-        salt = salt_of(rotary_regime(self._config, sequence.context_length), sequence.salt)
+        salt = self._salt_of(sequence, sequence.context_length, sequence.salt)
         needed, most = self.scheduler.own_pages(sequence, salt), self.scheduler.most_pages()
         if needed > most:
             raise InvalidOption(
@@ -176,7 +176,7 @@ class EngineCore:
         if chunk.copied is not None:
             self._device.copy_page(*chunk.copied)
         tokens = sequence.fill[chunk.start : chunk.start + chunk.count]
-        hidden_1D = self._device.compute(tokens, chunk.start, sequence.pages, sequence.context_length)
+        hidden_1D = self._device.compute(tokens, chunk.start, sequence.pages, sequence.context_length, sequence.adapter)
         self.scheduler.computed(chunk)
         self.counters.prompt_tokens += chunk.count
         if not chunk.is_last:
@@ -194,7 +194,7 @@ class EngineCore:
         draws = len(sequence.tokens) == sequence.prompt_length
         request = output.row.request.request
         lengths = sequence.prompt_length, sequence.context_length, limit
-        entry = Entry(sequence.tokens, *lengths, draws, request.sampling, request.sample)
+        entry = Entry(sequence.tokens, *lengths, draws, request.sampling, request.sample, sequence.adapter)
         assert sequence.slot is not None
         report = self._device.enter(sequence.slot, sequence.pages, hidden_1D, entry)
         output.prefill_seconds += self._clock() - began
@@ -276,9 +276,11 @@ class EngineCore:
                 stats = output.stats(sequence.cached_tokens, sequence.preemptions)
                 output.request.finish(output.result(), stats)
             elif report.finished_B[index]:
-                regime = rotary_regime(self._config, len(sequence.tokens))
-                sequence.salt = salt_of(regime, cache_salt_of(sequence.salt))
+                sequence.salt = self._salt_of(sequence, len(sequence.tokens), cache_salt_of(sequence.salt))
                 self.scheduler.requeue(sequence, len(sequence.tokens))
+
+    def _salt_of(self, sequence: EngineSequence, context_length: int, cache_salt: str) -> str:
+        return salt_of(rotary_regime(self._config, context_length), cache_salt, sequence.adapter)
 
     def _has_ended(self, sequence: EngineSequence, is_finished: bool) -> bool:
         """Tell an end from a text that has outgrown its rotation."""
@@ -311,9 +313,12 @@ class EngineCore:
                 self.scheduler.add(replace(kept, stage=Stage.WAITING, pages=[], keys=[], origin=again))
 
 
-def salt_of(regime: str, cache_salt: str) -> str:
-    """Return what a sequence's pages depend on besides its tokens; a regime has no slash, so no two give the same."""
-    return f"{regime}/{cache_salt}"
+def salt_of(regime: str, cache_salt: str, adapter: int = 0) -> str:
+    """Return what a sequence's pages depend on besides its tokens; a regime has no slash, so no two give the same.
+
+    A loaded adapter has the same number for as long as there are pages.
+    """
+    return f"{regime}{f';{adapter}' if adapter else ''}/{cache_salt}"
 
 
 def cache_salt_of(salt: str) -> str:

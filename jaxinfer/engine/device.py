@@ -173,13 +173,15 @@ class Device:
         """The seconds that calls have waited for programs."""
         return self._programs.compile_seconds
 
-    def compute(self, tokens: Sequence[int], start: int, pages: Sequence[int], context_length: int) -> Any:
+    def compute(
+        self, tokens: Sequence[int], start: int, pages: Sequence[int], context_length: int, adapter: int = 0
+    ) -> Any:
         """Write tokens from slot ``start`` on to a sequence's pages; return the last one's hidden state."""
         shapes = list(product(self._chunks(len(tokens)), self._columns_from(len(pages))))
         size, columns = self._pick(self._shaped_chunk, shapes)
         tokens_1T = np.zeros((1, size), np.int32)
         tokens_1T[0, : len(tokens)] = tokens
-        numbers = np.int32(start), np.int32(len(tokens)), np.int32(context_length)
+        numbers = tuple(map(np.int32, (start, len(tokens), context_length, adapter)))
         program = self._shaped_chunk(size, columns)
         arguments = self._params, self._pools, _table([pages], columns), tokens_1T, *numbers
         self._pools, hidden_1D = self._run(program, *arguments)
@@ -324,7 +326,7 @@ class Device:
 
     def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
         function = partial(compute_chunk, self._programs.decoder)
-        numbers = [integers()] * 3
+        numbers = [integers()] * 4
         pools, _ = self._held_shapes
         arguments = self._params, pools, integers(1, columns), integers(1, size), *numbers
         return _Shaped(("chunk", size), function, (1,), arguments)

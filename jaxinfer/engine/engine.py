@@ -99,18 +99,19 @@ class Engine:
         cache_salt: str = "",
         drafts: bool = True,
         callback: Callback | None = None,
+        adapter: str | None = None,
     ) -> EngineRequest:
         """Take a request and return at once; see `LanguageModel.generate` for the prompt and its sampling.
 
         Of two requests that wait, the one of the higher ``priority`` comes first, until the other has waited long.
         After ``timeout`` seconds the request ends with `RequestTimedOut`. Requests of different ``cache_salt`` share no
-        cached prefix. Without ``drafts`` the request is decoded plainly, whatever the engine's strategy. ``callback``
-        gets each piece of the first sample in the engine's thread, and must be quick: it must not wait for a result.
-        Raises `EngineBusy` if too many requests wait, `EngineClosed` after `close`, and InvalidOption for what can
-        never be served.
+        cached prefix. Without ``drafts`` the request is decoded plainly, whatever the engine's strategy. ``adapter``
+        names one of the model's, and is only for this request. ``callback`` gets each piece of the first sample in the
+        engine's thread, and must be quick: it must not wait for a result. Raises `EngineBusy` if too many requests
+        wait, `EngineClosed` after `close`, and InvalidOption for what can never be served.
         """
         check_options(priority=priority, timeout=timeout, cache_salt=cache_salt, drafts=drafts, callback=callback)
-        texts = self._make_requests([prompt], max_new_tokens, sampling)
+        texts = self._make_requests([prompt], max_new_tokens, sampling, adapter)
         tokenizer = self._tokenizer()
         now = time.monotonic()
         request = EngineRequest(len(texts), len(texts[0].request.prompt), self._cancel)
@@ -128,6 +129,7 @@ class Engine:
                     priority=priority,
                     deadline=None if timeout is None else now + timeout,
                     salt=cache_salt,
+                    adapter=text.request.adapter,
                     drafts=drafts,
                     origin=output,
                     leader=sequences[0] if sequences and self.config.prefix_cache != "off" else None,
@@ -143,16 +145,16 @@ class Engine:
             self._post(lambda: [self._core.add(sequence) for sequence in sequences])
         return request
 
-    def prefix(self, prompt: str | Sequence[int], *, cache_salt: str = "") -> EnginePrefix:
+    def prefix(self, prompt: str | Sequence[int], *, cache_salt: str = "", adapter: str | None = None) -> EnginePrefix:
         """Compute the beginning of later prompts and keep it until it is released; return when it is there.
 
-        It serves requests with the same ``cache_salt``.
+        It serves requests with the same ``cache_salt`` and ``adapter``.
         """
         self._check_may_wait("prefix")
         if self.config.prefix_cache == "off":
             raise InvalidOption("prefix: the engine's prefix cache is off")
         check_options(cache_salt=cache_salt)
-        (text,) = self._make_requests([prompt], 1, None)
+        (text,) = self._make_requests([prompt], 1, None, adapter)
         tokens = list(text.request.prompt)
         request, name, now = PrefixRequest(), str(next(self._names)), time.monotonic()
         sequence = EngineSequence(
@@ -161,6 +163,7 @@ class Engine:
             max_length=len(tokens),
             arrival=now,
             salt=cache_salt,
+            adapter=text.request.adapter,
             origin=PrefixOutput(name, request),
             is_prefix=True,
         )

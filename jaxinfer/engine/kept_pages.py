@@ -29,25 +29,25 @@ class KeptPages:
     """Serves one call after the other, each in its caller's thread; results are those of `LanguageModel.generate`.
 
     ``programs`` have a paged cache. Each row has room for a text twice as long as the longest; there is as much room
-    again for texts before. A longer text, more rows or another strategy begin with empty pages; prefixes that are held
-    are then computed again.
+    again for texts before. A longer text, more rows, another strategy or other parameters begin with empty pages;
+    prefixes that are held are then computed again.
     """
 
     def __init__(
         self,
         programs: Programs,
-        params: Params,
         *,
         max_len: int,
         eos_token_ids: Callable[[], Sequence[int]],
         tokenizer: Callable[[], Tokenizer | None],
     ) -> None:
-        self._programs, self._params, self._max_len = programs, params, max_len
+        self._programs, self._max_len = programs, max_len
         self._eos_token_ids, self._tokenizer = eos_token_ids, tokenizer
         self._lock, self._names, self._numbers = threading.RLock(), itertools.count(), itertools.count()
         self._held: dict[str, tuple[int, ...]] = {}
         self._core: EngineCore | None = None
         self._strategy: Strategy | None = None
+        self._params: Params | None = None
         self._rows = self._longest = self._pages_held = 0
 
     @property
@@ -60,27 +60,29 @@ class KeptPages:
         """How many tokens were found on pages and not computed, since these pages began."""
         return 0 if self._core is None else self._core.counters.cached_tokens
 
-    def stream(self, strategy: Strategy, request: TextRequest) -> Iterator[StreamPiece]:
+    def stream(self, params: Params, strategy: Strategy, request: TextRequest) -> Iterator[StreamPiece]:
         """Yield one text as it comes; the last piece carries the result."""
         pieces: list[StreamPiece] = []
-        for results in self._run(strategy, [request], 1, pieces.append):
+        for results in self._run(params, strategy, [request], 1, pieces.append):
             yield from pieces
             pieces.clear()
             if results:
                 yield StreamPiece("", result=results[0])
 
-    def results(self, strategy: Strategy, requests: Sequence[TextRequest], num_rows: int) -> list[GenerationResult]:
+    def results(
+        self, params: Params, strategy: Strategy, requests: Sequence[TextRequest], num_rows: int
+    ) -> list[GenerationResult]:
         """Return the results of requests, of which ``num_rows`` run at a time."""
-        (results,) = (results for results in self._run(strategy, requests, num_rows) if results)
+        (results,) = (results for results in self._run(params, strategy, requests, num_rows) if results)
         return results
 
-    def hold(self, tokens: Sequence[int], strategy: Strategy) -> EnginePrefix:
+    def hold(self, params: Params, tokens: Sequence[int], strategy: Strategy) -> EnginePrefix:
         """Compute the beginning of later texts and keep it until it is released."""
         with self._lock:
             name = str(next(self._names))
             self._held[name] = tuple(tokens)
             try:
-                core = self._core_for(strategy, len(tokens) + 1, 1)
+                core = self._core_for(params, strategy, len(tokens) + 1, 1)
                 if name not in core.scheduler.pinned:
                     self._pin(core, name)
             except BaseException:
@@ -96,6 +98,7 @@ class KeptPages:
 
     def _run(
         self,
+        params: Params,
         strategy: Strategy,
         requests: Sequence[TextRequest],
         num_rows: int,
@@ -105,7 +108,8 @@ class KeptPages:
         sequences: list[EngineSequence] = []
         try:
             with self._lock:
-                core = self._core_for(strategy, max(each.request.max_length for each in requests), num_rows)
+                longest = max(each.request.max_length for each in requests)
+                core = self._core_for(params, strategy, longest, num_rows)
                 compiled_before = self._programs.compile_seconds
                 handles = add_requests(
                     core,
@@ -129,25 +133,26 @@ class KeptPages:
             for sequence in sequences:
                 sequence.is_cancelled = True
 
-    def _core_for(self, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
+    def _core_for(self, params: Params, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
         """Return a core that has room; texts that run on another one end there."""
         longest = max(longest, *(len(tokens) + 1 for tokens in self._held.values()), 1)
         num_rows = min(num_rows, _MOST_ROWS)
         held = sum(-(-(len(tokens) + 1) // self._page_size) for tokens in self._held.values())
         has_room = longest <= self._longest and num_rows <= self._rows and held <= self._pages_held
-        if self._core is not None and self._strategy is strategy and has_room:
+        is_same = self._strategy is strategy and self._params is params
+        if self._core is not None and is_same and has_room:
             return self._core
         roomy = max(2 * longest, _LEAST_LONGEST)
         self._longest = max(self._longest, min(cache_bucket(roomy, 0, self._max_len), self._max_len))
         self._rows = max(self._rows, num_rows)
         self._pages_held = max(self._pages_held, held)
-        self._strategy, self._core = strategy, None
-        self._core = self._make_core(strategy)
+        self._strategy, self._params, self._core = strategy, params, None
+        self._core = self._make_core(params, strategy)
         for name in self._held:
             self._pin(self._core, name)
         return self._core
 
-    def _make_core(self, strategy: Strategy) -> EngineCore:
+    def _make_core(self, params: Params, strategy: Strategy) -> EngineCore:
         headroom = step_headroom(strategy, self._programs.decoder.backend)
         of_a_row = -(-(self._longest + headroom) // self._page_size)
         config = EngineConfig(
@@ -159,7 +164,7 @@ class KeptPages:
         )
         return make_core(
             self._programs,
-            self._params,
+            params,
             strategy,
             config,
             max_len=self._longest,

@@ -73,14 +73,18 @@ def compute_chunk(
     start: Int[Array, ""],
     count: Int[Array, ""],
     context_length: Int[Array, ""],
+    adapter: Int[Array, ""],
 ) -> tuple[Pools, Any]:
-    """Write ``count`` of T tokens to a sequence's pages from slot ``start`` on; return the last one's hidden state."""
+    """Write ``count`` of T tokens to a sequence's pages from slot ``start`` on; return the last one's hidden state.
+
+    ``adapter`` is the sequence's loaded adapter, 0 for none.
+    """
     start_B, count_B = start[None], count[None]
     cache = _cache(decoder.config, pools, table_1X)
     num_tokens = tokens_1T.shape[1]
     placements = cache.place(start_B, causal_ancestors(num_tokens)[None], count_B)
     positions_1T = start_B[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, adapter[None])
     hidden_1TD, cache = model.forward(tokens_1T, positions_1T, cache, placements, context_length[None])
     return _pools(cache), jnp.take(hidden_1TD, jnp.maximum(count - 1, 0), axis=1)
 
@@ -105,7 +109,7 @@ def enter(
     ``entry`` is its state of one row, without a cache; ``hidden_1D`` its last computed token's hidden state.
     ``num_tokens`` spans its tokens.
     """
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, entry.adapters_B)
     before = entry._replace(cache=_cache(decoder.config, pools, table_1X))
     after = draw_first(model, before, hidden_1D[:, None], draws.astype(jnp.int32)[None])
     memory = strategy.start(model, drafter_params, after, Prefilled(hidden_1D, num_tokens))
@@ -129,7 +133,8 @@ def start_drafting(
     """Begin a row's memory anew, after windows in which its drafter rested; ``num_tokens`` spans its tokens."""
     row = take_batch(rows, axes, slot[None])
     state = row.state._replace(cache=_cache(decoder.config, pools, table_1X))
-    memory = strategy.start(Model(decoder, params), drafter_params, state, Prefilled(row.hidden_BD, num_tokens))
+    model = Model.adapted(decoder, params, state.adapters_B)
+    memory = strategy.start(model, drafter_params, state, Prefilled(row.hidden_BD, num_tokens))
     return rows._replace(memory=put_batch(rows.memory, memory, axes.memory, slot[None]))
 
 
@@ -152,7 +157,6 @@ def run_window(
     If one has ended in the window before, there is no step: the host looks first. ``most_new`` is the most tokens that
     a row can gain. With `Undrafted` memories rest, else hidden states.
     """
-    model = Model(decoder, params)
     remembers = "hidden_BD" if isinstance(strategy, Undrafted) else "memory"
     used, their_axes = (getattr(tree, remembers) for tree in (rows, axes))
     state, memory = take_batch((rows.state, used), (axes.state, their_axes), slots_B)
@@ -160,6 +164,7 @@ def run_window(
     state = state._replace(finished_B=ended_B | ~runs_B)
     state, table_BX = _on_own_devices((state, table_BX), decoder.backend)
     state = state._replace(cache=_cache(decoder.config, pools, table_BX))
+    model = Model.adapted(decoder, params, state.adapters_B)
 
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
         step, now, _ = carry

@@ -19,15 +19,14 @@ class Stage(Enum):
 class EngineSequence:
     """One row to be: a prompt's ids and what has been drawn after it.
 
-    ``tokens`` grows from the prompt's. ``max_length`` bounds it. ``computed`` tokens are in the cache, on ``pages``,
-    of which the first may be others' too. ``salt`` names what the pages depend on besides tokens. ``slot`` is its row
-    on the device. ``context_length`` is the length of text that its rotary positions are for. ``saved`` is what the
-    host keeps of a sequence that had to make room. One that ``drafts`` may be decoded with the engine's strategy; its
-    drafter ``rests`` after windows without, and its ``gain`` is how many drafted tokens a step gave it of late, where
-    1 is usual.
-    It waits for its ``leader``, which has the same prompt, to have computed it. ``fork`` names a page whose
-    beginning serves and the own page to copy it to. ``origin`` is what the scheduler need not know: the request that
-    it belongs to.
+    ``adapter`` is its loaded adapter, 0 for none. ``tokens`` grows from the prompt's. ``max_length`` bounds it.
+    ``computed`` tokens are in the cache, on ``pages``, of which the first may be others' too. ``salt`` names what the
+    pages depend on besides tokens. ``slot`` is its row on the device. ``context_length`` is the length of text that its
+    rotary positions are for. ``saved`` is what the host keeps of a sequence that had to make room. One that ``drafts``
+    may be decoded with the engine's strategy; its drafter ``rests`` after windows without, and its ``gain`` is how many
+    drafted tokens a step gave it of late, where 1 is usual. It waits for its ``leader``, which has the same prompt, to
+    have computed it. ``fork`` names a page whose beginning serves and the own page to copy it to. ``origin`` is what
+    the scheduler need not know: the request that it belongs to.
     """
 
     number: int
@@ -37,6 +36,7 @@ class EngineSequence:
     priority: int = 0
     deadline: float | None = None
     salt: str = ""
+    adapter: int = 0
     origin: Any = None
     is_prefix: bool = False
     stage: Stage = Stage.WAITING

@@ -122,6 +122,7 @@ def add_requests(
             tokens=list(request.request.prompt),
             max_length=request.request.max_length,
             arrival=now,
+            adapter=request.request.adapter,
             origin=output,
             leader=first if request.request.sample else None,
         )

@@ -26,7 +26,8 @@ from jaxinfer.sampling.params import SamplingParams
 class Entry:
     """A sequence that enters a row: its text, and how its tokens are drawn.
 
-    It ends at ``limit`` tokens. If it ``draws``, all of its tokens are in the cache, else all but the last.
+    It ends at ``limit`` tokens; ``adapter`` is its loaded adapter, 0 for none. If it ``draws``, all of its tokens are
+    in the cache, else all but the last.
     """
 
     tokens: Sequence[int]
@@ -36,6 +37,7 @@ class Entry:
     draws: bool
     sampling: SamplingParams
     sample: int
+    adapter: int = 0
 
 
 # Stands for all of them where only shapes are asked for.
@@ -45,7 +47,9 @@ ANY_ENTRY = Entry([0], 1, 1, 2, True, SamplingParams(), 0)
 def state_of(entry: Entry, arrays: SamplingArrays, num_slots: int, max_depth: int) -> DecodeState:
     """Return a sequence's state of one row without a cache; ``arrays`` say how its tokens are drawn."""
     limit = entry.limit - len(entry.tokens)
-    return initial_state([list(entry.tokens)], [limit], num_slots, max_depth, NO_CACHE, arrays)
+    adapters = np.array([entry.adapter], np.int32)
+    text = [list(entry.tokens)], [limit]
+    return initial_state(*text, num_slots, max_depth, NO_CACHE, arrays, adapters_B=adapters)
 
 
 def described_pools(config: DecoderConfig, lanes: int, dtype: Any, num_pages: int, page_size: int) -> Pools:

@@ -1,7 +1,15 @@
 """Low-rank adapters for the linear layers of some of a decoder's blocks (LoRA; Hu et al., 2106.09685).
 
-The tree is like a block's parameters, ``{"attention": {"query": {"adapter": {"down": [L, R, in], "up": [L, out,
-R]}}}}`` and so on, stacked over the adapted layers. `jaxinfer.models.linear.Linear` applies one layer's adapters.
+Two kinds: one for all rows, which is trained or belongs to a drafter, and many that are loaded, of which each row of a
+batch has one of its own or none.
+
+The first kind's tree is like a block's parameters, ``{"attention": {"query": {"adapter": {"down": [L, R, in], "up": [L,
+out, R]}}}}`` and so on, stacked over the adapted layers. `jaxinfer.models.linear.Linear` applies one layer's adapters.
+
+Loaded ones stand beside a model's parameters, under `LOADED`, in a tree like its blocks': ``{"down": [N, R, in], "up":
+[N, R, out]}`` for each linear layer that any of the N has a part in, and a stack of these where its kernel is one.
+``"gain": [N, out]`` multiplies what the kernel alone gives (DoRA; Liu et al., 2402.09353). Which rows have which is an
+array ``adapters_B`` int32: 0 is none, k the k-th. Ranks are filled up with zeros.
 """
 
 from collections.abc import Mapping
@@ -16,6 +24,8 @@ from jaxinfer.notation import Array, Int, Params
 
 # The name of an adapter among a linear layer's parameters.
 ADAPTER = "adapter"
+# The name of loaded ones among a model's parameters, and among those of a linear layer.
+LOADED = "adapters"
 
 # The logical axes of every kernel ``[out, in]`` of a block.
 ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -32,20 +42,29 @@ ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
 _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
 
 
-def adapter_shapes(config: DecoderConfig, num_layers: int, rank: int) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of every adapter parameter, by path, for all linear layers of ``num_layers`` blocks."""
+def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
+    """Return the shape ``[out, in]`` of every linear layer's kernel in a block, by its name."""
     sizes = {
         "embed": config.model_dim,
         "heads": config.num_heads * config.head_dim,
         "kv_heads": config.num_kv_heads * config.head_dim,
         "ffn": config.ffn_dim,
     }
+    return MappingProxyType(
+        {
+            name: (sizes[out_axis], sizes[in_axis])
+            for name, (out_axis, in_axis) in ADAPTED.items()
+            if name != "mlp.gate" or config.gated_mlp
+        }
+    )
+
+
+def adapter_shapes(config: DecoderConfig, num_layers: int, rank: int) -> Mapping[str, tuple[int, ...]]:
+    """Return the shape of every adapter parameter, by path, for all linear layers of ``num_layers`` blocks."""
     shapes = {}
-    for name, (out_axis, in_axis) in ADAPTED.items():
-        if name == "mlp.gate" and not config.gated_mlp:
-            continue
-        shapes[f"{name}.{ADAPTER}.down"] = (num_layers, rank, sizes[in_axis])
-        shapes[f"{name}.{ADAPTER}.up"] = (num_layers, sizes[out_axis], rank)
+    for name, (outputs, inputs) in kernel_shapes(config).items():
+        shapes[f"{name}.{ADAPTER}.down"] = (num_layers, rank, inputs)
+        shapes[f"{name}.{ADAPTER}.up"] = (num_layers, outputs, rank)
     return MappingProxyType(shapes)
 
 
@@ -69,3 +88,17 @@ def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Params:
         else:
             joined[name] = _joined(one[name], node)
     return joined
+
+
+def bound(params: Params) -> Params:
+    """Return a model's parameters with its loaded adapters among those of the layers that they are for."""
+    if LOADED not in params:
+        return params
+    rest = {name: node for name, node in params.items() if name != LOADED}
+    return {**rest, "blocks": _beside(rest["blocks"], params[LOADED])}
+
+
+def _beside(node: Mapping[str, Any], loaded: Mapping[str, Any]) -> Params:
+    if not any(isinstance(value, Mapping) for value in loaded.values()):
+        return {**node, LOADED: loaded}
+    return {name: _beside(value, loaded[name]) if name in loaded else value for name, value in node.items()}

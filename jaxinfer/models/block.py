@@ -59,7 +59,7 @@ class Attention(nn.Module):
         )
         query_BTNH, keys_BTKH, values_BTKH = (
             tap(self, name, flat).reshape(*flat.shape[:2], -1, config.head_dim)
-            for name, flat in zip(("queries", "keys", "values"), project(inputs_BTD, linears))
+            for name, flat in zip(("queries", "keys", "values"), project(inputs_BTD, linears, step.adapters_B))
         )
         query_BTNH = tap(self, "rotated_queries", place("query", "heads", query_BTNH))
         if config.scores_by_depth:
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
         mixed = tap(self, "mixed", mixed_BTNH).reshape(*mixed_BTNH.shape[:2], -1)
         output = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
-        return tap(self, "result", output(mixed)), cache
+        return tap(self, "result", output(mixed, step.adapters_B)), cache
 
 
 class MLP(nn.Module):
@@ -84,7 +84,9 @@ class MLP(nn.Module):
     backend: Backend
 
     @nn.compact
-    def __call__(self, inputs_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(
+        self, inputs_BTD: Float[Array, "B T D"], adapters_B: Int[Array, " B"] | None = None
+    ) -> Float[Array, "B T D"]:
         config = self.config
         activate = _ACTIVATIONS[config.activation]
 
@@ -93,14 +95,14 @@ class MLP(nn.Module):
             for name in (("gate", "up") if config.gated_mlp else ("up",))
         ]
         first_BTF, *rest = (
-            tap(self, f"{layer.name}_product", flat) for layer, flat in zip(wide, project(inputs_BTD, wide))
+            tap(self, f"{layer.name}_product", flat) for layer, flat in zip(wide, project(inputs_BTD, wide, adapters_B))
         )
         hidden_BTF = activate(first_BTF)
         for other_BTF in rest:
             hidden_BTF = hidden_BTF * other_BTF
         tap(self, "activated", hidden_BTF)
         down = Linear(config.model_dim, ("embed", "ffn"), self.backend, config.mlp_bias, name="down")
-        return tap(self, "result", down(hidden_BTF))
+        return tap(self, "result", down(hidden_BTF, adapters_B))
 
 
 class Block(nn.Module):
@@ -133,7 +135,8 @@ class Block(nn.Module):
             return leave_region(mixed_BTD, seen, self.backend), part
 
         def feed_forward(inputs_BTD: jax.Array) -> jax.Array:
-            return leave_region(mlp(enter_region(inputs_BTD, seen, self.backend)), seen, self.backend)
+            inputs_BTD = enter_region(inputs_BTD, seen, self.backend)
+            return leave_region(mlp(inputs_BTD, step.adapters_B), seen, self.backend)
 
         def add(hidden_BTD: jax.Array, *results_BTD: jax.Array) -> jax.Array:
             scale = self.config.residual_scale

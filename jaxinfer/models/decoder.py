@@ -49,23 +49,24 @@ def forward(
     cache: LayeredCache,
     placements: tuple[Placement, ...],
     context_lengths_B: Int[Array, " B"],
+    adapters_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T D"], LayeredCache]:
     """Run `Network.__call__` as a pure function, its blocks by the stages that have them."""
     config, backend = decoder.config, decoder.backend
     if backend.stages > 1:
-        step = build_step(config, backend, positions_BT, placements, context_lengths_B)
+        step = build_step(config, backend, positions_BT, placements, context_lengths_B, adapters_B)
         hidden_BTD = decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded")
         carry = cast(jax.Array, hidden_BTD), cache
         hidden_BTD, cache = run_stages(config, backend, params["blocks"], carry, 0, config.num_layers, step)
         return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
     if backend.scan_layers and any(isinstance(leaf, ColumnArray) for leaf in _quantized(params["blocks"])):
         # Linen's scan would slice stacks that kernels read in place.
-        step = build_step(config, backend, positions_BT, placements, context_lengths_B)
+        step = build_step(config, backend, positions_BT, placements, context_lengths_B, adapters_B)
         hidden_BTD = cast(jax.Array, decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded"))
         carry = enter_region(hidden_BTD, placements[0].seen, backend), cache
         hidden_BTD, cache = run_layers(config, backend, params["blocks"], carry, 0, config.num_layers, step)
         return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
-    inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B)
+    inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B, adapters_B)
     return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
 
 

@@ -7,13 +7,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.models.adapters import ADAPTER
+from jaxinfer.models.adapters import ADAPTER, LOADED
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
-from jaxinfer.notation import Array, Float
+from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.logical_axes import mesh_spec
+from jaxinfer.ops.low_rank import add_up, project_down
 from jaxinfer.ops.matmul import Split, linear, linears
+from jaxinfer.ops.rounding import rounded
 
 # Linen's collection of what linear layers multiply; a pass that does not ask for it drops it while it is traced.
 INPUTS = "linear_inputs"
@@ -24,7 +26,8 @@ class Linear(nn.Module):
 
     If the backend transposes kernels, the kernel is ``[in, out]`` under another name. Parameters may also hold a
     low-rank ``"adapter"``, ``{"down": [R, in], "up": [out, R]}`` (LoRA, Hu et al., 2106.09685), which adds ``up down
-    x`` for the tokens from `Backend.adapted_from` on. A kernel may be any object that JAX can convert to an array
+    x`` for the tokens from `Backend.adapted_from` on, and loaded ones (`jaxinfer.models.adapters`), of which each row
+    of ``adapters_B`` takes its own. A kernel may be any object that JAX can convert to an array
     (``__jax_array__``), or quantized, ``[out, in]`` in either case.
     """
 
@@ -33,8 +36,10 @@ class Linear(nn.Module):
     backend: Backend
     use_bias: bool = False
 
-    def __call__(self, inputs: Float[Array, "*rows d_in"]) -> Float[Array, "*rows d_out"]:
-        return project(inputs, [self])[0]
+    def __call__(
+        self, inputs: Float[Array, "*rows d_in"], adapters_B: Int[Array, " B"] | None = None
+    ) -> Float[Array, "*rows d_out"]:
+        return project(inputs, [self], adapters_B)[0]
 
     @property
     def split(self) -> Split:
@@ -69,16 +74,63 @@ class Linear(nn.Module):
             return output
         return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend, self.split)
 
+    @property
+    def loaded(self) -> Any:
+        """The stacks of loaded adapters, None if no adapter has a part in this layer."""
+        return self.get_variable("params", LOADED) if self.has_variable("params", LOADED) else None
 
-def project(inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear]) -> list[Float[Array, "*rows _"]]:
-    """Return the outputs of several linear layers of one module, backend and split for the same inputs."""
+
+def project(
+    inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear], adapters_B: Int[Array, " B"] | None = None
+) -> list[Float[Array, "*rows _"]]:
+    """Return the outputs of several linear layers of one module, backend and split for the same inputs.
+
+    With ``adapters_B`` inputs are ``[B, T, d_in]``, and each row takes the loaded adapter of that number.
+    """
     backend, split = layers[0].backend, layers[0].split
     assert all(layer.split == split for layer in layers)
     weights = [layer.weights(inputs.shape[-1]) for layer in layers]
     for layer in layers:
         layer.sow(INPUTS, INPUTS, inputs)
+    loaded = [None if adapters_B is None else layer.loaded for layer in layers]
+    biases = [bias for _, bias in weights]
+    # A gain is of the kernel's output alone.
+    later = [each is not None and "gain" in each for each in loaded]
+    weights = [(kernel, None if is_later else bias) for (kernel, bias), is_later in zip(weights, later)]
     outputs = linears(inputs, weights, backend, backend.transposed_kernels, split)
+    if adapters_B is not None and any(each is not None for each in loaded):
+        outputs = _with_own(outputs, inputs, loaded, biases, adapters_B, backend, split)
     return [layer.adapt(output, inputs) for layer, output in zip(layers, outputs)]
+
+
+def _with_own(
+    outputs: Sequence[Float[Array, "B T _"]],
+    inputs: Float[Array, "B T d_in"],
+    loaded: Sequence[Any],
+    biases: Sequence[Any],
+    adapters_B: Int[Array, " B"],
+    backend: Backend,
+    split: Split,
+) -> list[Float[Array, "B T _"]]:
+    """Add each row's own adapter to the outputs of layers; where there are gains, these are yet without biases."""
+    ids_B, (out_axis, in_axis) = adapters_B - 1, split
+    stacks = [each["down"] for each in loaded if each is not None]
+    inner = iter(project_down(inputs, stacks, ids_B, backend, in_axis))
+    results = []
+    for output, own, bias in zip(outputs, loaded, biases):
+        if own is None:
+            results.append(output)
+            continue
+        base = output
+        if "gain" in own:
+            gain_B1O = jnp.take(own["gain"], jnp.maximum(ids_B, 0), axis=0)[:, None].astype(output.dtype)
+            scaled = output * gain_B1O
+            # Rounded before a bias or the adapter is added, whatever the program.
+            scaled = rounded(scaled) if backend.platform == "cpu" else scaled
+            base = jnp.where((ids_B < 0)[:, None, None], output, scaled)
+            base = base if bias is None else (base + bias.astype(base.dtype)).astype(base.dtype)
+        results.append(add_up(base, next(inner), own["up"], ids_B, backend, out_axis))
+    return results
 
 
 def _adapted(

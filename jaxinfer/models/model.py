@@ -6,6 +6,7 @@ from typing import Any, cast
 import jax
 
 from jaxinfer.cache.interface import LayeredCache, Placement
+from jaxinfer.models.adapters import LOADED, bound
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, forward, output_logits
 from jaxinfer.models.layer_range import run_layers
@@ -16,10 +17,19 @@ from jaxinfer.notation import Array, Float, Int, Params
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder with its parameters, for use inside a traced function."""
+    """A decoder with its parameters, for use inside a traced function.
+
+    ``adapters_B`` says which of its loaded adapters each row of a batch has; None is none.
+    """
 
     decoder: Decoder
     params: Params
+    adapters_B: Any = None
+
+    @classmethod
+    def adapted(cls, decoder: Decoder, params: Params, adapters_B: Int[Array, " B"]) -> "Model":
+        """Return a model with its loaded adapters, if it has any, for a batch whose rows have these."""
+        return cls(decoder, bound(params), adapters_B if LOADED in params else None)
 
     @property
     def config(self) -> DecoderConfig:
@@ -35,7 +45,8 @@ class Model:
         context_lengths_B: Int[Array, " B"],
     ) -> tuple[Float[Array, "B T D"], LayeredCache]:
         """Run all layers; see `Network.__call__`."""
-        return forward(self.decoder, self.params, tokens_BT, positions_BT, cache, placements, context_lengths_B)
+        inputs = tokens_BT, positions_BT, cache, placements, context_lengths_B
+        return forward(self.decoder, self.params, *inputs, self.adapters_B)
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Return the logits of final hidden states, or of an earlier layer's normed ones."""
@@ -65,7 +76,7 @@ class Model:
         ``adapters`` (`jaxinfer.models.adapters`) are for these layers; the backend says for which tokens.
         """
         config, backend = self.config, self.decoder.backend
-        step = build_step(config, backend, positions_BT, placements, context_lengths_B)
+        step = build_step(config, backend, positions_BT, placements, context_lengths_B, self.adapters_B)
         run = run_layers if backend.stages == 1 else run_stages
         return run(config, backend, self.params["blocks"], (hidden_BTD, cache), start, stop, step, adapters)
 

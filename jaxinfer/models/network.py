@@ -56,13 +56,15 @@ class Network(nn.Module):
         cache: LayeredCache,
         placements: tuple[Placement, ...],
         context_lengths_B: Int[Array, " B"],
+        adapters_B: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T D"], LayeredCache]:
         """Return the final normed hidden states of new tokens, and the cache with them written but not committed.
 
         ``positions_BT`` count from the start of the text; ``context_lengths_B`` are the rows' prompt lengths (see
-        `rotary_tables`). Token ids outside the vocabulary read its first or last row.
+        `rotary_tables`), ``adapters_B`` their loaded adapters. Token ids outside the vocabulary read its first or last
+        row.
         """
-        step = build_step(self.config, self.backend, positions_BT, placements, context_lengths_B)
+        step = build_step(self.config, self.backend, positions_BT, placements, context_lengths_B, adapters_B)
         # Were its rows split further at once, every device would need the whole embedding table.
         hidden_BTD = enter_region(self.embedded(tokens_BT, positions_BT), placements[0].seen, self.backend)
         carry = (hidden_BTD, cache)

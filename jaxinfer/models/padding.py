@@ -88,6 +88,13 @@ def first_copies(source: np.ndarray) -> np.ndarray:
     return kept[np.unique(source[kept], return_index=True)[1]]
 
 
+def adapter_sources(config: DecoderConfig, shards: int) -> Mapping[str, tuple[np.ndarray | None, np.ndarray | None]]:
+    """Return the sources of the outputs and of the inputs of each linear layer of a block, None where none is added."""
+    by_axis = {} if shards == 1 else _axis_sources(config, shards)
+    found = {axis: None if _is_identity(source) else source for axis, source in by_axis.items()}
+    return {name: (found.get(out_axis), found.get(in_axis)) for name, (out_axis, in_axis) in ADAPTED.items()}
+
+
 def pad_adapters(adapters: Params, config: DecoderConfig, shards: int) -> Params:
     """Return a decoder's adapters, padded like the decoder for ``shards`` devices."""
     if shards == 1:

@@ -169,7 +169,8 @@ def _run_own(
             index = first + (before + repeat) * kinds.count(kind)
             placements = tuple(_kept_if(is_run, placement) for placement in step.placements)
             hidden_BTD, _ = carry
-            carry = apply_block(config, backend, kind, params, carry, index, Step(step.rotations, placements, spans))
+            own = step._replace(placements=placements, held=spans)
+            carry = apply_block(config, backend, kind, params, carry, index, own)
             carry = jnp.where(is_run, carry[0], hidden_BTD), carry[1]
         return carry, None
 

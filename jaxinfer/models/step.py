@@ -35,12 +35,14 @@ class Step(NamedTuple):
     """What every block of one forward pass shares, by kind of layer.
 
     ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions), ``placements`` the new
-    tokens' places. ``held`` says what the caches hold; None is all layers.
+    tokens' places. ``held`` says what the caches hold; None is all layers. ``adapters_B`` says which loaded adapter
+    each row has (`jaxinfer.models.adapters`); None is none anywhere.
     """
 
     rotations: tuple[Any, ...]
     placements: tuple[Placement, ...]
     held: tuple[Held, ...] | None = None
+    adapters_B: Any = None
 
 
 def build_step(
@@ -49,6 +51,7 @@ def build_step(
     positions_BT: Int[Array, "B T"],
     placements: tuple[Placement, ...],
     context_lengths_B: Int[Array, " B"],
+    adapters_B: Int[Array, " B"] | None = None,
 ) -> Step:
     """Compute what all blocks share in a forward pass of tokens at these positions."""
     dtype = jnp.dtype(backend.compute_dtype)
@@ -68,4 +71,4 @@ def build_step(
             rotations.append(kept((cosines_BTR * factor, sines_BTR * factor)))
             placement = placement._replace(rotation=kept(unbounded_tables(kind.rope, placement.shift_BT, dtype)))
         placed.append(placement)
-    return Step(tuple(rotations), tuple(placed))
+    return Step(tuple(rotations), tuple(placed), adapters_B=adapters_B)

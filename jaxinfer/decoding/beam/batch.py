@@ -81,6 +81,7 @@ class BeamBatch:
                 config.num_tokens,
             ),
             jnp.promote_types(backend.compute_dtype, jnp.float32),
+            np.array([request.adapter for request in searched] + [0] * num_padding, np.int32),
         )
         self._compile_seconds_before = programs.compile_seconds
         self._is_told = [False] * len(self._requests)

@@ -46,7 +46,8 @@ class BeamState(NamedTuple):
     All running texts of a search are ``lengths_B`` tokens long, prompt included; the cache holds them all but for their
     last tokens. ``scores_BW`` is the log-probability of their new tokens after penalties and bias, best first.
     ``limits_B`` is the length at which every text ends, ``reach_B`` the length up to which the cache serves
-    (`jaxinfer.decoding.rope_crossing`). ``logprobs_BWS`` are of the raw logits and zero in the prompt.
+    (`jaxinfer.decoding.rope_crossing`). ``adapters_B`` are the searches' loaded adapters, 0 for none. ``logprobs_BWS``
+    are of the raw logits and zero in the prompt.
     """
 
     tokens_BWS: Any
@@ -59,6 +60,7 @@ class BeamState(NamedTuple):
     reach_B: Any
     done_B: Any
     steps_B: Any
+    adapters_B: Any
     ended: Ended
     cache: LayeredCache
     sampling: SamplingArrays
@@ -94,6 +96,7 @@ def initial_beams(
     cache: LayeredCache,
     sampling: SamplingArrays,
     dtype: Any,
+    adapters: Int[np.ndarray, " B"] | None = None,
 ) -> BeamState:
     """Place prompts into a state that nothing has been computed for; an empty prompt marks a search that is padding.
 
@@ -119,6 +122,7 @@ def initial_beams(
         reach_B=jnp.array(reach),
         done_B=jnp.array(lengths_B == 0),
         steps_B=jnp.zeros(len(prompts), jnp.int32),
+        adapters_B=jnp.zeros(len(prompts), jnp.int32) if adapters is None else jnp.array(adapters),
         ended=Ended(
             tokens_BWS=jnp.array(tokens_BWS),
             logprobs_BWS=jnp.zeros(shape, jnp.float32),

@@ -34,7 +34,7 @@ def prefill_beams(
 
     The state's own cache is only written; ``num_tokens`` spans the longest prompt.
     """
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, state.adapters_B)
     batch, _, num_slots = state.tokens_BWS.shape
     cache = create_cache(decoder.config, batch, num_slots, decoder.backend, headroom=1)
     prompt_BT, lengths_B = state.tokens_BWS[:, 0, :num_tokens], state.lengths_B
@@ -50,7 +50,7 @@ def renew_beams(decoder: Decoder, num_tokens: int, chunk: int, params: Params, s
     held_Q = state.each_row(jnp.where(state.waits_B, state.lengths_B - 1, 0))
     lengths_B = jnp.where(state.waits_B, state.lengths_B, state.context_lengths_B)
     cache = create_cache(decoder.config, len(held_Q), state.tokens_BWS.shape[-1], decoder.backend, headroom=1)
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, state.each_row(state.adapters_B))
     _, cache = forward_prompt(model, tokens_QT, held_Q, cache, chunk, state.each_row(lengths_B))
     return state._replace(cache=cache, context_lengths_B=lengths_B, reach_B=state.limits_B)
 
@@ -59,7 +59,7 @@ def run_beams(
     decoder: Decoder, num_candidates: int, params: Params, rule: SearchRule, state: BeamState, max_steps: Int[Array, ""]
 ) -> BeamState:
     """Run steps until every search has ended or waits, at most ``max_steps`` of them."""
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, state.each_row(state.adapters_B))
 
     def goes_on(carry: tuple[Any, BeamState]) -> Any:
         step, state = carry

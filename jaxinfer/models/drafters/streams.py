@@ -146,7 +146,7 @@ def run_streams(
     num_streams, last = stream_params["identifiers"].shape[0], model.config.num_layers
     batch, num_nodes, width = hidden_BMD.shape
     # Rows from ``num_nodes`` on are streams.
-    adapted = Model(Decoder(model.config, replace(model.decoder.backend, adapted_from=num_nodes)), model.params)
+    adapted = replace(model, decoder=Decoder(model.config, replace(model.decoder.backend, adapted_from=num_nodes)))
     rows_BTD = insert_streams(stream_params, hidden_BMD, model.decoder.backend).astype(hidden_BMD.dtype)
     positions_BT = stream_positions(positions_BM, num_streams)
     placements = cache.place(start_B, stream_relation(ancestors_BMM, num_streams))

@@ -1,0 +1,69 @@
+"""A checkpoint whose weights an adapter has been added to."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.checkpoint.adapters.peft_folder import Adapter, open_adapter, places_of
+from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource, SparingSource, TensorSource, TypedTensorSource
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.adapters import kernel_shapes
+from jaxinfer.models.families.registry import family_of
+
+
+@dataclass(frozen=True)
+class MergedTensors:
+    """Tensors of a source, with what an adapter adds: summed in float32 or wider, and rounded once."""
+
+    source: TensorSource
+    adapter: Adapter
+
+    def shapes(self) -> Any:
+        """Return the shape of every tensor."""
+        return self.source.shapes()
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """Return a tensor's dtype in the source."""
+        return self.source.stored_dtype(name) if isinstance(self.source, TypedTensorSource) else None
+
+    def is_spare(self, name: str) -> bool:
+        """Whether a tensor that a model has no place for changes nothing."""
+        return isinstance(self.source, SparingSource) and self.source.is_spare(name)
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Read one tensor, merged."""
+        low = self.adapter.matrices.get(name)
+        if low is None:
+            return self.source.read(name, dtype)
+        kernel = self.source.read(name, np.promote_types(dtype, np.float32))
+        if not self.adapter.places[name][0].part.transposed:
+            return low.added_to(kernel).astype(dtype)
+        return np.ascontiguousarray(low.added_to(kernel.T).T).astype(dtype)
+
+
+def merge_into(checkpoint: Checkpoint, folder: Any) -> Checkpoint:
+    """Return a checkpoint with the adapter of a PEFT folder merged into its weights.
+
+    Raises as `open_adapter` does, and InvalidOption for weights in few bits, which would be rounded again.
+    """
+    family = family_of(checkpoint.config)
+    config = family.translate(checkpoint.config)
+    names = family.tensor_names(config)
+    adapter = open_adapter(folder, names, config.num_layers, kernel_shapes(config))
+    spelled = places_of(names.spelled_in(checkpoint.tensors.shapes()), config.num_layers)
+    own = dict(zip(places_of(names, config.num_layers), spelled))
+    matrices, places = (
+        {own[tensor]: value for tensor, value in each.items()} for each in (adapter.matrices, adapter.places)
+    )
+    return merged(checkpoint, replace(adapter, matrices=matrices, places=places))
+
+
+def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """Return a checkpoint with an adapter of its model merged into its weights; raises InvalidOption for few bits."""
+    if isinstance(checkpoint.tensors, QuantizedSource) and any(checkpoint.tensors.forms().values()):
+        raise InvalidOption(
+            f"{checkpoint.origin}: its weights are in few bits, and merging would round them again: load the adapter "
+            "beside them, or merge it before they are rounded"
+        )
+    return replace(checkpoint, tensors=MergedTensors(checkpoint.tensors, adapter))

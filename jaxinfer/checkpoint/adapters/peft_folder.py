@@ -1,0 +1,207 @@
+"""Reads a folder that PEFT saved: low-rank matrices for the tensors of a base model (LoRA; Hu et al., 2106.09685)."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_settings
+from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
+from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption, UnsupportedModel, shown
+from jaxinfer.models.adapters import ADAPTED
+from jaxinfer.models.families.family import Part, Source, TensorNames
+
+WEIGHTS = "adapter_model.safetensors"
+# PEFT's own names come before the base model's.
+PREFIX = "base_model.model."
+_ENDINGS = {
+    "lora_A.weight": "down",
+    "lora_B.weight": "up",
+    "lora_magnitude_vector.weight": "magnitude",
+    "lora_magnitude_vector": "magnitude",
+}
+_MODULE = re.compile(rf"(?P<module>.+)\.(?P<ending>{'|'.join(map(re.escape, _ENDINGS))})")
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to a matrix ``[out, in]``: ``up down``, with ``up`` scaled already; float32.
+
+    With a ``magnitude`` ``[out]`` the rows of the sum then get these norms (DoRA; Liu et al., 2402.09353).
+    """
+
+    down_RI: np.ndarray
+    up_OR: np.ndarray
+    magnitude_O: np.ndarray | None = None
+
+    def added_to(self, kernel_OI: np.ndarray) -> np.ndarray:
+        """Return the adapted matrix, in float32 or wider."""
+        wide = kernel_OI.astype(np.promote_types(kernel_OI.dtype, np.float32)) + self.up_OR @ self.down_RI
+        return wide if self.magnitude_O is None else wide * self.gain(kernel_OI)[:, None]
+
+    def gain(self, kernel_OI: np.ndarray) -> np.ndarray:
+        """Return what the rows of the sum with a matrix are multiplied by, ``[out]``."""
+        assert self.magnitude_O is not None
+        norms = np.linalg.norm(kernel_OI.astype(np.float32) + self.up_OR @ self.down_RI, axis=1)
+        return self.magnitude_O / norms
+
+
+class Place(NamedTuple):
+    """A kernel of the decoder that a tensor holds: its layer, its name in a block, and where it stands."""
+
+    layer: int
+    name: str
+    part: Part
+    parts: int = 1
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that has been read: its matrices by the name of the base model's tensor, and these tensors' places."""
+
+    origin: str
+    matrices: Mapping[str, LowRank]
+    places: Mapping[str, tuple[Place, ...]]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a kernel's adapter."""
+        return max(low.down_RI.shape[0] for low in self.matrices.values())
+
+
+def open_adapter(
+    folder: str | Path, names: TensorNames, num_layers: int, shapes: Mapping[str, tuple[int, int]]
+) -> Adapter:
+    """Read a PEFT folder for a base model with these tensor names.
+
+    ``shapes`` maps a kernel's name in a block to ``(out, in)``. Raises InvalidOption for what is no path,
+    :class:`UnsupportedModel` for an adapter of more than the blocks' linear layers, and :class:`InvalidCheckpoint` for
+    one that does not fit.
+    """
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise InvalidOption(f"adapter {shown(folder)} is no path of a folder")
+    path = Path(folder).expanduser()
+    if not (path / CONFIG).is_file():
+        raise CheckpointNotFound(f"{path}: no {CONFIG}: give a folder that PEFT saved an adapter in")
+    settings = read_settings(path)
+    return read_matrices(path, settings, names, num_layers, shapes)
+
+
+def read_matrices(
+    path: Path, settings: AdapterSettings, names: TensorNames, num_layers: int, shapes: Mapping[str, tuple[int, int]]
+) -> Adapter:
+    """Read an adapter's tensors, and check that they are what its settings and the base model ask for.
+
+    An adapter may spell the names as checkpoints do, with either prefix; what is returned spells them as ``names``.
+    """
+    tensors = _open_tensors(path)
+    found: dict[str, dict[str, str]] = {}
+    for tensor in tensors.shapes():
+        match = _MODULE.fullmatch(tensor)
+        if match is None:
+            raise UnsupportedModel(f"{path}: {_what(tensor)}")
+        module = match["module"].removeprefix(PREFIX)
+        found.setdefault(module, {})[_ENDINGS[match["ending"]]] = tensor
+    spellings = [names, names.moved(names.optional_prefix, names.other_prefix)]
+    places = max(
+        (places_of(spelling, num_layers) for spelling in spellings),
+        key=lambda places: sum(f"{module}.weight" in places for module in found),
+    )
+    matrices: dict[str, LowRank] = {}
+    for module, parts in found.items():
+        if f"{module}.weight" not in places:
+            raise UnsupportedModel(f"{path}: it adapts {shown(module)}, which is no linear layer of the model's blocks")
+        matrices[f"{module}.weight"] = _read(path, settings, module, tensors, parts)
+    _check_targets(path, settings, found, places)
+    for tensor, low in matrices.items():
+        _check_fit(path, tensor, low, places[tensor], shapes)
+    # Both spellings name the same tensors in the same order.
+    own = dict(zip(places, places_of(names, num_layers)))
+    return Adapter(
+        str(path),
+        {own[tensor]: low for tensor, low in matrices.items()},
+        {own[tensor]: places[tensor] for tensor in matrices},
+    )
+
+
+def places_of(names: TensorNames, num_layers: int) -> dict[str, tuple[Place, ...]]:
+    """Return the kernels that each tensor of a linear layer of the blocks holds."""
+    places: dict[str, tuple[Place, ...]] = {}
+    for layer in range(num_layers):
+        for name in ADAPTED:
+            source = names.block.get(f"{name}.kernel")
+            for place in () if source is None else _in_layer(layer, name, source):
+                places[place.part.tensor] = (*places.get(place.part.tensor, ()), place)
+    return places
+
+
+def _in_layer(layer: int, name: str, source: Source) -> Iterator[Place]:
+    sources = source if isinstance(source, tuple) else (source,)
+    for number, each in enumerate(sources):
+        part = each if isinstance(each, Part) else Part(each)
+        named = Part(**{**vars(part), "tensor": part.tensor.format(layer=layer)})
+        yield Place(layer, name, named, len(sources), number)
+
+
+def _open_tensors(path: Path) -> SafetensorsFile:
+    if (path / WEIGHTS).is_file():
+        return SafetensorsFile(path / WEIGHTS)
+    for suffix in PICKLE_SUFFIXES:
+        pickled = path / f"adapter_model{suffix}"
+        if pickled.is_file():
+            raise refuse_pickle(pickled)
+    raise CheckpointNotFound(f"{path}: no {WEIGHTS}; fetch all files of the adapter")
+
+
+def _what(tensor: str) -> str:
+    """Say why a tensor of an adapter is not followed."""
+    if "lora_embedding_" in tensor:
+        return f"{shown(tensor)} adapts an embedding, which is not supported: merge the adapter with PEFT"
+    return f"{shown(tensor)} is not supported: an adapter has lora_A, lora_B and lora_magnitude_vector alone"
+
+
+def _read(
+    path: Path, settings: AdapterSettings, module: str, tensors: SafetensorsFile, parts: Mapping[str, str]
+) -> LowRank:
+    wanted = {"down", "up", *(["magnitude"] if settings.is_dora else [])}
+    if wanted != parts.keys():
+        names = {what: ending for ending, what in reversed(_ENDINGS.items())}
+        odd = names[sorted(wanted ^ parts.keys())[0]]
+        fault = "lacks" if wanted - parts.keys() else "has a"
+        raise InvalidCheckpoint(f"{path}: {module} {fault} {odd}; fetch all files of the adapter")
+    arrays = {what: tensors.read(tensor, np.dtype(np.float32)) for what, tensor in parts.items()}
+    down, up, rank = arrays["down"], arrays["up"], settings.rank_of(module)
+    if down.ndim != 2 or up.ndim != 2 or not down.shape[0] == up.shape[1] == rank:
+        shapes = f"{list(up.shape)} and {list(down.shape)}"
+        raise InvalidCheckpoint(f"{path}: {module} has matrices of {shapes}, but its rank is {rank}")
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise InvalidCheckpoint(f"{path}: {module} has numbers that are not finite; fetch the adapter again")
+    magnitude = arrays["magnitude"].reshape(-1) if settings.is_dora else None
+    return LowRank(down, up * np.float32(settings.scale_of(module)), magnitude)
+
+
+def _check_targets(
+    path: Path, settings: AdapterSettings, found: Mapping[str, object], places: Mapping[str, object]
+) -> None:
+    wanted = {module for tensor in places if settings.targets(module := tensor.removesuffix(".weight"))}
+    if missing := sorted(wanted - found.keys()):
+        raise InvalidCheckpoint(f"{path}: {CONFIG} targets {missing[0]}, which {WEIGHTS} has no matrices for")
+    if extra := sorted(found.keys() - wanted):
+        raise InvalidCheckpoint(f"{path}: {WEIGHTS} has matrices for {extra[0]}, which {CONFIG} does not target")
+    if not found:
+        raise InvalidCheckpoint(f"{path}: {CONFIG} targets no layer of this model")
+
+
+def _check_fit(
+    path: Path, tensor: str, low: LowRank, places: tuple[Place, ...], shapes: Mapping[str, tuple[int, int]]
+) -> None:
+    count = sum(shapes[place.name][0] // place.parts for place in places)
+    width = shapes[places[0].name][1]
+    outputs = {low.up_OR.shape[0], count if low.magnitude_O is None else len(low.magnitude_O)}
+    if low.down_RI.shape[1] != width or outputs != {count}:
+        found = [low.up_OR.shape[0], low.down_RI.shape[1]]
+        raise InvalidCheckpoint(f"{path}: it adapts {tensor} as {found}, but the model's is {[count, width]}")
