@@ -17,7 +17,11 @@ _STEPS_PER_LOOK = 8
 
 
 def plain_step_seconds(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: SamplingParams
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: SamplingParams,
+    adapter: str | None = None,
 ) -> float | None:
     """Return the seconds of one plain step for these rows, after warm steps and without compiling.
 
@@ -28,8 +32,12 @@ def plain_step_seconds(
     needed = 1 + _WARM_STEPS + TIMED_STEPS
     if any(len(prompt) + needed > model.max_len for prompt in prompts):
         return None
-    requests = [Request(prompt, max(limit, len(prompt) + needed), sampling) for prompt, limit in zip(prompts, limits)]
-    batch = start_batch(model.programs, model.params, Autoregressive(), requests, (), model.max_len)
+    numbers = model.adapter_numbers(adapter, len(prompts))
+    requests = [
+        Request(prompt, max(limit, len(prompt) + needed), sampling, adapter=number)
+        for prompt, limit, number in zip(prompts, limits, numbers)
+    ]
+    batch = start_batch(model.programs, model.adapted_params, Autoregressive(), requests, (), model.max_len)
     batch.advance(_WARM_STEPS)
     before = batch.decode_seconds
     for _ in range(TIMED_STEPS // _STEPS_PER_LOOK):

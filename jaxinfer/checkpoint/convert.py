@@ -49,6 +49,7 @@ def convert(
     overwrite: bool = False,
     revision: str | None = None,
     token: str | None = None,
+    adapter: str | Path | None = None,
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -56,6 +57,7 @@ def convert(
 
     Tensors keep their stored dtype, those in few bits their form, and a GGUF file's blocks become float32, unless
     ``dtype`` sets one dtype for all.
+    ``adapter`` is a folder that PEFT saved a LoRA adapter in, which is added to the weights.
     ``destination`` appears only when it is complete; ``overwrite`` then replaces a folder that this function wrote.
     ``notice`` receives lines for the user, ``progress`` bytes done and in total. Raises subclasses of JaxinferError,
     and :class:`WriteFailed` if the disk is full.
@@ -65,6 +67,11 @@ def convert(
     target = check_destination(destination, overwrite)
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
     keep_source(checkpoint.origin, target)
+    if adapter is not None:
+        # Imported here: few merge.
+        from jaxinfer.checkpoint.adapters.merged import merge_into
+
+        checkpoint = merge_into(checkpoint, adapter)
     kinds = _choose_kinds(checkpoint, None if dtype is None else np.dtype(dtype), notice)
     return _write_new(target, overwrite, checkpoint, kinds, progress)
 

@@ -97,6 +97,29 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     add_collectives_argument(group)
 
 
+def named_adapter(text: str) -> tuple[str, str]:
+    """Parse ``PATH`` or ``NAME=PATH``; a path alone is named as its folder is."""
+    name, _, path = text.partition("=")
+    if not path or Path(text).exists():
+        name, path = Path(text).resolve().name, text
+    return name, path
+
+
+def add_adapter_argument(parser: Any, *, is_many: bool = False) -> None:
+    """Add an adapter beside the model, or any number of them."""
+    what = "NAME=PATH" if is_many else "PATH"
+    more = "; requests take it as their model NAME; may be repeated" if is_many else ""
+    action: dict[str, Any] = {"action": "append"} if is_many else {}
+    parser.add_argument(
+        "--adapter",
+        metavar=what,
+        type=named_adapter,
+        default=[] if is_many else None,
+        help=f"folder of a LoRA adapter that PEFT saved, used beside the model{more}",
+        **action,
+    )
+
+
 def add_cache_dtype_argument(parser: Any) -> None:
     """Add the bits that keys and values are kept in."""
     parser.add_argument(

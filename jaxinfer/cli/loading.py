@@ -16,7 +16,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
     join_processes(options)
     model = DEFAULT_MODEL if options.model is None else options.model
     with byte_progress(model.rstrip("/").rpartition("/")[2]) as progress:
-        return load(
+        loaded = load(
             model,
             dtype=options.dtype,
             weights=options.weights,
@@ -31,3 +31,17 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             notice=lambda line: print(line, file=sys.stderr),
             progress=progress,
         )
+    for name, path in adapters_of(options):
+        loaded.load_adapter(name, path)
+    return loaded
+
+
+def adapters_of(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the names and the paths of the adapters that the options name, where a command has such an option."""
+    found = getattr(options, "adapter", None) or []
+    return found if isinstance(found, list) else [found]
+
+
+def adapter_of(options: argparse.Namespace) -> str | None:
+    """Return the name of the adapter that all texts of a command use."""
+    return next((name for name, _ in adapters_of(options)), None)

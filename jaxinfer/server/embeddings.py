@@ -30,6 +30,6 @@ class Embeddings:
         job = await asyncio.to_thread(read_embeddings, body, served.limits, lm.tokenizer, dimensions)
         served.rates.spend(request.scope[CLIENT], job.num_tokens)
         served.check_open()
-        work = served.until_the_end(served.scorer.embed(job.texts, options.request_seconds))
+        work = served.until_the_end(served.scorer.embed(job.texts, options.request_seconds, job.adapter))
         vectors = await unless_gone(request.receive, work)
-        return json_response(embeddings_answer(job, vectors, options.model, served.system_fingerprint))
+        return json_response(embeddings_answer(job, vectors, job.adapter or options.model, served.system_fingerprint))

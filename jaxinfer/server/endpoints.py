@@ -59,15 +59,15 @@ class Endpoints:
         )
 
     async def models(self, request: Request) -> Response:
-        """List the only model."""
-        return json_response({"object": "list", "data": [self._model()]})
+        """List the model and its adapters."""
+        return json_response({"object": "list", "data": [self._model(name) for name in self._served.limits.models]})
 
     async def model(self, request: Request) -> Response:
         """Describe a model."""
         name = request.path_params["name"]
-        if name != self._served.options.model:
+        if name not in self._served.limits.models:
             raise ApiError(404, f"the model {shown(name)!r} is not served here", param="model", code="model_not_found")
-        return json_response(self._model())
+        return json_response(self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
         """Return the ids of a text or a conversation."""
@@ -101,10 +101,10 @@ class Endpoints:
         served = self._served
         return json_response(describe(served.limits, served.lm.tokenizer, served.lm.config.model_dim))
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
         served = self._served
         return {
-            "id": served.options.model,
+            "id": name,
             "object": "model",
             "created": served.created,
             "owned_by": "jaxinfer",
@@ -138,7 +138,7 @@ class Endpoints:
         served.live.add(generation)
         client = request.scope[CLIENT]
         served.rates.spend(client, sum(map(len, job.prompts)))
-        head = new_head(prefix, served.options.model, served.system_fingerprint, job.sampling.seed)
+        head = new_head(prefix, job.adapter or served.options.model, served.system_fingerprint, job.sampling.seed)
         form, on_end = make_form(head, job), partial(self._end, generation, job, head, client)
         if job.stream:
             return EventStream(self._events(generation, form), on_end)

@@ -90,6 +90,7 @@ def submit(engine: Engine, job: Job, seconds: float, *, logprobs: bool = False) 
                 timeout=seconds,
                 cache_salt=job.cache_salt,
                 drafts=job.drafts,
+                adapter=job.adapter,
             )
             requests.append(request)
     except BaseException:

@@ -38,14 +38,16 @@ class Scorer:
                 # The whole text is computed once more, in no row of the engine: its bits are the same.
                 ids = (*choice.prompt, *(choice.tokens if job.top_logprobs else ()))
                 if ids not in made:
-                    made[ids] = await self._run(partial(score_text, self._lm, ids, job.top_logprobs))
+                    made[ids] = await self._run(partial(score_text, self._lm, ids, job.top_logprobs, job.adapter))
                 choice.scored = await self._run(partial(self._scored, job, choice, made[ids]))
                 choice.echo = "".join(choice.scored.prompt_texts)
 
-    async def embed(self, texts: Sequence[Sequence[int]], seconds: float) -> list[Float[Any, " D"]]:
-        """Return the embeddings of texts, in float32."""
+    async def embed(
+        self, texts: Sequence[Sequence[int]], seconds: float, adapter: str | None = None
+    ) -> list[Float[Any, " D"]]:
+        """Return the embeddings of texts, in float32; ``adapter`` names a loaded adapter."""
         async with _in_time(seconds):
-            return [await self._run(partial(embed_text, self._lm, ids)) for ids in texts]
+            return [await self._run(partial(embed_text, self._lm, ids, adapter)) for ids in texts]
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         if self._waiting >= self._most_waiting:

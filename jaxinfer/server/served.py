@@ -61,7 +61,8 @@ class Served:
     @property
     def limits(self) -> Limits:
         """What requests may ask of the model now."""
-        return Limits(self.options.model, self.lm.config.vocab_size, self.engine.longest_text)
+        names = tuple(self.lm.adapters)
+        return Limits(self.options.model, self.lm.config.vocab_size, self.engine.longest_text, names)
 
     def check_open(self) -> None:
         """Raise ApiError if no requests are taken any more."""

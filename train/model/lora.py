@@ -1,18 +1,28 @@
-"""Low-rank adapters for a decoder's kernels (LoRA, Hu et al., 2106.09685): drawn, applied, merged.
+"""Low-rank adapters for a decoder's kernels (LoRA, Hu et al., 2106.09685): drawn, applied, merged, saved.
 
 Adapters are a separate tree, shaped like the blocks' parameters: ``{"down": [R, in], "up": [out, R]}`` for each linear
 layer, stacked if its kernel is. ``down`` starts random and ``up`` at zero, so training starts at the base.
 """
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
 
+from jaxinfer.checkpoint.adapters.peft_folder import PREFIX, WEIGHTS
+from jaxinfer.checkpoint.adapters.settings import CONFIG
+from jaxinfer.errors import InvalidOption
 from jaxinfer.models.adapters import ADAPTER
-from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.family import Part
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL, locate
 from jaxinfer.notation import Params
 
 
@@ -78,3 +88,55 @@ def _shape(layer: Params) -> tuple[int, ...]:
     name = _kernel_name(layer)
     *stack, first, second = layer[name].shape
     return (*stack, first, second) if name == KERNEL else (*stack, second, first)
+
+
+def save_lora(folder: Path, config: DecoderConfig, lora: Params, alpha: float) -> Path:
+    """Write adapters as PEFT saves them, for `jaxinfer.LanguageModel.load_adapter` and others; return the folder.
+
+    They add ``alpha / rank`` times their output. Raises InvalidOption for a model whose checkpoints hold several
+    kernels in one tensor: there the adapters would have to share ``down``.
+    """
+    names = family_of({"model_type": config.family}).tensor_names(config)
+    tensors: dict[str, np.ndarray] = {}
+    ranks: set[int] = set()
+    for path, adapter in _adapters(lora, (BLOCKS,)):
+        layers, stacked, name, _ = locate((*path, KERNEL), adapter["down"].shape)
+        assert layers is not None
+        source = names.block[name]
+        part = source if isinstance(source, Part) else None if isinstance(source, tuple) else Part(source)
+        if part is None or part.total:
+            raise InvalidOption(
+                f"{config.family}: its checkpoints hold {name} in a tensor with others: merge the adapters"
+            )
+        for at, layer in enumerate(layers):
+            down, up = (
+                np.asarray(adapter[each][at] if stacked else adapter[each], np.float32) for each in ("down", "up")
+            )
+            rows = np.empty_like(up)
+            rows[part.rows(len(up))] = up
+            module = part.tensor.format(layer=layer).removesuffix(".weight")
+            tensors |= {f"{PREFIX}{module}.lora_A.weight": down, f"{PREFIX}{module}.lora_B.weight": rows}
+            ranks.add(len(down))
+    (rank,) = ranks
+    modules = {tensor.removeprefix(PREFIX).rpartition(".lora_")[0] for tensor in tensors}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": alpha,
+        "bias": "none",
+        "target_modules": sorted({".".join(module.split(".")[-2:]) for module in modules}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2))
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / WEIGHTS)
+    return folder
+
+
+def _adapters(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Params]]:
+    """Yield the path and the matrices of each adapter."""
+    for name, value in node.items():
+        if any(isinstance(below, Mapping) for below in value.values()):
+            yield from _adapters(value, (*path, name))
+        else:
+            yield (*path, name), value

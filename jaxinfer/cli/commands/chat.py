@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jaxinfer.cli.arguments import (
+    add_adapter_argument,
     add_generation_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``chat``."""
     parser.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     add_model_arguments(parser)
+    add_adapter_argument(parser)
     add_generation_arguments(parser, max_new_tokens=512)
     add_sampling_arguments(parser)
 
@@ -36,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     """Answer line by line until /exit, the end of input, or Ctrl-C at the prompt; Ctrl-C in a reply stops the reply."""
     with without_collection():
         # Imported here: a mistake in the options is told before JAX is waited for.
-        from jaxinfer.cli.loading import load_model
+        from jaxinfer.cli.loading import adapter_of, load_model
         from jaxinfer.decoding.registry import parse_strategy
         from jaxinfer.sampling.params import SamplingParams
 
@@ -45,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         model = load_model(options)
     if model.tokenizer.chat_template is None:
         raise InvalidTokenizer("this model has no chat template: use jaxinfer generate")
-    conversation = Conversation(model, sampling, options)
+    conversation = Conversation(model, sampling, options, adapter_of(options))
     if sys.stdin is None:
         raise InvalidOption("standard input is closed: chat reads from it")
     is_terminal = sys.stdin.isatty()
@@ -76,12 +78,18 @@ def _read_line() -> str:
 class Conversation:
     """What was said so far, and the replies to it."""
 
-    def __init__(self, model: "LanguageModel", sampling: "SamplingParams", options: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        model: "LanguageModel",
+        sampling: "SamplingParams",
+        options: argparse.Namespace,
+        adapter: str | None = None,
+    ) -> None:
         self.messages: list[dict[str, str]] = []
         if options.system:
             self.messages.append({"role": "system", "content": options.system})
         self._num_fixed = len(self.messages)
-        self._model, self._sampling, self._options = model, sampling, options
+        self._model, self._sampling, self._options, self._adapter = model, sampling, options, adapter
 
     def answer(self, text: str) -> None:
         """Print the reply to a message; a message that cannot be answered is told and forgotten."""
@@ -107,7 +115,7 @@ class Conversation:
         choices = {"max_new_tokens": options.max_new_tokens, "sampling": self._sampling, "strategy": options.strategy}
         # From the second turn on, what was computed of the conversation serves the next.
         goes_on = any(message["role"] == "assistant" for message in self.messages)
-        for piece in self._model.stream(prompt, reuse=goes_on, **choices):
+        for piece in self._model.stream(prompt, reuse=goes_on, adapter=self._adapter, **choices):
             if piece.text:
                 spoken.append(piece.text)
             print(piece.text, end="", flush=True)
@@ -117,9 +125,8 @@ class Conversation:
             print(f"[cut at {len(result.tokens)} tokens]", file=sys.stderr)
         if result is not None and options.stats:
             print(*stats_lines([result.stats]), sep="\n", file=sys.stderr)
-            for line in pace_lines(
-                self._model, options.strategy, [prompt], [[result]], options.max_new_tokens, self._sampling
-            ):
+            asked = options.max_new_tokens, self._sampling, self._adapter
+            for line in pace_lines(self._model, options.strategy, [prompt], [[result]], *asked):
                 print(line, file=sys.stderr)
 
     def _fit(self) -> list[int]:

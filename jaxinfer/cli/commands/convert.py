@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_weights_argument(parser)
     add_method_arguments(parser)
+    parser.add_argument(
+        "--adapter", metavar="PATH", help="folder of a LoRA adapter that PEFT saved, to add to the weights"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace DST if jaxinfer wrote it")
     parser.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
 
@@ -32,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     calibration = read_calibration(options)
     if options.weights is None and options.method != METHODS[0]:
         raise InvalidOption(f"--method {options.method} chooses weights in few bits: give --weights too")
+    if options.weights is not None and options.adapter is not None:
+        raise InvalidOption("--adapter is added to weights before they are rounded: convert without --weights first")
     # Imported here: --help and mistakes in the options do not wait for JAX.
     from jaxinfer.jax_setup import prepare_jax
 
@@ -51,6 +56,7 @@ def _convert(options: argparse.Namespace) -> Path:
             dtype=options.dtype,
             overwrite=options.overwrite,
             revision=options.revision,
+            adapter=options.adapter,
             notice=_notice,
             progress=progress,
         )

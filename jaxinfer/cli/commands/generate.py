@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxinfer.cli.arguments import (
+    add_adapter_argument,
     add_generation_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object for each result and nothing else")
     add_model_arguments(parser)
+    add_adapter_argument(parser)
     add_generation_arguments(parser, max_new_tokens=128)
     parser.add_argument(
         "--batch-size", metavar="N", type=whole_number(1), default=16, help="prompts at a time (default: 16)"
@@ -65,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = read_prompts(options)
     with without_collection():
         # Imported here: what stands above is checked before JAX is waited for.
-        from jaxinfer.cli.loading import load_model
+        from jaxinfer.cli.loading import adapter_of, load_model
         from jaxinfer.decoding.registry import parse_strategy
         from jaxinfer.sampling.params import SamplingParams
 
@@ -78,10 +80,11 @@ def run(options: argparse.Namespace) -> int:
         model = load_model(options)
         inputs = [_encode(model, prompt, options.chat) for prompt in prompts]
     if is_streamed:
-        result, first_token_seconds = _stream(model, inputs[0], sampling, options)
+        result, first_token_seconds = _stream(model, inputs[0], sampling, options, adapter_of(options))
         batches = [[result]]
     else:
-        batches, first_token_seconds = _print_batches(model, prompts, inputs, num_results, sampling, options), None
+        adapter, first_token_seconds = adapter_of(options), None
+        batches = _print_batches(model, prompts, inputs, num_results, sampling, options, adapter)
     if options.stats:
         print(*stats_lines([result.stats for batch in batches for result in batch]), sep="\n", file=sys.stderr)
         prefill_seconds = batches[0][0].stats.prefill_seconds
@@ -89,7 +92,8 @@ def run(options: argparse.Namespace) -> int:
         # Where rows are refilled, a request's times include what others did: they say nothing of plain decoding.
         if not model.refills(len(inputs) * num_results, options.batch_size, options.strategy):
             first = [inputs[row // num_results] for row in range(len(batches[0]))]
-            lines = pace_lines(model, options.strategy, first, batches, options.max_new_tokens, sampling)
+            asked = options.max_new_tokens, sampling, adapter_of(options)
+            lines = pace_lines(model, options.strategy, first, batches, *asked)
             print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
     return 0
 
@@ -101,10 +105,15 @@ def _encode(model: "LanguageModel", prompt: str, is_chat: bool) -> list[int]:
 
 
 def _stream(
-    model: "LanguageModel", prompt: list[int], sampling: "SamplingParams", options: argparse.Namespace
+    model: "LanguageModel",
+    prompt: list[int],
+    sampling: "SamplingParams",
+    options: argparse.Namespace,
+    adapter: str | None,
 ) -> tuple["GenerationResult", float]:
     """Print a text as it comes; return it, and how long after the process began its first piece came."""
-    pieces = model.stream(prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, strategy=options.strategy)
+    asked = {"max_new_tokens": options.max_new_tokens, "sampling": sampling, "strategy": options.strategy}
+    pieces = model.stream(prompt, **asked, adapter=adapter)
     result, first_token_seconds, marks = None, 0.0, DraftMarks(colours_drafts()) if options.show_drafts else None
     if marks is not None:
         print(marks.legend, file=sys.stderr)
@@ -125,6 +134,7 @@ def _print_batches(
     num_results: int,
     sampling: "SamplingParams",
     options: argparse.Namespace,
+    adapter: str | None,
 ) -> list[list["GenerationResult"]]:
     batches = model.generate_batches(
         inputs,
@@ -132,6 +142,7 @@ def _print_batches(
         sampling=sampling,
         strategy=options.strategy,
         batch_size=options.batch_size,
+        adapter=adapter,
     )
     done: list[list[GenerationResult]] = []
     number = 0

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from jaxinfer.cli.arguments import add_model_arguments, positive_number, whole_number
+from jaxinfer.cli.arguments import add_adapter_argument, add_model_arguments, positive_number, whole_number
 from jaxinfer.engine.config import Drafting, EngineConfig, Preemption, PrefixCache
 from jaxinfer.errors import InvalidOption
 
@@ -87,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     log.add_argument("--log-text", action="store_true", help="write their texts there, too")
     add_model_arguments(parser)
+    add_adapter_argument(parser, is_many=True)
     _add_engine_arguments(parser)
 
 
@@ -98,6 +99,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.log_text and options.log is None:
         raise InvalidOption("--log-text is for a log: give --log FILE")
+    if options.log is not None and options.adapter:
+        raise InvalidOption("--log cannot tell one adapter's weights from another's: serve without --adapter")
     keys = read_keys(options.api_key, options.api_key_file)
     config = EngineConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(EngineConfig)})
     # Imported here: a mistake in the options is told before JAX is waited for.
@@ -118,6 +121,8 @@ def run(options: argparse.Namespace) -> int:
     template = None if options.chat_template is None else read_chat_template(options.chat_template)
     is_local = is_loopback(options.host)
     name = options.name or _name_of(DEFAULT_MODEL if options.model is None else options.model)
+    if name in dict(options.adapter):
+        raise InvalidOption(f"--adapter {name}=... has the model's own name: choose another, or another --name")
     server_options = ServerOptions(
         model=name,
         keys=keys,

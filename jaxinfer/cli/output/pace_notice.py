@@ -16,6 +16,7 @@ def pace_lines(
     batches: Sequence[Sequence["GenerationResult"]],
     max_new_tokens: int,
     sampling: "SamplingParams",
+    adapter: str | None = None,
 ) -> list[str]:
     """Run a few plain steps after the rows of the first batch, ``prompts``, and return what that says of all batches.
 
@@ -28,7 +29,7 @@ def pace_lines(
     parsed = parse_strategy(strategy)
     if parsed.name == "autoregressive" or parsed.exactness == "beam":
         return []
-    step_seconds = plain_step_seconds(model, prompts, max_new_tokens, sampling)
+    step_seconds = plain_step_seconds(model, prompts, max_new_tokens, sampling, adapter)
     ratio = None if step_seconds is None else speed_up(batches, step_seconds)
     if step_seconds is None or ratio is None:
         return []

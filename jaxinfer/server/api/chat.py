@@ -50,7 +50,7 @@ def read_chat(
 ) -> Job:
     """Check a request and return what it asks for; ``encode_chat`` is that of `LanguageModel`."""
     fields = Fields(body)
-    check_model(fields, limits)
+    adapter = check_model(fields, limits)
     messages = read_messages(fields.required("messages"), "messages")
     tools = take_tools(fields, calling)
     logprobs = fields.flag("logprobs")
@@ -67,7 +67,15 @@ def read_chat(
         fields.refuse(name, reason, *harmless)
     fields.end()
     ids = encode_chat(messages, **template_options(tools))
-    job = Job((tuple(ids),), sampling, newer or max_tokens, **delivery, top_logprobs=top_logprobs, tools=tools)
+    job = Job(
+        (tuple(ids),),
+        sampling,
+        newer or max_tokens,
+        **delivery,
+        top_logprobs=top_logprobs,
+        tools=tools,
+        adapter=adapter,
+    )
     return check_job(job, limits, "messages")
 
 

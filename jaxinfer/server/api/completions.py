@@ -27,7 +27,7 @@ _MOST_ALTERNATIVES = 5
 def read_completion(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> Job:
     """Check a request and return what it asks for."""
     fields = Fields(body)
-    check_model(fields, limits)
+    adapter = check_model(fields, limits)
     prompt = fields.required("prompt")
     logprobs = fields.whole("logprobs", None, 0, _MOST_ALTERNATIVES)
     sampling = take_sampling(fields, limits, logprobs=logprobs is not None)
@@ -44,7 +44,7 @@ def read_completion(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenize
     if not all(ids):
         raise wrong_field("prompt", "has no token")
     echoes = tuple(_text_of(one, limits, tokenizer) for one in prompts) if echo else ()
-    job = Job(ids, sampling, max_tokens, **delivery, echoes=echoes, top_logprobs=logprobs or 0)
+    job = Job(ids, sampling, max_tokens, **delivery, echoes=echoes, top_logprobs=logprobs or 0, adapter=adapter)
     return check_job(job, limits, "prompt")
 
 

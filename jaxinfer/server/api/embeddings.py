@@ -20,10 +20,11 @@ _FORMATS = ("float", "base64")
 
 @dataclass(frozen=True)
 class EmbeddingJob:
-    """A checked request: texts of ids, and whether their embeddings are wanted in base64."""
+    """A checked request: texts of ids, whether their embeddings are wanted in base64, and the adapter that is named."""
 
     texts: tuple[tuple[int, ...], ...]
     is_base64: bool
+    adapter: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -34,7 +35,7 @@ class EmbeddingJob:
 def read_embeddings(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer, dimensions: int) -> EmbeddingJob:
     """Check a request for embeddings, which have so many ``dimensions``."""
     fields = Fields(body)
-    check_model(fields, limits)
+    adapter = check_model(fields, limits)
     given = read_prompts(fields.required("input"), "input")
     if len(given) > _MOST_TEXTS:
         raise wrong_field("input", f"has {len(given)} texts, but at most {_MOST_TEXTS} are allowed")
@@ -47,7 +48,7 @@ def read_embeddings(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenize
     texts = tuple(tuple(tokenizer.encode(one) if isinstance(one, str) else one) for one in given)
     for index, text in enumerate(texts):
         _check_text(text, f"input[{index}]" if len(texts) > 1 else "input", limits)
-    return EmbeddingJob(texts, kind == "base64")
+    return EmbeddingJob(texts, kind == "base64", adapter)
 
 
 def _check_text(text: Sequence[int], param: str, limits: Limits) -> None:

@@ -68,7 +68,7 @@ def read_response(
 ) -> Job:
     """Check a request and return what it asks for; ``encode_chat`` is that of `LanguageModel`."""
     fields = Fields(body)
-    check_model(fields, limits)
+    adapter = check_model(fields, limits)
     for name, reason, harmless in _REFUSED:
         fields.refuse(name, reason, *harmless)
     messages = read_input(fields.required("input"), fields.text("instructions"))
@@ -81,7 +81,7 @@ def read_response(
     fields.end()
     ids = encode_chat(messages, **template_options(tools))
     repeated = {name: default if body.get(name) is None else body[name] for name, default in _REPEATED.items()}
-    job = Job((tuple(ids),), sampling, max_tokens, **delivery, tools=tools, repeated=repeated)
+    job = Job((tuple(ids),), sampling, max_tokens, **delivery, tools=tools, repeated=repeated, adapter=adapter)
     return check_job(job, limits, "input")
 
 

@@ -25,11 +25,17 @@ _SEED_BITS = 53
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model allows: its name, the ids that it has, and the most tokens of prompt and output."""
+    """What a model allows: its name, the ids that it has, the most tokens of prompt and output, its adapters' names."""
 
     model: str
     vocab_size: int
     longest_text: int
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What requests may name as their model."""
+        return self.model, *self.adapters
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,8 @@ class Job:
 
     ``max_tokens`` is the most new tokens (None: as many as fit; 0: prompts are only scored). ``echoes`` are texts that
     come before the output of each prompt. ``top_logprobs`` is how many alternatives each token comes with. ``tools`` is
-    what it may call. ``repeated`` are fields of the request that the answer repeats.
+    what it may call. ``adapter`` is the loaded adapter that answers, None for the model itself. ``repeated`` are fields
+    of the request that the answer repeats.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -54,6 +61,7 @@ class Job:
     echoes: tuple[str, ...] = ()
     top_logprobs: int = 0
     tools: ToolUse | None = None
+    adapter: str | None = None
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -75,14 +83,16 @@ class Job:
         return longest_text - len(prompt) if self.max_tokens is None else self.max_tokens
 
 
-def check_model(fields: Fields, limits: Limits) -> None:
-    """Refuse a request for another model than the one that is served."""
+def check_model(fields: Fields, limits: Limits) -> str | None:
+    """Return the adapter that a request names as its model, None for the model itself; refuse all other names."""
     name = fields.required("model")
     if not isinstance(name, str):
         raise fields.wrong_type("model", name, "a string")
-    if name != limits.model:
-        message = f"the model {shown(name)!r} is not served here: use {limits.model!r}"
+    if name not in limits.models:
+        served = " or ".join(map(repr, limits.models))
+        message = f"the model {shown(name)!r} is not served here: use {served}"
         raise ApiError(404, message, param="model", code="model_not_found")
+    return None if name == limits.model else name
 
 
 def take_sampling(

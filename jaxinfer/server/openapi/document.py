@@ -28,7 +28,7 @@ def describe(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dict[str,
     }
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     paths |= {
-        "/v1/models": {"get": _got("List the only model.", "Models")},
+        "/v1/models": {"get": _got("List the model and its adapters.", "Models")},
         "/v1/models/{name}": {"get": _got("Describe a model.", "Model", 404), "parameters": [name]},
         "/health": {"get": _status("Tell whether the server lives.")},
         "/ready": {"get": _status("Tell whether requests would be served soon.")},

@@ -100,7 +100,7 @@ def request_bodies(limits: Limits, tokenizer: Tokenizer, dimensions: int) -> dic
     bodies = {path: described(probe) for path, probe in probes(limits, tokenizer, dimensions).items()}
     for body in bodies.values():
         is_needed = "model" in body.get("required", ())
-        body["properties"]["model"] = {"enum": [limits.model]} if is_needed else {"enum": [limits.model, None]}
+        body["properties"]["model"] = {"enum": [*limits.models, *([] if is_needed else [None])]}
     return bodies
 
 
