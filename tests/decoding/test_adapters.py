@@ -1,0 +1,179 @@
+"""Each row of a batch writes what the model with its own adapter writes, by every strategy, and sees no other row."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer import LanguageModel
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.stacking import stack_params
+from jaxinfer.ops.backend import choose_backend
+from tests.decoding.covered_models import SAMPLINGS, random_model, random_prompts
+from tests.decoding.strategy_cases import CASES
+from tests.toy_adapters import edit_adapter, with_magnitudes, write_adapter
+
+ADAPTERS = (None, "all", "few", "all", "dora")
+SAMPLED = [replace(sampling, logprobs=True) for sampling in SAMPLINGS]
+PROMPTS = [prompt[:20] for prompt in random_prompts()]
+ROWS = tuple(range(len(PROMPTS)))
+# Of those that run the target's layers themselves, one that drafts with them and one that has streams beside tokens.
+ORDINARY = ("layerskip", "streams")
+
+
+def with_adapters(lm: LanguageModel, folder: Path) -> LanguageModel:
+    """Load adapters of other ranks, of other layers, and with magnitudes."""
+    joined = lm.config.family == "gpt2"  # its queries, keys and values are one tensor
+    every = ("attention.output", "mlp.up", "mlp.down") if joined else None
+    lm.load_adapter("all", write_adapter(folder / "all", lm.config, 1, 4, every))
+    lm.load_adapter("few", write_adapter(folder / "few", lm.config, 2, 9, ("attention.output", "mlp.down")))
+    written = write_adapter(folder / "dora", lm.config, 3, 3, ("attention.output", "mlp.up"))
+    lm.load_adapter("dora", edit_adapter(written, with_magnitudes))
+    return lm
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Callable[[str], LanguageModel]:
+    made: dict[str, LanguageModel] = {}
+
+    def make(name: str) -> LanguageModel:
+        if name not in made:
+            made[name] = with_adapters(random_model(name), tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return make
+
+
+def written(lm: LanguageModel, rows=ROWS, strategy="autoregressive", adapters=ADAPTERS):
+    """Return the tokens and log-probabilities of some of the rows."""
+    prompts, samplings, names = ([values[row] for row in rows] for values in (PROMPTS, SAMPLED, adapters))
+    found = lm.generate(prompts, max_new_tokens=24, sampling=samplings, strategy=strategy, adapter=names)
+    return [(result.tokens, result.logprobs) for result in found]
+
+
+def test_a_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_of_the_model(model):
+    lm = model("opt")
+    together = written(lm)
+    for row in (1, 2, 4):
+        assert written(lm, [row]) == [together[row]]
+    base = random_model("opt")
+    assert written(base, [0], adapters=[None]) == [together[0]] == written(lm, [0])
+    assert written(base, adapters=[None] * 5) == written(lm, adapters=[None] * 5)
+    assert len({tokens for tokens, _ in written(lm, [0, 0, 0, 0], adapters=["all"])} | {together[0][0]}) == 2
+
+
+def test_logits_are_those_of_the_merged_model_and_of_all_ways_to_run(model):
+    lm = model("opt")
+    live = np.asarray(lm.logits(PROMPTS, adapter=list(ADAPTERS)))
+    for name, row in (("all", 1), ("dora", 4)):
+        merged = np.asarray(lm.merge_adapter(name).logits(PROMPTS))[row, : len(PROMPTS[row])]
+        np.testing.assert_allclose(live[row, : len(PROMPTS[row])], merged, atol=1e-4)
+        assert np.abs(np.asarray(lm.logits(PROMPTS))[row, : len(PROMPTS[row])] - merged).max() > 0.1
+    # By XLA, layers scanned: all rows are multiplied by all adapters, and what is not their own is masked.
+    backend = choose_backend("float32", "cpu", scan_layers=True)
+    stacked = stack_params(lm.params, abstract_params(lm.config, backend))
+    scanned = LanguageModel(lm.config, stacked, backend)
+    for name, origin in lm.adapters.items():
+        scanned.load_adapter(name, origin)
+    found = np.asarray(scanned.logits(PROMPTS, adapter=list(ADAPTERS)))
+    for row, prompt in enumerate(PROMPTS):
+        np.testing.assert_allclose(found[row, : len(prompt)], live[row, : len(prompt)], atol=2e-4)
+
+
+def check(lm: LanguageModel, name: str, model_name: str) -> None:
+    plain = written(lm)
+    texts = [[*prompt, *tokens] for prompt, (tokens, _) in zip(PROMPTS, plain)]
+    assert written(lm, strategy=CASES[name].strategy(model_name, lm, texts)) == plain
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_every_strategy_writes_what_plain_decoding_writes_with_each_rows_adapter(model, name):
+    check(model("opt"), name, "opt")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_in_other_families_too(model, name, family):
+    check(model(family), name, family)
+
+
+@pytest.mark.slow
+def test_a_search_is_that_of_the_merged_model(model):
+    lm = model("opt")
+    asked = {"max_new_tokens": 12, "strategy": "beam:width=3"}
+    found = lm.generate(PROMPTS[:2], **asked, adapter=["all", None])
+    merged, plain = lm.merge_adapter("all").generate(PROMPTS[:1], **asked), lm.generate(PROMPTS[1:2], **asked)
+    assert [result.tokens for result in found] == [merged[0].tokens, plain[0].tokens]
+
+
+@pytest.mark.slow
+def test_weights_in_few_bits_stay_as_they_are_below_adapters(tiny_llama_folder, tmp_path):
+    folder = tiny_llama_folder(model_dim=64, ffn_dim=128, head_dim=16)
+    lm, plain = (jaxinfer.load(folder, dtype="float32", weights=weights) for weights in ("int8", None))
+    prompts = [[5, 9, 200, 31], [77, 3, 4]]
+    for each in (lm, plain):
+        each.load_adapter("a", write_adapter(tmp_path / "a", lm.config))
+    base, found, wide = (np.asarray(one.logits(prompts, adapter=name)) for one, name in
+                         ((lm, None), (lm, "a"), (plain, "a")))  # fmt: skip
+    assert np.abs(found[0] - wide[0]).max() < 0.25 * np.abs(found[0] - base[0]).max()
+    with pytest.raises(InvalidOption, match="in few bits, and merging would round them again"):
+        lm.merge_adapter("a")
+
+
+def test_loading_and_unloading_compile_nothing_within_a_size_and_texts_go_on(model, tmp_path):
+    lm = model("opt")
+    before = written(lm, [1, 2])
+    pieces = lm.stream(PROMPTS[1], max_new_tokens=24, sampling=SAMPLED[1], adapter="all")
+    first = next(pieces)
+    compiled = lm.programs.compilations
+    # The fourth of four, of a rank that is there already; then another in its place.
+    for seed, row in ((5, 1), (6, 1)):
+        lm.load_adapter("new", write_adapter(tmp_path / str(seed), lm.config, seed, 16))
+        assert written(lm, [1, 2]) == before
+        assert written(lm, [row, 2], adapters=["new"] * 5)[0][0] != before[0][0]
+        lm.unload_adapter("new")
+    assert lm.programs.compilations == compiled
+    assert list(lm.adapters) == ["all", "few", "dora"]
+    tokens = [*first.tokens, *(token for piece in pieces for token in piece.tokens)]
+    assert tuple(tokens) == before[0][0]
+
+
+def test_a_number_that_is_free_again_is_another_adapters(model, tmp_path):
+    lm = LanguageModel(model("opt").config, model("opt").params, model("opt").backend)
+    for name in "ab":
+        lm.load_adapter(name, write_adapter(tmp_path / name, lm.config, ord(name)))
+    second = np.asarray(lm.logits(PROMPTS[1:2], adapter="b"))
+    lm.unload_adapter("a")
+    np.testing.assert_array_equal(lm.logits(PROMPTS[1:2], adapter="b"), second)
+    lm.load_adapter("c", write_adapter(tmp_path / "c", lm.config, ord("a")))
+    assert lm.adapter_numbers(["c", "b", None], 3) == [1, 2, 0]
+    lm.unload_adapter("b")
+    lm.unload_adapter("c")
+    assert lm.adapted_params is lm.params
+
+
+def test_what_names_no_adapter_is_refused_by_one_line(model):
+    lm = model("opt")
+    for asked, message in (
+        ({"adapter": "other"}, "no adapter 'other' is loaded; loaded are: all, few, dora"),
+        ({"adapter": ["all", "few"]}, "2 adapters for 1 prompts"),
+        ({"adapter": 3}, "adapter 3 is neither a name nor a list of names"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            lm._adapters.numbers(asked["adapter"], 1)
+    for name, message in (("all", "is loaded already"), ("", "not a text of 1"), ("a\nb", "not a text of 1")):
+        with pytest.raises(InvalidOption, match=message):
+            lm.load_adapter(name, lm.adapters["all"])
+    with pytest.raises(InvalidOption, match="no adapter 'gone'"):
+        lm.unload_adapter("gone")
+    with lm.engine(max_rows=1, pages=40, page_size=8), pytest.raises(InvalidOption, match="has an engine that runs"):
+        lm.unload_adapter("all")
+    assert jax.tree.structure(lm.params) == jax.tree.structure(random_model("opt").params)
