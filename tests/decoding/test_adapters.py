@@ -20,10 +20,11 @@ from tests.toy_adapters import edit_adapter, with_magnitudes, write_adapter
 
 ADAPTERS = (None, "all", "few", "all", "dora")
 SAMPLED = [replace(sampling, logprobs=True) for sampling in SAMPLINGS]
-PROMPTS = [prompt[:20] for prompt in random_prompts()]
+# All of one size, so that rows alone share their programs.
+PROMPTS = [(prompt * 7)[: 20 - row] for row, prompt in enumerate(random_prompts())]
 ROWS = tuple(range(len(PROMPTS)))
-# Of those that run the target's layers themselves, one that drafts with them and one that has streams beside tokens.
-ORDINARY = ("layerskip", "streams")
+# It drafts with the target's own layers.
+ORDINARY = ("layerskip",)
 
 
 def with_adapters(lm: LanguageModel, folder: Path) -> LanguageModel:
@@ -59,14 +60,14 @@ def written(lm: LanguageModel, rows=ROWS, strategy="autoregressive", adapters=AD
 def test_a_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_of_the_model(model):
     lm = model("opt")
     together = written(lm)
-    for row in (1, 2, 4):
+    for row in (0, 1, 4):
         assert written(lm, [row]) == [together[row]]
-    base = random_model("opt")
-    assert written(base, [0], adapters=[None]) == [together[0]] == written(lm, [0])
-    assert written(base, adapters=[None] * 5) == written(lm, adapters=[None] * 5)
-    assert len({tokens for tokens, _ in written(lm, [0, 0, 0, 0], adapters=["all"])} | {together[0][0]}) == 2
+    plain = written(random_model("opt"), adapters=[None] * 5)
+    assert written(lm, adapters=[None] * 5) == plain
+    assert [found == without for found, without in zip(together, plain)] == [name is None for name in ADAPTERS]
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_merged_model_and_of_all_ways_to_run(model):
     lm = model("opt")
     live = np.asarray(lm.logits(PROMPTS, adapter=list(ADAPTERS)))
@@ -130,20 +131,20 @@ def test_weights_in_few_bits_stay_as_they_are_below_adapters(tiny_llama_folder, 
 
 def test_loading_and_unloading_compile_nothing_within_a_size_and_texts_go_on(model, tmp_path):
     lm = model("opt")
-    before = written(lm, [1, 2])
+    before = written(lm)
     pieces = lm.stream(PROMPTS[1], max_new_tokens=24, sampling=SAMPLED[1], adapter="all")
     first = next(pieces)
     compiled = lm.programs.compilations
     # The fourth of four, of a rank that is there already; then another in its place.
-    for seed, row in ((5, 1), (6, 1)):
+    for seed in (5, 6):
         lm.load_adapter("new", write_adapter(tmp_path / str(seed), lm.config, seed, 16))
-        assert written(lm, [1, 2]) == before
-        assert written(lm, [row, 2], adapters=["new"] * 5)[0][0] != before[0][0]
+        found = written(lm, adapters=[None, "new", "few", "all", "dora"])
+        assert [row == other for row, other in zip(found, before)] == [True, False, True, True, True]
         lm.unload_adapter("new")
     assert lm.programs.compilations == compiled
     assert list(lm.adapters) == ["all", "few", "dora"]
     tokens = [*first.tokens, *(token for piece in pieces for token in piece.tokens)]
-    assert tuple(tokens) == before[0][0]
+    assert tuple(tokens) == before[1][0]
 
 
 def test_a_number_that_is_free_again_is_another_adapters(model, tmp_path):

@@ -14,6 +14,7 @@ WIDE = (
         "test_placement.py",
         "test_engine.py",
         "test_few_bits.py",
+        "test_adapters.py",
         "test_quantized_sums.py",
     ),
 )

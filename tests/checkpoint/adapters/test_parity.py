@@ -39,7 +39,6 @@ FAMILIES = {
     "qwen2-mixed-tied": [ALL],
     "glm4": [ALL],
 }
-ORDINARY = ("gpt_neox",)
 
 
 def adapted(base: Any, folder: Any, seed: int, settings: dict[str, Any]) -> np.ndarray:
@@ -81,9 +80,8 @@ def check(tmp_path: Any, name: str, several: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT, about what it guesses
-@pytest.mark.parametrize(
-    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_peft(tmp_path, name):
     check(tmp_path, name, FAMILIES[name])
 

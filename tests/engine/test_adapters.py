@@ -1,0 +1,72 @@
+"""The engine serves each request by its own adapter, whatever runs beside it and whatever pages are kept."""
+
+import pytest
+
+import jaxinfer
+from jaxinfer import SamplingParams
+from jaxinfer.errors import InvalidOption
+from tests.toy_adapters import write_adapter
+from tests.toys import encode_bytes
+
+OPTIONS = {"max_rows": 2, "page_size": 8, "prefill_chunk": 16, "steps_per_look": 4, "drafting": "always"}
+PROMPT = encode_bytes("The old badger watched the moon and the river")
+NAMES = (None, "a", "b", "a")
+SAMPLING = SamplingParams(temperature=0.9, seed=3, logprobs=True, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def lm(trained_folder, tmp_path_factory):
+    model = jaxinfer.load(trained_folder, max_len=128)
+    for seed, name in enumerate("ab"):
+        model.load_adapter(name, write_adapter(tmp_path_factory.mktemp(name), model.config, seed, 4))
+    return model
+
+
+@pytest.fixture(scope="module")
+def alone(lm):
+    asked = {"max_new_tokens": 24, "sampling": SAMPLING}
+    return {name: fields(lm.generate([PROMPT], **asked, adapter=name)[0]) for name in {*NAMES}}
+
+
+def fields(result):
+    return result.tokens, result.logprobs
+
+
+@pytest.mark.parametrize("preemption", ["recompute", pytest.param("offload", marks=pytest.mark.slow)])
+def test_requests_that_share_a_prompt_and_make_room_are_those_of_each_adapter(lm, alone, preemption):
+    """There are pages for little more than one text, so that requests make room for each other."""
+    pages = -(-(len(PROMPT) + 24) // 8) + 4
+    with lm.engine(**OPTIONS, pages=pages, preemption=preemption) as engine:
+        requests = [engine.submit(PROMPT, max_new_tokens=24, sampling=SAMPLING, adapter=name) for name in NAMES]
+        found = [fields(request.result()) for request in requests]
+        assert engine.metrics().preemptions > 0
+    assert found == [alone[name] for name in NAMES]
+    assert len(set(found)) == 3
+
+
+def test_pages_are_found_again_by_the_same_adapter_alone(lm, alone):
+    with lm.engine(**OPTIONS, pages=60) as engine:
+        cached = []
+        for name in (None, "a", "b", "a", None):
+            request = engine.submit(PROMPT, max_new_tokens=24, sampling=SAMPLING, adapter=name)
+            assert fields(request.result()) == alone[name]
+            cached.append(request.stats.cached_tokens > 0)
+        assert cached == [False, False, False, True, True]
+        with engine.prefix(PROMPT, adapter="b"):
+            pass
+        with pytest.raises(InvalidOption, match="no adapter 'c' is loaded"):
+            engine.submit(PROMPT, adapter="c")
+
+
+@pytest.mark.slow
+def test_rows_that_are_refilled_and_pages_that_are_kept_are_each_adapters(lm, alone):
+    asked = {"max_new_tokens": 24, "sampling": SAMPLING}
+    found = lm.generate([PROMPT] * 4, **asked, adapter=list(NAMES), batch_size=2)
+    assert [fields(result) for result in found] == [alone[name] for name in NAMES]
+    for name in (*NAMES, "b"):
+        assert fields(lm.generate([PROMPT], **asked, adapter=name, reuse=True)[0]) == alone[name]
+    lm.load_adapter("c", lm.adapters["a"])
+    assert fields(lm.generate([PROMPT], **asked, adapter="c", reuse=True)[0]) == alone["a"]
+    lm.unload_adapter("c")
+    with lm.prefix(PROMPT):
+        assert fields(lm.generate([PROMPT], **asked, adapter="b")[0]) == alone["b"]

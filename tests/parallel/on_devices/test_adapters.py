@@ -1,0 +1,49 @@
+"""Adapters are split as the kernels beside them: on every mesh a row writes what it writes on one device."""
+
+import numpy as np
+import pytest
+
+from tests.decoding.covered_models import random_model, random_prompts
+from tests.decoding.test_adapters import ADAPTERS, with_adapters
+from tests.parallel.on_devices.meshes import on_mesh
+
+PROMPTS = [prompt[:20] for prompt in random_prompts()][:4]
+NAMES = list(ADAPTERS[1:])
+
+
+def check(tmp_path, mesh: str, name: str) -> None:
+    one = with_adapters(random_model(name), tmp_path)
+    lm = on_mesh(one, mesh)
+    for adapter, origin in one.adapters.items():
+        lm.load_adapter(adapter, origin)
+    expected, found = (np.asarray(each.logits(PROMPTS, adapter=NAMES)) for each in (one, lm))
+    for row, prompt in enumerate(PROMPTS):
+        np.testing.assert_allclose(found[row, : len(prompt)], expected[row, : len(prompt)], atol=2e-4)
+    asked = {"max_new_tokens": 8, "adapter": NAMES}
+    assert [row.tokens for row in lm.generate(PROMPTS, **asked)] == [
+        row.tokens for row in one.generate(PROMPTS, **asked)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name"),
+    [
+        ("tensor=2", "gemma2"),
+        pytest.param("data=2,tensor=4", "opt", marks=pytest.mark.slow),
+        pytest.param("pipeline=2", "gpt2", marks=pytest.mark.slow),
+        pytest.param("sequence=2,tensor=2", "gemma2", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_are_those_of_one_device(tmp_path, mesh, name):
+    check(tmp_path, mesh, name)
+
+
+@pytest.mark.slow
+def test_a_merged_model_stays_on_its_mesh(tmp_path):
+    one = with_adapters(random_model("opt"), tmp_path)
+    lm = on_mesh(one, "tensor=4")
+    lm.load_adapter("dora", one.adapters["dora"])
+    merged = lm.merge_adapter("dora")
+    assert merged.programs.partitioner.mesh == lm.programs.partitioner.mesh
+    found, live = (np.asarray(each) for each in (merged.logits(PROMPTS), one.logits(PROMPTS, adapter="dora")))
+    np.testing.assert_allclose(found[1, :3], live[1, :3], atol=2e-4)

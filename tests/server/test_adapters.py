@@ -1,0 +1,44 @@
+"""A server lists its adapters beside the model, and answers by the one that a request names as its model."""
+
+import pytest
+
+import jaxinfer
+from tests.server.harness import MODEL, PROMPT, running
+from tests.toy_adapters import write_adapter
+
+
+@pytest.fixture(scope="module")
+def served(trained_folder, tmp_path_factory):
+    lm = jaxinfer.load(trained_folder, max_len=128)
+    lm.load_adapter("poems", write_adapter(tmp_path_factory.mktemp("poems"), lm.config))
+    with running(lm) as server:
+        server.until(lambda: server.get("/ready").status_code == 200)
+        yield server
+
+
+def test_an_adapter_is_a_model_of_its_own(served):
+    assert [model["id"] for model in served.get("/v1/models").json()["data"]] == [MODEL, "poems"]
+    assert served.get("/v1/models/poems").json()["id"] == "poems"
+    assert served.get("/v1/models/prose").status_code == 404
+    texts = {}
+    for name, adapter in ((MODEL, None), ("poems", "poems")):
+        answer = served.complete(model=name, prompt=PROMPT, max_tokens=16, temperature=0).json()
+        (expected,) = served.lm.generate(PROMPT, max_new_tokens=16, adapter=adapter)
+        assert (answer["model"], answer["choices"][0]["text"]) == (name, expected.text)
+        texts[name] = expected.text
+    assert len(set(texts.values())) == 2
+    refused = served.complete(model="prose", prompt=PROMPT)
+    assert refused.status_code == 404
+    assert f"use '{MODEL}' or 'poems'" in refused.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_scores_and_embeddings_are_the_adapters(served):
+    asked = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0}
+    scores = [served.complete(model=name, **asked).json()["choices"][0]["logprobs"] for name in (MODEL, "poems")]
+    assert scores[0]["token_logprobs"] != scores[1]["token_logprobs"]
+    vectors = [served.post("/v1/embeddings", {"model": name, "input": PROMPT}).json() for name in (MODEL, "poems")]
+    assert vectors[0]["data"] != vectors[1]["data"]
+    assert [answer["model"] for answer in vectors] == [MODEL, "poems"]
+    schema = served.get("/openapi.json").json()["paths"]["/v1/completions"]["post"]["requestBody"]
+    assert "poems" in str(schema)
