@@ -21,6 +21,7 @@ def adapter(source, tmp_path_factory):
     return write_adapter(tmp_path_factory.mktemp("adapters") / "poems", jaxinfer.load(source).config)
 
 
+@pytest.mark.exhaustive
 def test_generate_and_convert_follow_an_adapter(run, source, adapter, tmp_path):
     outcomes = [run(*ASKED, "--model", source, *more) for more in ((), ("--adapter", adapter))]
     plain, found = (json.loads(outcome.out)["tokens"] for outcome in outcomes)
@@ -31,7 +32,7 @@ def test_generate_and_convert_follow_an_adapter(run, source, adapter, tmp_path):
     assert merged["tokens"] == found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_streamed_text_and_a_conversation_follow_an_adapter(run, source, adapter):
     lm = jaxinfer.load(source, dtype="float32", max_len=64)
     lm.load_adapter("x", adapter)

@@ -24,7 +24,7 @@ SAMPLED = [replace(sampling, logprobs=True) for sampling in SAMPLINGS]
 PROMPTS = [(prompt * 7)[: 20 - row] for row, prompt in enumerate(random_prompts())]
 ROWS = tuple(range(len(PROMPTS)))
 # It drafts with the target's own layers.
-ORDINARY = ("layerskip",)
+WIDE = ("layerskip",)
 
 
 def with_adapters(lm: LanguageModel, folder: Path) -> LanguageModel:
@@ -67,7 +67,7 @@ def test_a_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_of_th
     assert [found == without for found, without in zip(together, plain)] == [name is None for name in ADAPTERS]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_logits_are_those_of_the_merged_model_and_of_all_ways_to_run(model):
     lm = model("opt")
     live = np.asarray(lm.logits(PROMPTS, adapter=list(ADAPTERS)))
@@ -93,7 +93,8 @@ def check(lm: LanguageModel, name: str, model_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in CASES],
 )
 def test_every_strategy_writes_what_plain_decoding_writes_with_each_rows_adapter(model, name):
     check(model("opt"), name, "opt")
@@ -106,7 +107,7 @@ def test_in_other_families_too(model, name, family):
     check(model(family), name, family)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_is_that_of_the_merged_model(model):
     lm = model("opt")
     asked = {"max_new_tokens": 12, "strategy": "beam:width=3"}
@@ -115,7 +116,7 @@ def test_a_search_is_that_of_the_merged_model(model):
     assert [result.tokens for result in found] == [merged[0].tokens, plain[0].tokens]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_weights_in_few_bits_stay_as_they_are_below_adapters(tiny_llama_folder, tmp_path):
     folder = tiny_llama_folder(model_dim=64, ffn_dim=128, head_dim=16)
     lm, plain = (jaxinfer.load(folder, dtype="float32", weights=weights) for weights in ("int8", None))

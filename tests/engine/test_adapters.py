@@ -4,6 +4,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer import SamplingParams
+from jaxinfer.engine.core import cache_salt_of, salt_of
 from jaxinfer.errors import InvalidOption
 from tests.toy_adapters import write_adapter
 from tests.toys import encode_bytes
@@ -32,7 +33,8 @@ def fields(result):
     return result.tokens, result.logprobs
 
 
-@pytest.mark.parametrize("preemption", ["recompute", pytest.param("offload", marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("preemption", ["recompute", "offload"])
 def test_requests_that_share_a_prompt_and_make_room_are_those_of_each_adapter(lm, alone, preemption):
     """There are pages for little more than one text, so that requests make room for each other."""
     pages = -(-(len(PROMPT) + 24) // 8) + 4
@@ -44,6 +46,7 @@ def test_requests_that_share_a_prompt_and_make_room_are_those_of_each_adapter(lm
     assert len(set(found)) == 3
 
 
+@pytest.mark.slow
 def test_pages_are_found_again_by_the_same_adapter_alone(lm, alone):
     with lm.engine(**OPTIONS, pages=60) as engine:
         cached = []
@@ -58,7 +61,7 @@ def test_pages_are_found_again_by_the_same_adapter_alone(lm, alone):
             engine.submit(PROMPT, adapter="c")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_that_are_refilled_and_pages_that_are_kept_are_each_adapters(lm, alone):
     asked = {"max_new_tokens": 24, "sampling": SAMPLING}
     found = lm.generate([PROMPT] * 4, **asked, adapter=list(NAMES), batch_size=2)
@@ -70,3 +73,10 @@ def test_rows_that_are_refilled_and_pages_that_are_kept_are_each_adapters(lm, al
     lm.unload_adapter("c")
     with lm.prefix(PROMPT):
         assert fields(lm.generate([PROMPT], **asked, adapter="b")[0]) == alone["b"]
+
+
+def test_what_pages_depend_on_tells_adapters_apart():
+    names = {salt_of("0", salt, adapter) for salt in ("", "1", ";1") for adapter in (0, 1, 2, 12)}
+    assert len(names) == 12
+    assert cache_salt_of(salt_of("0", "mine/yours", 3)) == "mine/yours"
+    assert salt_of("0", "") == salt_of("0", "", 0)

@@ -131,8 +131,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "all samples of a prompt are the first",
         _REQUESTS,
-        "Request(ids, max_length, params, sample)) for sample in samples]",
-        "Request(ids, max_length, params, sample * 0)) for sample in samples]",
+        "Request(ids, max_length, params, sample, adapter)) for sample in samples]",
+        "Request(ids, max_length, params, sample * 0, adapter)) for sample in samples]",
         f"{_LANGUAGE}::test_samples_of_a_prompt_differ_and_repeat",
     ),
     Fault(

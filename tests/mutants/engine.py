@@ -179,7 +179,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pages of a conversation are empty again at its next turn",
         _KEPT,
-        "if self._core is not None and self._strategy is strategy and has_room:",
+        "if self._core is not None and is_same and has_room:",
         "if False:",
         f"{_KEEPS}::test_a_conversation_computes_what_is_new_in_its_next_turn",
     ),
@@ -326,7 +326,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "texts of two rotations share pages",
         _CORE,
-        "sequence.salt = salt_of(rotary_regime(self._config, sequence.context_length), sequence.salt)",
+        "sequence.salt = self._salt_of(sequence, sequence.context_length, sequence.salt)",
         "pass",
         _ROPE,
     ),

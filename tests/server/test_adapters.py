@@ -3,8 +3,14 @@
 import pytest
 
 import jaxinfer
+from jaxinfer.server.api.completions import read_completion
+from jaxinfer.server.api.embeddings import read_embeddings
+from jaxinfer.server.api.errors import ApiError
+from jaxinfer.server.api.sampling import Limits
 from tests.server.harness import MODEL, PROMPT, running
 from tests.toy_adapters import write_adapter
+
+LIMITS = Limits(MODEL, 258, 90, ("poems",))
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +22,7 @@ def served(trained_folder, tmp_path_factory):
         yield server
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_is_a_model_of_its_own(served):
     assert [model["id"] for model in served.get("/v1/models").json()["data"]] == [MODEL, "poems"]
     assert served.get("/v1/models/poems").json()["id"] == "poems"
@@ -32,7 +39,7 @@ def test_an_adapter_is_a_model_of_its_own(served):
     assert f"use '{MODEL}' or 'poems'" in refused.json()["error"]["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_scores_and_embeddings_are_the_adapters(served):
     asked = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0}
     scores = [served.complete(model=name, **asked).json()["choices"][0]["logprobs"] for name in (MODEL, "poems")]
@@ -42,3 +49,14 @@ def test_scores_and_embeddings_are_the_adapters(served):
     assert [answer["model"] for answer in vectors] == [MODEL, "poems"]
     schema = served.get("/openapi.json").json()["paths"]["/v1/completions"]["post"]["requestBody"]
     assert "poems" in str(schema)
+
+
+def test_the_name_of_the_model_chooses_the_adapter(tiny_llama_folder):
+    tokenizer = jaxinfer.load(tiny_llama_folder()).tokenizer
+    for name, adapter in ((MODEL, None), ("poems", "poems")):
+        body = {"model": name, "prompt": PROMPT}
+        assert read_completion(body, LIMITS, tokenizer).adapter == adapter
+        asked = read_embeddings({"model": name, "input": PROMPT}, LIMITS, tokenizer, 48)
+        assert asked.adapter == adapter
+    with pytest.raises(ApiError, match="use 'fable' or 'poems'"):
+        read_completion({"model": "prose", "prompt": PROMPT}, LIMITS, tokenizer)

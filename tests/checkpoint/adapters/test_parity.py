@@ -10,6 +10,7 @@ from tests.models.hugging_face import build_model, logits_of, save_model
 from tests.models.variants import VARIANTS
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
 pytestmark = pytest.mark.parity
 
 PROMPT = np.random.default_rng(0).integers(2, 96, 21).tolist()
@@ -80,12 +81,13 @@ def check(tmp_path: Any, name: str, several: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT, about what it guesses
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_peft(tmp_path, name):
     check(tmp_path, name, FAMILIES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_settings_of_all_kinds_side_by_side_are_those_of_peft(tmp_path):
     check(tmp_path, "gqa-dynamic", [ALL, SOME["llama"], SOME["stabilized"], SOME["dora"]])

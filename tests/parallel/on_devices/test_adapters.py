@@ -11,7 +11,7 @@ PROMPTS = [prompt[:20] for prompt in random_prompts()][:4]
 NAMES = list(ADAPTERS[1:])
 
 
-def check(tmp_path, mesh: str, name: str) -> None:
+def check(tmp_path, mesh: str, name: str, is_decoded: bool = True) -> None:
     one = with_adapters(random_model(name), tmp_path)
     lm = on_mesh(one, mesh)
     for adapter, origin in one.adapters.items():
@@ -19,26 +19,29 @@ def check(tmp_path, mesh: str, name: str) -> None:
     expected, found = (np.asarray(each.logits(PROMPTS, adapter=NAMES)) for each in (one, lm))
     for row, prompt in enumerate(PROMPTS):
         np.testing.assert_allclose(found[row, : len(prompt)], expected[row, : len(prompt)], atol=2e-4)
+    if not is_decoded:
+        return
     asked = {"max_new_tokens": 8, "adapter": NAMES}
     assert [row.tokens for row in lm.generate(PROMPTS, **asked)] == [
         row.tokens for row in one.generate(PROMPTS, **asked)
     ]
 
 
+@pytest.mark.slow
+def test_logits_of_rows_are_those_of_one_device(tmp_path):
+    check(tmp_path, "tensor=2", "gemma2", is_decoded=False)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("mesh", "name"),
-    [
-        ("tensor=2", "gemma2"),
-        pytest.param("data=2,tensor=4", "opt", marks=pytest.mark.slow),
-        pytest.param("pipeline=2", "gpt2", marks=pytest.mark.slow),
-        pytest.param("sequence=2,tensor=2", "gemma2", marks=pytest.mark.slow),
-    ],
+    [("tensor=2", "gemma2"), ("data=2,tensor=4", "opt"), ("pipeline=2", "gpt2"), ("sequence=2,tensor=2", "gemma2")],
 )
 def test_rows_are_those_of_one_device(tmp_path, mesh, name):
     check(tmp_path, mesh, name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_merged_model_stays_on_its_mesh(tmp_path):
     one = with_adapters(random_model("opt"), tmp_path)
     lm = on_mesh(one, "tensor=4")

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer import LanguageModel
+from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder, init_params
 from jaxinfer.models.linear import Linear
 from jaxinfer.ops.backend import choose_backend
 from tests.toys import TINY_LLAMA
 from train.loop.whole_text import text_hidden
-from train.model.lora import init_lora, merge_lora, with_lora
+from train.model.lora import init_lora, merge_lora, save_lora, with_lora
 
 
 @pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["scanned", "unrolled"])
@@ -44,6 +46,18 @@ def test_new_adapters_change_nothing_and_merged_ones_what_they_did(model):
     merged = jax.jit(partial(merge_lora, scale=0.5))(params, trained)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
     np.testing.assert_allclose(run(merged, tokens), adapted, atol=2e-5)
+
+
+def test_saved_adapters_do_loaded_what_they_did(model, tmp_path):
+    decoder, params, lora = model
+    trained = drawn(lora)
+    lm = LanguageModel(TINY_LLAMA, params, decoder.backend)
+    lm.load_adapter("trained", save_lora(tmp_path / "saved", TINY_LLAMA, trained, alpha=6.0))
+    tokens = list(range(12))
+    expected = LanguageModel(TINY_LLAMA, merge_lora(params, trained, 2.0), decoder.backend).logits([tokens])
+    np.testing.assert_allclose(lm.logits([tokens], adapter="trained"), expected, atol=2e-5)
+    with pytest.raises(InvalidOption, match=r"its checkpoints hold .* in a tensor with others"):
+        save_lora(tmp_path / "joined", replace(TINY_LLAMA, family="phi3"), trained, alpha=6.0)
 
 
 def test_every_linear_layer_of_every_block_has_an_adapter(model):

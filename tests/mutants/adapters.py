@@ -1,0 +1,134 @@
+"""Faults of loaded adapters: what is read of them, whose rows they are, and what may share pages."""
+
+from tests.mutants.fault import Fault
+
+_KERNELS, _OPS = "jaxinfer/ops/cpu_kernels/low_rank.py", "jaxinfer/ops/low_rank.py"
+_LOADED, _LINEAR = "jaxinfer/model_adapters.py", "jaxinfer/models/linear.py"
+_FOLDER, _SETTINGS = (f"jaxinfer/checkpoint/adapters/{name}.py" for name in ("peft_folder", "settings"))
+_OF_OPS, _OF_FOLDERS = "tests/ops/test_low_rank.py", "tests/checkpoint/adapters/test_peft_folder.py"
+_ROWS = "tests/decoding/test_adapters.py"
+_BITS = f"{_ROWS}::test_a_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_of_the_model"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a row reads the pair of the row before",
+        _KERNELS,
+        "code.load_at('i32', ids, item)",
+        "code.load_at('i32', ids, code.larger(code.arithmetic(\"sub\", item, 1), 0))",
+        _OF_OPS,
+    ),
+    Fault(
+        "several stacks are read as the first",
+        _KERNELS,
+        'numbers |= {f"{name}{index}": value for name, value in zip(OF_MATRIX[2:], values)}',
+        "numbers |= {f\"{name}{index}\": value for name, value in zip(OF_MATRIX[2:], (*values[:3], '0'))}",
+        f"{_OF_OPS}::test_several_stacks_are_read_in_one_call",
+    ),
+    Fault(
+        "columns past the first piece keep the base",
+        _KERNELS,
+        'of_w = code.arithmetic("add", code.arithmetic("mul", chosen, code.arithmetic("mul", rank, outputs)), first)',
+        'of_w = code.arithmetic("mul", chosen, code.arithmetic("mul", rank, outputs))',
+        f"{_OF_OPS}::test_many_tokens_and_columns_are_cut_into_pieces",
+    ),
+    Fault(
+        "where there are no kernels rows get all adapters",
+        _OPS,
+        "own = jnp.where(is_own_BN[:, None, :, None], every.reshape(*every.shape[:-1], num, rank), 0)",
+        "own = every.reshape(*every.shape[:-1], num, rank)",
+        _OF_OPS,
+    ),
+    Fault(
+        "where there are no kernels rows without an adapter are added to",
+        _OPS,
+        "return jnp.where((ids_B < 0)[:, None, None], base_BTO, (base_BTO + added_BTO).astype(base_BTO.dtype))",
+        "return (base_BTO + added_BTO + 1e-6).astype(base_BTO.dtype)",
+        _OF_OPS,
+    ),
+    Fault("adapters are one off", _LINEAR, "adapters_B - 1, split", "adapters_B - 2, split", _BITS),
+    Fault(
+        "a gain is a row's that has none",
+        _LINEAR,
+        "base = jnp.where((ids_B < 0)[:, None, None], output, scaled)",
+        "base = scaled",
+        _BITS,
+    ),
+    Fault(
+        "a number that is free is given to two",
+        _LOADED,
+        "number = next(number for number in range(1, len(taken) + 2) if number not in taken)",
+        "number = len(taken) + 1",
+        f"{_ROWS}::test_a_number_that_is_free_again_is_another_adapters",
+    ),
+    Fault(
+        "every adapter has a size of its own",
+        _LOADED,
+        "sizes = _power_of_two(max(each.number for each in loaded)), self._rank(loaded)",
+        "sizes = max(each.number for each in loaded), self._rank(loaded)",
+        f"{_ROWS}::test_loading_and_unloading_compile_nothing_within_a_size_and_texts_go_on",
+    ),
+    Fault(
+        "an adapter that is loaded changes what runs",
+        _LOADED,
+        "        self._loaded = left\n        self.params = self._stacked()",
+        "        self._loaded = left",
+        f"{_ROWS}::test_a_number_that_is_free_again_is_another_adapters",
+    ),
+    Fault(
+        "the strength of an adapter is left out",
+        _FOLDER,
+        "up * np.float32(settings.scale_of(module))",
+        "up",
+        _OF_FOLDERS,
+    ),
+    Fault(
+        "what an adapter lacks is not missed",
+        _FOLDER,
+        "    _check_targets(path, settings, found, places)\n",
+        "",
+        _OF_FOLDERS,
+    ),
+    Fault(
+        "rsLoRA is scaled as LoRA",
+        _SETTINGS,
+        "alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank",
+        "alpha / rank",
+        _OF_FOLDERS,
+    ),
+    Fault(
+        "layers that an adapter leaves out are targets",
+        _SETTINGS,
+        "match is not None and int(match[1]) in layers",
+        "match is not None",
+        _OF_FOLDERS,
+    ),
+    Fault("an adapter that changes the base is read", _SETTINGS, '"gaussian", "orthogonal"', '"pissa"', _OF_FOLDERS),
+    Fault(
+        "a magnitude is not followed",
+        _FOLDER,
+        "return wide if self.magnitude_O is None else wide * self.gain(kernel_OI)[:, None]",
+        "return wide",
+        _OF_FOLDERS,
+    ),
+    Fault(
+        "adapters share cached pages",
+        "jaxinfer/engine/core.py",
+        "return f\"{regime}{f';{adapter}' if adapter else ''}/{cache_salt}\"",
+        'return f"{regime}/{cache_salt}"',
+        "tests/engine/test_adapters.py::test_what_pages_depend_on_tells_adapters_apart",
+    ),
+    Fault(
+        "a request for an adapter is the model's",
+        "jaxinfer/server/api/sampling.py",
+        "return None if name == limits.model else name",
+        "return None",
+        "tests/server/test_adapters.py::test_the_name_of_the_model_chooses_the_adapter",
+    ),
+    Fault(
+        "a saved adapter has its rows in the order of its parameters alone",
+        "train/model/lora.py",
+        'names = family_of({"model_type": config.family}).tensor_names(config)',
+        'names = family_of({"model_type": "llama"}).tensor_names(config)',
+        "tests/train/model/test_lora.py::test_saved_adapters_do_loaded_what_they_did",
+    ),
+)
