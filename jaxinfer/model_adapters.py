@@ -139,20 +139,18 @@ class ModelAdapters:
         has_magnitudes = any(low.magnitude_O is not None for low in adapter.matrices.values())
         tensors = self._tensors(self._base) if has_magnitudes else None
         shapes = kernel_shapes(self._config)
-        pieces: dict[tuple[int, str], list[tuple[int, _OfKernel]]] = {}
+        kernels: dict[tuple[int, str], _OfKernel] = {}
         for tensor, low in adapter.matrices.items():
             gain_O = None
             if low.magnitude_O is not None and tensors is not None:
                 kernel = tensors.read(tensor, np.dtype(np.float32))
                 gain_O = low.gain(kernel.T if adapter.places[tensor][0].part.transposed else kernel)
             for place in adapter.places[tensor]:
-                rows = place.part.rows(shapes[place.name][0] // place.parts)
-                up_OR = low.up_OR[rows] if gain_O is None else low.up_OR[rows] * gain_O[rows][:, None]
-                piece = _OfKernel(low.down_RI, up_OR.T, None if gain_O is None else gain_O[rows])
-                pieces.setdefault((place.layer, place.name), []).append((place.number, piece))
-        return {
-            (layer, name): _joined(found, shapes[name][0], shapes[name][1]) for (layer, name), found in pieces.items()
-        }
+                rows = place.part.rows(shapes[place.name][0])
+                gain = None if gain_O is None else gain_O[rows]
+                up_OR = low.up_OR[rows] if gain is None else low.up_OR[rows] * gain[:, None]
+                kernels[place.layer, place.name] = _OfKernel(low.down_RI, up_OR.T, gain)
+        return kernels
 
     def _stacked(self) -> Params:
         """Return the parameters with the adapters that are loaded now."""
@@ -232,24 +230,6 @@ def check_name(name: object) -> None:
     """Refuse what cannot name an adapter."""
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
         raise InvalidOption(f"adapter name {shown(name)} is not a text of 1 to {_LONGEST_NAME} visible characters")
-
-
-def _joined(pieces: Sequence[tuple[int, _OfKernel]], outputs: int, inputs: int) -> _OfKernel:
-    """Join what an adapter adds to the parts of a kernel, which stand below one another."""
-    if len(pieces) == 1 and pieces[0][1].up_RO.shape[1] == outputs:
-        return pieces[0][1]
-    rank = sum(len(piece.down_RI) for _, piece in pieces)
-    down_RI, up_RO = np.zeros((rank, inputs), np.float32), np.zeros((rank, outputs), np.float32)
-    gain_O, begun = np.ones(outputs, np.float32), 0
-    for number, piece in pieces:
-        width, own = piece.up_RO.shape[1], slice(begun, begun + len(piece.down_RI))
-        columns = slice(number * width, (number + 1) * width)
-        down_RI[own], up_RO[own, columns] = piece.down_RI, piece.up_RO
-        if piece.gain_O is not None:
-            gain_O[columns] = piece.gain_O
-        begun = own.stop
-    has_gain = any(piece.gain_O is not None for _, piece in pieces)
-    return _OfKernel(down_RI, up_RO, gain_O if has_gain else None)
 
 
 def _spread(values: np.ndarray, source: np.ndarray | None) -> np.ndarray:

@@ -31,10 +31,10 @@ def with_adapters(lm: LanguageModel, folder: Path) -> LanguageModel:
     """Load adapters of other ranks, of other layers, and with magnitudes."""
     joined = lm.config.family == "gpt2"  # its queries, keys and values are one tensor
     every = ("attention.output", "mlp.up", "mlp.down") if joined else None
-    lm.load_adapter("all", write_adapter(folder / "all", lm.config, 1, 4, every))
-    lm.load_adapter("few", write_adapter(folder / "few", lm.config, 2, 9, ("attention.output", "mlp.down")))
     written = write_adapter(folder / "dora", lm.config, 3, 3, ("attention.output", "mlp.up"))
     lm.load_adapter("dora", edit_adapter(written, with_magnitudes))
+    lm.load_adapter("all", write_adapter(folder / "all", lm.config, 1, 4, every))
+    lm.load_adapter("few", write_adapter(folder / "few", lm.config, 2, 9, ("attention.output", "mlp.down")))
     return lm
 
 
@@ -143,7 +143,7 @@ def test_loading_and_unloading_compile_nothing_within_a_size_and_texts_go_on(mod
         assert [row == other for row, other in zip(found, before)] == [True, False, True, True, True]
         lm.unload_adapter("new")
     assert lm.programs.compilations == compiled
-    assert list(lm.adapters) == ["all", "few", "dora"]
+    assert list(lm.adapters) == ["dora", "all", "few"]
     tokens = [*first.tokens, *(token for piece in pieces for token in piece.tokens)]
     assert tuple(tokens) == before[1][0]
 
@@ -162,10 +162,38 @@ def test_a_number_that_is_free_again_is_another_adapters(model, tmp_path):
     assert lm.adapted_params is lm.params
 
 
+@pytest.mark.exhaustive
+def test_thirty_two_adapters_in_a_batch_of_thirty_two(tmp_path):
+    """Each row has the bits that it has alone, and the logits of the model with its adapter merged."""
+    lm = random_model("opt")
+    names = [str(number) for number in range(32)]
+    for seed, name in enumerate(names):
+        lm.load_adapter(name, write_adapter(tmp_path / name, lm.config, seed, (2, 8, 16)[seed % 3]))
+    prompts = [[*PROMPTS[0][:19], 1 + seed % 15] for seed in range(32)]
+    asked = {"max_new_tokens": 16, "sampling": SamplingParams(logprobs=True, ignore_eos=True)}
+    together = lm.generate(prompts, **asked, adapter=names, batch_size=32)
+    live = np.asarray(lm.logits(prompts, adapter=names))
+    for row, name in enumerate(names):
+        (alone,) = lm.generate(prompts[row : row + 1], **asked, adapter=name)
+        assert (alone.tokens, alone.logprobs) == (together[row].tokens, together[row].logprobs)
+        merged, _ = lm._adapters.merged(name)
+        (found,) = np.asarray(_logits(lm, merged, prompts[row]))
+        np.testing.assert_allclose(live[row], found, atol=1e-4)
+    assert len({result.tokens for result in together}) > 16
+
+
+def _logits(lm, params, ids):
+    """Return logits with other parameters, by programs that are there."""
+    tokens_BT = np.zeros((1, 32), np.int32)
+    tokens_BT[0, : len(ids)] = ids
+    found = lm.programs.logits(params, tokens_BT, np.array([len(ids)], np.int32), np.zeros(1, np.int32))
+    return found[:, : len(ids)]
+
+
 def test_what_names_no_adapter_is_refused_by_one_line(model):
     lm = model("opt")
     for asked, message in (
-        ({"adapter": "other"}, "no adapter 'other' is loaded; loaded are: all, few, dora"),
+        ({"adapter": "other"}, "no adapter 'other' is loaded; loaded are: dora, all, few"),
         ({"adapter": ["all", "few"]}, "2 adapters for 1 prompts"),
         ({"adapter": 3}, "adapter 3 is neither a name nor a list of names"),
     ):

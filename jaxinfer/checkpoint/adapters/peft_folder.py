@@ -1,8 +1,8 @@
 """Reads a folder that PEFT saved: low-rank matrices for the tensors of a base model (LoRA; Hu et al., 2106.09685)."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption, UnsupportedModel, shown
 from jaxinfer.models.adapters import ADAPTED
-from jaxinfer.models.families.family import Part, Source, TensorNames
+from jaxinfer.models.families.family import Part, TensorNames
 
 WEIGHTS = "adapter_model.safetensors"
 # PEFT's own names come before the base model's.
@@ -55,8 +55,6 @@ class Place(NamedTuple):
     layer: int
     name: str
     part: Part
-    parts: int = 1
-    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,17 +132,12 @@ def places_of(names: TensorNames, num_layers: int) -> dict[str, tuple[Place, ...
     for layer in range(num_layers):
         for name in ADAPTED:
             source = names.block.get(f"{name}.kernel")
-            for place in () if source is None else _in_layer(layer, name, source):
-                places[place.part.tensor] = (*places.get(place.part.tensor, ()), place)
+            if source is None or isinstance(source, tuple):
+                continue  # of several tensors: no family has such kernels
+            part = source if isinstance(source, Part) else Part(source)
+            part = replace(part, tensor=part.tensor.format(layer=layer))
+            places[part.tensor] = (*places.get(part.tensor, ()), Place(layer, name, part))
     return places
-
-
-def _in_layer(layer: int, name: str, source: Source) -> Iterator[Place]:
-    sources = source if isinstance(source, tuple) else (source,)
-    for number, each in enumerate(sources):
-        part = each if isinstance(each, Part) else Part(each)
-        named = Part(**{**vars(part), "tensor": part.tensor.format(layer=layer)})
-        yield Place(layer, name, named, len(sources), number)
 
 
 def _open_tensors(path: Path) -> SafetensorsFile:
@@ -199,7 +192,7 @@ def _check_targets(
 def _check_fit(
     path: Path, tensor: str, low: LowRank, places: tuple[Place, ...], shapes: Mapping[str, tuple[int, int]]
 ) -> None:
-    count = sum(shapes[place.name][0] // place.parts for place in places)
+    count = sum(shapes[place.name][0] for place in places)
     width = shapes[places[0].name][1]
     outputs = {low.up_OR.shape[0], count if low.magnitude_O is None else len(low.magnitude_O)}
     if low.down_RI.shape[1] != width or outputs != {count}:
