@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxinfer
-from jaxinfer import LanguageModel
+from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.stacking import stack_params
