@@ -34,7 +34,7 @@ FAMILIES = {
     "phi3-gqa-tied-longrope-partial": [ALL],
     "gpt2-n_inner-untied-scales": [ALL, {**ALL, "use_dora": True}],
     "gpt_neox": [{**ALL, "use_dora": True}],
-    "opt-plain-untied-gelu": [{**ALL, "use_dora": True}],
+    "opt-plain-untied-gelu": [{**ALL, "target_modules": ["q_proj", "out_proj", "fc1", "fc2"], "use_dora": True}],
     "cohere-qk_norm": [ALL],
     "gemma2": [ALL],
     "qwen2-mixed-tied": [ALL],
