@@ -47,6 +47,7 @@ def test_requests_that_share_a_prompt_and_make_room_are_those_of_each_adapter(lm
 
 
 @pytest.mark.slow
+@pytest.mark.optimised  # as the tests of full products are, with which it shares what is decoded alone
 def test_pages_are_found_again_by_the_same_adapter_alone(lm, alone):
     with lm.engine(**OPTIONS, pages=60) as engine:
         cached = []
