@@ -111,7 +111,7 @@ def test_texts_that_take_too_long_or_are_too_many_are_refused(server: Running) -
 
 
 def test_the_end_of_the_server_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def embed_for_ever(texts: Any, seconds: float) -> Any:
+    async def embed_for_ever(texts: Any, seconds: float, adapter: str | None) -> Any:
         while not server.served.live:
             await asyncio.sleep(0.01)
         for work in list(server.served.live):
