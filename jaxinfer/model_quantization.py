@@ -22,8 +22,8 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits
 from jaxinfer.models.decoder import Decoder, abstract_params
-from jaxinfer.models.few_bits import is_table
-from jaxinfer.models.layers import KERNEL, locate, stored_kernel
+from jaxinfer.models.few_bits import check_no_experts, is_table
+from jaxinfer.models.layers import EXPERTS, KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
 from jaxinfer.ops.few_bits.formats import INT8, Format
@@ -93,6 +93,8 @@ def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format
     check_few_bits(parse_few_bits(weights), model.backend)
     if model.programs.partitioner.mesh is not None:
         raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
+    if model.config.experts is not None:
+        check_no_experts((EXPERTS,), f"weights {weights!r}")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
         raise InvalidOption("the model's weights are in few bits already: load it without weights=")
     return form

@@ -35,6 +35,9 @@ A       kinds of drafts, counted apart
 E       entries of a list: stop tokens, the tokens of an n-gram
 ======  ==========================================================================================
 
+In layers with experts (`jaxinfer.models.experts`, `jaxinfer.ops.experts`) E counts experts, C those that a token goes
+to, and R the rows of a block that one expert multiplies.
+
 "Streams" are the rows beside a token that draft (`jaxinfer.models.drafters.streams`); a *streaming* cache forgets what
 is far back (`jaxinfer.cache.streaming`); `LanguageModel.stream` yields a text as it grows.
 

@@ -15,7 +15,7 @@ from jaxinfer.checkpoint.aligned import aligned_empty
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, QuantizedSource
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
-from jaxinfer.models.few_bits import is_kernel, is_table
+from jaxinfer.models.few_bits import check_no_experts, is_kernel, is_table
 from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -71,6 +71,7 @@ class FewBitsReader:
 
         ``read_plainly(checkpoint, leaf)`` reads any parameter.
         """
+        check_no_experts(leaf.path, f"weights {self.few_bits.name!r}")
         if not (is_kernel(leaf.path) or is_table(leaf.path)):
             return None
         if self.few_bits.form is None:

@@ -1,5 +1,6 @@
 """Maps each of a decoder's parameters to its tensors in a checkpoint."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -39,15 +40,26 @@ class Leaf:
         return shape[::-1] if self.transposed else shape
 
     @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """The shape with all rows on one axis: those of a stack of matrices are one after another."""
+        *rows, width = self.shape
+        return (math.prod(rows), width) if rows else self.shape
+
+    @property
     def num_rows(self) -> int:
         """The number of rows that each of a layer's tensors has."""
-        return self.shape[0] // len(self.sources[0])
+        return self.rows_shape[0] // len(self.sources[0])
+
+    @property
+    def is_matrix_each(self) -> bool:
+        """Whether each of a layer's tensors is one matrix of a stack."""
+        return len(self.shape) > 2 and len(self.sources[0]) == self.shape[0]
 
     def tensor_shape(self, source: Part) -> tuple[int, ...]:
         """The required shape of the checkpoint's tensor."""
         if source.shape is not None:
             return source.shape
-        shape = (source.total or self.num_rows, *self.shape[1:])
+        shape = (source.total or self.num_rows, *self.rows_shape[1:])
         return shape[::-1] if source.transposed else shape
 
 

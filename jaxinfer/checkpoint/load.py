@@ -126,24 +126,40 @@ def _read_shards(checkpoint: Checkpoint, leaf: Leaf, boxes: Sequence[Box]) -> li
         wanted = [at for at, box in enumerate(boxes) if not leaf.stacked or box[0].start <= layer < box[0].stop]
         if not wanted:
             continue
-        read = [_read_rows(checkpoint, source, leaf.num_rows, dtype) for source in parts]
+        padding = leaf.padding[leaf.stacked :]
+        places = [
+            (boxes[at][1:], buffers[at][layer - boxes[at][0].start]) if leaf.stacked else (boxes[at], buffers[at])
+            for at in wanted
+        ]
+        if leaf.is_matrix_each:
+            _read_each(checkpoint, leaf, parts, places, padding)
+            continue
+        read = [_read_rows(checkpoint, leaf, source, dtype) for source in parts]
         rows = read[0] if len(read) == 1 else np.concatenate(read)
-        rows = rows.T if leaf.transposed else rows
-        for at in wanted:
-            box, place = boxes[at], buffers[at]
-            if leaf.stacked:
-                box, place = box[1:], place[layer - boxes[at][0].start]
-            place[...] = _cut(rows, box, leaf.padding[leaf.stacked :])
+        rows = rows.T if leaf.transposed else rows.reshape(leaf.shape)
+        for box, place in places:
+            place[...] = _cut(rows, box, padding)
     return buffers
 
 
-def _read_rows(checkpoint: Checkpoint, source: Part, count: int, dtype: np.dtype) -> np.ndarray:
+def _read_each(
+    checkpoint: Checkpoint, leaf: Leaf, parts: Sequence[Part], places: list[tuple[Box, np.ndarray]], padding: Sources
+) -> None:
+    """Read a stack of matrices one at a time, each tensor that some box has a part of."""
+    for index, source in enumerate(parts):
+        wanted = [(box, place) for box, place in places if box[0].start <= index < box[0].stop]
+        rows = _read_rows(checkpoint, leaf, source, places[0][1].dtype) if wanted else None
+        for box, place in wanted:
+            place[index - box[0].start] = _cut(rows, box[1:], padding[1:])
+
+
+def _read_rows(checkpoint: Checkpoint, leaf: Leaf, source: Part, dtype: np.dtype) -> np.ndarray:
     tensor = checkpoint.tensors.read(source.tensor, dtype)
-    tensor = tensor if source.shape is None else tensor.reshape(-1)
-    return (tensor.T if source.transposed else tensor)[source.rows(count)]
+    tensor = tensor if source.shape is None else tensor.reshape(-1, *leaf.rows_shape[1:])
+    return (tensor.T if source.transposed else tensor)[source.rows(leaf.num_rows)]
 
 
-def _cut(rows: np.ndarray, box: Box, padding: Sources) -> np.ndarray:
+def _cut(rows: Any, box: Box, padding: Sources) -> np.ndarray:
     """Return the values inside a box, with zeros for zero padding."""
     rows = rows[tuple(place if source is None else slice(None) for place, source in zip(box, padding, strict=True))]
     for axis, (place, source) in enumerate(zip(box, padding)):

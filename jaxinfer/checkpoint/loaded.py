@@ -70,9 +70,13 @@ class LoadedTensors:
         result = np.empty(self._shape(name), dtype)
         for leaf, layer, place in self._parts[name]:
             source, count = leaf.sources[layer][place], leaf.num_rows
-            rows = result if source.shape is None else result.reshape(-1)
+            rows = result if source.shape is None else result.reshape(-1, *leaf.rows_shape[1:])
             rows = rows.T if source.transposed else rows
-            rows[source.rows(count)] = _unpadded(leaf, layer)[place * count : (place + 1) * count]
+            if leaf.is_matrix_each:
+                rows[source.rows(count)] = _unpadded(leaf, layer, place)
+            else:
+                kept = _unpadded(leaf, layer).reshape(leaf.rows_shape)
+                rows[source.rows(count)] = kept[place * count : (place + 1) * count]
         return result
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -80,10 +84,12 @@ class LoadedTensors:
         return leaf.tensor_shape(leaf.sources[layer][place])
 
 
-def _unpadded(leaf: Leaf, layer: int) -> np.ndarray:
-    """Return a parameter in one layer without padding, a kernel as ``[out, in]``."""
-    values = np.asarray(leaf.struct[layer] if leaf.stacked else leaf.struct)
-    for axis, source in enumerate(leaf.padding[leaf.stacked :]):
+def _unpadded(leaf: Leaf, layer: int, place: int | None = None) -> np.ndarray:
+    """Return a parameter in one layer without padding, a kernel as ``[out, in]``; or one matrix of a stack."""
+    values, padding = leaf.struct[layer] if leaf.stacked else leaf.struct, leaf.padding[leaf.stacked :]
+    values, padding = (values, padding) if place is None else (values[place], padding[1:])
+    values = np.asarray(values)
+    for axis, source in enumerate(padding):
         if source is not None:
             values = np.take(values, first_copies(source), axis=axis)
     return values.T if leaf.transposed else values

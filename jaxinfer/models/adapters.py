@@ -43,7 +43,10 @@ _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
 
 
 def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
-    """Return the shape ``[out, in]`` of every linear layer's kernel in a block, by its name."""
+    """Return the shape ``[out, in]`` of every linear layer's kernel in a block, by its name.
+
+    In a model of experts these are attention's: experts have no adapters.
+    """
     sizes = {
         "embed": config.model_dim,
         "heads": config.num_heads * config.head_dim,
@@ -54,7 +57,7 @@ def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
         {
             name: (sizes[out_axis], sizes[in_axis])
             for name, (out_axis, in_axis) in ADAPTED.items()
-            if name != "mlp.gate" or config.gated_mlp
+            if (name != "mlp.gate" or config.gated_mlp) and not (config.experts and name.startswith("mlp."))
         }
     )
 

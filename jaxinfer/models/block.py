@@ -6,7 +6,9 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Cache, LayeredCache, Scores
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.experts import MixtureOfExperts
 from jaxinfer.models.linear import Linear, project
+from jaxinfer.models.mlp import MLP
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.step import Step
 from jaxinfer.models.taps import tap
@@ -17,14 +19,6 @@ from jaxinfer.ops.rotation import rotate
 from jaxinfer.ops.rounding import scale_by
 from jaxinfer.ops.rows_in_bytes import holds_bytes
 from jaxinfer.ops.split_tokens import enter_region, leave_region
-
-_ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": lambda inputs: jax.nn.gelu(inputs, approximate=False),
-    "gelu_tanh": lambda inputs: jax.nn.gelu(inputs, approximate=True),
-    "relu": jax.nn.relu,
-    "relu_squared": lambda inputs: jnp.square(jax.nn.relu(inputs)),
-}
 
 
 class Attention(nn.Module):
@@ -77,43 +71,16 @@ class Attention(nn.Module):
         return tap(self, "result", output(mixed, step.adapters_B)), cache
 
 
-class MLP(nn.Module):
-    """The feed-forward layer: ``down(activation(gate(x)) * up(x))``, or ``down(activation(up(x)))`` without a gate."""
-
-    config: DecoderConfig
-    backend: Backend
-
-    @nn.compact
-    def __call__(
-        self, inputs_BTD: Float[Array, "B T D"], adapters_B: Int[Array, " B"] | None = None
-    ) -> Float[Array, "B T D"]:
-        config = self.config
-        activate = _ACTIVATIONS[config.activation]
-
-        wide = [
-            Linear(config.ffn_dim, ("ffn", "embed"), self.backend, config.mlp_bias, name=name)
-            for name in (("gate", "up") if config.gated_mlp else ("up",))
-        ]
-        first_BTF, *rest = (
-            tap(self, f"{layer.name}_product", flat) for layer, flat in zip(wide, project(inputs_BTD, wide, adapters_B))
-        )
-        hidden_BTF = activate(first_BTF)
-        for other_BTF in rest:
-            hidden_BTF = hidden_BTF * other_BTF
-        tap(self, "activated", hidden_BTF)
-        down = Linear(config.model_dim, ("embed", "ffn"), self.backend, config.mlp_bias, name="down")
-        return tap(self, "result", down(hidden_BTF, adapters_B))
-
-
 class Block(nn.Module):
     """One block for layers of one kind. The carry is ``(hidden, cache)``, so that a scan updates the cache in place.
 
-    ``index`` is the number of earlier layers of this kind.
+    ``index`` is the number of earlier layers of this kind. A ``sparse`` block has experts.
     """
 
     config: DecoderConfig
     backend: Backend
     kind: int = 0
+    sparse: bool = False
 
     @nn.compact
     def __call__(
@@ -122,7 +89,7 @@ class Block(nn.Module):
         hidden_BTD, cache = carry
         form = self.config.block
         attention = Attention(self.config, self.backend, self.kind, name="attention")
-        mlp = MLP(self.config, self.backend, name="mlp")
+        mlp = (MixtureOfExperts if self.sparse else MLP)(self.config, self.backend, name="mlp")
 
         def norm(name: str, inputs_BTD: jax.Array) -> jax.Array:
             return Norm(self.config, self.backend, name=name)(inputs_BTD)

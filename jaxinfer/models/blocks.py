@@ -15,8 +15,8 @@ from jaxinfer.ops.backend import Backend
 
 def build_blocks(config: DecoderConfig, backend: Backend) -> nn.Module:
     """Return the module of all blocks, called like a scan: with ``(hidden, cache)``, `layer_indices` and a step."""
-    if backend.scan_layers and config.num_layers > 1 and len(config.layer_pattern) == 1:
-        return _scan(_block(backend), config.num_layers)(config, backend)
+    if backend.scan_layers and config.num_layers > 1 and len(set(config.bodies)) == 1:
+        return _scan(_block(backend), config.num_layers)(config, backend, 0, config.sparse_layers[0])
     return Blocks(config, backend)
 
 
@@ -38,7 +38,10 @@ class Blocks(nn.Module):
         for cycle in cycles(config) if backend.scan_layers else single:
             if cycle.stop - cycle.start == 1:
                 kind, index = index_in_kind(config, cycle.start)
-                carry, _ = _block(backend)(config, backend, kind, name=f"layer_{cycle.start}")(carry, index, step)
+                block = _block(backend)(
+                    config, backend, kind, config.sparse_layers[cycle.start], name=f"layer_{cycle.start}"
+                )
+                carry, _ = block(carry, index, step)
             else:
                 period = _scan(Period, cycle.repeats)(config, backend, cycle, name=cycle.name)
                 carry, _ = period(carry, layers[: cycle.repeats], step)
@@ -46,7 +49,7 @@ class Blocks(nn.Module):
 
 
 class Period(nn.Module):
-    """The body of a scan over layers whose kinds alternate: one block for each layer of the cycle."""
+    """The body of a scan over layers that differ in kind, or in having experts: a block for each layer of the cycle."""
 
     config: DecoderConfig
     backend: Backend
@@ -55,12 +58,13 @@ class Period(nn.Module):
     @nn.compact
     def __call__(self, carry: Carry, repeat: Int[Array, ""] | int, step: Step) -> tuple[Carry, None]:
         start, _, period = self.cycle
-        block = _block(self.backend)
+        block, sparse = _block(self.backend), self.config.sparse_layers
         places = [index_in_kind(self.config, start + offset) for offset in range(period)]
         kinds = [kind for kind, _ in places]
         for offset, (kind, first) in enumerate(places):
             index = first + repeat * kinds.count(kind)
-            carry, _ = block(self.config, self.backend, kind, name=f"offset_{offset}")(carry, index, step)
+            body = block(self.config, self.backend, kind, sparse[start + offset], name=f"offset_{offset}")
+            carry, _ = body(carry, index, step)
         return carry, None
 
 

@@ -1,12 +1,14 @@
 """A decoder's sizes and variants, independent of checkpoint formats."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 NormKind = Literal["rms", "rms_plus_one", "layer", "scaled_layer", "plain_layer"]
 HeadNorm = Literal["head", "own_head", "all_heads"]
+Scoring = Literal["softmax", "chosen_softmax", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,36 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A feed-forward layer of ``num_experts`` small ones, of which a router chooses ``per_token`` for each token.
+
+    Widths are in elements; ``shared_dim`` is that of an expert that every token has beside the chosen ones, 0 without
+    one, and ``shared_gate`` multiplies what it adds by a sigmoid of the token (Qwen2-MoE). Of a token's logits,
+    ``scoring`` makes the experts' scores: a ``softmax`` over all (Switch Transformers, 2101.03961), over the chosen
+    alone (``chosen_softmax``), or a ``sigmoid`` of each (DeepSeek-V3, 2412.19437). The best scores choose, the lower
+    expert among equals. ``correction_bias`` is added for the choice only. With several ``groups``, the choice is among
+    the experts of the ``kept_groups`` whose best score (``best``, DeepSeek-V2, 2405.04434) or sum of two best
+    (``two_best``) is largest. A chosen expert's result is multiplied by its score, with ``normalised`` divided by the
+    sum of the chosen ones', and by ``scale``. ``layer_pattern`` says which layers have experts; it repeats over the
+    layers, and the others are dense.
+    """
+
+    num_experts: int
+    per_token: int
+    ffn_dim: int
+    shared_dim: int = 0
+    shared_gate: bool = False
+    scoring: Scoring = "softmax"
+    normalised: bool = False
+    scale: float = 1.0
+    correction_bias: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    group_score: Literal["best", "two_best"] = "two_best"
+    layer_pattern: tuple[bool, ...] = (True,)
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """The network of a decoder-only model: static and hashable. It does not say how or where the model runs.
 
@@ -76,7 +108,8 @@ class DecoderConfig:
     soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of the position table
     for a sequence's first token, None without a table. ``embedding_dim`` is the width of the embedding and the output
     matrix if it differs from the blocks' width; projections join them. The last ``vocab_padding`` of their
-    ``vocab_size`` rows are padding and never drawn.
+    ``vocab_size`` rows are padding and never drawn. ``experts`` describes the layers whose feed-forward part is a
+    mixture; ``ffn_dim`` is the width of the others.
     """
 
     family: str
@@ -113,6 +146,7 @@ class DecoderConfig:
     vocab_padding: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    experts: Experts | None = None
 
     @property
     def query_heads_per_kv_head(self) -> int:
@@ -140,6 +174,20 @@ class DecoderConfig:
         return tuple(dict.fromkeys(self.layers))
 
     @property
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Whether each layer's feed-forward part is a mixture of experts."""
+        pattern = (False,) if self.experts is None else self.experts.layer_pattern
+        return tuple(pattern[layer % len(pattern)] for layer in range(self.num_layers))
+
+    @property
+    def bodies(self) -> tuple[tuple[LayerKind, bool], ...]:
+        """What every layer computes: its kind, and whether it has experts.
+
+        Layers that differ in their feed-forward part alone are of one kind, whose cache they share.
+        """
+        return tuple(zip(self.layers, self.sparse_layers))
+
+    @property
     def longest_text(self) -> int | None:
         """The longest sequence that the positions support; None if their rotation adapts to any length.
 
@@ -155,7 +203,10 @@ class DecoderConfig:
         return max([self.max_position, *(int(yarn.factor * yarn.original_max_position) for yarn in yarns)])
 
 
-def shortest_pattern(layers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+_Layer = TypeVar("_Layer", bound=Hashable)
+
+
+def shortest_pattern(layers: tuple[_Layer, ...]) -> tuple[_Layer, ...]:
     """Return the shortest pattern that repeats to these layers; its last repetition may be incomplete."""
     for period in range(1, len(layers)):
         if all(kind == layers[index % period] for index, kind in enumerate(layers)):

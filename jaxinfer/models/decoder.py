@@ -111,14 +111,18 @@ def logical_axes(config: DecoderConfig, backend: Backend) -> Params:
 
 def _shallow(config: DecoderConfig, backend: Backend) -> DecoderConfig:
     """Return a decoder whose parameters tell those of all layers: separate blocks are alike, and tracing takes time."""
-    return config if backend.scan_layers else replace(config, num_layers=1)
+    if backend.scan_layers:
+        return config
+    found = tuple(sorted(set(config.sparse_layers)))
+    experts = config.experts and replace(config.experts, layer_pattern=found)
+    return replace(config, num_layers=len(found), experts=experts)
 
 
 def _deepened(params: Params, config: DecoderConfig, shallow: DecoderConfig) -> Params:
-    if shallow.num_layers == config.num_layers:
+    if shallow is config:
         return params
-    (block,) = params["blocks"].values()
-    blocks = {f"layer_{layer}": _copied(block) for layer in range(config.num_layers)}
+    found = {is_sparse: params["blocks"][f"layer_{layer}"] for layer, is_sparse in enumerate(shallow.sparse_layers)}
+    blocks = {f"layer_{layer}": _copied(found[is_sparse]) for layer, is_sparse in enumerate(config.sparse_layers)}
     return {**params, "blocks": blocks}
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL, stored_kernel
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, stored_kernel
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
@@ -24,16 +25,23 @@ def is_kernel(path: tuple[str, ...]) -> bool:
     return path[-1] in (KERNEL, TRANSPOSED_KERNEL)
 
 
+def check_no_experts(path: tuple[str, ...], named: str = "weights") -> None:
+    """Raise InvalidOption, which begins with ``named``, for a parameter of experts."""
+    if EXPERTS in path:
+        raise InvalidOption(f"{named}: experts are not multiplied in few bits yet: leave it out")
+
+
 def change_matrices(params: Mapping[str, Any], change: Callable[[tuple[str, ...], Any], Any]) -> Params:
     """Return parameters, or what describes them, after ``change(path, matrix)`` of each kernel ``[out, in]`` and table.
 
-    Kernels stay ``[out, in]``.
+    Kernels stay ``[out, in]``. Raises InvalidOption for a model of experts.
     """
 
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
         made: Params = {}
         for key, value in node.items():
             here = (*path, key)
+            check_no_experts(here)
             if isinstance(value, Mapping):
                 made[key] = walk(value, here)
             elif is_kernel(here):

@@ -67,7 +67,7 @@ def named_rows(
 
 def _some_rows(array: Any, sources: Any, stacked: bool, transposed: bool) -> Any:
     first = int(stacked)
-    row_axis = first + int(transposed)
+    row_axis = array.ndim - 1 if transposed else array.ndim - 2
     is_matrix = array.ndim - first > 1
     for axis in range(first, array.ndim):
         every = _EVERY_ROW if is_matrix and axis == row_axis else 1

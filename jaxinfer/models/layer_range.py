@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.adapters import adapted
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.layers import Cycle, cycles, index_in_kind
+from jaxinfer.models.layers import EXPERTS, Cycle, cycles, index_in_kind
 from jaxinfer.models.step import Carry, Step
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
@@ -103,7 +103,7 @@ def apply_block(
     # Imported here: a program that was compiled before needs no Linen.
     from jaxinfer.models.block import Block
 
-    block = Block(config, backend, kind, parent=None)
+    block = Block(config, backend, kind, EXPERTS in params["mlp"], parent=None)
 
     def run(params: Params, carry: Carry) -> Carry:
         return block.apply({"params": params}, carry, index, step)[0]  # pyright: ignore[reportReturnType]

@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, shortest_pattern
 
 BLOCKS = "blocks"
 KERNEL, TRANSPOSED_KERNEL = "kernel", "transposed_kernel"
+# What a layer with experts has of parameters that a dense one has not.
+EXPERTS = "experts"
 _LONGEST_PERIOD = 8
 _SINGLE = re.compile(r"layer_(\d+)")
 _CYCLE = re.compile(r"layers_(\d+)_(\d+)_(\d+)")
@@ -53,13 +55,13 @@ class Location(NamedTuple):
 
 def cycles(config: DecoderConfig) -> tuple[Cycle, ...]:
     """Split the layers into scans, in order; a single layer is a cycle that runs once."""
-    period, count = len(config.layer_pattern), config.num_layers
+    period, count = len(shortest_pattern(config.bodies)), config.num_layers
     if period <= _LONGEST_PERIOD and count >= 2 * period:
         whole = count // period * period
         rest = [Cycle(layer, layer + 1, 1) for layer in range(whole, count)]
         return (Cycle(0, whole, period), *rest)
     found, start = [], 0
-    for _, stretch in itertools.groupby(config.layers):
+    for _, stretch in itertools.groupby(config.bodies):
         stop = start + len(list(stretch))
         found.append(Cycle(start, stop, 1))
         start = stop

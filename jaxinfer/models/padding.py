@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.adapters import ADAPTED
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, Experts
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Array, Params
 from jaxinfer.ops.backend import Backend
@@ -54,6 +54,7 @@ def pad_config(config: DecoderConfig, shards: int) -> DecoderConfig:
         num_heads=heads.num_kv_heads * heads.queries,
         num_kv_heads=heads.num_kv_heads,
         ffn_dim=_multiple(config.ffn_dim, shards),
+        experts=config.experts and _pad_experts(config.experts, shards),
         vocab_size=vocab_size,
         vocab_padding=config.vocab_padding + vocab_size - config.vocab_size,
     )
@@ -117,12 +118,24 @@ def _axis_sources(config: DecoderConfig, shards: int) -> Mapping[str, np.ndarray
     group_KG = copy_K[:, None] * heads.queries + np.arange(heads.queries)
     is_kept_KG = is_kept_K[:, None] & (group_KG < config.query_heads_per_kv_head)
     query_KG = kv_head_K[:, None] * config.query_heads_per_kv_head + group_KG
+    of_experts = {}
+    if config.experts is not None and padded.experts is not None:
+        of_experts = {
+            "expert_ffn": _filled(config.experts.ffn_dim, padded.experts.ffn_dim),
+            "shared_ffn": _filled(config.experts.shared_dim, padded.experts.shared_dim),
+        }
     return {
+        **of_experts,
         "heads": _lanes(np.where(is_kept_KG, query_KG, -1).reshape(-1), config.head_dim),
         "kv_heads": _lanes(np.where(is_kept_K, kv_head_K, -1), config.head_dim),
         "ffn": _filled(config.ffn_dim, padded.ffn_dim),
         "vocab": _filled(config.vocab_size, padded.vocab_size),
     }
+
+
+def _pad_experts(experts: Experts, shards: int) -> Experts:
+    widths = (_multiple(width, shards) for width in (experts.ffn_dim, experts.shared_dim))
+    return replace(experts, **dict(zip(("ffn_dim", "shared_dim"), widths)))
 
 
 def _split_heads(config: DecoderConfig, shards: int) -> _Heads:

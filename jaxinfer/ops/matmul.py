@@ -83,7 +83,7 @@ def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed:
         return own
     apart = [_multiply_apart(inputs, kernel, backend, transposed, split) for kernel in kernels]
     return [
-        _multiply_by_xla(inputs, kernel, backend, transposed) if found is None else found
+        multiply_by_xla(inputs, kernel, backend, transposed) if found is None else found
         for kernel, found in zip(kernels, apart)
     ]
 
@@ -187,7 +187,7 @@ def _multiply_apart(inputs: Any, kernel: Any, backend: Backend, transposed: bool
         return None
 
     def multiply(inputs: Any, kernel: Any) -> Any:
-        return added_over(_multiply_by_xla(inputs, kernel, backend, transposed), in_axis, backend)
+        return added_over(multiply_by_xla(inputs, kernel, backend, transposed), in_axis, backend)
 
     rows = row_axes(inputs.shape[:-1], backend)
     of_kernel = PartitionSpec(in_axis, None) if transposed else PartitionSpec(None, in_axis)
@@ -195,7 +195,8 @@ def _multiply_apart(inputs: Any, kernel: Any, backend: Backend, transposed: bool
     return run(inputs, kernel)
 
 
-def _multiply_by_xla(inputs: Any, kernel: Any, backend: Backend, transposed: bool) -> Any:
+def multiply_by_xla(inputs: Any, kernel: Any, backend: Backend, transposed: bool) -> Any:
+    """Return `product` as the compiler computes it, on one device or as it splits the arrays."""
     *lead, width = inputs.shape
     count = math.prod(lead)
     contracted = 0 if transposed else 1

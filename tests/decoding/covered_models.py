@@ -74,6 +74,25 @@ OTHER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "logits_scaling": 0.7,
         },
         "olmo2": {"model_type": "olmo2", **_LLAMA_LIKE},
+        # The first of two layers is dense; a token's experts are of two of four groups.
+        "glm4_moe": {
+            "model_type": "glm4_moe",
+            **_LLAMA_LIKE,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+        },
+        "qwen2_moe": {
+            "model_type": "qwen2_moe",
+            **_LLAMA_LIKE,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
     }
 )
 
@@ -162,9 +181,16 @@ def damp_last_layer(config: DecoderConfig, params: Params, factor: float) -> Par
     """Scale what the last of the unrolled layers adds to the residual stream, in a model without norms behind that."""
     name = f"layer_{config.num_layers - 1}"
     block = dict(params["blocks"][name])
-    for part, output in (("attention", "output"), ("mlp", "down")):
-        damped = {key: factor * value for key, value in block[part][output].items()}
-        block[part] = {**block[part], output: damped}
+    mlp = block["mlp"]
+
+    def damped(linear: Params) -> Params:
+        return {key: factor * value for key, value in linear.items()}
+
+    block["attention"] = {**block["attention"], "output": damped(block["attention"]["output"])}
+    if "experts" in mlp:
+        mlp = {**mlp, "experts": {**mlp["experts"], "down": factor * mlp["experts"]["down"]}}
+    shared = {"shared": {**mlp["shared"], "down": damped(mlp["shared"]["down"])}} if "shared" in mlp else {}
+    block["mlp"] = {**mlp, **shared, **({"down": damped(mlp["down"])} if "down" in mlp else {})}
     return {**params, "blocks": {**params["blocks"], name: block}}
 
 

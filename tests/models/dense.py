@@ -105,10 +105,50 @@ def _rotated(rope: Rope, heads_TNH: np.ndarray) -> np.ndarray:
 
 
 def _mlp(config: DecoderConfig, mlp: Params, inputs_TD: np.ndarray) -> np.ndarray:
+    if "experts" in mlp:
+        return np.stack([_mixture(config, mlp, inputs_D) for inputs_D in inputs_TD])
     inner_TF = _ACTIVATIONS[config.activation](_linear(mlp["gate" if config.gated_mlp else "up"], inputs_TD))
     if config.gated_mlp:
         inner_TF = inner_TF * _linear(mlp["up"], inputs_TD)
     return _linear(mlp["down"], inner_TF)
+
+
+def _mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray) -> np.ndarray:
+    """Return the weighted sum of one token's experts, of which no other is computed."""
+    experts = config.experts
+    assert experts is not None
+    logits_E = _array(mlp["router"], "weights") @ inputs_D
+    scores_E = logits_E
+    if experts.scoring == "sigmoid":
+        scores_E = 1 / (1 + np.exp(-logits_E))
+    elif experts.scoring == "softmax":
+        scores_E = _normed_powers(logits_E)
+    choice_E = scores_E + (_array(mlp["router"], "correction") if experts.correction_bias else 0)
+    if experts.groups > 1:
+        grouped_GX = np.sort(choice_E.reshape(experts.groups, -1))
+        best_G = grouped_GX[:, -1] + (grouped_GX[:, -2] if experts.group_score == "two_best" else 0)
+        kept = np.argsort(-best_G, kind="stable")[: experts.kept_groups]
+        group_E = np.arange(experts.num_experts) // grouped_GX.shape[1]
+        choice_E = np.where(np.isin(group_E, kept), choice_E, -np.inf)
+    chosen = np.argsort(-choice_E, kind="stable")[: experts.per_token]
+    weights = scores_E[chosen]
+    weights = _normed_powers(weights) if experts.scoring == "chosen_softmax" else weights
+    weights = experts.scale * (weights / weights.sum() if experts.normalised else weights)
+    total_D = np.zeros_like(inputs_D)
+    for expert, weight in zip(chosen, weights):
+        gate, up, down = (np.asarray(mlp["experts"][name][expert], np.float64) for name in ("gate", "up", "down"))
+        total_D = total_D + weight * (down @ (_ACTIVATIONS[config.activation](gate @ inputs_D) * (up @ inputs_D)))
+    if experts.shared_dim:
+        shared_D = _mlp(config, mlp["shared"], inputs_D)
+        if experts.shared_gate:
+            shared_D = shared_D / (1 + np.exp(-_array(mlp["shared_gate"], "weights") @ inputs_D))
+        total_D = total_D + shared_D
+    return total_D
+
+
+def _normed_powers(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
 
 
 def _head_norm(config: DecoderConfig, norm: Params, heads_TNH: np.ndarray) -> np.ndarray:

@@ -31,7 +31,11 @@ def build_model(variant: Variant, seed: int = 0) -> Any:
                 weight.copy_(weight.mean().round() + 0.3 * noise)
             else:
                 gain = 1.5 if re.search(r"[qk]_proj|c_attn|qkv_proj|lm_head", module) else 1.0
-                weight.copy_(gain * noise * weight.shape[input_axis[module]] ** -0.5)
+                # Kernels of experts are stacked.
+                weight.copy_(gain * noise * weight.shape[input_axis[module] + weight.ndim - 2] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

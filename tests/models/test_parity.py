@@ -49,6 +49,7 @@ ORDINARY = (
     "phi",
     "phi3-gqa-tied-longrope-partial",
     "qwen2-mixed-tied",
+    "qwen2_moe-shared-one_dense",
     "qwen3-head_dim-tied",
     "smollm3",
     "stablelm-parallel-qk_norm",
@@ -69,18 +70,26 @@ SECOND = (
     "stablelm",
     "starcoder2-no_bias-untied",
 )
+# Further families with experts, of which all that is computed is that of others.
+THIRD = ("qwen3_moe-every_second", "olmoe", "granitemoe", "granitemoeshared-bias")
+
+
+def tier(name: str, ordinary: bool) -> Any:
+    if name in THIRD:
+        return pytest.param(name, marks=pytest.mark.exhaustive)
+    return name if ordinary else pytest.param(name, marks=pytest.mark.slow)
+
+
 all_variants = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SECOND else name for name in VARIANTS]
+    "name", [tier(name, name not in (*SECOND, "mixtral-window", "glm4_moe-groups")) for name in VARIANTS]
 )
-some_variants = pytest.mark.parametrize(
-    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
-)
+some_variants = pytest.mark.parametrize("name", [tier(name, name in ORDINARY) for name in VARIANTS])
 
 
 def tier_of_decoding(name: str) -> Any:
     if name in DECODED:
         return ()
-    return pytest.mark.slow if name in ORDINARY else pytest.mark.exhaustive
+    return pytest.mark.slow if name in (*ORDINARY, "glm4_moe-groups") else pytest.mark.exhaustive
 
 
 class Case(NamedTuple):

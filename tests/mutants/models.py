@@ -243,7 +243,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a squared ReLU is not squared",
-        "jaxinfer/models/block.py",
+        "jaxinfer/models/mlp.py",
         '"relu_squared": lambda inputs: jnp.square(jax.nn.relu(inputs)),',
         '"relu_squared": jax.nn.relu,',
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[arcee]",

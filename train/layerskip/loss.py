@@ -102,5 +102,5 @@ def check_layers(config: DecoderConfig, scan_layers: bool = True) -> None:
     """Raise an error for models whose layers are not one stack."""
     if config.num_layers == 1:
         raise InvalidOption("a model of one layer has no exit before its last layer: use a model with more layers")
-    if len(config.layer_pattern) > 1 or not scan_layers:
+    if len(set(config.bodies)) > 1 or not scan_layers:
         raise InvalidOption(f"layers of several kinds ({config.family}) cannot be trained with early exits")

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.few_bits import check_no_experts
 from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Params
 
@@ -57,6 +58,7 @@ def quantize_base(params: Params, bits: Bits) -> Params:
 
     def quantize(path: Any, leaf: Any) -> Any:
         name = path[-1].key
+        check_no_experts(tuple(key.key for key in path), "--quantize")
         if name not in (KERNEL, TRANSPOSED_KERNEL):
             return leaf
         contracted = leaf.ndim - (1 if name == KERNEL else 2)

@@ -1,5 +1,6 @@
 """A family of checkpoints as data: a translation of its ``config.json``, and the names of its tensors."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,8 @@ class Part:
     means that a kernel is stored ``[in, out]``, so these rows are the tensor's columns. ``rotary`` is set where rotary
     positions of the checkpoint turn neighbouring rows 2i and 2i + 1 of each head together: a head's rows, and how many
     of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
-    ``heads`` is set where other rows stand between the heads': a head's rows, and how far one head is from the next.
-    ``shape`` is the tensor's if it holds the numbers of a vector in another shape.
+    ``heads`` is set where other rows stand between the heads', or the experts': the rows of one, and how far it is from
+    the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, or the rows of all experts.
     """
 
     tensor: str
@@ -40,7 +41,8 @@ class Part:
         return self.first + (distance * np.arange(count // head_dim)[:, None] + lanes).reshape(-1)
 
 
-# Several tensors are the parameter's rows, one after another, and have the same number of them.
+# Several tensors are the parameter's rows, one after another, and have the same number of them. The rows of a stack of
+# matrices, one for each expert, are those of the first matrix, then of the second, and so on.
 Source = str | Part | tuple[str, ...]
 
 
@@ -51,7 +53,8 @@ class TensorNames:
     ``top`` and ``block`` map a parameter's path, joined by dots, to a tensor name, to a `Part` of a tensor or to
     several names; in ``block`` a name contains ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular
     expressions for whole names of tensors that the decoder does not need (recomputed buffers, a tied head stored
-    twice). Depending on the conversion, names begin with ``optional_prefix`` or with ``other_prefix``.
+    twice). Depending on the conversion, names begin with ``optional_prefix`` or with ``other_prefix``, and some of a
+    block's parameters are in the tensors of one of ``others``.
     """
 
     top: Mapping[str, Source]
@@ -59,12 +62,18 @@ class TensorNames:
     ignored: tuple[str, ...] = ()
     optional_prefix: str = ""
     other_prefix: str = ""
+    others: tuple[Mapping[str, Source], ...] = ()
 
     def spelled_in(self, tensors: Iterable[str]) -> "TensorNames":
-        """Return the names with the prefix that a checkpoint with these tensors uses."""
-        if any(tensor.startswith(self.optional_prefix) for tensor in tensors):
-            return self
-        return self.moved(self.optional_prefix, self.other_prefix)
+        """Return the names that a checkpoint with these tensors uses."""
+        tensors, names = list(tensors), self
+        if not any(tensor.startswith(self.optional_prefix) for tensor in tensors):
+            names = self.moved(self.optional_prefix, self.other_prefix)
+        of_layers = set(map(_of_layers, tensors)) if names.others else set()
+        for block in names.others:
+            if any(name in of_layers for source in block.values() for name in names_of(source)):
+                return replace(names, block={**names.block, **block})
+        return names
 
     def moved(self, prefix: str, to: str) -> "TensorNames":
         """Return the names with the prefix ``prefix`` replaced by ``to``."""
@@ -72,7 +81,20 @@ class TensorNames:
         def move(names: Mapping[str, Source]) -> dict[str, Source]:
             return {path: _move(source, prefix, to) for path, source in names.items()}
 
-        return replace(self, top=move(self.top), block=move(self.block))
+        others = tuple(map(move, self.others))
+        return replace(self, top=move(self.top), block=move(self.block), others=others)
+
+
+def names_of(source: Source) -> tuple[str, ...]:
+    """Return the names of a source's tensors."""
+    if isinstance(source, tuple):
+        return source
+    return (source.tensor if isinstance(source, Part) else source,)
+
+
+def _of_layers(tensor: str) -> str:
+    """Return the name with ``{layer}`` for the first number in it."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", tensor, count=1)
 
 
 def _move(source: Source, prefix: str, to: str) -> Source:

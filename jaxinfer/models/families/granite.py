@@ -21,7 +21,7 @@ _LAYERS = MappingProxyType({"attention": True, "full_attention": True, "mamba": 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` granite."""
     reader = ConfigReader(config, family="granite")
-    decoder = _read(reader, "granite")
+    decoder = read_granite_keys(reader, "granite")
     return reader.finish(replace(decoder, mlp_bias=reader.boolean("mlp_bias", default=False)))
 
 
@@ -29,8 +29,8 @@ def translate_hybrid(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` granitemoehybrid without experts and state-space layers."""
     reader = ConfigReader(config, family="granitemoehybrid")
     if experts := reader.natural_int("num_local_experts", default=8):
-        raise reader.refuse("num_local_experts", experts, "mixtures of experts are not supported")
-    decoder = _read(reader, "granitemoehybrid")
+        raise reader.refuse("num_local_experts", experts, "hybrids with experts are not supported")
+    decoder = read_granite_keys(reader, "granitemoehybrid")
     if not reader.has("layer_types") or not all(reader.choices("layer_types", _LAYERS, decoder.num_layers)):
         raise reader.refuse("layer_types", config.get("layer_types"), "state-space layers are not supported")
     rotates = reader.choice("position_embedding_type", {"rope": True, "nope": False}, default="nope")
@@ -51,7 +51,8 @@ def hybrid_tensor_names(config: DecoderConfig) -> TensorNames:
     return renamed(config, parts)
 
 
-def _read(reader: ConfigReader, family: str) -> DecoderConfig:
+def read_granite_keys(reader: ConfigReader, family: str) -> DecoderConfig:
+    """Return a decoder of Llama's keys and Granite's factors."""
     decoder = read_llama_keys(reader, family, LLAMA_SIZES, bos_token_id=1, eos_token_ids=(2,))
     bias = reader.boolean("attention_bias", default=False)
     return replace(

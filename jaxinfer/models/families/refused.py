@@ -1,12 +1,12 @@
-"""The ``model_type`` of well-known models that are no dense decoders of text, and what they are instead."""
+"""The ``model_type`` of well-known models that are not supported, and what they are."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 _EXPERTS = """
-    mixtral qwen2_moe qwen3_moe qwen3_next qwen3_5_moe gpt_oss deepseek_v2 deepseek_v3 deepseek_v32 llama4 llama4_text
-    phimoe granitemoe granitemoeshared olmoe flex_olmo dbrx jetmoe glm4_moe glm4_moe_lite glm_moe_dsa dots1 ernie4_5_moe
-    hunyuan_v1_moe minimax minimax_m2 kimi_k2 kimi_k25 afmoe longcat_flash bailing_moe solar_open cohere2_moe lfm2_moe
+    qwen3_next qwen3_5_moe gpt_oss deepseek_v2 deepseek_v3 deepseek_v32 llama4 llama4_text phimoe flex_olmo dbrx jetmoe
+    glm4_moe_lite glm_moe_dsa dots1 ernie4_5_moe hunyuan_v1_moe minimax minimax_m2 kimi_k2 kimi_k25 afmoe longcat_flash
+    bailing_moe solar_open cohere2_moe lfm2_moe
 """
 _STATE_SPACE = """
     mamba mamba2 falcon_mamba jamba zamba zamba2 bamba falcon_h1 nemotron_h rwkv xlstm recurrent_gemma lfm2 kimi_linear
@@ -25,7 +25,7 @@ _VISION = """
 
 WHAT: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(_EXPERTS.split(), "a mixture of experts"),
+        **dict.fromkeys(_EXPERTS.split(), "a mixture of experts of another kind"),
         **dict.fromkeys(_STATE_SPACE.split(), "a model with state-space or recurrent layers"),
         **dict.fromkeys(_ENCODER_DECODER.split(), "a model with an encoder and a decoder"),
         **dict.fromkeys(_ENCODER.split(), "an encoder without a decoder"),

@@ -13,17 +13,22 @@ from jaxinfer.models.families.gemma import GEMMA
 from jaxinfer.models.families.gemma2 import GEMMA2
 from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.glm import GLM, GLM4
+from jaxinfer.models.families.glm_moe import GLM4_MOE
 from jaxinfer.models.families.gpt2 import GPT2
 from jaxinfer.models.families.gpt_neox import GPT_NEOX
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
+from jaxinfer.models.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_OSS
 from jaxinfer.models.families.mistral import MINISTRAL, MISTRAL
+from jaxinfer.models.families.mixtral import MIXTRAL
 from jaxinfer.models.families.olmo import OLMO, OLMO2, OLMO3
+from jaxinfer.models.families.olmoe import OLMOE
 from jaxinfer.models.families.opt import OPT
 from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.qwen import QWEN2, QWEN3
+from jaxinfer.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from jaxinfer.models.families.refused import WHAT
 from jaxinfer.models.families.smollm3 import SMOLLM3
 from jaxinfer.models.families.stablelm import STABLELM
@@ -33,6 +38,7 @@ _ALL = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3),
     *(OLMO2, OLMO3, SMOLLM3, GRANITE, GRANITE_HYBRID, GLM, GLM4, STABLELM, STARCODER2, COHERE, COHERE2),
     *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4, GPT_NEOX),
+    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

@@ -174,7 +174,7 @@ def test_dense_granite_4_may_have_no_rotary_positions():
         (SMOLLM3_3B, {"no_rope_layers": [2] * 36}, "a list of 36 zeros and ones"),
         (GRANITE_33_8B, {"residual_multiplier": 0}, "residual_multiplier = 0"),
         (GRANITE_33_8B, {"layer_types": ["mamba"] * 40}, "layer_types"),
-        (GRANITE_4_MICRO, {"num_local_experts": 62}, "num_local_experts = 62 is not supported: mixtures of experts"),
+        (GRANITE_4_MICRO, {"num_local_experts": 62}, "num_local_experts = 62 is not supported: hybrids with experts"),
         (GRANITE_4_MICRO, {"layer_types": ["mamba"] * 40}, "state-space layers are not supported"),
         (GRANITE_4_MICRO, {"layer_types": None}, "state-space layers are not supported"),
         (GLM_4_9B, {"partial_rotary_factor": 0.51}, "partial_rotary_factor = 0.51"),

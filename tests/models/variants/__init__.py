@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tests.models.variants import (
+    experts,
     gemma,
     glm,
     gpt2,
@@ -22,6 +23,7 @@ from tests.models.variants.variant import Variant
 
 VARIANTS: Mapping[str, Variant] = {
     **llama.VARIANTS,
+    **experts.VARIANTS,
     **gemma.VARIANTS,
     **glm.VARIANTS,
     **gpt2.VARIANTS,

@@ -103,6 +103,14 @@ class ConfigReader:
             raise self.refuse(key, value, f"it must be a list of {count} zeros and ones")
         return tuple(bool(number) for number in value[:count])
 
+    def places(self, key: str, count: int) -> tuple[int, ...]:
+        """Read a list of whole numbers below ``count``; an absent or null one is empty."""
+        self._read.add(key)
+        value = self._config.get(key) or []
+        if not isinstance(value, list | tuple) or not all(_is_int(place) and 0 <= place < count for place in value):
+            raise self.refuse(key, value, f"it must be a list of numbers from 0 to {count - 1}")
+        return tuple(value)
+
     def optional_token(self, key: str, default: int | None = None) -> int | None:
         """Read one token id; null means that the model has none."""
         self._read.add(key)

@@ -92,6 +92,9 @@ _GRANITE_HYBRID = """
     output_router_logits router_aux_loss_coef init_method normalization_function intermediate_size
 """
 
+# Dropout, and how experts were trained.
+_EXPERTS = _DROPOUT | {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
+
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
 
@@ -125,6 +128,8 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gpt_neox": _DROPOUT | {"hidden_dropout", "classifier_dropout"},
         "exaone4": _DROPOUT | {"sliding_window_pattern", "cache_implementation"},
         "granitemoehybrid": _DROPOUT | frozenset(_GRANITE_HYBRID.split()),
+        **dict.fromkeys(("mixtral", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe"), _EXPERTS),
+        **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},
         "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),
         "cohere": _DROPOUT | {"model_max_length"},

@@ -1,0 +1,97 @@
+"""The feed-forward layer of a mixture of experts (Shazeer et al., 1701.06538)."""
+
+from dataclasses import replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.linear import parameter
+from jaxinfer.models.mlp import ACTIVATIONS, MLP
+from jaxinfer.models.routing import choose_experts
+from jaxinfer.models.taps import tap
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.experts import apply_experts
+from jaxinfer.ops.matmul import product
+from jaxinfer.ops.rounding import rounded
+
+
+class MixtureOfExperts(nn.Module):
+    """A router's choice of experts for each token, and their weighted sum beside that of a shared expert, if any.
+
+    The experts' kernels are stacked, ``[E, out, in]``. Adapters have no part in it (`jaxinfer.models.adapters`).
+    """
+
+    config: DecoderConfig
+    backend: Backend
+
+    @nn.compact
+    def __call__(
+        self, inputs_BTD: Float[Array, "B T D"], adapters_B: Int[Array, " B"] | None = None
+    ) -> Float[Array, "B T D"]:
+        config, backend, experts = self.config, self.backend, self.config.experts
+        assert experts is not None
+        router = Scores(experts.num_experts, ("expert", "embed"), backend, experts.correction_bias, name="router")
+        logits_BTE, correction_E = router(inputs_BTD)
+        chosen_BTC, weights_BTC = choose_experts(tap(self, "logits", logits_BTE), correction_E, experts)
+        kernels = Stacks(config, backend, name="experts")()
+        activate = ACTIVATIONS[config.activation]
+        output_BTD = apply_experts(inputs_BTD, chosen_BTC, weights_BTC, kernels, activate, backend)
+        output_BTD = tap(self, "chosen", output_BTD)
+        if experts.shared_dim:
+            shared_BTD = MLP(config, backend, experts.shared_dim, "shared_ffn", name="shared")(inputs_BTD)
+            if experts.shared_gate:
+                logit_BT1, _ = Scores(1, (None, "embed"), backend, name="shared_gate")(inputs_BTD)
+                shared_BTD = rounded(jax.nn.sigmoid(logit_BT1).astype(shared_BTD.dtype) * shared_BTD)
+            output_BTD = output_BTD + shared_BTD
+        return tap(self, "result", output_BTD)
+
+
+class Scores(nn.Module):
+    """A few logits of each token, in float32 or wider; its weights are never rounded to fewer bits.
+
+    Returns a correction of the scores ``[E]``, too, if there is one.
+    """
+
+    features: int
+    axes: tuple[str | None, str]
+    backend: Backend
+    has_correction: bool = False
+
+    @nn.compact
+    def __call__(self, inputs_BTD: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, " E"] | None]:
+        dtype = jnp.promote_types(self.backend.param_dtype, jnp.float32)
+        init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
+        weights_ED = parameter(self, "weights", init, self.axes, (self.features, inputs_BTD.shape[-1]), dtype)
+        correction_E = None
+        if self.has_correction:
+            correction_E = parameter(self, "correction", nn.initializers.zeros, self.axes[:1], (self.features,), dtype)
+        # A TPU multiplies in bfloat16 unless both say float32.
+        wide = replace(self.backend, param_dtype=dtype.name, compute_dtype=dtype.name)
+        return product(inputs_BTD.astype(dtype), weights_ED.astype(dtype), wide), correction_E
+
+
+class Stacks(nn.Module):
+    """The kernels of all experts: gate and up ``[E, F, D]``, and down ``[E, D, F]``."""
+
+    config: DecoderConfig
+    backend: Backend
+
+    @nn.compact
+    def __call__(self) -> tuple[Float[Array, "E F D"], Float[Array, "E F D"], Float[Array, "E D F"]]:
+        experts, model_dim = self.config.experts, self.config.model_dim
+        assert experts is not None
+        init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=2, out_axis=1, batch_axis=0)
+
+        def stack(name: str, out_axis: str, in_axis: str, outputs: int, inputs: int) -> jax.Array:
+            shape, axes = (experts.num_experts, outputs, inputs), ("expert", out_axis, in_axis)
+            return parameter(self, name, init, axes, shape, jnp.dtype(self.backend.param_dtype))
+
+        return (
+            stack("gate", "expert_ffn", "embed", experts.ffn_dim, model_dim),
+            stack("up", "expert_ffn", "embed", experts.ffn_dim, model_dim),
+            stack("down", "embed", "expert_ffn", model_dim, experts.ffn_dim),
+        )

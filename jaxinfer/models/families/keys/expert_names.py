@@ -1,0 +1,68 @@
+"""The tensor names that families with experts share."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.family import Part, Source, TensorNames
+
+_LAYER = "model.layers.{layer}."
+_LINEARS: Mapping[str, str] = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
+def with_experts(
+    config: DecoderConfig,
+    names: TensorNames,
+    *,
+    mlp: str = "mlp",
+    router: str = "gate.weight",
+    linears: Mapping[str, str] = _LINEARS,
+    shared: str = "mlp.shared_expert",
+) -> TensorNames:
+    """Return a dense model's names and those of its experts, each a tensor of its own or all of them in one.
+
+    ``mlp`` is the layer's name in a block, ``router`` its router's, ``shared`` that of an expert that all tokens have.
+    """
+    experts = config.experts
+    assert experts is not None
+    inside = f"{_LAYER}{mlp}."
+    block: dict[str, Source] = {"mlp.router.weights": f"{inside}{router}"}
+    for ours, theirs in linears.items():
+        block[f"mlp.experts.{ours}"] = tuple(
+            f"{inside}experts.{expert}.{theirs}.weight" for expert in range(experts.num_experts)
+        )
+    for ours, theirs in _LINEARS.items() if experts.shared_dim else ():
+        block[f"mlp.shared.{ours}.kernel"] = f"{_LAYER}{shared}.{theirs}.weight"
+    if experts.shared_gate:
+        block["mlp.shared_gate.weights"] = f"{_LAYER}{shared}_gate.weight"
+    if experts.correction_bias:
+        block["mlp.router.correction"] = f"{inside}gate.e_score_correction_bias"
+    joined = joined_stacks(config, "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    return replace(names, block={**names.block, **block}, others=(joined, single_stacks(config)))
+
+
+def joined_stacks(config: DecoderConfig, gate_up: str, down: str) -> dict[str, Source]:
+    """Name two tensors ``[E, 2 F, D]`` and ``[E, D, F]`` in a block, the rows of gate before those of up."""
+    count, width, model_dim = _sizes(config)
+    shape, heads = (count, 2 * width, model_dim), (width, 2 * width)
+    return {
+        "mlp.experts.gate": Part(f"{_LAYER}{gate_up}", heads=heads, shape=shape),
+        "mlp.experts.up": Part(f"{_LAYER}{gate_up}", width, heads=heads, shape=shape),
+        "mlp.experts.down": Part(f"{_LAYER}{down}", shape=(count, model_dim, width)),
+    }
+
+
+def single_stacks(config: DecoderConfig) -> dict[str, Source]:
+    """Name three tensors of all experts, as GGUF files have them."""
+    count, width, model_dim = _sizes(config)
+    wide, narrow = (count, width, model_dim), (count, model_dim, width)
+    shapes = {"gate": wide, "up": wide, "down": narrow}
+    return {
+        f"mlp.experts.{ours}": Part(f"{_LAYER}mlp.experts.{theirs}.weight", shape=shapes[ours])
+        for ours, theirs in _LINEARS.items()
+    }
+
+
+def _sizes(config: DecoderConfig) -> tuple[int, int, int]:
+    assert config.experts is not None
+    return config.experts.num_experts, config.experts.ffn_dim, config.model_dim

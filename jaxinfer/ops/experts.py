@@ -1,0 +1,179 @@
+"""The feed-forward layers of experts, each of which multiplies the tokens that a router gave it.
+
+A token's copies, one for each of its experts, are laid out expert by expert in blocks of R rows, the last of an expert
+filled up with zeros (as in MegaBlocks; Gale et al., 2211.15841). A loop runs over the blocks that there are: it reads
+the weights of no expert that no token goes to, and drops no token. R follows from the number of tokens alone, so
+programs have static shapes. `jax.lax.ragged_dot` multiplies every row by every expert on a CPU (8 times the operations
+of 8 experts, and a copy of the weights), where it loses by the same factor.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxinfer.notation import TENSOR, Array, Float, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels import products
+from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.matmul import multiply_by_xla
+from jaxinfer.ops.quantized_sums import added_over
+from jaxinfer.ops.rounding import rounded
+
+# So many rows of a block take an expert's weights as often as they pay: on a CPU, 64 rows take 0.15 of the time that 64
+# blocks of one row take, and 16 rows 0.25.
+_MOST_ROWS = 64
+
+# An expert's gate, up and down: ``[E, F, D]``, ``[E, F, D]`` and ``[E, D, F]``.
+Kernels = tuple[Array, Array, Array]
+Activation = Callable[[Array], Array]
+
+
+class _Blocks(NamedTuple):
+    """Where copies of tokens stand: ``count`` blocks, of which each belongs to an expert.
+
+    ``tokens`` are the tokens of all rows (one past the last: zeros), ``places`` the rows of each token's copies.
+    """
+
+    experts: Int[Array, " X"]
+    count: Int[Array, ""]
+    tokens: Int[Array, " Y"]
+    places_NC: Int[Array, "N C"]
+
+
+def apply_experts(
+    inputs_BTD: Float[Array, "B T D"],
+    chosen_BTC: Int[Array, "B T C"],
+    weights_BTC: Float[Array, "B T C"],
+    kernels: Kernels,
+    activate: Activation,
+    backend: Backend,
+) -> Float[Array, "B T D"]:
+    """Return the weighted sums of what each token's experts return, in the backend's compute dtype.
+
+    With the CPU kernels, a token's bits do not depend on the other tokens or on their number.
+    """
+    *lead, _ = inputs_BTD.shape
+    rows = row_axes(lead, backend)
+    ffn_axis = even_axis(TENSOR, kernels[0].shape[1], backend)
+
+    def run(inputs: Array, chosen: Array, weights: Array, *kernels: Array) -> Array:
+        flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen, weights))
+        output_ND = _differentiable(activate, backend)(*flat, kernels)
+        if ffn_axis is not None:
+            output_ND = added_over(output_ND, ffn_axis, backend)
+        return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
+
+    wide, narrow = PartitionSpec(None, ffn_axis, None), PartitionSpec(None, None, ffn_axis)
+    whole = PartitionSpec(*rows, None)
+    split = backend.on_devices(run, (whole, whole, whole, wide, wide, narrow), whole)
+    return split(inputs_BTD, chosen_BTC, weights_BTC, *kernels)
+
+
+def block_rows(num_tokens: int, per_token: int, num_experts: int) -> int:
+    """Return R: about as many rows as an expert gets of tokens that go to all alike, a power of two."""
+    even = num_tokens * per_token / num_experts
+    rows = 1
+    while rows < min(even, _MOST_ROWS):
+        rows *= 2
+    return min(rows, num_tokens)
+
+
+def _differentiable(activate: Activation, backend: Backend) -> Callable[..., Array]:
+    """Return the layer on one device; its derivative is that of every expert for every token."""
+    run = jax.custom_jvp(functools.partial(_by_blocks, activate, backend))
+    every = functools.partial(_by_every_expert, activate, backend)
+    # Values too, as in the CPU kernels' products.
+    run.defjvp(lambda primals, tangents: jax.jvp(every, primals, tangents))
+    return run
+
+
+def _by_blocks(
+    activate: Activation, backend: Backend, inputs_ND: Array, chosen_NC: Array, weights_NC: Array, kernels: Kernels
+) -> Array:
+    num_tokens, model_dim = inputs_ND.shape
+    num_experts = kernels[0].shape[0]
+    rows = block_rows(num_tokens, chosen_NC.shape[1], num_experts)
+    blocks = _lay_out(chosen_NC, num_experts, rows)
+    copies = jnp.take(inputs_ND, blocks.tokens, axis=0, mode="fill", fill_value=0)
+
+    def advance(index: Array, results: Array) -> Array:
+        block = lax.dynamic_slice_in_dim(copies, index * rows, rows)
+        done = _apply_one(activate, backend, block, kernels, blocks.experts[index])
+        return lax.dynamic_update_slice_in_dim(results, done, index * rows, 0)
+
+    # Not the backend's: a sum over experts and devices is rounded at its end.
+    accumulator = jnp.promote_types(kernels[0].dtype, jnp.float32)
+    results = jnp.zeros((len(copies), model_dim), accumulator)
+    results = lax.fori_loop(jnp.int32(0), blocks.count, advance, results)
+    return _weighted_sum(results[blocks.places_NC], weights_NC)
+
+
+def _lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> _Blocks:
+    """Give every token's copies their rows."""
+    num_tokens, per_token = chosen_NC.shape
+    pairs = num_tokens * per_token
+    most = pairs if rows == 1 else (pairs + min(num_experts, pairs) * (rows - 1)) // rows
+    flat = chosen_NC.reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    counts_E = jnp.zeros((num_experts,), jnp.int32).at[flat].add(1)
+    ends_E = jnp.cumsum((counts_E + rows - 1) // rows, dtype=jnp.int32)
+    before_E = jnp.cumsum(counts_E, dtype=jnp.int32) - counts_E
+    first_E = (ends_E - (counts_E + rows - 1) // rows) * rows
+    sorted_experts = flat[order]
+    places = first_E[sorted_experts] + jnp.arange(pairs, dtype=jnp.int32) - before_E[sorted_experts]
+    tokens = jnp.full((most * rows,), num_tokens, jnp.int32).at[places].set((order // per_token).astype(jnp.int32))
+    experts = jnp.searchsorted(ends_E, jnp.arange(most, dtype=jnp.int32), side="right")
+    places_NC = jnp.zeros((pairs,), jnp.int32).at[order].set(places).reshape(num_tokens, per_token)
+    return _Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), ends_E[-1], tokens, places_NC)
+
+
+def _apply_one(activate: Activation, backend: Backend, rows_RD: Array, kernels: Kernels, expert: Array) -> Array:
+    """Return what one expert makes of rows, in the accumulator's dtype."""
+    gate_EFD, up_EFD, down_EDF = kernels
+    gate_RF, up_RF = _multiply(backend, rows_RD, (gate_EFD, up_EFD), expert)
+    inner_RF = activate(gate_RF.astype(backend.compute_dtype)) * up_RF.astype(backend.compute_dtype)
+    return _multiply(backend, inner_RF, (down_EDF,), expert)[0]
+
+
+def _multiply(backend: Backend, rows: Array, kernels: tuple[Array, ...], expert: Array) -> list[Array]:
+    """Return products of rows with one expert's part of each of several kernels, read where it lies."""
+    dtype, width = kernels[0].dtype, rows.shape[-1]
+    if backend.cpu_kernels and products.multiplies(dtype, width):
+        stacks = tuple(kernel[:, None] for kernel in kernels)
+        sizes = tuple(kernel.shape[1] for kernel in kernels)
+        found = products.multiply_by_each(rows.astype(dtype)[None, None], stacks, expert, sizes)
+        return [each[0, 0] for each in found]
+    one = [lax.dynamic_index_in_dim(kernel, expert, keepdims=False) for kernel in kernels]
+    return [multiply_by_xla(rows, kernel, backend, False) for kernel in one]
+
+
+def _weighted_sum(results_NCD: Float[Array, "N C D"], weights_NC: Float[Array, "N C"]) -> Float[Array, "N D"]:
+    """Add up what a token's experts returned, each multiplied by its weight, the best expert first."""
+    products_NCD = rounded(results_NCD * weights_NC[..., None].astype(results_NCD.dtype))
+    return functools.reduce(operator.add, [products_NCD[:, place] for place in range(weights_NC.shape[1])])
+
+
+def _by_every_expert(
+    activate: Activation, backend: Backend, inputs_ND: Array, chosen_NC: Array, weights_NC: Array, kernels: Kernels
+) -> Array:
+    """Return the same sums, up to rounding, from operations that JAX differentiates."""
+
+    def add(total_ND: Array, expert: Any) -> tuple[Array, None]:
+        index, gate_FD, up_FD, down_DF = expert
+        weight_N = jnp.sum(jnp.where(chosen_NC == index, weights_NC, 0), axis=-1)
+        gate_NF, up_NF = (
+            multiply_by_xla(inputs_ND, kernel, backend, False).astype(backend.compute_dtype)
+            for kernel in (gate_FD, up_FD)
+        )
+        result_ND = multiply_by_xla(activate(gate_NF) * up_NF, down_DF, backend, False)
+        return total_ND + weight_N[:, None].astype(result_ND.dtype) * result_ND, None
+
+    accumulator = jnp.promote_types(kernels[0].dtype, jnp.float32)
+    total_ND = jnp.zeros(inputs_ND.shape, accumulator)
+    return lax.scan(add, total_ND, (jnp.arange(len(kernels[0])), *kernels))[0]
