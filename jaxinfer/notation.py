@@ -45,8 +45,8 @@ Arrays end in their letters (``query_BTNH``, ``logits_BTV``); a product of two a
 means one flattened axis in that order (``KH`` in ``keys_LBSKH`` is one axis of ``K * H`` lanes). Python integers use
 words (``num_layers``).
 
-Devices form a mesh with the axes ``data`` (rows), ``pipeline`` (layers), ``sequence`` (tokens and slots) and ``tensor``
-(heads, features and the vocabulary).
+Devices form a mesh with the axes ``data`` (rows), ``pipeline`` (layers), ``sequence`` (tokens and slots), ``expert``
+(experts) and ``tensor`` (heads, features and the vocabulary).
 """
 
 from typing import Any
@@ -57,11 +57,12 @@ from jaxtyping import Array, Bool, Float, Int, Int8, Integer, Num, UInt32
 Params = dict[str, Any]
 
 # Ordered from the axis that communicates least to the one that communicates most, which gets the nearest devices.
-MESH_AXES = ("data", "pipeline", "sequence", "tensor")
-DATA, PIPELINE, SEQUENCE, TENSOR = MESH_AXES
+MESH_AXES = ("data", "pipeline", "sequence", "expert", "tensor")
+DATA, PIPELINE, SEQUENCE, EXPERT, TENSOR = MESH_AXES
 
 __all__ = [
     "DATA",
+    "EXPERT",
     "MESH_AXES",
     "PIPELINE",
     "SEQUENCE",

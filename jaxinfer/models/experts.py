@@ -34,7 +34,7 @@ class MixtureOfExperts(nn.Module):
     ) -> Float[Array, "B T D"]:
         config, backend, experts = self.config, self.backend, self.config.experts
         assert experts is not None
-        router = Scores(experts.num_experts, ("expert", "embed"), backend, experts.correction_bias, name="router")
+        router = Scores(experts.num_experts, backend, experts.correction_bias, name="router")
         logits_BTE, correction_E = router(inputs_BTD)
         chosen_BTC, weights_BTC = choose_experts(tap(self, "logits", logits_BTE), correction_E, experts)
         kernels = Stacks(config, backend, name="experts")()
@@ -44,20 +44,19 @@ class MixtureOfExperts(nn.Module):
         if experts.shared_dim:
             shared_BTD = MLP(config, backend, experts.shared_dim, "shared_ffn", name="shared")(inputs_BTD)
             if experts.shared_gate:
-                logit_BT1, _ = Scores(1, (None, "embed"), backend, name="shared_gate")(inputs_BTD)
+                logit_BT1, _ = Scores(1, backend, name="shared_gate")(inputs_BTD)
                 shared_BTD = rounded(jax.nn.sigmoid(logit_BT1).astype(shared_BTD.dtype) * shared_BTD)
             output_BTD = output_BTD + shared_BTD
         return tap(self, "result", output_BTD)
 
 
 class Scores(nn.Module):
-    """A few logits of each token, in float32 or wider; its weights are never rounded to fewer bits.
+    """A few logits of each token, in float32 or wider; the weights are never rounded to fewer bits, nor split.
 
     Returns a correction of the scores ``[E]``, too, if there is one.
     """
 
     features: int
-    axes: tuple[str | None, str]
     backend: Backend
     has_correction: bool = False
 
@@ -65,10 +64,10 @@ class Scores(nn.Module):
     def __call__(self, inputs_BTD: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, " E"] | None]:
         dtype = jnp.promote_types(self.backend.param_dtype, jnp.float32)
         init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
-        weights_ED = parameter(self, "weights", init, self.axes, (self.features, inputs_BTD.shape[-1]), dtype)
+        weights_ED = parameter(self, "weights", init, (None, "embed"), (self.features, inputs_BTD.shape[-1]), dtype)
         correction_E = None
         if self.has_correction:
-            correction_E = parameter(self, "correction", nn.initializers.zeros, self.axes[:1], (self.features,), dtype)
+            correction_E = parameter(self, "correction", nn.initializers.zeros, (None,), (self.features,), dtype)
         # A TPU multiplies in bfloat16 unless both say float32.
         wide = replace(self.backend, param_dtype=dtype.name, compute_dtype=dtype.name)
         return product(inputs_BTD.astype(dtype), weights_ED.astype(dtype), wide), correction_E

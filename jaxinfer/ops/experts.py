@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import TENSOR, Array, Float, Int
+from jaxinfer.notation import EXPERT, TENSOR, Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
@@ -37,7 +37,8 @@ Activation = Callable[[Array], Array]
 class _Blocks(NamedTuple):
     """Where copies of tokens stand: ``count`` blocks, of which each belongs to an expert.
 
-    ``tokens`` are the tokens of all rows (one past the last: zeros), ``places`` the rows of each token's copies.
+    ``tokens`` are the tokens of all rows (one past the last: zeros), ``places`` the rows of each token's copies (one
+    past the last: none).
     """
 
     experts: Int[Array, " X"]
@@ -60,16 +61,20 @@ def apply_experts(
     """
     *lead, _ = inputs_BTD.shape
     rows = row_axes(lead, backend)
-    ffn_axis = even_axis(TENSOR, kernels[0].shape[1], backend)
+    num_experts, ffn_dim, _ = kernels[0].shape
+    expert_axis, ffn_axis = even_axis(EXPERT, num_experts, backend), even_axis(TENSOR, ffn_dim, backend)
 
     def run(inputs: Array, chosen: Array, weights: Array, *kernels: Array) -> Array:
-        flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen, weights))
-        output_ND = _differentiable(activate, backend)(*flat, kernels)
-        if ffn_axis is not None:
-            output_ND = added_over(output_ND, ffn_axis, backend)
+        """Apply this device's experts, or parts of them, to all tokens."""
+        first = 0 if expert_axis is None else lax.axis_index(expert_axis) * kernels[0].shape[0]
+        flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen - first, weights))
+        rows = block_rows(chosen.size // chosen.shape[-1], chosen.shape[-1], num_experts)
+        output_ND = _differentiable(activate, rows, backend)(*flat, kernels)
+        for axis in filter(None, (ffn_axis, expert_axis)):
+            output_ND = added_over(output_ND, axis, backend)
         return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
 
-    wide, narrow = PartitionSpec(None, ffn_axis, None), PartitionSpec(None, None, ffn_axis)
+    wide, narrow = PartitionSpec(expert_axis, ffn_axis, None), PartitionSpec(expert_axis, None, ffn_axis)
     whole = PartitionSpec(*rows, None)
     split = backend.on_devices(run, (whole, whole, whole, wide, wide, narrow), whole)
     return split(inputs_BTD, chosen_BTC, weights_BTC, *kernels)
@@ -84,9 +89,9 @@ def block_rows(num_tokens: int, per_token: int, num_experts: int) -> int:
     return min(rows, num_tokens)
 
 
-def _differentiable(activate: Activation, backend: Backend) -> Callable[..., Array]:
+def _differentiable(activate: Activation, rows: int, backend: Backend) -> Callable[..., Array]:
     """Return the layer on one device; its derivative is that of every expert for every token."""
-    run = jax.custom_jvp(functools.partial(_by_blocks, activate, backend))
+    run = jax.custom_jvp(functools.partial(_by_blocks, activate, rows, backend))
     every = functools.partial(_by_every_expert, activate, backend)
     # Values too, as in the CPU kernels' products.
     run.defjvp(lambda primals, tangents: jax.jvp(every, primals, tangents))
@@ -94,12 +99,16 @@ def _differentiable(activate: Activation, backend: Backend) -> Callable[..., Arr
 
 
 def _by_blocks(
-    activate: Activation, backend: Backend, inputs_ND: Array, chosen_NC: Array, weights_NC: Array, kernels: Kernels
+    activate: Activation,
+    rows: int,
+    backend: Backend,
+    inputs_ND: Array,
+    chosen_NC: Array,
+    weights_NC: Array,
+    kernels: Kernels,
 ) -> Array:
-    num_tokens, model_dim = inputs_ND.shape
-    num_experts = kernels[0].shape[0]
-    rows = block_rows(num_tokens, chosen_NC.shape[1], num_experts)
-    blocks = _lay_out(chosen_NC, num_experts, rows)
+    model_dim = inputs_ND.shape[1]
+    blocks = _lay_out(chosen_NC, kernels[0].shape[0], rows)
     copies = jnp.take(inputs_ND, blocks.tokens, axis=0, mode="fill", fill_value=0)
 
     def advance(index: Array, results: Array) -> Array:
@@ -111,23 +120,27 @@ def _by_blocks(
     accumulator = jnp.promote_types(kernels[0].dtype, jnp.float32)
     results = jnp.zeros((len(copies), model_dim), accumulator)
     results = lax.fori_loop(jnp.int32(0), blocks.count, advance, results)
-    return _weighted_sum(results[blocks.places_NC], weights_NC)
+    return _weighted_sum(results.at[blocks.places_NC].get(mode="fill", fill_value=0), weights_NC)
 
 
 def _lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> _Blocks:
-    """Give every token's copies their rows."""
+    """Give every token's copies their rows; those for experts of other devices get none."""
     num_tokens, per_token = chosen_NC.shape
     pairs = num_tokens * per_token
     most = pairs if rows == 1 else (pairs + min(num_experts, pairs) * (rows - 1)) // rows
     flat = chosen_NC.reshape(-1)
+    flat = jnp.where((flat >= 0) & (flat < num_experts), flat, num_experts)
     order = jnp.argsort(flat, stable=True)
-    counts_E = jnp.zeros((num_experts,), jnp.int32).at[flat].add(1)
+    counts_E = jnp.zeros((num_experts,), jnp.int32).at[flat].add(1, mode="drop")
     ends_E = jnp.cumsum((counts_E + rows - 1) // rows, dtype=jnp.int32)
     before_E = jnp.cumsum(counts_E, dtype=jnp.int32) - counts_E
     first_E = (ends_E - (counts_E + rows - 1) // rows) * rows
     sorted_experts = flat[order]
-    places = first_E[sorted_experts] + jnp.arange(pairs, dtype=jnp.int32) - before_E[sorted_experts]
-    tokens = jnp.full((most * rows,), num_tokens, jnp.int32).at[places].set((order // per_token).astype(jnp.int32))
+    among = jnp.minimum(sorted_experts, num_experts - 1)
+    places = first_E[among] + jnp.arange(pairs, dtype=jnp.int32) - before_E[among]
+    places = jnp.where(sorted_experts < num_experts, places, most * rows)
+    of_places = (order // per_token).astype(jnp.int32)
+    tokens = jnp.full((most * rows,), num_tokens, jnp.int32).at[places].set(of_places, mode="drop")
     experts = jnp.searchsorted(ends_E, jnp.arange(most, dtype=jnp.int32), side="right")
     places_NC = jnp.zeros((pairs,), jnp.int32).at[order].set(places).reshape(num_tokens, per_token)
     return _Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), ends_E[-1], tokens, places_NC)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import DATA, PIPELINE, SEQUENCE, TENSOR
+from jaxinfer.notation import DATA, EXPERT, PIPELINE, SEQUENCE, TENSOR
 
 # Megatron's split (Shoeybi et al., 1909.08053): by heads and by hidden features, with one sum after each half of a
 # block.
@@ -16,7 +16,7 @@ SPLIT_BY: Mapping[str, str | None] = MappingProxyType(
         "ffn": TENSOR,
         "shared_ffn": TENSOR,
         "expert_ffn": TENSOR,
-        "expert": None,
+        "expert": EXPERT,
         "vocab": TENSOR,
         "embed": None,
         "head_dim": None,

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
+from jaxinfer.notation import DATA, EXPERT, MESH_AXES, PIPELINE, SEQUENCE, TENSOR
 
 AXES = MESH_AXES
 
@@ -18,7 +18,7 @@ AXES = MESH_AXES
 _SIZE = re.compile(r"\d{1,6}")
 BY_COMPILER = (AxisType.Auto,) * len(AXES)
 
-__all__ = ["AXES", "DATA", "PIPELINE", "SEQUENCE", "TENSOR", "MeshConfig", "parse_mesh"]
+__all__ = ["AXES", "DATA", "EXPERT", "PIPELINE", "SEQUENCE", "TENSOR", "MeshConfig", "parse_mesh"]
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,13 @@ class MeshConfig:
     """The number of devices along each axis of the mesh.
 
     ``data`` splits the batch, ``pipeline`` the layers, ``sequence`` the tokens of a prompt and the slots of a cache,
-    ``tensor`` the heads, the features and the vocabulary.
+    ``expert`` the experts of a mixture, ``tensor`` the heads, the features and the vocabulary.
     """
 
     data: int = 1
     pipeline: int = 1
     sequence: int = 1
+    expert: int = 1
     tensor: int = 1
 
     def __post_init__(self) -> None:

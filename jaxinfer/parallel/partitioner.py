@@ -21,13 +21,16 @@ from jaxinfer.models.layers import TRANSPOSED_KERNEL
 from jaxinfer.models.padding import Sources, pad_config, pad_parameter, parameter_sources
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.stages import check_stages, num_stages
-from jaxinfer.notation import DATA, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
+from jaxinfer.notation import DATA, EXPERT, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.columns import ColumnArray, kernels_by_columns, maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 from jaxinfer.parallel.mesh import BY_COMPILER, MeshConfig, parse_mesh
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
+
+# A mesh of JAX may leave out the axis of experts.
+_WITHOUT_EXPERT = tuple(axis for axis in MESH_AXES if axis != EXPERT)
 
 
 class Partitioned(NamedTuple):
@@ -46,6 +49,7 @@ def partition(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh
     if mesh is None:
         return Partitioned(config, replace(backend, kv_shards=1, mesh=None))
     tensor, stages = mesh.shape[TENSOR], num_stages(config, mesh.shape[PIPELINE])
+    check_experts(config, mesh.shape[EXPERT], is_target=False)
     backend = replace(
         backend,
         kv_shards=tensor,
@@ -92,8 +96,9 @@ class Partitioner:
         return partition(config, backend, self.mesh)
 
     def check(self, config: DecoderConfig) -> None:
-        """Raise InvalidOption if a decoder's layers do not split over the mesh."""
+        """Raise InvalidOption if a decoder's layers or experts do not split over the mesh."""
         check_stages(config, self.pipeline)
+        check_experts(config, 1 if self.mesh is None else self.mesh.shape[EXPERT])
 
     def padding(self, config: DecoderConfig, backend: Backend) -> Params:
         """Return where each element of the padded parameters comes from; see `jaxinfer.models.padding`."""
@@ -187,6 +192,8 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         mesh = mesh.build(jax.devices())
     if mesh is not None and not isinstance(mesh, Mesh):
         raise InvalidOption(f"mesh {mesh!r} is neither a text, such as 'tensor=4', nor a MeshConfig or a Mesh")
+    if mesh is not None and mesh.axis_names == _WITHOUT_EXPERT:
+        mesh = Mesh(np.expand_dims(mesh.devices, MESH_AXES.index(EXPERT)), MESH_AXES)
     if mesh is not None and mesh.axis_names != MESH_AXES:
         raise InvalidOption(f"mesh: its axes are {', '.join(mesh.axis_names)}, not {', '.join(MESH_AXES)}")
     if mesh is not None:
@@ -194,6 +201,15 @@ def partitioner_of(mesh: MeshConfig | Mesh | str | None) -> Partitioner:
         # `jax.make_mesh` returns axes that every operation of a program would have to name.
         mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=BY_COMPILER)
     return Partitioner(mesh)
+
+
+def check_experts(config: DecoderConfig, devices: int, *, is_target: bool = True) -> None:
+    """Raise InvalidOption if experts do not split evenly over devices, or if a target has none to split."""
+    count = 0 if config.experts is None else config.experts.num_experts
+    if count % devices:
+        raise InvalidOption(f"mesh: {count} experts do not split over expert={devices} devices: choose a divisor")
+    if is_target and devices > 1 and not count:
+        raise InvalidOption(f"mesh: a model of family {config.family} has no experts: leave expert={devices} out")
 
 
 def check_axes(pipeline: int, sequence: int) -> None:

@@ -20,7 +20,7 @@ def test_tensor_is_the_axis_of_neighbours():
     devices = list(range(12))
     mesh = MeshConfig(data=2, pipeline=3, tensor=2).build(devices)
     assert mesh.axis_names == AXES
-    assert mesh.devices[1, 2, 0].tolist() == [10, 11]
+    assert mesh.devices[1, 2, 0, 0].tolist() == [10, 11]
 
 
 @pytest.mark.parametrize("text", ["", "tensor", "tensor=", "tensor=x", "tensor=-1", "tensor=2,tensor=2", "model=2"])
@@ -42,9 +42,12 @@ def test_a_mesh_is_of_all_devices_and_no_more():
 
 def test_a_mesh_of_jaxs_own_making_is_taken():
     """`jax.make_mesh` gives axes that a program would have to name at every step."""
-    mesh = jax.make_mesh((1, 1, 1, 1), AXES)
+    mesh = jax.make_mesh((1, 1, 1, 1, 1), AXES)
     partitioner = partitioner_of(mesh)
     assert partitioner.mesh is not None
     assert set(partitioner.mesh.axis_types) == {jax.sharding.AxisType.Auto}
+    # One of before there were experts.
+    older = partitioner_of(jax.make_mesh((1, 1, 1, 1), ("data", "pipeline", "sequence", "tensor"))).mesh
+    assert older == partitioner.mesh
     with pytest.raises(InvalidOption, match="its axes are x"):
         partitioner_of(jax.make_mesh((1,), ("x",)))

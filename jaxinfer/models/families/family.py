@@ -71,7 +71,7 @@ class TensorNames:
             names = self.moved(self.optional_prefix, self.other_prefix)
         of_layers = set(map(_of_layers, tensors)) if names.others else set()
         for block in names.others:
-            if any(name in of_layers for source in block.values() for name in names_of(source)):
+            if all(name in of_layers for source in block.values() for name in names_of(source)):
                 return replace(names, block={**names.block, **block})
         return names
 

@@ -44,7 +44,10 @@ def expert_tensor_names(config: DecoderConfig) -> TensorNames:
             "mlp.shared.up.kernel": Part(fused, width, 2 * width),
             "mlp.shared.down.kernel": "model.layers.{layer}.shared_mlp.output_linear.weight",
         }
-    return replace(names, block={**names.block, **block}, others=(single_stacks(config),))
+    single = single_stacks(config)
+    for part in ("gate", "up", "down") if width else ():
+        single[f"mlp.shared.{part}.kernel"] = f"model.layers.{{layer}}.shared_mlp.{part}_proj.weight"
+    return replace(names, block={**names.block, **block}, others=(single,))
 
 
 def _read(reader: ConfigReader, family: str) -> DecoderConfig:

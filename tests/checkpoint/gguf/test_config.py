@@ -125,7 +125,7 @@ def test_other_rope_tensors_are_refused_and_ones_mean_no_scaling(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("expert_count", 8),
+        ("expert_used_count", 8),
         ("attention.sliding_window", 4096),
         ("logit_scale", 0.5),
         ("attention.scale", 0.1),

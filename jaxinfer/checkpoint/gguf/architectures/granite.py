@@ -9,7 +9,8 @@ from jaxinfer.checkpoint.gguf.config import FileTensors, read_derived_head_dim, 
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 
 
-def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+def read_granite(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    """Return the configuration of a dense model."""
     head_dim = read_derived_head_dim(reader)
     return {
         "architectures": ["GraniteForCausalLM"],
@@ -27,7 +28,7 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
 
 GRANITE = Architecture(
     name="granite",
-    translate=_translate,
+    translate=read_granite,
     top=TOP,
     block=BLOCK,
     interleaved=MappingProxyType({"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}),

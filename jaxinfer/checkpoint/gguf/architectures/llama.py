@@ -1,4 +1,4 @@
-"""Architecture llama: Llama, Mistral, SmolLM2 and everything else that llama.cpp runs as Llama."""
+"""Architecture llama: Llama, Mistral, Mixtral, SmolLM2 and everything else that llama.cpp runs as Llama."""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
 from jaxinfer.checkpoint.gguf.config import FileTensors, read_head_dim, read_rotary, read_sizes
+from jaxinfer.checkpoint.gguf.experts import STACKS, read_expert_counts
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 from jaxinfer.errors import UnsupportedModel
 
@@ -45,14 +46,22 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
                 f"{reader.origin}: {present} have biases and {absent} none, which no Llama model of Hugging Face has; "
                 "use a conversion to the model's own architecture"
             )
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    common = {
         **read_sizes(reader, tensors),
         **read_rotary(reader, tensors, head_dim),
         "head_dim": head_dim,
         "rms_norm_eps": reader.positive_float("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
+    }
+    if reader.optional_int("expert_count") is not None:
+        if biased:
+            raise UnsupportedModel(f"{reader.origin}: {', '.join(sorted(biased))} have biases, which Mixtral has not")
+        names = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        return {**names, **common, **read_expert_counts(reader, "num_local_experts")}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **common,
         "attention_bias": biased >= _ATTENTION,
         "mlp_bias": biased >= _MLP,
     }
@@ -62,6 +71,6 @@ LLAMA = Architecture(
     name="llama",
     translate=_translate,
     top=TOP,
-    block=BLOCK,
+    block=MappingProxyType({**BLOCK, **STACKS, "ffn_gate_inp": "block_sparse_moe.gate"}),
     interleaved=MappingProxyType({"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}),
 )

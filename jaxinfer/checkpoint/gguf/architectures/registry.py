@@ -12,6 +12,7 @@ from jaxinfer.checkpoint.gguf.architectures.glm4 import GLM4
 from jaxinfer.checkpoint.gguf.architectures.gpt2 import GPT2
 from jaxinfer.checkpoint.gguf.architectures.granite import GRANITE
 from jaxinfer.checkpoint.gguf.architectures.llama import LLAMA
+from jaxinfer.checkpoint.gguf.architectures.mixtures import GRANITE_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
 from jaxinfer.checkpoint.gguf.architectures.olmo2 import OLMO2
 from jaxinfer.checkpoint.gguf.architectures.phi2 import PHI2
 from jaxinfer.checkpoint.gguf.architectures.phi3 import PHI3
@@ -26,6 +27,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         found.name: found
         for found in (
             *(LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI2, PHI3, GPT2),
+            *(QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE),
             *(OLMO2, SMOLLM3, GRANITE, GLM4, STABLELM, STARCODER2, COMMAND_R, COHERE2),
         )
     }

@@ -38,7 +38,10 @@ def with_experts(
     if experts.correction_bias:
         block["mlp.router.correction"] = f"{inside}gate.e_score_correction_bias"
     joined = joined_stacks(config, "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-    return replace(names, block={**names.block, **block}, others=(joined, single_stacks(config)))
+    single = single_stacks(config)
+    if experts.shared_gate:  # a vector there
+        single["mlp.shared_gate.weights"] = Part(f"{_LAYER}{shared}_gate.weight", shape=(config.model_dim,))
+    return replace(names, block={**names.block, **block}, others=(joined, single))
 
 
 def joined_stacks(config: DecoderConfig, gate_up: str, down: str) -> dict[str, Source]:

@@ -1,0 +1,75 @@
+"""Experts split over devices: each computes its own for all tokens, and holds no other's weights."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer import MeshConfig
+from jaxinfer.errors import InvalidOption
+from jaxinfer.parallel.held import HeldPartitioner
+from jaxinfer.parallel.partitioner import Partitioner
+from tests.checkpoint.test_experts import each_of_its_own, equal, write
+from tests.decoding.covered_models import random_prompts
+from tests.parallel.on_devices import test_bits
+from tests.parallel.on_devices.meshes import make_model, on_mesh
+from tests.toys import TINY_LLAMA
+
+# In the last, each device has half of the features of three of six experts.
+MESHES = ("expert=2", "tensor=2", "data=2,expert=2", "expert=3", "sequence=2", "pipeline=2", "expert=2,tensor=2")
+
+
+@pytest.fixture(scope="module")
+def single():
+    """Return a model with a shared expert, and the logits of two texts on one device."""
+    lm = make_model("qwen2_moe")
+    texts = random_prompts()[:2]
+    return lm, texts, np.asarray(lm.logits(texts))
+
+
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(mesh, marks=() if "expert=2,t" in mesh else pytest.mark.exhaustive) for mesh in MESHES]
+)
+def test_logits_are_those_of_one_device(single, mesh):
+    lm, texts, expected = single
+    split = on_mesh(lm, mesh)
+    found = np.asarray(split.logits(texts))
+    for row, text in enumerate(texts):
+        assert np.abs(found[row, : len(text)] - expected[row, : len(text)]).max() < 1e-5 * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy"),
+    [
+        pytest.param("expert=2,tensor=2", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("data=2,expert=2", "layerskip", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2", "medusa+jacobi", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2", "streams", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_bits_are_those_of_each_row_alone(monkeypatch, mesh, strategy):
+    test_bits.check(monkeypatch, mesh, "qwen2_moe", "float32", [strategy])
+
+
+@pytest.mark.slow
+def test_each_device_reads_its_own_experts_and_all_are_saved(tmp_path):
+    folder = write(tmp_path / "model", each_of_its_own())
+    whole = jaxinfer.load(folder, scan_layers=False)
+    split = jaxinfer.load(folder, scan_layers=False, mesh=MeshConfig(expert=2, tensor=2).build(jax.devices()[:4]))
+    down = split.params["blocks"]["layer_2"]["mlp"]["experts"]["down"]
+    assert {shard.data.shape for shard in down.addressable_shards} == {(2, 32, 12)}
+    assert split.fingerprint == whole.fingerprint
+    split.save(tmp_path / "saved")
+    assert equal(jaxinfer.load(tmp_path / "saved", scan_layers=False).params, whole.params)
+
+
+def test_experts_that_do_not_split_and_models_without_are_refused(tmp_path):
+    folder = write(tmp_path / "model", each_of_its_own())
+    three = MeshConfig(expert=3).build(jax.devices()[:3])
+    with pytest.raises(InvalidOption, match="4 experts do not split over expert=3 devices: choose a divisor"):
+        jaxinfer.load(folder, mesh=three)
+    two = MeshConfig(expert=2).build(jax.devices()[:2])
+    with pytest.raises(InvalidOption, match="family llama has no experts: leave expert=2 out"):
+        Partitioner(two).check(TINY_LLAMA)
+    with pytest.raises(InvalidOption, match="an engine's mesh splits over data and tensor alone, not expert=2"):
+        HeldPartitioner(two).check_axes()
