@@ -87,6 +87,10 @@ class Experts:
     group_score: Literal["best", "two_best"] = "two_best"
     layer_pattern: tuple[bool, ...] = (True,)
 
+    def share_read(self, num_tokens: int) -> float:
+        """Return which part of the experts some of so many tokens go to: the expected one, if all are as likely."""
+        return 1 - (1 - self.per_token / self.num_experts) ** num_tokens
+
 
 @dataclass(frozen=True)
 class DecoderConfig:

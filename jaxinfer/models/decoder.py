@@ -59,8 +59,8 @@ def forward(
         carry = cast(jax.Array, hidden_BTD), cache
         hidden_BTD, cache = run_stages(config, backend, params["blocks"], carry, 0, config.num_layers, step)
         return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
-    if backend.scan_layers and any(isinstance(leaf, ColumnArray) for leaf in _quantized(params["blocks"])):
-        # Linen's scan would slice stacks that kernels read in place.
+    if backend.scan_layers and (config.experts or any(map(_is_by_columns, _quantized(params["blocks"])))):
+        # Linen's scan would slice stacks that kernels, or loops over experts, read in place.
         step = build_step(config, backend, positions_BT, placements, context_lengths_B, adapters_B)
         hidden_BTD = cast(jax.Array, decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded"))
         carry = enter_region(hidden_BTD, placements[0].seen, backend), cache
@@ -68,6 +68,10 @@ def forward(
         return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
     inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B, adapters_B)
     return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
+
+
+def _is_by_columns(leaf: Any) -> bool:
+    return isinstance(leaf, ColumnArray)
 
 
 def _quantized(params: Params) -> list[Any]:

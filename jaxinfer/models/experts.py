@@ -14,7 +14,8 @@ from jaxinfer.models.routing import choose_experts
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.experts import apply_experts
+from jaxinfer.ops.experts import Kernels, apply_experts
+from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import product
 from jaxinfer.ops.rounding import rounded
 
@@ -80,12 +81,14 @@ class Stacks(nn.Module):
     backend: Backend
 
     @nn.compact
-    def __call__(self) -> tuple[Float[Array, "E F D"], Float[Array, "E F D"], Float[Array, "E D F"]]:
+    def __call__(self) -> Kernels:
         experts, model_dim = self.config.experts, self.config.model_dim
         assert experts is not None
         init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=2, out_axis=1, batch_axis=0)
 
-        def stack(name: str, out_axis: str, in_axis: str, outputs: int, inputs: int) -> jax.Array:
+        def stack(name: str, out_axis: str, in_axis: str, outputs: int, inputs: int) -> Any:
+            if self.has_variable("params", name) and isinstance(view := self.get_variable("params", name), LayerView):
+                return view
             shape, axes = (experts.num_experts, outputs, inputs), ("expert", out_axis, in_axis)
             return parameter(self, name, init, axes, shape, jnp.dtype(self.backend.param_dtype))
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from jaxinfer.models.adapters import adapted
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.layer_stack import block_of
 from jaxinfer.models.layers import EXPERTS, Cycle, cycles, index_in_kind
 from jaxinfer.models.step import Carry, Step
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.few_bits.columns import layer_of
 
 
 def run_layers(
@@ -70,7 +70,7 @@ def _run_periods(
 
     def advance(carry: Carry, repeat: Any) -> tuple[Carry, None]:
         for offset, (kind, first) in enumerate(places):
-            params = layer_of(stack_of(blocks, cycle, offset), repeat)
+            params = block_of(stack_of(blocks, cycle, offset), repeat)
             params = adapted(params, adapters, first_adapter + (repeat - first_repeat) * cycle.period + offset)
             index = first + repeat * kinds.count(kind)
             carry = apply_block(config, backend, kind, params, carry, index, step)
@@ -90,7 +90,7 @@ def _parameters(blocks: Params, cycle: Cycle, layer: int) -> Params:
     if cycle.stop - cycle.start == 1 and f"layer_{layer}" in blocks:
         return blocks[f"layer_{layer}"]
     repeat, offset = divmod(layer - cycle.start, cycle.period)
-    return layer_of(stack_of(blocks, cycle, offset), repeat)
+    return block_of(stack_of(blocks, cycle, offset), repeat)
 
 
 def stack_of(blocks: Params, cycle: Cycle, offset: int) -> Params:

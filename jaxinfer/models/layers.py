@@ -89,6 +89,15 @@ def locate(path: tuple[str, ...], shape: tuple[int, ...]) -> Location:
     return Location(range(shape[0]), True, ".".join(path[1:]))
 
 
+def expert_stacks(params: Mapping[str, Any]) -> list[Any]:
+    """Return the kernels of experts among parameters, or what describes them."""
+    found = []
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            found += value.values() if name == EXPERTS else expert_stacks(value)
+    return found
+
+
 def stored_kernel(linear: Mapping[str, Any]) -> Any:
     """Return the kernel of a `Linear`'s parameters as ``[out, in]``."""
     return linear[KERNEL] if KERNEL in linear else linear[TRANSPOSED_KERNEL].swapaxes(-1, -2)

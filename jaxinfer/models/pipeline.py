@@ -19,12 +19,12 @@ from jaxinfer.cache.interface import LayeredCache, Placement
 from jaxinfer.models.adapters import adapted
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layer_range import apply_block, stack_of
+from jaxinfer.models.layer_stack import block_of
 from jaxinfer.models.layers import Cycle, index_in_kind
 from jaxinfer.models.stages import Schedule, only_cycle, plan_schedule
 from jaxinfer.models.step import Carry, Held, Step
 from jaxinfer.notation import DATA, PIPELINE, Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.few_bits.columns import layer_of
 
 # Past the end of every cache.
 _NOWHERE = np.iinfo(np.int32).max // 2
@@ -164,7 +164,7 @@ def _run_own(
         for offset, (kind, first) in enumerate(places):
             layer = cycle.start + (before + repeat) * cycle.period + offset
             is_run = is_inside & (layer >= layers.start) & (layer < layers.stop)
-            params = layer_of(stack_of(blocks, cycle, offset), repeat)
+            params = block_of(stack_of(blocks, cycle, offset), repeat)
             params = adapted(params, adapters, jnp.clip(layer - layers.start, 0, len(layers) - 1))
             index = first + (before + repeat) * kinds.count(kind)
             placements = tuple(_kept_if(is_run, placement) for placement in step.placements)

@@ -21,6 +21,7 @@ from jaxinfer.notation import EXPERT, TENSOR, Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import multiply_by_xla
 from jaxinfer.ops.quantized_sums import added_over
 from jaxinfer.ops.rounding import rounded
@@ -29,8 +30,9 @@ from jaxinfer.ops.rounding import rounded
 # blocks of one row take, and 16 rows 0.25.
 _MOST_ROWS = 64
 
-# An expert's gate, up and down: ``[E, F, D]``, ``[E, F, D]`` and ``[E, D, F]``.
-Kernels = tuple[Array, Array, Array]
+# The experts' gate, up and down: ``[E, F, D]``, ``[E, F, D]`` and ``[E, D, F]``.
+Kernel = Array | LayerView
+Kernels = tuple[Kernel, Kernel, Kernel]
 Activation = Callable[[Array], Array]
 
 
@@ -64,7 +66,7 @@ def apply_experts(
     num_experts, ffn_dim, _ = kernels[0].shape
     expert_axis, ffn_axis = even_axis(EXPERT, num_experts, backend), even_axis(TENSOR, ffn_dim, backend)
 
-    def run(inputs: Array, chosen: Array, weights: Array, *kernels: Array) -> Array:
+    def run(inputs: Array, chosen: Array, weights: Array, *kernels: Kernel) -> Array:
         """Apply this device's experts, or parts of them, to all tokens."""
         first = 0 if expert_axis is None else lax.axis_index(expert_axis) * kernels[0].shape[0]
         flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen - first, weights))
@@ -74,10 +76,16 @@ def apply_experts(
             output_ND = added_over(output_ND, axis, backend)
         return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
 
-    wide, narrow = PartitionSpec(expert_axis, ffn_axis, None), PartitionSpec(expert_axis, None, ffn_axis)
+    def spec(kernel: Kernel, *axes: str | None) -> Any:
+        if isinstance(kernel, LayerView):
+            return LayerView(PartitionSpec(None, *axes), PartitionSpec())
+        return PartitionSpec(*axes)
+
+    gate, up, down = kernels
+    wide = (spec(kernel, expert_axis, ffn_axis, None) for kernel in (gate, up))
     whole = PartitionSpec(*rows, None)
-    split = backend.on_devices(run, (whole, whole, whole, wide, wide, narrow), whole)
-    return split(inputs_BTD, chosen_BTC, weights_BTC, *kernels)
+    parts = (whole, whole, whole, *wide, spec(down, expert_axis, None, ffn_axis))
+    return backend.on_devices(run, parts, whole)(inputs_BTD, chosen_BTC, weights_BTC, *kernels)
 
 
 def block_rows(num_tokens: int, per_token: int, num_experts: int) -> int:
@@ -148,22 +156,33 @@ def _lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> _Bloc
 
 def _apply_one(activate: Activation, backend: Backend, rows_RD: Array, kernels: Kernels, expert: Array) -> Array:
     """Return what one expert makes of rows, in the accumulator's dtype."""
-    gate_EFD, up_EFD, down_EDF = kernels
-    gate_RF, up_RF = _multiply(backend, rows_RD, (gate_EFD, up_EFD), expert)
+    *wide, down = kernels
+    gate_RF, up_RF = _multiply(backend, rows_RD, tuple(wide), expert)
     inner_RF = activate(gate_RF.astype(backend.compute_dtype)) * up_RF.astype(backend.compute_dtype)
-    return _multiply(backend, inner_RF, (down_EDF,), expert)[0]
+    return _multiply(backend, inner_RF, (down,), expert)[0]
 
 
-def _multiply(backend: Backend, rows: Array, kernels: tuple[Array, ...], expert: Array) -> list[Array]:
+def _multiply(backend: Backend, rows: Array, kernels: tuple[Kernel, ...], expert: Array) -> list[Array]:
     """Return products of rows with one expert's part of each of several kernels, read where it lies."""
     dtype, width = kernels[0].dtype, rows.shape[-1]
     if backend.cpu_kernels and products.multiplies(dtype, width):
-        stacks = tuple(kernel[:, None] for kernel in kernels)
         sizes = tuple(kernel.shape[1] for kernel in kernels)
-        found = products.multiply_by_each(rows.astype(dtype)[None, None], stacks, expert, sizes)
+        stacks, places = zip(*(_flat(kernel, expert) for kernel in kernels))
+        found = products.multiply_by_each(rows.astype(dtype)[None, None], stacks, places[0], sizes)
         return [each[0, 0] for each in found]
-    one = [lax.dynamic_index_in_dim(kernel, expert, keepdims=False) for kernel in kernels]
+    one = [
+        kernel.expert(expert) if isinstance(kernel, LayerView) else lax.dynamic_index_in_dim(kernel, expert, 0, False)
+        for kernel in kernels
+    ]
     return [multiply_by_xla(rows, kernel, backend, False) for kernel in one]
+
+
+def _flat(kernel: Kernel, expert: Array) -> tuple[Array, Array]:
+    """Return a kernel as the CPU kernels read stacks ``[X, 1, out, in]``, and an expert's place in it."""
+    if not isinstance(kernel, LayerView):
+        return kernel[:, None], expert
+    flat, place = kernel.flat(expert)
+    return flat[:, None], place
 
 
 def _weighted_sum(results_NCD: Float[Array, "N C D"], weights_NC: Float[Array, "N C"]) -> Float[Array, "N D"]:
@@ -187,6 +206,7 @@ def _by_every_expert(
         result_ND = multiply_by_xla(activate(gate_NF) * up_NF, down_DF, backend, False)
         return total_ND + weight_N[:, None].astype(result_ND.dtype) * result_ND, None
 
-    accumulator = jnp.promote_types(kernels[0].dtype, jnp.float32)
+    stacks = [kernel.whole() if isinstance(kernel, LayerView) else kernel for kernel in kernels]
+    accumulator = jnp.promote_types(stacks[0].dtype, jnp.float32)
     total_ND = jnp.zeros(inputs_ND.shape, accumulator)
-    return lax.scan(add, total_ND, (jnp.arange(len(kernels[0])), *kernels))[0]
+    return lax.scan(add, total_ND, (jnp.arange(len(stacks[0])), *stacks))[0]

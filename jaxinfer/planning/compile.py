@@ -25,7 +25,7 @@ from jaxinfer.models.stages import check_stages
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.parallel.partitioner import Partitioned, check_axes, partition
+from jaxinfer.parallel.partitioner import Partitioned, check_axes, check_experts, partition
 from jaxinfer.planning.few_bits import planned_form
 from jaxinfer.planning.hlo.walk import Instruction, walk
 from jaxinfer.planning.placement import (
@@ -127,6 +127,7 @@ def compile_programs(
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
+    check_experts(config, mesh.expert)
     if prompt_tokens is not None and prompt_tokens > max_len:
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     devices = topology_mesh(topology, mesh)

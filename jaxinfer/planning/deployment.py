@@ -15,7 +15,7 @@ from jaxinfer.models.stages import check_stages
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.parallel.partitioner import Partitioned
+from jaxinfer.parallel.partitioner import Partitioned, check_experts
 from jaxinfer.planning.compile import CompiledProgram, check_mesh, compile_programs, split_decoder
 from jaxinfer.planning.few_bits import planned_form
 from jaxinfer.planning.given_tree import GivenTree
@@ -58,6 +58,7 @@ class Deployment:
             )
         check_mesh(self.mesh, self.batch)
         check_stages(self.config, self.mesh.pipeline)
+        check_experts(self.config, self.mesh.expert)
         if self.exceeds_context and self.config.learned_positions is not None:
             raise InvalidOption(
                 f"max_len={self.max_len} exceeds the {self.config.longest_text} positions that the model has learned"

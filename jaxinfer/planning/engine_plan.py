@@ -173,7 +173,7 @@ def report_window(asked: EngineDeployment, found: Found) -> WindowReport:
     work = step_work(program.instructions(), asked.engine.steps_per_look, asked.topology)
     times = roofline(work, asked.chip, asked.dtype)
     pool, rest = program.cache_bytes, program.total_bytes - program.cache_bytes
-    pages = (asked.chip.device_hbm_bytes - rest) // asked.page_bytes
+    pages, per_device = (asked.chip.device_hbm_bytes - rest) // asked.page_bytes, -(-rows // asked.mesh.data)
     if found.refused is not None:
         pages = min(pages, asked.pages_for(found.refused) - 1)
     return WindowReport(
@@ -186,7 +186,7 @@ def report_window(asked: EngineDeployment, found: Found) -> WindowReport:
         pools_in_place=program.alias_bytes >= pool,
         pages_in_place=_IN_PLACE in program.hlo,
         hbm_bytes=work.hbm_bytes,
-        floor_bytes=asked.read_bytes + -(-rows // asked.mesh.data) * asked.pages_per_row * asked.page_bytes,
+        floor_bytes=asked.read_by(per_device) + per_device * asked.pages_per_row * asked.page_bytes,
         flops=work.flops,
         collectives={kind: {"count": count, "bytes": size} for kind, (count, size) in work.collectives.items()},
         sent_bytes=work.sent_bytes,

@@ -17,6 +17,7 @@ from jaxinfer.engine.shapes import ANY_ENTRY, described_pools, described_rows, d
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.layers import expert_stacks
 from jaxinfer.notation import TENSOR, Params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
@@ -102,6 +103,14 @@ class EngineDeployment:
         params = self._weights
         tables = {"embed", "positions"} - ({"embed"} if self.config.tied_embeddings else set())
         return self.weights_bytes - sum(device_bytes(params[name]) for name in tables if name in params)
+
+    def read_by(self, rows: int) -> int:
+        """Return the weights that a step of so many rows is expected to read: of experts, those that a row goes to."""
+        experts = self.config.experts
+        if experts is None:
+            return self.read_bytes
+        stacks = device_bytes(expert_stacks(self._weights["blocks"]))
+        return self.read_bytes - round(stacks * (1 - experts.share_read(rows)))
 
     def pages_for(self, rows: int) -> int:
         """Return how many pages so many rows need, with the one that belongs to nobody."""

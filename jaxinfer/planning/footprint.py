@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import prefill_chunk
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, Experts
 from jaxinfer.models.decoder import create_cache
+from jaxinfer.models.layers import expert_stacks
 from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.models.stages import Schedule
 from jaxinfer.planning.deployment import Deployment
@@ -23,8 +24,9 @@ class Footprint:
 
     ``read_bytes`` is the part of ``weights_bytes`` that every step reads: of an embedding table that is not also the
     output matrix, a step reads only a few rows. ``block_bytes`` are the weights of the layers, or of one stage's
-    layers, ``block_weights`` their number. ``multiplied_weights`` counts the weights that each token is multiplied
-    with: these and the output matrix. ``state_bytes`` holds the tokens and the rest of the decoding state.
+    layers, ``block_weights`` the number of those that each token is multiplied with. ``multiplied_weights`` counts the
+    output matrix too. ``expert_bytes`` are those of the experts, of which a pass reads a part. ``state_bytes`` holds
+    the tokens and the rest of the decoding state.
     """
 
     weights_bytes: int
@@ -34,11 +36,17 @@ class Footprint:
     multiplied_weights: int
     cache_bytes: int
     state_bytes: int
+    expert_bytes: int = 0
+    experts: Experts | None = None
 
     @property
     def total_bytes(self) -> int:
         """The bytes held before anything is computed."""
         return self.weights_bytes + self.cache_bytes + self.state_bytes
+
+    def unread_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of experts that so many tokens are expected to leave alone."""
+        return 0 if self.experts is None else round(self.expert_bytes * (1 - self.experts.share_read(num_tokens)))
 
 
 def count_footprint(deployment: Deployment) -> Footprint:
@@ -51,14 +59,19 @@ def count_footprint(deployment: Deployment) -> Footprint:
     tables = [name for name in ("embed", "positions") if name in params]
     looked_up = sum(device_bytes(params[name]) for name in tables)
     head, blocks = (params[name] for name in ("embed" if config.tied_embeddings else "head", "blocks"))
+    stacks, active = expert_stacks(blocks), device_weights(blocks)
+    if config.experts is not None:
+        active -= round(device_weights({"stacks": stacks}) * (1 - config.experts.share_read(1)))
     return Footprint(
         weights_bytes=weights,
         read_bytes=weights - looked_up + (device_bytes(head) if config.tied_embeddings else 0),
         block_bytes=device_bytes(blocks),
-        block_weights=device_weights(blocks),
-        multiplied_weights=device_weights(blocks) + device_weights(head),
+        block_weights=active,
+        multiplied_weights=active + device_weights(head),
         cache_bytes=device_bytes(state.cache),
         state_bytes=device_bytes(state) - device_bytes(state.cache),
+        expert_bytes=device_bytes(stacks),
+        experts=config.experts,
     )
 
 
@@ -73,14 +86,16 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
     return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, prefill_chunk(backend)))
 
 
-def decode_floor(footprint: Footprint) -> int:
-    """Return the bytes that a step must read: all weights and the cache, once."""
-    return footprint.read_bytes + footprint.cache_bytes
+def decode_floor(footprint: Footprint, num_tokens: int = 1) -> int:
+    """Return the bytes that a step of so many nodes must read: the weights that it needs and the cache, once."""
+    return footprint.read_bytes - footprint.unread_bytes(num_tokens) + footprint.cache_bytes
 
 
 def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
     """Return the bytes that prefill must move: it reads the weights once and writes the prompts' keys and values."""
-    return footprint.read_bytes + footprint.cache_bytes * deployment.prompt_tokens // deployment.num_slots
+    tokens = deployment.prompt_tokens * deployment.batch // deployment.mesh.data
+    written = footprint.cache_bytes * deployment.prompt_tokens // deployment.num_slots
+    return footprint.read_bytes - footprint.unread_bytes(tokens) + written
 
 
 def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) -> Work:
@@ -93,7 +108,7 @@ def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) 
 def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
     """Return the least work of prefill: causal attention, and the logits of the last token only."""
     tokens, rows = deployment.prompt_tokens, deployment.batch // deployment.mesh.data
-    written = prefill_floor(deployment, footprint) - footprint.read_bytes
+    written = footprint.cache_bytes * tokens // deployment.num_slots
     attended = _seen(deployment.split.config, tokens) // 2
     # The mesh's sequence axis splits the tokens.
     return _pass(deployment, footprint, written, rows, -(-tokens // deployment.mesh.sequence), attended, rows)
@@ -116,7 +131,9 @@ def _pass(
     attention = 4 * config.num_heads * config.head_dim * attended // mesh.tensor // mesh.pipeline
     flops = rows * tokens * (2 * weights + attention) * ticks // count
     flops += drawn * 2 * (footprint.multiplied_weights - weights)
+    unread = footprint.unread_bytes(rows * tokens // count)
     hbm_bytes = footprint.read_bytes + (ticks - 1) * footprint.block_bytes + cache_bytes * ticks // count
+    hbm_bytes -= unread * ticks
     # Tensor axis: two all-reduces per layer and one of the embeddings. Pipeline: hidden states between stages and at
     # the end.
     hidden = rows * tokens * config.model_dim * jnp.dtype(backend.compute_dtype).itemsize
@@ -128,6 +145,14 @@ def _pass(
         collectives["all-reduce"] = inside + 1, size
         groups["all-reduce", mesh.tensor] = inside + 1
         sent += 2 * size * (mesh.tensor - 1) // mesh.tensor
+    if mesh.expert > 1:
+        # The results of experts, in float32, once a layer that has any.
+        sums, before = collectives.get("all-reduce", (0, 0))
+        layers = sum(config.sparse_layers) // mesh.pipeline * ticks
+        size = rows * tokens * config.model_dim * 4 * layers // count
+        collectives["all-reduce"] = sums + layers, before + size
+        groups["all-reduce", mesh.expert] = groups.get(("all-reduce", mesh.expert), 0) + layers
+        sent += 2 * size * (mesh.expert - 1) // mesh.expert
     if mesh.pipeline > 1:
         sums, size = collectives.get("all-reduce", (0, 0))
         collectives["all-reduce"] = sums + 1, size + hidden

@@ -182,12 +182,13 @@ def _program(
         temporaries = needed - footprint.total_bytes
     times = roofline(work, deployment.chip, deployment.dtype)
     tokens = deployment.batch * (deployment.prompt_tokens if is_prefill else drafts + 1)
+    floor = decode_floor(footprint, deployment.batch // deployment.mesh.data * nodes)
     return ProgramReport(
         source=ESTIMATE if program is None else COMPILER,
         total_bytes=needed,
         temporaries_bytes=temporaries,
         hbm_bytes=work.hbm_bytes,
-        floor_bytes=prefill_floor(deployment, footprint) if is_prefill else decode_floor(footprint),
+        floor_bytes=prefill_floor(deployment, footprint) if is_prefill else floor,
         flops=work.flops,
         collectives={kind: {"count": count, "bytes": size} for kind, (count, size) in work.collectives.items()},
         sent_bytes=work.sent_bytes,

@@ -49,8 +49,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the roofline counts the whole embedding in a step",
         _ROOFLINE,
-        "    if config.tied_embeddings:\n        return total\n",
-        "    if total:\n        return total\n",
+        "    return total if config.tied_embeddings else",
+        "    return total if total else",
         _BY_HAND,
     ),
     Fault(

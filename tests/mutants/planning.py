@@ -13,8 +13,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the cache is not read by a step",
         "jaxinfer/planning/footprint.py",
-        "return footprint.read_bytes + footprint.cache_bytes\n",
-        "return footprint.read_bytes\n",
+        "footprint.unread_bytes(num_tokens) + footprint.cache_bytes\n",
+        "footprint.unread_bytes(num_tokens)\n",
         "tests/planning/test_footprint.py",
     ),
     Fault(

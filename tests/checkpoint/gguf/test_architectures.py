@@ -199,7 +199,7 @@ def test_a_scale_that_longrope_does_not_imply_is_stated(reopen, models):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("key", "value"), [("expert_used_count", 8), ("attention__clamp_kqv", 0.5), ("a_new_key", "x")])
+@pytest.mark.parametrize(("key", "value"), [("expert_used_count", 8), ("attention__clamp_kqv", 0.5), ("a_key", "x")])
 def test_experts_and_unknown_keys_are_refused_by_name(reopen, architecture, key, value):
     name = next(name for name, case in CASES.items() if case.architecture == architecture)
     shown = key.replace("__", ".")

@@ -1,0 +1,70 @@
+"""What a plan counts of experts: those that a step's tokens go to, and the step compiled for a TPU."""
+
+import dataclasses
+
+import pytest
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import Experts
+from jaxinfer.parallel.mesh import MeshConfig
+from jaxinfer.planning.compile import compile_programs
+from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.footprint import count_footprint, decode_floor, estimate_step
+from jaxinfer.planning.hlo.walk import total
+from jaxinfer.planning.known_models import planned_config
+
+MIXTRAL = dataclasses.replace(planned_config("mixtral-8x7b"), num_layers=2)
+STACK = 3 * 4096 * 14336  # the weights of one expert of one layer
+
+
+def deployment(batch: int = 1) -> Deployment:
+    return Deployment(MIXTRAL, "v5e:2x4", MeshConfig(expert=8), batch=batch, max_len=1024, prompt_tokens=256)
+
+
+def test_the_share_of_experts_grows_with_the_tokens():
+    experts = Experts(8, 2, 1)
+    assert experts.share_read(1) == pytest.approx(2 / 8)
+    assert experts.share_read(2) == pytest.approx(1 - (6 / 8) ** 2)
+    assert experts.share_read(64) > 0.999
+
+
+def test_a_step_reads_the_experts_that_its_tokens_go_to_and_multiplies_two():
+    found = count_footprint(deployment())
+    # One of eight experts of each layer is on a device, in bfloat16.
+    assert found.expert_bytes == 2 * STACK * 2
+    assert found.unread_bytes(1) == round(found.expert_bytes * 6 / 8)
+    assert decode_floor(found) == found.read_bytes - found.unread_bytes(1) + found.cache_bytes
+    assert decode_floor(found, 64) - decode_floor(found) == pytest.approx(found.expert_bytes * 6 / 8, rel=1e-6)
+    router = 2 * 8 * 4096
+    attention = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096)
+    assert found.block_weights == pytest.approx(2 * STACK * 2 / 8 + router + attention, rel=1e-6)
+    work = estimate_step(deployment(64), count_footprint(deployment(64)))
+    assert work.hbm_bytes == decode_floor(count_footprint(deployment(64)), 64)
+    assert work.collectives["all-reduce"] == (2, 2 * 64 * 4096 * 4)
+
+
+def test_experts_that_do_not_split_are_refused():
+    with pytest.raises(InvalidOption, match="8 experts do not split over expert=3 devices"):
+        Deployment(MIXTRAL, "v5e:1x3", MeshConfig(expert=3), batch=1, max_len=64, prompt_tokens=8)
+    with pytest.raises(InvalidOption, match="has no experts: leave expert=4 out"):
+        Deployment(planned_config("llama-2-7b"), "v5e:2x2", MeshConfig(expert=4), batch=1, max_len=64, prompt_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(MeshConfig(expert=8), marks=pytest.mark.slow),
+        pytest.param(MeshConfig(expert=2, tensor=4), marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
+def test_a_step_reads_experts_where_they_lie_and_adds_up_once_a_layer_and_axis(mesh):
+    """A copy of the experts of one layer would be a hundred times as large as all temporaries."""
+    program = compile_programs(MIXTRAL, "v5e:2x4", batch=1, max_len=1024, mesh=mesh, prompt_tokens=None)["decode"]
+    assert program.temporary_bytes < 3 * STACK * 2 / 100
+    # A loop of unknown length counts once: one expert a layer and device, of up to four that it has.
+    counted = total(program.instructions())
+    own = 2 * STACK * 2 * (8 // mesh.expert) // mesh.tensor
+    others = program.argument_bytes - own - 2 * 32000 * 4096 // mesh.tensor
+    assert counted.hbm_bytes == pytest.approx(own // (8 // mesh.expert) + others, rel=0.1)
+    assert set(counted.collectives) == {"all-reduce"}
