@@ -36,7 +36,7 @@ Kernels = tuple[Kernel, Kernel, Kernel]
 Activation = Callable[[Array], Array]
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
     """Where copies of tokens stand: ``count`` blocks, of which each belongs to an expert.
 
     ``tokens`` are the tokens of all rows (one past the last: zeros), ``places`` the rows of each token's copies (one
@@ -116,7 +116,7 @@ def _by_blocks(
     kernels: Kernels,
 ) -> Array:
     model_dim = inputs_ND.shape[1]
-    blocks = _lay_out(chosen_NC, kernels[0].shape[0], rows)
+    blocks = lay_out(chosen_NC, kernels[0].shape[0], rows)
     copies = jnp.take(inputs_ND, blocks.tokens, axis=0, mode="fill", fill_value=0)
 
     def advance(index: Array, results: Array) -> Array:
@@ -131,7 +131,7 @@ def _by_blocks(
     return _weighted_sum(results.at[blocks.places_NC].get(mode="fill", fill_value=0), weights_NC)
 
 
-def _lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> _Blocks:
+def lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> Blocks:
     """Give every token's copies their rows; those for experts of other devices get none."""
     num_tokens, per_token = chosen_NC.shape
     pairs = num_tokens * per_token
@@ -151,7 +151,7 @@ def _lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> _Bloc
     tokens = jnp.full((most * rows,), num_tokens, jnp.int32).at[places].set(of_places, mode="drop")
     experts = jnp.searchsorted(ends_E, jnp.arange(most, dtype=jnp.int32), side="right")
     places_NC = jnp.zeros((pairs,), jnp.int32).at[order].set(places).reshape(num_tokens, per_token)
-    return _Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), ends_E[-1], tokens, places_NC)
+    return Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), ends_E[-1], tokens, places_NC)
 
 
 def _apply_one(activate: Activation, backend: Backend, rows_RD: Array, kernels: Kernels, expert: Array) -> Array:

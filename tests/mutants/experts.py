@@ -34,10 +34,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "all blocks are run, and so are experts that no token goes to",
         "jaxinfer/ops/experts.py",
-        "    return _Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), ends_E[-1], tokens, places_NC)",
-        "    experts = jnp.arange(most, dtype=jnp.int32) % num_experts\n"
-        "    return _Blocks(experts, jnp.int32(most), tokens, places_NC)",
-        "tests/ops/test_experts.py::test_experts_that_no_token_goes_to_are_not_read",
+        "    return Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), ends_E[-1], tokens, places_NC)",
+        "    return Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), most, tokens, places_NC)",
+        "tests/ops/test_experts.py::test_blocks_that_are_run_are_of_experts_that_tokens_go_to_and_hold_every_copy",
     ),
     Fault(
         "a token's experts are multiplied by nothing",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.ops.backend import Backend, choose_backend
-from jaxinfer.ops.experts import apply_experts, block_rows
+from jaxinfer.ops.experts import apply_experts, block_rows, lay_out
 
 EXPERTS, CHOSEN, WIDTH, INNER = 6, 2, 32, 24
 SIZES = (1, 2, 3, 17, 100)
@@ -72,6 +72,24 @@ def test_experts_that_no_token_goes_to_are_not_read():
     for count in (1, max(SIZES)):
         assert (run(count, chosen, kernels=poisoned) == run(count, chosen)).all()
     assert np.isnan(run(max(SIZES), kernels=poisoned)).any()
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_blocks_that_are_run_are_of_experts_that_tokens_go_to_and_hold_every_copy(rows):
+    """Also on a device that has the first four of six experts."""
+    crowded = np.array([[4, 1], [4, 1], [1, 4]], np.int32)
+    for chosen, count in ((CHOICES, EXPERTS), (crowded, EXPERTS), (CHOICES, 4)):
+        blocks = lay_out(jnp.asarray(chosen), count, rows)
+        ours, run = chosen < count, int(blocks.count)
+        hits = np.bincount(chosen[ours], minlength=count)
+        assert run == sum(-(-hits // rows))
+        experts, tokens, places = (np.asarray(each) for each in (blocks.experts, blocks.tokens, blocks.places_NC))
+        assert sorted(set(experts[:run].tolist())) == np.flatnonzero(hits).tolist()
+        token_NC = np.broadcast_to(np.arange(len(chosen))[:, None], chosen.shape)
+        assert (tokens[places[ours]] == token_NC[ours]).all()
+        assert (experts[places[ours] // rows] == chosen[ours]).all()
+        assert (places[~ours] >= len(tokens)).all()
+        assert (tokens < len(chosen)).sum() == ours.sum()
 
 
 def test_derivatives_are_those_of_the_definition():

@@ -111,7 +111,8 @@ def read_matrices(
     )
     matrices: dict[str, LowRank] = {}
     for module, parts in found.items():
-        if f"{module}.weight" not in places:
+        # A model of experts has names of dense layers that no adapter has a part in.
+        if any(place.name not in shapes for place in places.get(f"{module}.weight", [Place(0, "", Part(""))])):
             raise UnsupportedModel(f"{path}: it adapts {shown(module)}, which is no linear layer of the model's blocks")
         matrices[f"{module}.weight"] = _read(path, settings, module, tensors, parts)
     _check_targets(path, settings, found, places)
