@@ -71,7 +71,11 @@ def equal(found: object, expected: object) -> bool:
     return jax.tree.all(jax.tree.map(lambda one, other: bool((np.asarray(one) == other).all()), found, expected))
 
 
-@pytest.mark.parametrize("form", [lambda tensors: tensors, joined, single], ids=["each", "joined", "single"])
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(dict, marks=pytest.mark.slow), joined, single],
+    ids=["each", "joined", "single"],
+)
 def test_experts_load_from_every_form_that_is_published(tmp_path, form: Callable[[Tensors], Tensors]):
     folder = write(tmp_path / "model", form(each_of_its_own()))
     assert equal(jaxinfer.load(folder, scan_layers=False).params, PARAMS)
@@ -92,13 +96,16 @@ def test_a_missing_expert_and_one_too_many_are_refused_by_name(tmp_path):
         jaxinfer.load(write(tmp_path / "extra", {**tensors, extra: tensors[lost]}))
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4:group=32", "nf4:group=32", "fp8"])
+@pytest.mark.parametrize(
+    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("int4:group=32", "nf4", "fp8"))]
+)
 def test_experts_in_few_bits_are_refused(tmp_path, weights):
     folder = write(tmp_path / "model", each_of_its_own())
     with pytest.raises(InvalidOption, match="experts are not multiplied in few bits yet"):
         jaxinfer.load(folder, weights=weights)
 
 
+@pytest.mark.slow
 def test_no_method_and_no_drafter_rounds_experts(tmp_path):
     lm = jaxinfer.load(write(tmp_path / "model", each_of_its_own()))
     for refused in (
@@ -109,6 +116,7 @@ def test_no_method_and_no_drafter_rounds_experts(tmp_path):
             refused()
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_with_the_tensors_that_it_was_published_with(tmp_path):
     lm = jaxinfer.load(write(tmp_path / "model", joined(each_of_its_own())))
     lm.save(tmp_path / "saved")

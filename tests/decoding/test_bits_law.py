@@ -87,10 +87,8 @@ def test_bits_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
     check(monkeypatch, alone, name, model, dtype, *drawn)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "layerskip" else pytest.mark.exhaustive) for name in CASES],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
 def test_bits_of_experts_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
     rng = random.Random(name)
     check(monkeypatch, alone, name, "glm4_moe", rng.choice(DTYPES), rng.choice(BATCHES), rng.choice(CUTS), 256, 3)

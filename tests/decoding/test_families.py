@@ -11,7 +11,13 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CONFIGS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name == "qwen2_moe" else pytest.mark.slow)
+        for name in OTHER_CONFIGS
+    ],
+)
 def test_prompt_lookup_writes_what_plain_decoding_of_each_row_alone_writes(name):
     lm = random_model(name)
     prompts = random_prompts()[:2]

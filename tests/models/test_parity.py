@@ -70,8 +70,9 @@ SECOND = (
     "stablelm",
     "starcoder2-no_bias-untied",
 )
+MIXTURES = ("qwen2_moe-shared-one_dense", "glm4_moe-groups")
 # Further families with experts, of which all that is computed is that of others.
-THIRD = ("qwen3_moe-every_second", "olmoe", "granitemoe", "granitemoeshared-bias")
+THIRD = ("mixtral-window", "qwen3_moe-every_second", "olmoe", "granitemoe", "granitemoeshared-bias")
 
 
 def tier(name: str, ordinary: bool) -> Any:
@@ -80,16 +81,15 @@ def tier(name: str, ordinary: bool) -> Any:
     return name if ordinary else pytest.param(name, marks=pytest.mark.slow)
 
 
-all_variants = pytest.mark.parametrize(
-    "name", [tier(name, name not in (*SECOND, "mixtral-window", "glm4_moe-groups")) for name in VARIANTS]
-)
+all_variants = pytest.mark.parametrize("name", [tier(name, name not in (*SECOND, *MIXTURES)) for name in VARIANTS])
 some_variants = pytest.mark.parametrize("name", [tier(name, name in ORDINARY) for name in VARIANTS])
 
 
 def tier_of_decoding(name: str) -> Any:
     if name in DECODED:
         return ()
-    return pytest.mark.slow if name in (*ORDINARY, "glm4_moe-groups") else pytest.mark.exhaustive
+    is_slow = name in (*ORDINARY, "glm4_moe-groups") and name != "qwen2_moe-shared-one_dense"
+    return pytest.mark.slow if is_slow else pytest.mark.exhaustive
 
 
 class Case(NamedTuple):

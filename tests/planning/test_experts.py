@@ -38,8 +38,10 @@ def test_a_step_reads_the_experts_that_its_tokens_go_to_and_multiplies_two():
     router = 2 * 8 * 4096
     attention = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096)
     assert found.block_weights == pytest.approx(2 * STACK * 2 / 8 + router + attention, rel=1e-6)
-    work = estimate_step(deployment(64), count_footprint(deployment(64)))
-    assert work.hbm_bytes == decode_floor(count_footprint(deployment(64)), 64)
+    many = deployment(64)
+    found = count_footprint(many)
+    work = estimate_step(many, found)
+    assert work.hbm_bytes == decode_floor(found, 64)
     assert work.collectives["all-reduce"] == (2, 2 * 64 * 4096 * 4)
 
 

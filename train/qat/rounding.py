@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.few_bits import is_kernel, is_table
+from jaxinfer.models.few_bits import check_no_experts, is_kernel, is_table
 from jaxinfer.models.layers import TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.few_bits.formats import INT8, Format
@@ -54,6 +54,7 @@ def check_widths(params: Params, form: Format, named: str) -> None:
 
     def check(path: Any, leaf: Any) -> None:
         names = tuple(key.key for key in path)
+        check_no_experts(names, named)
         if is_table(names) or is_kernel(names):
             chosen = INT8 if is_table(names) else form
             chosen.check_width(f"{named}: {'.'.join(names)}", leaf.shape[-2 if names[-1] == TRANSPOSED_KERNEL else -1])

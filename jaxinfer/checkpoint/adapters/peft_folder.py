@@ -109,17 +109,18 @@ def read_matrices(
         (places_of(spelling, num_layers) for spelling in spellings),
         key=lambda places: sum(f"{module}.weight" in places for module in found),
     )
+    # Both spellings name the same tensors in the same order.
+    own = dict(zip(places, places_of(names, num_layers)))
+    # A model of experts has names of dense layers, too, in which no adapter has a part.
+    places = {tensor: held for tensor, held in places.items() if all(place.name in shapes for place in held)}
     matrices: dict[str, LowRank] = {}
     for module, parts in found.items():
-        # A model of experts has names of dense layers that no adapter has a part in.
-        if any(place.name not in shapes for place in places.get(f"{module}.weight", [Place(0, "", Part(""))])):
+        if f"{module}.weight" not in places:
             raise UnsupportedModel(f"{path}: it adapts {shown(module)}, which is no linear layer of the model's blocks")
         matrices[f"{module}.weight"] = _read(path, settings, module, tensors, parts)
     _check_targets(path, settings, found, places)
     for tensor, low in matrices.items():
         _check_fit(path, tensor, low, places[tensor], shapes)
-    # Both spellings name the same tensors in the same order.
-    own = dict(zip(places, places_of(names, num_layers)))
     return Adapter(
         str(path),
         {own[tensor]: low for tensor, low in matrices.items()},

@@ -41,7 +41,7 @@ def test_logits_are_those_of_one_device(single, mesh):
 @pytest.mark.parametrize(
     ("mesh", "strategy"),
     [
-        pytest.param("expert=2,tensor=2", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("expert=2,tensor=2", "prompt_lookup", marks=pytest.mark.exhaustive),
         pytest.param("data=2,expert=2", "layerskip", marks=pytest.mark.exhaustive),
         pytest.param("expert=2", "medusa+jacobi", marks=pytest.mark.exhaustive),
         pytest.param("expert=2", "streams", marks=pytest.mark.exhaustive),
