@@ -1,5 +1,7 @@
 """Experts: each token gets its own, in the same bits in any company, and no other expert's weights are read."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,7 @@ def of_dtype(kernels, dtype: str):
     return tuple(jnp.asarray(kernel, dtype) for kernel in kernels)
 
 
+@functools.cache
 def applied(backend: Backend):
     return jax.jit(lambda inputs, chosen, weights, kernels: apply_experts(
         inputs, chosen, weights, kernels, jax.nn.silu, backend
@@ -74,12 +77,15 @@ def test_experts_that_no_token_goes_to_are_not_read():
     assert np.isnan(run(max(SIZES), kernels=poisoned)).any()
 
 
+laid_out = jax.jit(lay_out, static_argnums=(1, 2))
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_blocks_that_are_run_are_of_experts_that_tokens_go_to_and_hold_every_copy(rows):
     """Also on a device that has the first four of six experts."""
     crowded = np.array([[4, 1], [4, 1], [1, 4]], np.int32)
     for chosen, count in ((CHOICES, EXPERTS), (crowded, EXPERTS), (CHOICES, 4)):
-        blocks = lay_out(jnp.asarray(chosen), count, rows)
+        blocks = laid_out(chosen, count, rows)
         ours, run = chosen < count, int(blocks.count)
         hits = np.bincount(chosen[ours], minlength=count)
         assert run == sum(-(-hits // rows))
