@@ -12,7 +12,7 @@ from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_max_len, check_mesh, read_tokenizer
-from jaxinfer.model_params import check_few_bits, read_params
+from jaxinfer.model_params import check_few_bits, check_form, check_kernels, read_params
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
@@ -27,6 +27,7 @@ def load(
     *,
     dtype: str | None = None,
     weights: str | None = None,
+    activations: str | None = None,
     exact: str | None = None,
     max_len: int | None = None,
     cache: str | CacheLayout = "dense",
@@ -44,7 +45,8 @@ def load(
 
     ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``weights`` are
     rounded to ``"int8"``, ``"int4:group=64"``, ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``):
-    faster, and except for ``"gguf"`` another text. ``exact`` is what strategies share with plain decoding: ``"bits"``,
+    faster, and except for ``"gguf"`` another text. ``activations="int8"`` rounds what int8 and int4 weights multiply
+    to bytes too: faster again, another text again. ``exact`` is what strategies share with plain decoding: ``"bits"``,
     or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
     ``max_len`` bounds prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``,
     ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens
@@ -59,7 +61,12 @@ def load(
         if not isinstance(value, str | Path):
             raise InvalidOption(f"{name} {shown(value)} is no text and no path")
     backend = choose_backend(
-        dtype, scan_layers=scan_layers, exact=exact, cache_dtype=cache_dtype, collectives=collectives
+        dtype,
+        scan_layers=scan_layers,
+        exact=exact,
+        cache_dtype=cache_dtype,
+        collectives=collectives,
+        activations=activations,
     )
     layout, partitioner, few_bits = parse_layout(cache), partitioner_of(mesh), parse_few_bits(weights)
     times, clock = LoadTimes(), Clock()
@@ -69,6 +76,7 @@ def load(
     check_max_len(config, max_len, layout)
     check_mesh(layout, partitioner)
     check_few_bits(few_bits, backend)
+    check_form(few_bits, activations)
     partitioner.check(config)
     times.open_seconds = clock.lap()
     tokenizer = None
@@ -78,6 +86,7 @@ def load(
 
     names = family.tensor_names(config)
     params = read_params(checkpoint, names, config, backend, partitioner, few_bits, kept, times, notice, progress)
+    check_kernels(params, activations)
     times.weights_seconds = clock.lap()
     return LanguageModel(
         config,

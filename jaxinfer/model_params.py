@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -18,15 +19,20 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.few_bits import change_matrices, is_table
 from jaxinfer.models.fingerprint import fingerprint_of, named_rows
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.rounded_rows import MOST_INPUTS, multiplies_rounded
 from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.start_times import LoadTimes
 
 # Of converted weights that are kept.
 _MAX_WEIGHTS_BYTES = 4 << 30
+
+_WEIGHTS = "load the model with weights int8 or int4:group=64"
 
 
 def check_few_bits(few_bits: FewBits | None, backend: Backend) -> None:
@@ -38,6 +44,31 @@ def check_few_bits(few_bits: FewBits | None, backend: Backend) -> None:
         raise InvalidOption(f"{asked} multiply in float32: choose dtype float32 or bfloat16")
     if backend.cpu_kernels and not has_kernels(few_bits.form):
         raise InvalidOption(f"{asked} have no products on this processor: use int8")
+
+
+def check_form(few_bits: FewBits | None, activations: str | None) -> None:
+    """Refuse weights, by their name, that rows in bytes do not multiply, where these are asked for."""
+    form = None if few_bits is None else few_bits.form
+    if activations is not None and few_bits is not None and form is not None and not multiplies_rounded(form):
+        raise InvalidOption(f"activations {activations!r}: no products with weights {few_bits.name!r}: {_WEIGHTS}")
+
+
+def check_kernels(params: Params, activations: str | None) -> None:
+    """Refuse parameters whose kernels rows in bytes do not multiply, where these are asked for."""
+
+    def check(path: tuple[str, ...], matrix: Any) -> Any:
+        if not is_table(path):
+            where = f"activations {activations!r}: {'.'.join(path)}"
+            if not isinstance(matrix, QuantizedArray):
+                raise InvalidOption(f"{where} is in {matrix.dtype}: {_WEIGHTS}")
+            if not multiplies_rounded(matrix.form):
+                raise InvalidOption(f"{where} is in {matrix.form.bits} bits of another form: {_WEIGHTS}")
+            if matrix.shape[-1] > MOST_INPUTS:
+                raise InvalidOption(f"{where} has rows of {matrix.shape[-1]}, but sums of 32 bits hold {MOST_INPUTS}")
+        return matrix
+
+    if activations is not None:
+        change_matrices(params, check)
 
 
 def loaded_checkpoint(
@@ -99,5 +130,5 @@ def read_params(
         return convert()
     weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
     # Weights are the same whatever is asked of steps.
-    layout = (config, replace(backend, step_rows=1))
+    layout = (config, replace(backend, step_rows=1, activations=None))
     return weights.load(checkpoint, layout if few_bits is None else (*layout, few_bits), convert)

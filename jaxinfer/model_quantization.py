@@ -20,12 +20,13 @@ from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
-from jaxinfer.model_params import check_few_bits
+from jaxinfer.model_params import check_few_bits, check_kernels
 from jaxinfer.models.decoder import Decoder, abstract_params
 from jaxinfer.models.few_bits import check_no_experts, is_table
 from jaxinfer.models.layers import EXPERTS, KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
+from jaxinfer.ops.backend import check_activations
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -44,6 +45,7 @@ def quantize(
     weights: str,
     *,
     method: str = "gptq",
+    activations: str | None = None,
     calibration: Sequence[int] | None = None,
     num_texts: int = NUM_TEXTS,
     text_tokens: int = TEXT_TOKENS,
@@ -53,13 +55,15 @@ def quantize(
     """Return a model whose weights are in few bits, as ``load(weights=...)`` does, but chosen by a method.
 
     ``weights`` is ``int8`` or ``int4:group=64``. ``method`` is ``"gptq"`` (2210.17323), ``"awq"`` (2306.00978) or
-    ``"awq+gptq"``, scales by the one and codes by the other; ``load`` rounds each weight to the nearest.
+    ``"awq+gptq"``, scales by the one and codes by the other; or ``"smoothquant"`` (2211.10438), made for
+    ``activations="int8"``, with which the model then runs; ``load`` rounds each weight to the nearest.
     ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of ``text_tokens`` tokens are taken;
     without it the model writes texts itself, at temperature 1. ``kept`` is a folder for what is done, so that the same
     call after an interruption goes on there. ``advance`` receives each layer that is done. Raises InvalidOption where
     ``load(weights=...)`` would, and for too short a text.
     """
     form, config = check_quantizable(model, weights, method), model.config
+    check_activations(activations)
     for name, value, least in (("num_texts", num_texts, 1), ("text_tokens", text_tokens, 2)):
         check_whole(name, value)
         if value < least:
@@ -79,7 +83,14 @@ def quantize(
     made_of = {"model": model.fingerprint, "weights": f"{weights} by {method}", "texts": digest(texts.tobytes().hex())}
     layers = _Kept(folder, made_of)
     done = list(quantize_layers(Decoder(config, backend), params, texts, METHODS[method](form), layers, advance))
-    return _rounded(model, _arranged(model.params, done))
+    return _changed(model, _arranged(model.params, done), activations)
+
+
+def with_activations(model: LanguageModel, activations: str | None) -> LanguageModel:
+    """Return the same model with what its weights multiply in bytes, or as wide as computed; it shares parameters."""
+    check_activations(activations)
+    check_kernels(model.params, activations)
+    return _changed(model, model.params, activations)
 
 
 def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format:
@@ -108,12 +119,12 @@ def form_of(weights: str) -> Format:
     return few_bits.form
 
 
-def _rounded(model: LanguageModel, params: Params) -> LanguageModel:
-    """Return the same model with rounded parameters."""
+def _changed(model: LanguageModel, params: Params, activations: str | None) -> LanguageModel:
+    """Return a model, on one device, with rounded parameters."""
     return LanguageModel(
         model.config,
         params,
-        model.backend,
+        replace(model.backend, activations=activations),
         model._checkpoint,
         tokenizer=model._tokenizer_or_none(),
         max_len=model.max_len,

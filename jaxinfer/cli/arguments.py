@@ -10,7 +10,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.grammar.grammar import Grammar
 
 # How weights in few bits are chosen; the first is the default, and reads no text.
-METHODS = ("rtn", "gptq", "awq", "awq+gptq")
+METHODS = ("rtn", "gptq", "awq", "awq+gptq", "smoothquant")
 
 
 def whole_number(least: int) -> Callable[[str], int]:
@@ -67,7 +67,7 @@ def logit_bias(text: str) -> tuple[int, float]:
 def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = None, *, has_weights: bool = True) -> None:
     """Add what `jaxinfer.cli.loading.load_model` reads; ``dtype`` is the default, None for the device's own.
 
-    Without ``has_weights`` the command adds a ``--weights`` of its own.
+    Without ``has_weights`` the command adds ``--weights`` and ``--activations`` of its own.
     """
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -78,6 +78,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     group.add_argument("--dtype", metavar="D", default=dtype, help=shown)
     if has_weights:
         add_weights_argument(group)
+        add_activations_argument(group)
     add_exact_argument(group)
     group.add_argument(
         "--max-len",
@@ -137,7 +138,7 @@ def add_method_arguments(parser: Any) -> None:
         help=f"how int8 and int4 are chosen: {', '.join(METHODS)} (default: %(default)s, each weight to the nearest)",
     )
     parser.add_argument(
-        "--calibration", metavar="FILE", type=Path, help="text for gptq and awq (default: the model writes its own)"
+        "--calibration", metavar="FILE", type=Path, help="text for all but rtn (default: the model writes its own)"
     )
 
 
@@ -147,6 +148,15 @@ def add_weights_argument(parser: Any) -> None:
         "--weights",
         metavar="W",
         help="keep weights in few bits: int8, fp8, int4:group=64, nf4:group=64, or a GGUF file's own, gguf",
+    )
+
+
+def add_activations_argument(parser: Any) -> None:
+    """Add the bits of what weights in few bits multiply."""
+    parser.add_argument(
+        "--activations",
+        metavar="A",
+        help="round what int8 and int4 weights multiply to bytes too: int8 (default: as wide as computed)",
     )
 
 

@@ -20,6 +20,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             model,
             dtype=options.dtype,
             weights=options.weights,
+            activations=options.activations,
             exact=options.exact,
             max_len=options.max_len,
             cache=options.cache,

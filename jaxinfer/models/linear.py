@@ -11,10 +11,11 @@ from jaxinfer.models.adapters import ADAPTER, LOADED
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.each_device import Split
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.logical_axes import mesh_spec
 from jaxinfer.ops.low_rank import add_up, project_down
-from jaxinfer.ops.matmul import Split, linear, linears
+from jaxinfer.ops.matmul import linear, linears
 from jaxinfer.ops.rounding import rounded
 
 # Linen's collection of what linear layers multiply; a pass that does not ask for it drops it while it is traced.

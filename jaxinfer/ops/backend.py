@@ -62,7 +62,8 @@ class Backend:
     drafters' rounded weights. Each device of a mesh runs them on its parts. Without a mesh they read rows of 16-bit
     tables and find the best token, too. ``step_rows`` is the number of nodes that a step is filled up to, or to a
     multiple of, where no kernels keep bits (`fixed_rows`). ``collectives`` is what devices send each other to add up
-    activations: ``int8``, or None for what they are (`quantized_sums`).
+    activations: ``int8``, or None for what they are (`quantized_sums`). ``activations`` is what rows are rounded to
+    before blocks' quantized kernels multiply them: ``int8`` (`rounded_products`), or None.
     """
 
     platform: Platform
@@ -83,6 +84,7 @@ class Backend:
     cpu_kernels: bool = False
     step_rows: int = 1
     collectives: str | None = None
+    activations: str | None = None
 
     @property
     def slot_shards(self) -> int:
@@ -190,6 +192,7 @@ def choose_backend(
     exact: str | None = None,
     cache_dtype: str | None = None,
     collectives: str | None = None,
+    activations: str | None = None,
 ) -> Backend:
     """Choose how a model with weights in ``dtype`` runs on ``platform``; by default, this process's.
 
@@ -197,7 +200,8 @@ def choose_backend(
     strategies share with plain decoding: ``bits``, or the tokens wherever their ``margin`` is larger than rounding
     (default). Where the CPU kernels run, they share all bits in either case. ``cache_dtype`` rounds keys and values to
     8 bits, ``int8`` or ``fp8``; by default, they are as wide as what the model computes with. With ``collectives``
-    ``int8`` the devices of a mesh send each other bytes where they add up activations.
+    ``int8`` the devices of a mesh send each other bytes where they add up activations. With ``activations`` ``int8``
+    quantized kernels multiply rows in bytes.
     """
     for name, value in (("exact", exact), ("dtype", dtype), ("cache_dtype", cache_dtype), ("collectives", collectives)):
         if value is not None and not isinstance(value, str):
@@ -213,6 +217,7 @@ def choose_backend(
     check_cache_dtype(cache_dtype, dtype, platform)
     if collectives not in (None, "int8"):
         raise InvalidOption(f"unknown collectives {collectives!r}; use int8, or none")
+    check_activations(activations)
     on_cpu = platform == "cpu"
     wide = on_cpu and jnp.dtype(dtype).itemsize == 2
     unrolled = on_cpu if scan_layers is None else not scan_layers
@@ -231,7 +236,14 @@ def choose_backend(
         kernels=kernels or ("pallas" if platform == "tpu" else "xla"),
         step_rows=_STEP_ROWS if exact == "bits" else 1,
         collectives=collectives,
+        activations=activations,
     )
+
+
+def check_activations(activations: str | None) -> None:
+    """Refuse what rows are not rounded to."""
+    if activations not in (None, "int8"):
+        raise InvalidOption(f"unknown activations {activations!r}; use int8, or none")
 
 
 def check_cache_dtype(cache_dtype: str | None, dtype: str, platform: Platform) -> None:

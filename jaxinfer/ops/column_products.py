@@ -5,17 +5,20 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.few_bits.rounded_rows import largest, round_rows
 from jaxinfer.ops.quantized_sums import added_over
 
 
 def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: tuple[str | None, str | None]) -> Any:
-    """Return ``inputs [..., K]``, rounded to bfloat16, times a kernel ``[N, K]``; each device multiplies its part.
+    """Return ``inputs [..., K]``, rounded to bfloat16 or the backend's activations, times a kernel ``[N, K]``.
 
+    Each device multiplies its part.
     The result is in the compute dtype.
     """
     # Imported here: a program that is kept already starts without the kernels.
@@ -32,8 +35,14 @@ def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: 
 
     def multiply(inputs: Any, layer: Any, codes: Any, scales: Any, minima: Any = None) -> Any:
         *lead, width = inputs.shape
-        rows = inputs.reshape(-1, width).astype(jnp.bfloat16)
-        found = run(rows, codes, scales, minima=minima, offset=form.offset or 0, layer=layer, out_dtype=dtype)
+        rows, scales_M = inputs.reshape(-1, width).astype(jnp.bfloat16), None
+        if backend.activations is not None:
+            most_M1 = largest(inputs.reshape(-1, width))
+            most_M1 = most_M1 if in_axis is None else lax.pmax(most_M1, in_axis)
+            rows, scales_M1 = round_rows(inputs.reshape(-1, width), most_M1)
+            scales_M = scales_M1[:, 0]
+        of_groups = {"minima": minima, "offset": form.offset or 0, "layer": layer}
+        found = run(rows, codes, scales, **of_groups, activation_scales_M=scales_M, out_dtype=dtype)
         found = found.reshape(*lead, -1)
         return found if in_axis is None else added_over(found, in_axis, backend)
 

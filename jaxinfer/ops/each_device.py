@@ -1,5 +1,6 @@
 """Runs kernels on every device of a mesh, each on its parts of the arguments; the compiler cannot split a kernel."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,10 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import DATA, SEQUENCE, TENSOR
 from jaxinfer.ops.backend import Backend
+
+# The axes of a mesh that split a kernel's outputs and its inputs.
+Split = tuple[str | None, str | None]
+WHOLE: Split = (None, None)
 
 # The fewest tokens that are a prompt's. If a step's were split, so would be all that it computes of them, and devices
 # would exchange it again and again.
@@ -60,6 +65,14 @@ def row_axes(shape: Sequence[int], backend: Backend) -> tuple[str | None, ...]:
     """Return the axis that splits each of an array's leading axes: its rows, their tokens, and whatever follows."""
     found = [split(size, backend) for split, size in zip((rows_axis, tokens_axis), shape)]
     return *found, *[None] * (len(shape) - len(found))
+
+
+def kernel_axes(kernels: Sequence[Any], split: Split, backend: Backend) -> Split:
+    """Return the axes that split all of the kernels' outputs evenly, and their inputs."""
+    # What divides their greatest common divisor divides all of them.
+    sizes = math.gcd(*(kernel.shape[0] for kernel in kernels)), kernels[0].shape[1]
+    out_axis, in_axis = (axis and even_axis(axis, size, backend) for axis, size in zip(split, sizes))
+    return out_axis, in_axis
 
 
 def even_axis(axis: str, size: int, backend: Backend) -> str | None:

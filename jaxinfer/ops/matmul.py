@@ -15,15 +15,14 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.column_products import multiply_columns
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits, multiply_few_bits
-from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.each_device import WHOLE, Split, even_axis, kernel_axes, row_axes
 from jaxinfer.ops.few_bits.columns import ColumnArray
 from jaxinfer.ops.few_bits.formats import FP8, INT8
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.rounded_rows import multiplies_rounded
 from jaxinfer.ops.quantized_sums import added_over
+from jaxinfer.ops.rounded_products import multiply_rounded
 
-# The axes of a mesh that split a kernel's outputs and its inputs.
-Split = tuple[str | None, str | None]
-WHOLE: Split = (None, None)
 # The rows of a tile of float32.
 _FEW_ROWS = 8
 
@@ -95,6 +94,9 @@ def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend:
         return [_quantized_products(inputs, [kernel], backend, split)[0] for kernel in kernels]
     if form.is_ordered:
         return _quantized_products(inputs[..., kernels[0].order[0]], [kernels[0].in_order()], backend, split)
+    by_columns = isinstance(kernels[0], ColumnArray) and backend.kernels != "xla"
+    if backend.activations is not None and multiplies_rounded(form) and not by_columns:
+        return multiply_rounded(inputs, [kernel.by_rows() for kernel in kernels], backend, split)
     own = _multiply_few_bits(inputs, kernels, backend, split)
     if own is not None:
         return own
@@ -124,7 +126,7 @@ def _multiply_few_bits(
     """Return products with kernels of one form by the CPU kernels, None if these do not support them."""
     *lead, width = inputs.shape
     form = kernels[0].form
-    out_axis, in_axis = _axes_of_mesh(kernels, split, backend)
+    out_axis, in_axis = kernel_axes(kernels, split, backend)
     devices = 1 if in_axis is None or backend.mesh is None else backend.mesh.shape[in_axis]
     is_stored = not isinstance(kernels[0], ColumnArray)
     if not (backend.cpu_kernels and is_stored and math.prod(lead) and multiplies_few_bits(form, width // devices)):
@@ -142,14 +144,6 @@ def _multiply_few_bits(
     return run(inputs, *(kernel.matrix for kernel in kernels))
 
 
-def _axes_of_mesh(kernels: Sequence[Any], split: Split, backend: Backend) -> Split:
-    """Return the axes that split all of the kernels' outputs evenly, and their inputs."""
-    # What divides their greatest common divisor divides all of them.
-    sizes = math.gcd(*(kernel.shape[0] for kernel in kernels)), kernels[0].shape[1]
-    out_axis, in_axis = (axis and even_axis(axis, size, backend) for axis, size in zip(split, sizes))
-    return out_axis, in_axis
-
-
 def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, split: Split) -> list[Any] | None:
     """Return products with kernels ``[out, in]`` by the CPU kernels, None if these do not support them."""
     *lead, width = inputs.shape
@@ -157,7 +151,7 @@ def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, 
     fit = all(kernel.dtype == dtype and kernel.shape[1] == width and kernel.shape[0] for kernel in kernels)
     if not (math.prod(lead) and backend.cpu_kernels and fit and products.multiplies(dtype, width)):
         return None
-    out_axis, in_axis = _axes_of_mesh(kernels, split, backend)
+    out_axis, in_axis = kernel_axes(kernels, split, backend)
 
     def multiply(inputs: Any, *kernels: Any) -> list[Any]:
         *lead, width = inputs.shape

@@ -107,6 +107,7 @@ def compile_programs(
     mesh: MeshConfig = SINGLE,
     dtype: str = "bfloat16",
     weights: str | None = None,
+    activations: str | None = None,
     collectives: str | None = None,
     exact: str | None = None,
     cache_dtype: str | None = None,
@@ -122,8 +123,9 @@ def compile_programs(
     prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
     ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
     chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``weights``, ``exact``,
-    ``collectives`` and ``cache_dtype`` are as in `jaxinfer.load`, ``split_activations`` as in `Backend`. Raise
-    InvalidOption if libtpu is missing, the topology does not exist, the model does not split or a program does not fit.
+    ``activations``, ``collectives`` and ``cache_dtype`` are as in `jaxinfer.load`, ``split_activations`` as in
+    `Backend`. Raise InvalidOption if libtpu is missing, the topology does not exist, the model does not split or a
+    program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -132,7 +134,7 @@ def compile_programs(
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     devices = topology_mesh(topology, mesh)
     strategy = strategy or Autoregressive()
-    config, backend = split_decoder(config, mesh, dtype, exact, cache_dtype, collectives)
+    config, backend = split_decoder(config, mesh, dtype, exact, cache_dtype, collectives, activations)
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices, planned_form(weights))
@@ -184,9 +186,17 @@ def split_decoder(
     exact: str | None = None,
     cache_dtype: str | None = None,
     collectives: str | None = None,
+    activations: str | None = None,
 ) -> Partitioned:
     """Return the decoder as it is split over the devices of a TPU mesh."""
-    backend = choose_backend(dtype, platform="tpu", exact=exact, cache_dtype=cache_dtype, collectives=collectives)
+    backend = choose_backend(
+        dtype,
+        platform="tpu",
+        exact=exact,
+        cache_dtype=cache_dtype,
+        collectives=collectives,
+        activations=activations,
+    )
     return partition(config, backend, mesh.abstract)
 
 

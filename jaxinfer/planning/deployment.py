@@ -17,7 +17,7 @@ from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_experts
 from jaxinfer.planning.compile import CompiledProgram, check_mesh, compile_programs, split_decoder
-from jaxinfer.planning.few_bits import planned_form
+from jaxinfer.planning.few_bits import check_planned, planned_form
 from jaxinfer.planning.given_tree import GivenTree
 from jaxinfer.planning.placement import placed_params
 from jaxinfer.planning.strategies import planned_strategy
@@ -30,9 +30,9 @@ class Deployment:
     """A model, its devices and its load.
 
     ``max_len`` is the most tokens of a row, prompt and output together; prefill is planned for ``prompt_tokens`` of
-    them. ``weights``, ``collectives``, ``exact`` and ``cache_dtype`` are as in `jaxinfer.load`. A ``strategy`` other
-    than plain decoding (see `planned_strategy`) adds the plan of its step. ``nodes`` adds instead the plan of a step
-    that verifies any tree of so many nodes.
+    them. ``weights``, ``activations``, ``collectives``, ``exact`` and ``cache_dtype`` are as in `jaxinfer.load`. A
+    ``strategy`` other than plain decoding (see `planned_strategy`) adds the plan of its step. ``nodes`` adds instead
+    the plan of a step that verifies any tree of so many nodes.
     """
 
     config: DecoderConfig
@@ -43,6 +43,7 @@ class Deployment:
     prompt_tokens: int = PREFILL_CHUNK
     dtype: str = "bfloat16"
     weights: str | None = None
+    activations: str | None = None
     collectives: str | None = None
     exact: str | None = None
     cache_dtype: str | None = None
@@ -69,6 +70,7 @@ class Deployment:
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
         if self.nodes and self.strategy_spec != Autoregressive.name:
             raise InvalidOption("strategy and nodes both say what to verify: give one of them")
+        check_planned(self.activations, self.form)
         if self.form is not None:
             placed_params(*self.split, self.mesh.abstract, self.form)
         choose_backend(self.dtype, platform="tpu", exact=self.exact, cache_dtype=self.cache_dtype)
@@ -99,7 +101,8 @@ class Deployment:
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices, padded where it does not split evenly."""
-        return split_decoder(self.config, self.mesh, self.dtype, self.exact, self.cache_dtype, self.collectives)
+        asked = self.exact, self.cache_dtype, self.collectives, self.activations
+        return split_decoder(self.config, self.mesh, self.dtype, *asked)
 
     @cached_property
     def form(self) -> Format | None:
@@ -128,6 +131,7 @@ class Deployment:
             mesh=self.mesh,
             dtype=self.dtype,
             weights=self.weights,
+            activations=self.activations,
             collectives=self.collectives,
             exact=self.exact,
             cache_dtype=self.cache_dtype,

@@ -23,7 +23,7 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, partition
 from jaxinfer.planning.compile import CompiledProgram, as_refusal, compile_one
-from jaxinfer.planning.few_bits import planned_form
+from jaxinfer.planning.few_bits import check_planned, planned_form
 from jaxinfer.planning.placement import (
     any_layout,
     device_bytes,
@@ -54,11 +54,13 @@ class EngineDeployment:
     rows: int | None = None
     dtype: str = "bfloat16"
     weights: str | None = None
+    activations: str | None = None
     cache_dtype: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype)
+        choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype, activations=self.activations)
+        check_planned(self.activations, planned_form(self.weights))
         count = num_devices(self.topology)
         if count != self.mesh.num_devices:
             raise InvalidOption(
@@ -79,7 +81,7 @@ class EngineDeployment:
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices; on one of them it runs without a mesh, as engines do."""
-        backend = choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype)
+        backend = choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype, activations=self.activations)
         return partition(self.config, backend, self.mesh.abstract if self.mesh.num_devices > 1 else None)
 
     @property

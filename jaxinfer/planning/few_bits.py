@@ -12,6 +12,7 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.few_bits.rounded_rows import multiplies_rounded
 from jaxinfer.ops.few_bits.split import check_split, part_shardings
 
 
@@ -21,6 +22,12 @@ def planned_form(weights: str | None) -> Format | None:
     if few_bits is not None and few_bits.form is None:
         raise InvalidOption(f"weights {weights!r}: a plan knows no file's blocks; use int8 or int4:group=64")
     return None if few_bits is None else few_bits.form
+
+
+def check_planned(activations: str | None, form: Format | None) -> None:
+    """Raise InvalidOption for activations in bytes that a form of weights, or none, does not go with."""
+    if activations is not None and (form is None or not multiplies_rounded(form)):
+        raise InvalidOption(f"activations {activations!r} multiply weights in int8 or int4: give one of these")
 
 
 def described_in_few_bits(params: Mapping[str, Any], form: Format) -> Params:

@@ -79,10 +79,10 @@ class Speculation:
 class PlanReport:
     """A plan; all bytes are per device.
 
-    ``weights`` are the few bits of kernels, None for ``dtype``. ``step_rows`` is the number of nodes that steps are
-    filled up to, 1 for none. ``weights_bytes`` and ``cache_bytes`` are the model's. ``temporaries_bytes`` and
-    ``hbm_total_bytes`` are the largest of any program. ``missing_bytes`` is the excess of ``hbm_total_bytes`` over
-    ``hbm_capacity_bytes``.
+    ``weights`` are the few bits of kernels, None for ``dtype``, and ``activations`` those of what they multiply.
+    ``step_rows`` is the number of nodes that steps are filled up to, 1 for none. ``weights_bytes`` and ``cache_bytes``
+    are the model's. ``temporaries_bytes`` and ``hbm_total_bytes`` are the largest of any program. ``missing_bytes`` is
+    the excess of ``hbm_total_bytes`` over ``hbm_capacity_bytes``.
     """
 
     topology: str
@@ -94,6 +94,7 @@ class PlanReport:
     prompt_tokens: int
     dtype: str
     weights: str | None
+    activations: str | None
     step_rows: int
     strategy: str
     fits: bool
@@ -135,6 +136,7 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
         prompt_tokens=deployment.prompt_tokens,
         dtype=deployment.dtype,
         weights=deployment.weights,
+        activations=deployment.activations,
         step_rows=deployment.split.backend.fixed_rows,
         strategy=f"{deployment.nodes} nodes" if deployment.nodes else deployment.strategy_spec,
         fits=fits,

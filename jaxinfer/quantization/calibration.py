@@ -35,10 +35,14 @@ _TOGETHER = 4096
 
 
 class Seen(NamedTuple):
-    """Means over the inputs of a linear layer, in float32: of ``x x^T``, ``[K, K]``, and of ``|x|``, ``[K]``."""
+    """What the inputs of a linear layer were, in float32.
+
+    That is the means of ``x x^T``, ``[K, K]``, and of ``|x|``, ``[K]``, and the largest ``|x|``, ``[K]``.
+    """
 
     squares_KK: Any
     sizes_K: Any
+    most_K: Any
 
 
 @runtime_checkable
@@ -105,10 +109,10 @@ def _quantized(
 ) -> Params:
     def seen_by(block: Params) -> Callable[[Place], Seen]:
         def seen(place: Place) -> Seen:
-            totals = (_seen(config, backend, place, block, each) for each in hidden)
-            total = functools.reduce(lambda one, other: jax.tree.map(operator.add, one, other), totals)
+            squares, sizes, most = zip(*(_seen(config, backend, place, block, each) for each in hidden))
             count = sum(each.shape[0] * each.shape[1] for each in hidden)
-            return jax.tree.map(lambda value: value / count, total)
+            squares_KK, sizes_K = (functools.reduce(operator.add, each) / count for each in (squares, sizes))
+            return Seen(squares_KK, sizes_K, functools.reduce(jnp.maximum, most))
 
         return seen
 
@@ -142,13 +146,14 @@ def _with_kernel(block: Mapping[str, Any], place: Place, kernel: QuantizedArray)
 def _seen(
     config: DecoderConfig, backend: Backend, place: Place, block: Params, hidden_BTD: Float[Array, "B T D"]
 ) -> Seen:
-    """Return sums over the inputs of one linear layer."""
+    """Return sums over the inputs of one linear layer, and the largest."""
     _, found = _apply(config, backend, block, hidden_BTD)
     part, name = place
     inputs = found[INPUTS][part][name][INPUTS][-1].astype(jnp.float32)
     rows = inputs.reshape(-1, inputs.shape[-1])
     squares_KK = jnp.matmul(rows.T, rows, precision=jax.lax.Precision.HIGHEST)
-    return Seen(squares_KK, jnp.sum(jnp.abs(rows), axis=0))
+    sizes = jnp.abs(rows)
+    return Seen(squares_KK, jnp.sum(sizes, axis=0), jnp.max(sizes, axis=0))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

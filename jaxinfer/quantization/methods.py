@@ -13,6 +13,7 @@ from jaxinfer.quantization.awq import quantize_clipped, scales_for
 from jaxinfer.quantization.calibration import Method, Seen
 from jaxinfer.quantization.folding import Place, scale_inputs
 from jaxinfer.quantization.gptq import quantize_by_gptq
+from jaxinfer.quantization.smoothing import smoothing_factors
 
 # Queries and keys are not cut: what they lose, scores multiply.
 _UNCUT = ("query", "key")
@@ -64,4 +65,25 @@ class AwqGptq(Awq):
         return quantize_by_gptq(kernel, seen.squares_KK, self.form)
 
 
-METHODS: Mapping[str, Callable[[Format], Method]] = MappingProxyType({"gptq": Gptq, "awq": Awq, "awq+gptq": AwqGptq})
+@dataclass(frozen=True)
+class SmoothQuant:
+    """Large inputs are scaled down and their weights up, so that rows in int8 lose less; then weights are rounded."""
+
+    form: Format
+
+    def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
+        """Scale the inputs of linear layers."""
+
+        def choose(places: Sequence[Place], kernels: Sequence[Array]) -> Array:
+            return smoothing_factors(kernels, seen(places[0]).most_K)
+
+        return scale_inputs(config, block, choose)
+
+    def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
+        """Return a kernel in few bits."""
+        return round_to_nearest(kernel, self.form)
+
+
+METHODS: Mapping[str, Callable[[Format], Method]] = MappingProxyType(
+    {"gptq": Gptq, "awq": Awq, "awq+gptq": AwqGptq, "smoothquant": SmoothQuant}
+)

@@ -165,8 +165,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "TPU kernels multiply without minima",
         "jaxinfer/ops/column_products.py",
-        "minima=minima, offset",
-        "minima=None, offset",
+        '"minima": minima',
+        '"minima": None',
         "tests/ops/test_columns.py::test_a_layer_of_a_stack_is_multiplied",
     ),
     Fault(

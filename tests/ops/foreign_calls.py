@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import mmap
 import threading
 from dataclasses import replace
@@ -129,10 +130,11 @@ class Calls:
         self.errors += 1
         return 0xBAD
 
-    def call(self, arguments, shapes):
-        """Call the handler; results of these shapes hold NaN before."""
+    def call(self, arguments, shapes, dtypes=None):
+        """Call the handler; results of these shapes hold NaN before, or 99 if they are integers."""
         arguments = [np.ascontiguousarray(array) for array in arguments]
-        results = [np.full(shape, np.nan, np.float32) for shape in shapes]
+        results = [np.full(shape, 99 if dtype in (np.int8, np.int32) else np.nan, dtype)
+                   for shape, dtype in zip(shapes, dtypes or itertools.repeat(np.float32))]  # fmt: skip
         arrays = [*arguments, *results]
         lengths = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
         buffers = [

@@ -84,6 +84,7 @@ def measure_latency(
     *,
     rival: str | None = None,
     weights: str | None = None,
+    activations: str | None = None,
     cache_dtype: str | None = None,
     mesh: str | None = None,
     exact: str | None = None,
@@ -92,10 +93,10 @@ def measure_latency(
 ) -> LatencyReport:
     """Measure a model in each dtype; with ``rival="transformers"`` also that, on the same checkpoint and prompts.
 
-    ``weights`` and ``cache_dtype`` are as for `load`.
+    ``weights``, ``activations`` and ``cache_dtype`` are as for `load`.
     """
     for dtype in dtypes:
-        choose_backend(dtype, exact=exact, cache_dtype=cache_dtype)
+        choose_backend(dtype, exact=exact, cache_dtype=cache_dtype, activations=activations)
     partitioner = partitioner_of(mesh)
     if rival is not None:
         # Imported here: transformers is optional. Imported first: its absence must not show at the end of a run.
@@ -108,7 +109,8 @@ def measure_latency(
     num_devices = 1 if default_platform() == "cpu" else partitioner.num_devices
     bandwidth = measure_bandwidth()
     bandwidth = replace(bandwidth, bytes_per_second=bandwidth.bytes_per_second * num_devices)
-    options: dict[str, Any] = {"weights": weights, "cache_dtype": cache_dtype, "exact": exact}
+    options: dict[str, Any] = {"weights": weights, "activations": activations}
+    options |= {"cache_dtype": cache_dtype, "exact": exact}
     runs = tuple(
         _measure_dtype(path, dtype, options, workload, rival, bandwidth, partitioner, num_devices, progress)
         for dtype in dtypes

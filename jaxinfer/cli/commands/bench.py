@@ -6,6 +6,7 @@ import json
 import sys
 
 from jaxinfer.cli.arguments import (
+    add_activations_argument,
     add_cache_dtype_argument,
     add_exact_argument,
     add_mesh_argument,
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, metavar="N", type=whole_number(least), default=default, help=f"{text} (default: %(default)s)"
         )
     add_weights_argument(latency)
+    add_activations_argument(latency)
     add_cache_dtype_argument(latency)
     add_exact_argument(latency)
     add_mesh_argument(latency)
@@ -82,6 +84,7 @@ def _run_latency(options: argparse.Namespace) -> int:
             workload,
             rival=options.compare,
             weights=options.weights,
+            activations=options.activations,
             cache_dtype=options.cache_dtype,
             mesh=options.mesh,
             exact=options.exact,

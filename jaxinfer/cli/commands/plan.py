@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.arguments import (
+    add_activations_argument,
     add_cache_dtype_argument,
     add_collectives_argument,
     add_exact_argument,
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", metavar="D", default="bfloat16", help="of weights and KV cache (default: %(default)s)"
     )
     add_weights_argument(parser)
+    add_activations_argument(parser)
     add_cache_dtype_argument(parser)
     add_collectives_argument(parser)
     add_exact_argument(parser)
@@ -143,6 +145,7 @@ def run(options: argparse.Namespace) -> int:
         prompt_tokens=options.prompt_tokens or min(512, options.max_len),
         dtype=options.dtype,
         weights=options.weights,
+        activations=options.activations,
         cache_dtype=options.cache_dtype,
         collectives=options.collectives,
         exact=options.exact,
@@ -193,6 +196,7 @@ def _plan_engine(options: argparse.Namespace) -> int:
         rows=options.rows,
         dtype=options.dtype,
         weights=options.weights,
+        activations=options.activations,
         cache_dtype=options.cache_dtype,
         engine=engine_config(own),
     )

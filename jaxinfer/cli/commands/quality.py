@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         help="forms to compare with the weights as they are, such as int8 int4:group=64 gguf",
+    )
+    parser.add_argument(
+        "--activations",
+        metavar="A",
+        help="compare each of these also with what it multiplies rounded to bytes, int8; without --weights, the model",
     )
     parser.add_argument(
         "--caches",
@@ -112,8 +118,9 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.cli.loading import load_model
     from jaxinfer.language_model import LanguageModel
     from jaxinfer.model_loading import DEFAULT_MODEL
-    from jaxinfer.model_quantization import form_of, quantize
-    from jaxinfer.ops.backend import check_cache_dtype
+    from jaxinfer.model_params import check_form, check_kernels
+    from jaxinfer.model_quantization import form_of, quantize, with_activations
+    from jaxinfer.ops.backend import check_activations, check_cache_dtype
 
     parsed = [parse_few_bits(form) for form in options.weights]
     by_method = [each.name for each in parsed if each and each.form is not None] if options.method != "rtn" else []
@@ -121,6 +128,9 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption(f"--method {options.method} chooses weights: give --weights int8 or int4:group=64")
     for form in by_method:
         form_of(form)
+    check_activations(options.activations)
+    for few_bits in parsed:
+        check_form(few_bits, options.activations)
     if options.chart is not None:
         check_chart(options.chart)
 
@@ -128,23 +138,40 @@ def run(options: argparse.Namespace) -> int:
         check_cache_dtype(name, options.dtype or "", "cpu")
     caches = {f"cache in {name}": name for name in options.caches}
     widths = {each.name: each for each in (BitWidth(*pair) for pair in product(options.bits, options.groups or [64]))}
+    # A row of the table: the form of the weights, and what they multiply.
+    rows: dict[str, tuple[str | None, str | None]] = {}
+    for form in options.weights or [None]:
+        if form is not None:
+            rows[form] = form, None
+        if options.activations is not None:
+            name = f"activations in {options.activations}"
+            rows[name if form is None else f"{form}, {name}"] = form, options.activations
 
-    def load_in(form: str | None) -> LanguageModel:
-        own = {"weights": None, "cache_dtype": caches[form]} if form in caches else {"weights": form}
-        return load_model(argparse.Namespace(**{**vars(options), **own}))
+    def load_in(**own: str | None) -> LanguageModel:
+        given = {**vars(options), "weights": None, "activations": None, **own}
+        return load_model(argparse.Namespace(**given))
 
-    def make_in(form: str) -> LanguageModel:
-        if form in widths:
-            return widths[form].round(model)
-        if form not in by_method:
-            return load_in(form)
+    @functools.cache
+    def quantized(form: str) -> LanguageModel:
         ids = None if calibration is None else model.tokenizer.encode(calibration)
         with count_progress(f"{options.method} {form}", model.config.num_layers) as layer_done:
             return quantize(
                 model, form, method=options.method, calibration=ids, advance=lambda layer: layer_done(str(layer))
             )
 
-    model = load_in(None)
+    def make_in(row: str) -> LanguageModel:
+        if row in caches:
+            return load_in(cache_dtype=caches[row])
+        if row in widths:
+            return widths[row].round(model)
+        form, activations = rows[row]
+        if form in by_method:
+            return with_activations(quantized(form), activations)
+        return load_in(weights=form, activations=activations)
+
+    model = load_in()
+    if not options.weights:
+        check_kernels(model.params, options.activations)
     for width in widths.values():
         width.check(model.params)
     tokens = [] if text is None else model.tokenizer.encode(text)[: options.tokens]
@@ -157,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
     context = min(options.context, model.max_len)
     work = Work(tokens, context, min(options.stride or context, context), questions, options.max_new_tokens)
     simulated = {name: width.num_bytes(model.params) for name, width in widths.items()}
-    running = QualityRun(model, [*options.weights, *caches, *widths], make_in, work, simulated)
+    running = QualityRun(model, [*rows, *caches, *widths], make_in, work, simulated)
     try:
         running.measure(count_progress)
     finally:

@@ -29,6 +29,7 @@ def plan_lines(model: str, report: "PlanReport") -> list[str]:
     """Return the lines of a plan: what was planned, the verdict, a table of programs, what speculation must gain."""
     devices = f"{report.num_devices} device{'s' if report.num_devices > 1 else ''}"
     dtype = report.dtype if report.weights is None else f"{report.dtype}, weights in {report.weights},"
+    dtype += "" if report.activations is None else f" activations in {report.activations},"
     lines = [
         f"{model} in {dtype} on {report.topology}, {devices} as {report.mesh}: batch {report.batch}, "
         f"{report.max_len} tokens a row, prompts of {report.prompt_tokens}"

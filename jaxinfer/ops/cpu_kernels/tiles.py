@@ -2,7 +2,7 @@
 
 import itertools
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,8 @@ class Vectors:
     """A processor's vectors: the float32 ``lanes`` of one, the ``rows`` of a tile that fits its registers, the dtypes.
 
     ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
-    that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16.
+    that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16, ``dots_bytes``
+    whether it multiplies vectors of bytes and adds four products at a time.
     """
 
     lanes: int
@@ -39,6 +40,7 @@ class Vectors:
     dtypes: tuple[str, ...]
     pause: str
     tiles_bfloat16: bool = False
+    dots_bytes: bool = False
 
     def step(self, dtype: str) -> int:
         """Return how many numbers of a row one vector holds."""
@@ -97,7 +99,8 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
     dtypes = ("float32", "bfloat16", "int8", *(["float16"] if features.get("f16c") else []))
     if features.get("avx512f"):
         has_unit = features.get("amx-tile", False) and features.get("amx-bf16", False)
-        return Vectors(16, 6, features.get("avx512bf16", False), dtypes, _PAUSE_X86, has_unit)
+        dots_bytes = features.get("avx512vnni", False)
+        return Vectors(16, 6, features.get("avx512bf16", False), dtypes, _PAUSE_X86, has_unit, dots_bytes)
     return Vectors(8 if features.get("avx") else 4, 3 if features.get("avx") else 2, False, dtypes, _PAUSE_X86)
 
 
@@ -121,12 +124,12 @@ def masked_load(lanes: int, size: int) -> tuple[str, str]:
     return f"@llvm.masked.load.v{lanes}{name}.p0", f"<{lanes} x {kind}>"
 
 
-def add_up(code: Code, sums: list[str], lanes: int) -> str:
+def add_up(code: Code, sums: list[str], lanes: int, element: str = "float") -> str:
     """Return a vector whose lane i is the sum of the lanes of vector i.
 
     Neighbours are added first, then neighbouring pairs, and so on, whatever the number of vectors.
     """
-    wide = f"<{lanes} x float>"
+    wide, operation = f"<{lanes} x {element}>", "fadd" if element == "float" else "add"
 
     def shuffled(one: str, other: str, picked: list[int]) -> str:
         mask = ", ".join(f"i32 {lane}" for lane in picked)
@@ -140,23 +143,33 @@ def add_up(code: Code, sums: list[str], lanes: int) -> str:
             shifts = [lanes if lane & distance else 0 for lane in range(lanes)]
             lower = shuffled(one, other, [(lane & ~distance) + shift for lane, shift in enumerate(shifts)])
             upper = shuffled(one, other, [(lane | distance) + shift for lane, shift in enumerate(shifts)])
-            merged.append(code.value(f"fadd {wide} {lower}, {upper}"))
+            merged.append(code.value(f"{operation} {wide} {lower}, {upper}"))
         sums = merged
         distance *= 2
     return sums[0]
 
 
-def store_totals(code: Code, vectors: Vectors, sums: list[str], outputs: int) -> None:
-    """Append stores of the totals of a tile's sums: row by row of ``outputs`` to y, rows ``width`` apart."""
-    wide, lanes = vectors.wide, vectors.lanes
+def store_totals(
+    code: Code,
+    vectors: Vectors,
+    sums: list[str],
+    outputs: int,
+    element: str = "float",
+    change: Callable[[str, int], str] = lambda part, row: part,
+) -> None:
+    """Append stores of the totals of a tile's sums: row by row of ``outputs`` to y, rows ``width`` apart.
+
+    ``change(part, row)`` appends what makes float32 of some outputs' totals of a row.
+    """
+    wide, lanes = f"<{vectors.lanes} x {element}>", vectors.lanes
     # Up to ``lanes`` sums at a time become one vector of their totals.
     for first in range(0, len(sums), lanes):
         several = sums[first : first + lanes]
-        added = add_up(code, several, lanes)
+        added = add_up(code, several, lanes, element)
         run = min(outputs, len(several))
         for begin in range(0, len(several), run):
             row, output = divmod(first + begin, outputs)
             picked = ", ".join(f"i32 {begin + lane}" for lane in range(run))
-            part = code.value(f"shufflevector {wide} {added}, {wide} poison, <{run} x i32> <{picked}>")
+            part = change(code.value(f"shufflevector {wide} {added}, {wide} poison, <{run} x i32> <{picked}>"), row)
             place = code.at("float", "%y", code.arithmetic("add", code.arithmetic("mul", "%width", row), output))
             code.effect(f"store <{run} x float> {part}, ptr {place}, align 4")
