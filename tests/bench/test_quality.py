@@ -138,14 +138,18 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
     (tmp_path / "text.txt").write_text(TEXT)
     given = ["bench", "quality", "--model", str(tiny_llama_folder()), "--text", str(tmp_path / "text.txt"), "--json"]
     given += ["--tokens", "40", "--context", "32", "--weights", "int8", "--caches", "int8", "--bits", "8", "2"]
-    given += ["--groups", "32"]
+    given += ["--groups", "32", "--activations", "int8"]
     given += ["--chart", str(tmp_path / "chart.svg")]
     assert main(given) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["scored_tokens"], report["questions"]) == (38, 0)
     widths = ["8 bits:group=32", "2 bits:group=32"]
-    assert [each["weights"] for each in report["results"]] == ["as they are", "int8", "cache in int8", *widths]
+    found = [each["weights"] for each in report["results"]]
+    assert found == ["as they are", "int8", "int8, activations in int8", "cache in int8", *widths]
     assert [each["decode_tokens_per_second"] for each in report["results"][-2:]] == [None, None]
+    _, one, other, *_ = report["results"]
+    assert 0 < one["divergence"] < other["divergence"]
+    assert one["num_bytes"] == other["num_bytes"]
     assert (tmp_path / "chart.svg").read_text().count("int8") >= 1
 
 
@@ -157,6 +161,8 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
         (["--text", "TEXT", "--context", "8", "--stride", "9"], "--stride 9 exceeds --context 8"),
         (["--text", "TEXT", "--weights", "int3"], "unknown weights 'int3'"),
         (["--text", "TEXT", "--weights", "int8", "int8"], "name each form once"),
+        (["--text", "TEXT", "--weights", "nf4", "--activations", "int8"], "no products with weights 'nf4'"),
+        (["--text", "TEXT", "--weights", "int8", "--activations", "fp8"], "unknown activations 'fp8'; use int8"),
         (["--text", "TEXT", "--caches", "int4"], "unknown cache_dtype 'int4'"),
         (["--text", "TEXT", "--caches", "fp8", "fp8"], "name each dtype once"),
         (["--text", "TEXT", "--bits", "9"], "invalid choice: 9"),

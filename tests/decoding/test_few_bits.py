@@ -1,6 +1,7 @@
 """Every strategy on a model in few bits writes what plain decoding on that model writes, in every bit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from tests.decoding.rows import Row, request, run
 from tests.decoding.strategy_cases import CASES
 
 FORMS = {"int4": int4(32, False), "int8": INT8, "Q8_0": GGUF_FORMATS["Q8_0"]}
+# Of models that round rows to bytes too.
+FORMS |= {"int8, rows in int8": INT8, "int4, rows in int8": int4(32, False)}
 ORDINARY, WIDE = ("prompt_lookup",), ("medusa", "layerskip", "draft_model")
 LENGTHS = (33, 1, 17)
 REQUESTS = [
@@ -27,7 +30,7 @@ REQUESTS = [
 Quantized = Callable[[str], tuple[LanguageModel, LanguageModel, list[Row]]]
 
 
-def rounded(plain: LanguageModel, form: Format) -> LanguageModel:
+def rounded(plain: LanguageModel, form: Format, activations: str | None = None) -> LanguageModel:
     """Return a model with kernels in a form and its table in int8."""
 
     def change(path, leaf):
@@ -37,7 +40,7 @@ def rounded(plain: LanguageModel, form: Format) -> LanguageModel:
         return round_to_nearest(leaf, form if names[-1] == KERNEL else INT8)
 
     params = jax.tree_util.tree_map_with_path(change, plain.params)
-    return LanguageModel(plain.config, params, plain.backend)
+    return LanguageModel(plain.config, params, replace(plain.backend, activations=activations))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def quantized() -> Quantized:
 
     def get(name: str) -> tuple[LanguageModel, LanguageModel, list[Row]]:
         if name not in made:
-            lm = rounded(plain, FORMS[name])
+            lm = rounded(plain, FORMS[name], "int8" if "rows" in name else None)
             assert any(map(is_quantized, jax.tree.leaves(lm.params, is_leaf=is_quantized)))
             made[name] = plain, lm, [run(lm, [one])[0] for one in REQUESTS]
         return made[name]
@@ -71,6 +74,24 @@ def check(quantized: Quantized, form: str, name: str) -> None:
 @pytest.mark.parametrize("name", [*ORDINARY, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE)])
 def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
     check(quantized, "int4", name)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("int8, rows in int8", "prompt_lookup"),
+        pytest.param("int4, rows in int8", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("int8, rows in int8", "layerskip", marks=pytest.mark.slow),
+    ],
+)
+def test_texts_are_those_of_plain_decoding_where_rows_are_rounded_too(quantized, form, name):
+    check(quantized, form, name)
+    _, lm, _ = quantized(form)
+    wide = LanguageModel(lm.config, lm.params, replace(lm.backend, activations=None))
+    ids = [list(REQUESTS[0].prompt)]
+    found, expected = (np.asarray(each.logits(ids)) for each in (lm, wide))
+    # They are near those of rows as they are, and not the same.
+    assert 1e-4 * expected.std() < np.abs(found - expected).max() < 0.2 * expected.std()
 
 
 @pytest.mark.exhaustive

@@ -16,6 +16,7 @@ WIDE = (
         "test_few_bits.py",
         "test_adapters.py",
         "test_quantized_sums.py",
+        "test_rounded_rows.py",
     ),
 )
 

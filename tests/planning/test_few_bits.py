@@ -31,9 +31,9 @@ MODELS = {"llama-2-7b": LLAMA_2_7B, "llama-3-8b": LLAMA_3_8B}
 LENGTHS = {("llama-2-7b", 64): 128, ("llama-3-8b", 64): 896, ("llama-2-7b", 1): 2048, ("llama-3-8b", 1): 2048}
 
 
-def deployed(config, weights, topology="v5e:1x1", batch=1, max_len=512, **axes) -> Deployment:
-    mesh = MeshConfig(**axes)
-    return Deployment(config, topology, mesh, batch=batch, max_len=max_len, prompt_tokens=16, weights=weights)
+def deployed(config, weights, topology="v5e:1x1", batch=1, max_len=512, activations=None, **axes) -> Deployment:
+    options = {"batch": batch, "max_len": max_len, "prompt_tokens": 16}
+    return Deployment(config, topology, MeshConfig(**axes), weights=weights, activations=activations, **options)
 
 
 def moved_bytes(program: CompiledProgram) -> int:
@@ -88,6 +88,12 @@ def test_what_cannot_be_planned_is_refused_in_one_line(weights, tensor, message)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("weights", [None, "nf4", "fp8"])
+def test_rows_in_bytes_are_planned_with_weights_that_they_multiply(weights):
+    with pytest.raises(InvalidOption, match="activations 'int8' multiply weights in int8 or int4: give one of these"):
+        deployed(TINY, weights, activations="int8")
+
+
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize("name", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
@@ -109,6 +115,20 @@ def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
 
 @pytest.mark.slow
 @pytest.mark.tpu_compile
+@pytest.mark.parametrize("weights", ["int8", "int4:group=64"])
+def test_rows_in_bytes_multiply_codes_where_they_lie(weights):
+    """In int32 by the matrix unit, of int8: no weight is widened in memory."""
+    program = deployed(TINY, weights, batch=8, activations="int8").compile()["decode"]
+    integers = [each for each in program.hlo.splitlines() if " convolution(" in each and "= s32[8," in each]
+    assert len(integers) == (7 if weights == "int8" else 0)
+    kernels = [each for each in program.instructions() if each.name.startswith("quant_matmul")]
+    assert len(kernels) == (0 if weights == "int8" else 7)
+    of_layers = [each for each in program.instructions() if not each.branches and each.runs == 2]
+    assert all(each.written_bytes < 512 * 512 // 2 for each in of_layers)
+
+
+@pytest.mark.slow
+@pytest.mark.tpu_compile
 def test_sums_in_bytes_send_half_of_what_bfloat16_takes():
     """Counted in the compiled program, the layers' sums: each of 512 numbers of 8 rows, with a scale for each 128."""
     sent = {}
@@ -121,10 +141,10 @@ def test_sums_in_bytes_send_half_of_what_bfloat16_takes():
     assert sent["int8"] <= 0.52 * sent[None]
 
 
-def check(model: str, weights: str, batch: int) -> None:
+def check(model: str, weights: str, batch: int, activations: str | None = None) -> None:
     """HBM traffic is the floor of the quantized weights and the cache, and little is held beside."""
-    config = MODELS[model]
-    deployment = deployed(config, weights, batch=batch, max_len=LENGTHS.get((model, batch), 1024))
+    config, max_len = MODELS[model], LENGTHS.get((model, batch), 1024)
+    deployment = deployed(config, weights, batch=batch, max_len=max_len, activations=activations)
     program = deployment.compile()["decode"]
     # 128 tokens' slots are one block of attention and a part of another.
     limit = 1.05 if deployment.max_len > 128 else 1.09
@@ -140,6 +160,14 @@ def check(model: str, weights: str, batch: int) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_decode_on_one_v5e_reads_quantized_weights_and_the_cache_once(model, weights, batch):
     check(model, weights, batch)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tpu_compile
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("weights", "batch"), [("int8", 1), ("int8", 8), ("int4:group=64", 8)])
+def test_rows_in_bytes_read_the_same_weights_once(weights, batch):
+    check("llama-2-7b", weights, batch, "int8")
 
 
 @pytest.mark.exhaustive
