@@ -10,6 +10,7 @@ import pytest
 
 from jaxinfer import LanguageModel
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.decoder import output_logits
 from jaxinfer.models.layers import KERNEL
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format, int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
@@ -126,6 +127,18 @@ def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):
             plain.resolve(f"draft_model:model=self,weights={weights}")
     with pytest.raises(InvalidOption, match="is no GGUF file; use int8 or int4"):
         plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=gguf")
+
+
+def test_the_output_matrix_multiplies_rows_as_they_are(quantized):
+    _, lm, _ = quantized("int8, rows in int8")
+    decoder = lm.programs.decoder
+    assert decoder.backend.activations == "int8"
+    hidden_BD = jax.random.normal(jax.random.key(0), (3, lm.config.model_dim))
+    found, expected = (
+        jax.jit(lambda hidden_BD, d=each: output_logits(d, lm.params, hidden_BD))(hidden_BD)
+        for each in (decoder, replace(decoder, backend=replace(decoder.backend, activations=None)))
+    )
+    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
 def test_a_draft_model_is_loaded_in_few_bits(quantized, tiny_llama_folder):
