@@ -314,7 +314,7 @@ class LanguageModel:
     @property
     def adapted_params(self) -> Params:
         """The parameters with those of the loaded adapters, as programs take them beside rows' `adapter_numbers`."""
-        return self._adapters.params
+        return self._adapters.beside(self.params)
 
     def adapter_numbers(self, adapter: str | Sequence[str | None] | None, count: int) -> list[int]:
         """Return the number of each text's adapter, 0 for none; ``adapter`` is that of `generate`."""

@@ -67,6 +67,15 @@ class ModelAdapters:
         self._partitioner, self._checkpoint = partitioner, checkpoint
         self._loaded: dict[str, _Loaded] = {}
 
+    def beside(self, params: Params) -> Params:
+        """Return parameters, the model's or others in their place, with those of all adapters.
+
+        The model's own come as one object until an adapter is loaded or unloaded.
+        """
+        if params is self._base:
+            return self.params
+        return {**params, LOADED: self.params[LOADED]} if LOADED in self.params else params
+
     @property
     def origins(self) -> dict[str, str]:
         """Where each adapter came from, by its name."""

@@ -15,7 +15,7 @@ from jaxinfer.bench.identity.bisect import (
 )
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.models import block, network, norm
+from jaxinfer.models import block, mlp, network, norm
 from jaxinfer.models.decoder import Decoder, create_cache, forward
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
@@ -47,7 +47,8 @@ def test_what_does_not_differ_is_not_found():
 def test_a_deliberate_dependence_is_found_where_it_is(monkeypatch, variant, token):
     """The shapes that are hit: a batch of two, a pass of two tokens, and a pass of all tokens with two siblings."""
     hit = ((2, 6), (1, 2), (1, 8))
-    monkeypatch.setitem(block._ACTIVATIONS, "silu", disturbed(lambda shape: shape[:2] in hit))
+    silu = disturbed(lambda shape: shape[:2] in hit)
+    monkeypatch.setattr(mlp, "ACTIVATIONS", {**mlp.ACTIVATIONS, "silu": silu})
     found = first_difference(toy(), TEXT, [Variant(), variant])
     assert found.variant == variant
     assert (found.operation, found.layer, found.token) == ("blocks.layer_0.mlp.activated", 0, token)

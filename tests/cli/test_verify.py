@@ -18,7 +18,7 @@ from jaxinfer.cli.sample_prompts import SAMPLE_PROMPTS
 from jaxinfer.decoding import registry
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.models import block
+from jaxinfer.models import mlp
 from jaxinfer.ops.backend import Backend, choose_backend
 from tests.cli.conftest import Outcome
 from tests.decoding.rows import SAMPLINGS
@@ -168,7 +168,7 @@ def test_a_bisection_names_the_first_operation_that_differs(
 
     silu = jax.nn.silu
     disturbed = lambda inputs: silu(inputs) + (1e-3 if inputs.shape[0] == 3 else 0)  # noqa: E731
-    monkeypatch.setitem(block._ACTIVATIONS, "silu", disturbed)
+    monkeypatch.setattr(mlp, "ACTIVATIONS", {**mlp.ACTIVATIONS, "silu": disturbed})
     outcome = run(*arguments, "--json")
     found = json.loads(outcome.out)["bisect"]
     assert outcome.code == 0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxinfer.models.block import _ACTIVATIONS
 from jaxinfer.models.config import Rope
+from jaxinfer.models.mlp import ACTIVATIONS
 from jaxinfer.models.positions import rotary_tables
 from jaxinfer.ops.rotation import rotate
 from jaxinfer.ops.rounding import rounded
@@ -77,12 +77,12 @@ def test_rotations_have_the_same_bits_with_all_that_goes_before(width):
     np.testing.assert_array_equal(check_parts(fused, heads, positions), apart)
 
 
-@pytest.mark.parametrize("name", _ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gates_have_the_same_bits_with_all_that_goes_around(name):
     rng = np.random.default_rng(2)
     gate, up, bias = 3 * drawn(rng, (5, 3, 100)), drawn(rng, (5, 3, 100)), drawn(rng, (100,))
-    apart = check_parts(_ACTIVATIONS[name], gate + bias)
-    fused = check_parts(lambda gate, up: _ACTIVATIONS[name](gate + bias) * up, gate, up)
+    apart = check_parts(ACTIVATIONS[name], gate + bias)
+    fused = check_parts(lambda gate, up: ACTIVATIONS[name](gate + bias) * up, gate, up)
     np.testing.assert_array_equal(fused, apart * up)
 
 

@@ -15,6 +15,7 @@ WIDE = (
         "test_engine.py",
         "test_few_bits.py",
         "test_adapters.py",
+        "test_experts.py",
         "test_quantized_sums.py",
         "test_rounded_rows.py",
     ),
