@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, parse_layout
 from jaxinfer.checkpoint.source import Checkpoint
-from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.batch import pad_texts
 from jaxinfer.decoding.kept_programs import KeptPrograms
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
@@ -92,7 +92,7 @@ class LanguageModel:
         self._is_rounded = is_rounded
         self._resolved: dict[Strategy, Strategy] = {}
         self._has_engine = False
-        self._adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint)
+        self.loaded_adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint)
         if tokenizer is not None:
             self.tokenizer = tokenizer
 
@@ -221,8 +221,7 @@ class LanguageModel:
         config = engine_config(options) if config is None else config
         if not isinstance(config, EngineConfig):
             raise InvalidOption(f"engine: {config!r} is not an EngineConfig")
-        if self._has_engine:
-            raise InvalidOption("this model has an engine that runs: close it first")
+        self._check_no_engine("engine")
         resolved = self.resolve(strategy)
 
         def make_requests(
@@ -284,24 +283,20 @@ class LanguageModel:
     ) -> Float[Array, "B T V"]:
         """Return the logits of every token of whole texts, in float32 (float64 for a float64 model).
 
-        Texts of unequal length are padded on the right; what stands there means nothing. ``adapter`` is that of
-        `generate`.
+        Texts of unequal length are padded on the right; what stands there means nothing. ``adapter`` as in `generate`.
         """
         if not isinstance(token_ids, Iterable):
             raise InvalidOption(f"{token_ids!r} is not a list of sequences of token ids")
         rows = [check_ids(ids, self.config.vocab_size) for ids in token_ids]
         if not rows:
             raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
-        longest, known = max(len(row) for row in rows), self.config.max_position
+        longest, known = max(map(len, rows)), self.config.max_position
         if self.config.learned_positions is not None and longest > known:
             raise InvalidOption(f"a text has {longest} tokens, but the model knows {known} positions: shorten it")
         num_padding = self.programs.partitioner.num_rows(len(rows)) - len(rows)
-        tokens_BT = np.zeros((len(rows) + num_padding, prompt_bucket(longest, self.programs.decoder.backend)), np.int32)
-        for index, row in enumerate(rows):
-            tokens_BT[index, : len(row)] = row
-        lengths_B = np.array([len(row) for row in rows] + [0] * num_padding, np.int32)
-        adapters_B = np.array(self.adapter_numbers(adapter, len(rows)) + [0] * num_padding, np.int32)
-        logits_BTV = self.programs.logits(self.adapted_params, tokens_BT, lengths_B, adapters_B)
+        texts = pad_texts([*rows, *[[]] * num_padding], self.programs.decoder.backend)
+        adapters_B = np.array(self.loaded_adapters.numbers(adapter, len(rows)) + [0] * num_padding, np.int32)
+        logits_BTV = self.programs.logits(self.adapted_params, *texts, adapters_B)
         if not logits_BTV.is_fully_addressable:
             logits_BTV = self.programs.partitioner.fetch(logits_BTV)
         return logits_BTV[: len(rows), :longest]
@@ -309,46 +304,52 @@ class LanguageModel:
     @property
     def adapters(self) -> Mapping[str, str]:
         """The adapters that are loaded: where each one came from, by its name."""
-        return self._adapters.origins
+        return self.loaded_adapters.origins
 
     @property
     def adapted_params(self) -> Params:
-        """The parameters with those of the loaded adapters, as programs take them beside rows' `adapter_numbers`."""
-        return self._adapters.beside(self.params)
-
-    def adapter_numbers(self, adapter: str | Sequence[str | None] | None, count: int) -> list[int]:
-        """Return the number of each text's adapter, 0 for none; ``adapter`` is that of `generate`."""
-        return self._adapters.numbers(adapter, count)
+        """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own."""
+        return self.loaded_adapters.beside(self.params)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load a low-rank adapter (LoRA, rsLoRA, DoRA) from a folder that PEFT saved, under a name for `generate`.
 
-        Any number may be loaded, and each prompt of a batch may have another one. Raises subclasses of JaxinferError
-        for what is no such folder, does not fit the model, or needs more than the linear layers of its blocks.
+        Any number may be loaded. Raises JaxinferError for what is no such folder or does not fit the model's blocks.
         """
         self._check_no_engine("load_adapter")
-        self._adapters.load(name, path)
+        self.loaded_adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; texts that are being written with it go on."""
         self._check_no_engine("unload_adapter")
-        self._adapters.unload(name)
+        self.loaded_adapters.unload(name)
 
     def merge_adapter(self, name: str) -> "LanguageModel":
         """Return a model with a loaded adapter added to its weights, rounded once; this one stays as it is.
 
         Raises InvalidOption for weights in few bits, which would be rounded again.
         """
-        params, checkpoint = self._adapters.merged(name)
+        return self.changed(*self.loaded_adapters.merged(name))
+
+    def changed(
+        self,
+        params: Params,
+        checkpoint: Checkpoint | None = None,
+        *,
+        backend: Backend | None = None,
+        is_rounded: bool = False,
+    ) -> "LanguageModel":
+        """Return a model that differs in its parameters, and in what else is given; it has no adapters."""
         return LanguageModel(
             self.config,
             params,
-            self.backend,
-            checkpoint,
+            backend or self.backend,
+            checkpoint or self._checkpoint,
             tokenizer=self._tokenizer_or_none(),
             max_len=self.max_len,
             cache=self.programs.layout,
             mesh=self.programs.partitioner.mesh,
+            is_rounded=is_rounded,
         )
 
     def _check_no_engine(self, what: str) -> None:
@@ -436,7 +437,7 @@ class LanguageModel:
             vocab_size=self.config.vocab_size,
             max_len=self.max_len,
             can_grow=self.max_len != self.config.longest_text,
-            adapters=self.adapter_numbers(adapter, len(prompts)),
+            adapters=self.loaded_adapters.numbers(adapter, len(prompts)),
         )
 
     def resolve(self, strategy: str | Strategy) -> Strategy:

@@ -81,6 +81,10 @@ class ModelAdapters:
         """Where each adapter came from, by its name."""
         return {name: loaded.adapter.origin for name, loaded in self._loaded.items()}
 
+    def fingerprint(self, name: object) -> str:
+        """Return letters that stand for an adapter's numbers."""
+        return self._find(name).adapter.fingerprint
+
     def load(self, name: str, folder: str | Path) -> None:
         """Read a PEFT folder as the adapter of a name."""
         check_name(name)

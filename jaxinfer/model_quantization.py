@@ -83,14 +83,15 @@ def quantize(
     made_of = {"model": model.fingerprint, "weights": f"{weights} by {method}", "texts": digest(texts.tobytes().hex())}
     layers = _Kept(folder, made_of)
     done = list(quantize_layers(Decoder(config, backend), params, texts, METHODS[method](form), layers, advance))
-    return _changed(model, _arranged(model.params, done), activations)
+    backend = replace(model.backend, activations=activations)
+    return model.changed(_arranged(model.params, done), backend=backend, is_rounded=True)
 
 
 def with_activations(model: LanguageModel, activations: str | None) -> LanguageModel:
     """Return the same model with what its weights multiply in bytes, or as wide as computed; it shares parameters."""
     check_activations(activations)
     check_kernels(model.params, activations)
-    return _changed(model, model.params, activations)
+    return model.changed(model.params, backend=replace(model.backend, activations=activations), is_rounded=True)
 
 
 def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format:
@@ -117,20 +118,6 @@ def form_of(weights: str) -> Format:
     if few_bits is None or few_bits.form is None or few_bits.name.partition(":")[0] not in ("int8", "int4"):
         raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64")
     return few_bits.form
-
-
-def _changed(model: LanguageModel, params: Params, activations: str | None) -> LanguageModel:
-    """Return a model, on one device, with rounded parameters."""
-    return LanguageModel(
-        model.config,
-        params,
-        replace(model.backend, activations=activations),
-        model._checkpoint,
-        tokenizer=model._tokenizer_or_none(),
-        max_len=model.max_len,
-        cache=model.programs.layout,
-        is_rounded=True,
-    )
 
 
 def _own_texts(model: LanguageModel, num_texts: int, length: int) -> Int[np.ndarray, "N T"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.batch import pad_texts
 from jaxinfer.decoding.scoring import hidden_states, text_scores
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
@@ -70,6 +70,5 @@ def _padded(lm: LanguageModel, ids: Sequence[int], adapter: str | None) -> tuple
     checked = check_ids(ids, lm.config.vocab_size)
     if len(checked) > lm.max_len:
         raise InvalidOption(f"the text has {len(checked)} tokens, but the context has room for {lm.max_len}")
-    tokens_BT = np.zeros((1, prompt_bucket(len(checked), lm.programs.decoder.backend)), np.int32)
-    tokens_BT[0, : len(checked)] = checked
-    return tokens_BT, np.array([len(checked)], np.int32), np.array(lm.adapter_numbers(adapter, 1), np.int32)
+    adapters_B = np.array(lm.loaded_adapters.numbers(adapter, 1), np.int32)
+    return *pad_texts([checked], lm.programs.decoder.backend), adapters_B

@@ -78,6 +78,32 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     return data
 
 
+def add_length_argument(data: argparse._ArgumentGroup) -> None:
+    """Add ``--length``, of rows that texts are packed into."""
+    data.add_argument(
+        "--length",
+        metavar="T",
+        type=number(int, 1),
+        help="tokens of each packed row (default: 512, or the context)",
+    )
+
+
+def add_remat_argument(group: argparse._ArgumentGroup) -> None:
+    """Add ``--remat``."""
+    group.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
+
+
+def add_hard_targets_argument(group: argparse._ArgumentGroup) -> None:
+    """Add ``--hard-targets``, for losses of distillation."""
+    group.add_argument(
+        "--hard-targets",
+        metavar="W",
+        type=number(float, 0),
+        default=0.0,
+        help="weight of the texts' own tokens in the loss (default: 0)",
+    )
+
+
 def add_answer_arguments(parser: argparse.ArgumentParser, max_new_tokens: int, batch_size: int) -> None:
     """Add the arguments of commands that generate: ``--max-new-tokens``, ``--batch-size`` and ``--dtype``."""
     whole = number(int, 1)

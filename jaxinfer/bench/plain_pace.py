@@ -32,7 +32,7 @@ def plain_step_seconds(
     needed = 1 + _WARM_STEPS + TIMED_STEPS
     if any(len(prompt) + needed > model.max_len for prompt in prompts):
         return None
-    numbers = model.adapter_numbers(adapter, len(prompts))
+    numbers = model.loaded_adapters.numbers(adapter, len(prompts))
     requests = [
         Request(prompt, max(limit, len(prompt) + needed), sampling, adapter=number)
         for prompt, limit, number in zip(prompts, limits, numbers)

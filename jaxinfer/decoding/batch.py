@@ -15,7 +15,7 @@ from jaxinfer.decoding.programs import FIXED_CHUNK, Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
 from jaxinfer.decoding.state import initial_state
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.notation import Params
+from jaxinfer.notation import Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.sampling.arrays import sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
@@ -219,6 +219,15 @@ def prompt_bucket(length: int, backend: Backend | None = None) -> int:
     """
     least = _MIN_PROMPT_BUCKET if backend is None or backend.fixed_rows == 1 else FIXED_CHUNK
     return max(least, 1 << max(length - 1, 0).bit_length())
+
+
+def pad_texts(texts: Sequence[Sequence[int]], backend: Backend) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
+    """Return whole texts as a program takes them, filled up on the right, and their lengths."""
+    lengths_B = np.array([len(text) for text in texts], np.int32)
+    tokens_BT = np.zeros((len(texts), prompt_bucket(int(lengths_B.max()), backend)), np.int32)
+    for row, text in enumerate(texts):
+        tokens_BT[row, : len(text)] = text
+    return tokens_BT, lengths_B
 
 
 def cache_bucket(length: int, headroom: int, max_len: int) -> int:

@@ -86,7 +86,7 @@ def full_logits(
 ) -> Any:
     """Return the logits of every token of whole texts, as prefill computes them."""
     cache = create_cache(decoder.config, tokens_BT.shape[0], tokens_BT.shape[1], decoder.backend)
-    model = Model(decoder, params) if adapters_B is None else Model.adapted(decoder, params, adapters_B)
+    model = Model.adapted(decoder, params, adapters_B)
     hidden_BTD, _ = forward_prompt(model, tokens_BT, lengths_B, cache, prefill_chunk(decoder.backend))
     return model.logits(hidden_BTD)[..., : decoder.config.num_tokens]
 

@@ -107,7 +107,7 @@ def hidden_states(
 
     ``adapters_B`` are the texts' loaded adapters; None is none.
     """
-    model = Model(decoder, params) if adapters_B is None else Model.adapted(decoder, params, adapters_B)
+    model = Model.adapted(decoder, params, adapters_B)
     batch, num_slots = tokens_BT.shape
     cache = create_cache(decoder.config, batch, num_slots, decoder.backend)
     return forward_prompt(model, tokens_BT, lengths_B, cache, prefill_chunk(decoder.backend))[0]

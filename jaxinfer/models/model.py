@@ -27,9 +27,11 @@ class Model:
     adapters_B: Any = None
 
     @classmethod
-    def adapted(cls, decoder: Decoder, params: Params, adapters_B: Int[Array, " B"]) -> "Model":
-        """Return a model with its loaded adapters, if it has any, for a batch whose rows have these."""
-        return cls(decoder, bound(params), adapters_B if LOADED in params else None)
+    def adapted(cls, decoder: Decoder, params: Params, adapters_B: Int[Array, " B"] | None) -> "Model":
+        """Return a model with its loaded adapters, if it has any, for a batch whose rows have these; None is none."""
+        if adapters_B is None or LOADED not in params:
+            return cls(decoder, params)
+        return cls(decoder, bound(params), adapters_B)
 
     @property
     def config(self) -> DecoderConfig:

@@ -32,4 +32,5 @@ class Embeddings:
         served.check_open()
         work = served.until_the_end(served.scorer.embed(job.texts, options.request_seconds, job.adapter))
         vectors = await unless_gone(request.receive, work)
-        return json_response(embeddings_answer(job, vectors, job.adapter or options.model, served.system_fingerprint))
+        fingerprint = served.system_fingerprint(job.adapter)
+        return json_response(embeddings_answer(job, vectors, job.adapter or options.model, fingerprint))

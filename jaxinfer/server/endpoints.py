@@ -109,7 +109,7 @@ class Endpoints:
             "created": served.created,
             "owned_by": "jaxinfer",
             "max_model_len": served.engine.longest_text,
-            "system_fingerprint": served.system_fingerprint,
+            "system_fingerprint": served.system_fingerprint(),
         }
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
@@ -138,7 +138,8 @@ class Endpoints:
         served.live.add(generation)
         client = request.scope[CLIENT]
         served.rates.spend(client, sum(map(len, job.prompts)))
-        head = new_head(prefix, job.adapter or served.options.model, served.system_fingerprint, job.sampling.seed)
+        model, fingerprint = job.adapter or served.options.model, served.system_fingerprint(job.adapter)
+        head = new_head(prefix, model, fingerprint, job.sampling.seed)
         form, on_end = make_form(head, job), partial(self._end, generation, job, head, client)
         if job.stream:
             return EventStream(self._events(generation, form), on_end)

@@ -2,8 +2,18 @@
 
 from jaxinfer import __version__
 from jaxinfer.language_model import LanguageModel
+from jaxinfer.ops.rows_in_bytes import holds_bytes
 
 
-def system_fingerprint(lm: LanguageModel) -> str:
-    """Return the version, the dtype and the weights, as answers and logs name them."""
-    return f"jaxinfer-{__version__}-{lm.backend.param_dtype}-{lm.fingerprint}"
+def system_fingerprint(lm: LanguageModel, adapter: str | None = None) -> str:
+    """Return the version, the dtype, what is rounded on the way, the weights and an adapter's, as answers name them."""
+    backend = lm.backend
+    rounded = {
+        "activations": backend.activations,
+        "cache": backend.cache_dtype if holds_bytes(backend.cache_dtype) else None,
+        "collectives": backend.collectives,
+    }
+    parts = [f"jaxinfer-{__version__}", backend.param_dtype]
+    parts += [f"{what}_{dtype}" for what, dtype in rounded.items() if dtype is not None]
+    parts += [lm.fingerprint, *([] if adapter is None else [lm.loaded_adapters.fingerprint(adapter)])]
+    return "-".join(parts)

@@ -41,6 +41,7 @@ class Served:
         self.created = int(time.time())
         self.rates = Rates(options.requests_per_minute, options.tokens_per_minute)
         self.scorer = Scorer(lm, engine.config.max_waiting)
+        self._fingerprints: dict[str | None, str] = {}
         self.live: set[Generation | asyncio.Task[Any]] = set()
         self.is_warm = self.is_draining = False
         self.progress = Progress()
@@ -48,10 +49,12 @@ class Served:
         facts = {"model": options.model, "strategy": strategy, "dtype": dtype, "version": __version__}
         self.metrics = ServerMetrics(engine, {**facts, "weights": lm.fingerprint})
 
-    @cached_property
-    def system_fingerprint(self) -> str:
-        """What decides an answer besides the request: the version, the dtype and the weights."""
-        return system_fingerprint(self.lm)
+    def system_fingerprint(self, adapter: str | None = None) -> str:
+        """Return what decides an answer besides the request; an adapter is one of those that are loaded."""
+        # A model keeps its adapters while its engine runs.
+        if adapter not in self._fingerprints:
+            self._fingerprints[adapter] = system_fingerprint(self.lm, adapter)
+        return self._fingerprints[adapter]
 
     @cached_property
     def calling(self) -> Calling:

@@ -156,7 +156,7 @@ def test_a_number_that_is_free_again_is_another_adapters(model, tmp_path):
     lm.unload_adapter("a")
     np.testing.assert_array_equal(lm.logits(PROMPTS[1:2], adapter="b"), second)
     lm.load_adapter("c", write_adapter(tmp_path / "c", lm.config, ord("a")))
-    assert lm.adapter_numbers(["c", "b", None], 3) == [1, 2, 0]
+    assert lm.loaded_adapters.numbers(["c", "b", None], 3) == [1, 2, 0]
     lm.unload_adapter("b")
     lm.unload_adapter("c")
     assert lm.adapted_params is lm.params
@@ -176,7 +176,7 @@ def test_thirty_two_adapters_in_a_batch_of_thirty_two(tmp_path):
     for row, name in enumerate(names):
         (alone,) = lm.generate(prompts[row : row + 1], **asked, adapter=name)
         assert (alone.tokens, alone.logprobs) == (together[row].tokens, together[row].logprobs)
-        merged, _ = lm._adapters.merged(name)
+        merged, _ = lm.loaded_adapters.merged(name)
         (found,) = np.asarray(_logits(lm, merged, prompts[row]))
         np.testing.assert_allclose(live[row], found, atol=1e-4)
     assert len({result.tokens for result in together}) > 16
@@ -198,7 +198,7 @@ def test_what_names_no_adapter_is_refused_by_one_line(model):
         ({"adapter": 3}, "adapter 3 is neither a name nor a list of names"),
     ):
         with pytest.raises(InvalidOption, match=message):
-            lm._adapters.numbers(asked["adapter"], 1)
+            lm.loaded_adapters.numbers(asked["adapter"], 1)
     for name, message in (("all", "is loaded already"), ("", "not a text of 1"), ("a\nb", "not a text of 1")):
         with pytest.raises(InvalidOption, match=message):
             lm.load_adapter(name, lm.adapters["all"])

@@ -131,4 +131,25 @@ FAULTS: tuple[Fault, ...] = (
         'names = family_of({"model_type": "llama"}).tensor_names(config)',
         "tests/train/model/test_lora.py::test_saved_adapters_do_loaded_what_they_did",
     ),
+    Fault(
+        "answers of an adapter have the model's fingerprint",
+        "jaxinfer/server/fingerprint.py",
+        "[] if adapter is None else [lm.loaded_adapters.fingerprint(adapter)]",
+        "[]",
+        "tests/server/test_adapters.py::test_a_fingerprint_names_all_that_decides_an_answer",
+    ),
+    Fault(
+        "a fingerprint does not say what is rounded on the way",
+        "jaxinfer/server/fingerprint.py",
+        "rounded.items() if dtype is not None]",
+        "rounded.items() if dtype == '']",
+        "tests/server/test_adapters.py::test_a_fingerprint_names_all_that_decides_an_answer",
+    ),
+    Fault(
+        "parameters in a model's place are not used while no adapter is loaded",
+        _LOADED,
+        "if LOADED in self.params else params",
+        "if LOADED in self.params else self.params",
+        "tests/train/distill/test_distill.py::test_the_draft_that_is_written_is_one_for_its_teacher",
+    ),
 )

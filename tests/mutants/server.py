@@ -68,8 +68,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a drawn seed is told wrongly",
         _ENDPOINTS,
-        "served.system_fingerprint, job.sampling.seed)",
-        "served.system_fingerprint, job.sampling.seed ^ 1)",
+        "fingerprint, job.sampling.seed)",
+        "fingerprint, job.sampling.seed ^ 1)",
         f"{_ANSWERS}::test_without_a_seed_answers_differ_and_the_seed_that_is_told_gives_them_again",
     ),
     Fault(

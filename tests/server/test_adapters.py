@@ -7,6 +7,7 @@ from jaxinfer.server.api.completions import read_completion
 from jaxinfer.server.api.embeddings import read_embeddings
 from jaxinfer.server.api.errors import ApiError
 from jaxinfer.server.api.sampling import Limits
+from jaxinfer.server.fingerprint import system_fingerprint
 from tests.server.harness import MODEL, PROMPT, running
 from tests.toy_adapters import write_adapter
 
@@ -22,7 +23,7 @@ def served(trained_folder, tmp_path_factory):
         yield server
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_an_adapter_is_a_model_of_its_own(served):
     assert [model["id"] for model in served.get("/v1/models").json()["data"]] == [MODEL, "poems"]
     assert served.get("/v1/models/poems").json()["id"] == "poems"
@@ -32,6 +33,7 @@ def test_an_adapter_is_a_model_of_its_own(served):
         answer = served.complete(model=name, prompt=PROMPT, max_tokens=16, temperature=0).json()
         (expected,) = served.lm.generate(PROMPT, max_new_tokens=16, adapter=adapter)
         assert (answer["model"], answer["choices"][0]["text"]) == (name, expected.text)
+        assert answer["system_fingerprint"] == system_fingerprint(served.lm, adapter)
         texts[name] = expected.text
     assert len(set(texts.values())) == 2
     refused = served.complete(model="prose", prompt=PROMPT)
@@ -60,3 +62,15 @@ def test_the_name_of_the_model_chooses_the_adapter(tiny_llama_folder):
         assert asked.adapter == adapter
     with pytest.raises(ApiError, match="use 'fable' or 'poems'"):
         read_completion({"model": "prose", "prompt": PROMPT}, LIMITS, tokenizer)
+
+
+def test_a_fingerprint_names_all_that_decides_an_answer(tiny_llama_folder, tmp_path):
+    folder = tiny_llama_folder()
+    lm = jaxinfer.load(folder)
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        lm.load_adapter(name, write_adapter(tmp_path / name, lm.config, seed))
+    plain, one, same, other = (system_fingerprint(lm, name) for name in (None, "one", "same", "other"))
+    assert len({plain, one, other}) == 3
+    assert one == same
+    ways = ({"weights": "int8"}, {"weights": "int8", "activations": "int8"}, {"cache_dtype": "int8"})
+    assert len({plain, *(system_fingerprint(jaxinfer.load(folder, **way)) for way in ways)}) == 4

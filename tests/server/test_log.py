@@ -297,7 +297,7 @@ def test_another_model_is_refused(
 ) -> None:
     path = tmp_path / "log"
     monkeypatch.setattr("jaxinfer.cli.loading.load_model", lambda options: server.lm)
-    longer = replace(ENTRY, fingerprint=server.served.system_fingerprint, prompts=(LoggedPrompt((3,), 5000),))
+    longer = replace(ENTRY, fingerprint=server.served.system_fingerprint(), prompts=(LoggedPrompt((3,), 5000),))
     for entry, message in ((ENTRY, "was answered by f"), (longer, "may need 5001 tokens")):
         path.write_bytes(write_entry(entry))
         found = run("replay", path)

@@ -21,6 +21,9 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
 from train.arguments import (
     add_data_arguments,
+    add_hard_targets_argument,
+    add_length_argument,
+    add_remat_argument,
     add_run_arguments,
     add_step_arguments,
     build_schedule,
@@ -60,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--student-layers", metavar="N|I,J,...", help="start from N of the teacher's layers, or from layers I,J,..."
     )
     data = add_data_arguments(parser)
-    data.add_argument(
-        "--length", metavar="T", type=whole, help="tokens of each packed row (default: 512, or the context)"
-    )
+    add_length_argument(data)
     loss = parser.add_argument_group("loss")
     loss.add_argument(
         "--divergence", choices=tuple(DIVERGENCES), default="forward_kl", help="what to minimise (default: %(default)s)"
@@ -77,13 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="temperature of both models (default: %(default)s)",
     )
-    loss.add_argument(
-        "--hard-targets",
-        metavar="W",
-        type=number(float, 0),
-        default=0.0,
-        help="weight of the texts' own tokens in the loss (default: 0)",
-    )
+    add_hard_targets_argument(loss)
     policy = parser.add_argument_group("on-policy data")
     policy.add_argument(
         "--on-policy",
@@ -102,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens", metavar="N", type=whole, default=128, help="of each sample (default: %(default)s)"
     )
     steps = add_step_arguments(parser, items="rows", learning_rate=3e-4)
-    steps.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
+    add_remat_argument(steps)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
-from train.arguments import build_schedule, check_batch, fit_settings, identity, read_data
+from train.arguments import add_remat_argument, build_schedule, check_batch, fit_settings, identity, read_data
 from train.command import EXIT_INTERRUPTED, number
 from train.heads.card import describe_recipe
 from train.heads.export import export_heads
@@ -89,7 +89,7 @@ def add_joint_arguments(parser: argparse.ArgumentParser) -> None:
         default=512,
         help="tokens of each packed row (default: %(default)s)",
     )
-    joint.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
+    add_remat_argument(joint)
 
 
 def run_joint(options: argparse.Namespace) -> int:

@@ -31,6 +31,8 @@ from jaxinfer.ops.backend import choose_backend, default_dtype, default_platform
 from jaxinfer.tokenizers import load_tokenizer
 from train.arguments import (
     add_data_arguments,
+    add_length_argument,
+    add_remat_argument,
     add_run_arguments,
     add_step_arguments,
     build_schedule,
@@ -69,9 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train a new model from this config.json, with the tokenizer beside it",
     )
     data = add_data_arguments(parser)
-    data.add_argument(
-        "--length", metavar="T", type=whole, help="tokens of each packed row (default: 512, or the context)"
-    )
+    add_length_argument(data)
     exits = parser.add_argument_group("exits")
     exits.add_argument(
         "--max-drop", metavar="P", type=share, default=0.1, help="dropout rate of the last layer (default: %(default)s)"
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scale of the adapters (default: %(default)s)",
     )
     steps = add_step_arguments(parser, items="rows", learning_rate=3e-4)
-    steps.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
+    add_remat_argument(steps)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.checkpoint.open import open_checkpoint
-from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import WriteFailed
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_loading import load
@@ -24,6 +22,9 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.few_bits.formats import Format
 from train.arguments import (
     add_data_arguments,
+    add_hard_targets_argument,
+    add_length_argument,
+    add_remat_argument,
     add_run_arguments,
     add_step_arguments,
     build_schedule,
@@ -32,7 +33,7 @@ from train.arguments import (
     identity,
     read_data,
 )
-from train.command import EXIT_INTERRUPTED, number, run_command
+from train.command import EXIT_INTERRUPTED, run_command
 from train.distill.divergences import forward_kl
 from train.distill.evaluation import DraftEvaluation, DraftFigures
 from train.distill.loss import DistillLoss
@@ -55,30 +56,20 @@ MODEL = "model"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.qat``."""
-    whole = number(int, 1)
     add_run_arguments(parser, "what is trained, and its own teacher")
     parser.add_argument(
         "--weights", metavar="W", required=True, help="what to round to: int8, int4:group=64, nf4:group=64 or fp8"
     )
     data = add_data_arguments(parser)
-    data.add_argument(
-        "--length", metavar="T", type=whole, help="tokens of each packed row (default: 512, or the context)"
-    )
-    data.add_argument(
-        "--hard-targets",
-        metavar="W",
-        type=number(float, 0),
-        default=0.0,
-        help="weight of the texts' own tokens in the loss, beside the teacher's distribution (default: 0)",
-    )
+    add_length_argument(data)
+    add_hard_targets_argument(data)
     steps = add_step_arguments(parser, items="rows", learning_rate=1e-4)
-    steps.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
+    add_remat_argument(steps)
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the model in few bits."""
     microbatch, form = check_batch(options), parse_form(options.weights)
-    checkpoint = open_checkpoint(options.model)
     teacher = load(
         options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr)
     )
@@ -119,14 +110,13 @@ def run(options: argparse.Namespace) -> int:
     )
     if result.interrupted:
         return EXIT_INTERRUPTED
-    export(options, teacher, checkpoint, form, told, result, (before, evaluation.measure(result.params)), rows)
+    export(options, teacher, form, told, result, (before, evaluation.measure(result.params)), rows)
     return 0
 
 
 def export(
     options: argparse.Namespace,
     teacher: LanguageModel,
-    checkpoint: Checkpoint,
     form: Format,
     told: dict[str, Any],
     result: FitResult,
@@ -150,19 +140,8 @@ def export(
     ]
     title, use = f"{options.model} in {options.weights}", "jaxinfer generate --model FOLDER ..."
     card = describe_model(title, about, use, lines, told, result, rows.num_predicted)
-    backend = choose_backend(teacher.backend.param_dtype, scan_layers=True)
-    params = jax.device_put(
-        in_few_bits(jax.device_get(result.params), form, f"--weights {options.weights}"), jax.devices()[0]
-    )
-    lm = LanguageModel(
-        teacher.config,
-        params,
-        backend,
-        checkpoint,
-        tokenizer=teacher._tokenizer_or_none(),
-        max_len=teacher.max_len,
-        is_rounded=True,
-    )
+    params = in_few_bits(jax.device_get(result.params), form, f"--weights {options.weights}")
+    lm = teacher.changed(jax.device_put(params, jax.devices()[0]), is_rounded=True)
     lm.save(folder, overwrite=True)
     try:
         (folder / CARD).write_text(card)

@@ -24,6 +24,7 @@ from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from train.arguments import (
     add_data_arguments,
+    add_remat_argument,
     add_run_arguments,
     add_step_arguments,
     add_weights_argument,
@@ -102,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     joint.add_argument(
         "--lora-alpha", metavar="X", type=positive, default=16.0, help="scale of the adapters (default: %(default)s)"
     )
-    joint.add_argument("--remat", action="store_true", help="recompute each block in the backward pass, to save memory")
+    add_remat_argument(joint)
     steps = add_step_arguments(parser, items="rows", batch_size=8, learning_rate=2e-3)
     steps.add_argument(
         "--row-length",

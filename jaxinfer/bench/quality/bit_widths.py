@@ -65,9 +65,7 @@ class BitWidth:
         def change(path: tuple[str, ...], matrix: Array) -> Array:
             return _rows(path, round_evenly(_rows(path, matrix), self.bits, self.group).astype(matrix.dtype))
 
-        params = _each_kernel(lm.params, change)
-        tokenizer, layout = lm._tokenizer_or_none(), lm.programs.layout
-        return LanguageModel(lm.config, params, lm.backend, tokenizer=tokenizer, max_len=lm.max_len, cache=layout)
+        return lm.changed(_each_kernel(lm.params, change))
 
 
 @partial(jax.jit, static_argnums=(1, 2))

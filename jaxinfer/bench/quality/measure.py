@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxinfer.bench.quality.windows import Window, cut_windows
-from jaxinfer.decoding.batch import prompt_bucket
+from jaxinfer.decoding.batch import pad_texts
 from jaxinfer.decoding.scoring import text_divergence
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.sampling.params import SamplingParams
@@ -187,10 +187,9 @@ def _measure(
 def _compare(reference: LanguageModel, lm: LanguageModel, ids: Sequence[int]) -> tuple[np.ndarray, ...]:
     """Return what `text_divergence` does for one text, without its last token."""
     decoders = reference.programs.decoder, lm.programs.decoder
-    tokens_BT = np.zeros((1, prompt_bucket(len(ids), lm.programs.decoder.backend)), np.int32)
-    tokens_BT[0, : len(ids)] = ids
     program, params = partial(text_divergence, decoders), (reference.params, lm.params)
-    found = lm.programs.run("text_divergence", program, (), params, tokens_BT, np.array([len(ids)], np.int32))
+    texts = pad_texts([ids], lm.programs.decoder.backend)
+    found = lm.programs.run("text_divergence", program, (), params, *texts)
     return tuple(np.asarray(part)[0] for part in found)
 
 

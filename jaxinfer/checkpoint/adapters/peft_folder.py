@@ -1,8 +1,10 @@
 """Reads a folder that PEFT saved: low-rank matrices for the tensors of a base model (LoRA; Hu et al., 2106.09685)."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +66,16 @@ class Adapter:
     origin: str
     matrices: Mapping[str, LowRank]
     places: Mapping[str, tuple[Place, ...]]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits of all numbers, in float32."""
+        found = hashlib.sha256()
+        for tensor, low in sorted(self.matrices.items()):
+            found.update(tensor.encode())
+            for part in low:
+                found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()[:16]
 
     @property
     def rank(self) -> int:

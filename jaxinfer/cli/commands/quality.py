@@ -87,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, has_weights=False)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure and print a table, or one JSON object."""
+def check_options(options: argparse.Namespace) -> None:
+    """Raise InvalidOption for options that contradict each other."""
     if options.text is None and options.task is None:
         raise InvalidOption("nothing to measure: give --text FILE, --task FILE or both")
     if options.chart is not None and options.text is None:
@@ -105,6 +105,11 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidOption("--bits and --groups: name each number once")
     if options.groups and not options.bits:
         raise InvalidOption("--groups are those of --bits: give --bits too")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print a table, or one JSON object."""
+    check_options(options)
     calibration = read_calibration(options)
     text = None if options.text is None else read_text("--text", options.text)
     asked = () if options.task is None else read_questions(options.task)
@@ -151,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
         given = {**vars(options), "weights": None, "activations": None, **own}
         return load_model(argparse.Namespace(**given))
 
-    @functools.cache
+    @functools.lru_cache(maxsize=1)
     def quantized(form: str) -> LanguageModel:
         ids = None if calibration is None else model.tokenizer.encode(calibration)
         with count_progress(f"{options.method} {form}", model.config.num_layers) as layer_done:

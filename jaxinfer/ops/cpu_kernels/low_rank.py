@@ -16,7 +16,8 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.machine_code import call
-from jaxinfer.ops.cpu_kernels.product_code import OF_MATRIX, chosen_matrix, dot_functions
+from jaxinfer.ops.cpu_kernels.product_code import OF_MATRIX, dot_functions
+from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.cpu_kernels.weighted_sums import WIDEST, weighted_sum_functions
 
@@ -94,7 +95,8 @@ def _down_piece(record: Record, count: int) -> str:
     x, ids = (record.pointer(code, name) for name in _DOWN[:2])
     rows, length, per_item = (record.number(code, name) for name in _DOWN[2:])
     item = code.arithmetic("sdiv", "%index", per_item)
-    w, y, outputs, stride, lines, _ = chosen_matrix(code, record, count, code.arithmetic("srem", "%index", per_item))
+    among = code.arithmetic("srem", "%index", per_item)
+    w, y, outputs, stride, lines, _ = chosen_matrix(code, record, count, among, OF_MATRIX[:2], OF_MATRIX[2:])
     chosen = _chosen(code, ids, item)
     of_w = code.arithmetic("mul", chosen, code.arithmetic("mul", lines, stride))
     places = [

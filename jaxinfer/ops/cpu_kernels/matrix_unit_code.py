@@ -12,7 +12,8 @@ import itertools
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module, wait_for
-from jaxinfer.ops.cpu_kernels.product_code import OF_MATRIX, chosen_matrix
+from jaxinfer.ops.cpu_kernels.product_code import OF_MATRIX
+from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
 # Several pieces per thread even out the threads' other work.
@@ -98,7 +99,7 @@ def _piece(record: Record, count: int, pause: str) -> str:
     place = code.arithmetic("sub", "%index", packs)
     which = code.arithmetic("sdiv", place, per_group)
     among = code.arithmetic("srem", place, per_group)
-    w, y, outputs, stride, lines, first_piece = chosen_matrix(code, record, count, among)
+    w, y, outputs, stride, lines, first_piece = chosen_matrix(code, record, count, among, OF_MATRIX[:2], OF_MATRIX[2:])
     first = code.arithmetic("mul", code.arithmetic("sub", among, first_piece), span)
     width = code.smaller(span, code.arithmetic("sub", outputs, first))
     padded = code.arithmetic("mul", code.ceiling(rows, _LINES), _LINES)

@@ -1,8 +1,11 @@
 """The assembly of products: tiles over all rows and outputs, and the foreign functions around them."""
 
+from functools import partial
+
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.dot_tiles import dot_tile, sums_of_tile, tile_rows
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
+from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, each_tile, even_tiles
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 
 # Several pieces per thread even out the threads' other work. `jaxinfer bench latency` measures another value.
@@ -73,7 +76,7 @@ def _piece(vectors: Vectors, record: Record, dtype: str, count: int) -> str:
     rows, length, groups, first_batch, per_group, span = (record.number(code, each) for each in _SHARED[1:])
     which = code.arithmetic("sdiv", "%index", per_group)
     among = code.arithmetic("srem", "%index", per_group)
-    w, y, outputs, stride, lines, first_piece = chosen_matrix(code, record, count, among)
+    w, y, outputs, stride, lines, first_piece = chosen_matrix(code, record, count, among, OF_MATRIX[:2], OF_MATRIX[2:])
     first = code.arithmetic("mul", code.arithmetic("sub", among, first_piece), span)
     width = code.smaller(span, code.arithmetic("sub", outputs, first))
     of_x = code.arithmetic("mul", which, code.arithmetic("mul", rows, length))
@@ -94,26 +97,6 @@ def _piece(vectors: Vectors, record: Record, dtype: str, count: int) -> str:
     return code.text()
 
 
-def chosen_matrix(code: Code, record: Record, count: int, piece: str) -> list[str]:
-    """Load the fields (`OF_MATRIX`) of the matrix, among ``count``, that a piece belongs to."""
-    chosen = _matrix(code, record, 0)
-    for index in range(1, count):
-        other = _matrix(code, record, index)
-        is_other = code.value(f"icmp sge i64 {piece}, {other[-1]}")
-        kinds = "ptr", "ptr", "i64", "i64", "i64", "i64"
-        chosen = [
-            code.value(f"select i1 {is_other}, {kind} {new}, {kind} {old}")
-            for kind, new, old in zip(kinds, other, chosen)
-        ]
-    return chosen
-
-
-def _matrix(code: Code, record: Record, index: int) -> list[str]:
-    """Load the fields of one matrix from a record."""
-    pointers = [record.pointer(code, f"{name}{index}") for name in OF_MATRIX[:2]]
-    return [*pointers, *(record.number(code, f"{name}{index}") for name in OF_MATRIX[2:])]
-
-
 def _dots(vectors: Vectors, dtype: str) -> str:
     """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs.
 
@@ -125,17 +108,15 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     most = tile_rows(vectors, dtype)
     parameters = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
     code = Code(f"internal void @dots({parameters}) #0")
-    tiles = code.ceiling("%rows", most)
-    is_few = code.value(f"icmp sle i64 {tiles}, {_FEW_TILES}")
-    # Tiles have about equally many rows: a tile of one row would read as much of w as one of many.
-    least_rows, larger_tiles = (code.arithmetic(operation, "%rows", tiles) for operation in ("sdiv", "srem"))
+    tiles = even_tiles(code, "%rows", most)
+    is_few = code.value(f"icmp sle i64 {tiles.count}, {_FEW_TILES}")
     shares = vectors.pairs(dtype)
     numbers = (_BLOCK_BYTES_OF_PAIRS if shares else _BLOCK_BYTES) // SIZES[kind]
     fitting = code.arithmetic("and", code.arithmetic("sdiv", numbers, "%length"), -OUTPUTS)
     block = code.larger(code.smaller(fitting, _BLOCK_OUTPUTS), OUTPUTS)
     if not shares:
         block = code.value(f"select i1 {is_few}, i64 {OUTPUTS}, i64 {block}")
-    is_one = code.value(f"icmp eq i64 {tiles}, 1")
+    is_one = code.value(f"icmp eq i64 {tiles.count}, 1")
     block = code.value(f"select i1 {is_one}, i64 %outputs, i64 {block}")
     parts = code.ceiling("%length", _PART_BYTES // SIZES[row_kind])
     parts = code.value(f"select i1 {is_few}, i64 1, i64 {parts}")
@@ -151,23 +132,22 @@ def _dots(vectors: Vectors, dtype: str) -> str:
         past_whole = code.arithmetic("add", first, whole)
         # Nobody has fetched the first block.
         unfetched = code.value(f"zext i1 {code.value(f'icmp eq i64 {first}, 0')} to i64")
-        fetching = code.arithmetic("sub", tiles, unfetched)
+        fetching = code.arithmetic("sub", tiles.count, unfetched)
         are_many = [code.value(f"icmp sgt i64 {fetching}, {number}") for number in (1, 3)]
         halvings = code.total([code.value(f"zext i1 {each} to i64") for each in are_many])
-        with code.repeated("each_tile", 0, tiles) as each_tile:
-            row = each_tile.held
-            is_larger = code.value(f"icmp slt i64 {each_tile.index}, {larger_tiles}")
-            count = code.arithmetic("add", least_rows, code.value(f"zext i1 {is_larger} to i64"))
-            each_tile.left = code.arithmetic("add", row, count)
-            row_x = code.at(row_kind, "%x", code.arithmetic("mul", row, "%pitch"))
-            row_y = code.at("float", "%y", code.arithmetic("mul", row, "%width"))
-            turn = code.arithmetic("sub", each_tile.index, unfetched)
+        with each_tile(code, tiles) as tile:
+            row_x = code.at(row_kind, "%x", code.arithmetic("mul", tile.row, "%pitch"))
+            row_y = code.at("float", "%y", code.arithmetic("mul", tile.row, "%width"))
+            turn = code.arithmetic("sub", tile.index, unfetched)
             is_early = code.value(f"or i1 {is_one}, {code.value(f'icmp slt i64 {turn}, 0')}")
             fetches_own = is_early if shares else "true"
             begun = code.arithmetic("sub", code.arithmetic("mul", turn, block), first)
             others = code.arithmetic("lshr", OUTPUTS - 1, halvings)
             others = code.value(f"select i1 {fetches_own}, i64 {OUTPUTS - 1}, i64 {others}")
-            chosen = {outputs: _chosen_tile(code, f"dot_{outputs}", count, most) for outputs in (OUTPUTS, 1)}
+            chosen = {
+                outputs: chosen_tile(code, tile.count, most, partial("@dot_{}x{}".format, outputs))
+                for outputs in (OUTPUTS, 1)
+            }
             with code.repeated("each_part", 0, "%length", part) as each_part:
                 left = code.arithmetic("sub", "%length", each_part.index)
                 begins = code.value(f"icmp eq i64 {each_part.index}, 0")
@@ -212,12 +192,3 @@ def _allocate(code: Code, needed: str, numbers: str) -> tuple[str, str]:
     code.start("allocated")
     memory = code.value(f"phi ptr [ null, %entry ], [ {own}, %allocate ]")
     return memory, code.value(f"phi ptr [ null, %entry ], [ {aligned}, %allocate ]")
-
-
-def _chosen_tile(code: Code, name: str, rows: str, most: int) -> str:
-    """Return the address of the tile of some rows, at most ``most``."""
-    tile = f"@{name}x{most}"
-    for count in range(1, most):
-        is_own = code.value(f"icmp eq i64 {rows}, {count}")
-        tile = code.value(f"select i1 {is_own}, ptr @{name}x{count}, ptr {tile}")
-    return tile

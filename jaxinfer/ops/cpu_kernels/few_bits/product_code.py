@@ -1,5 +1,7 @@
 """The assembly of products with weights in few bits: tiles over all rows and outputs, and the foreign function."""
 
+from functools import partial
+
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     GROUP_LANES,
@@ -13,6 +15,7 @@ from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     zeros_function,
 )
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
+from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, each_tile, even_tiles
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
@@ -82,7 +85,9 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     kind, element = row_kind(vectors), LLVM_TYPES[form.scale_dtype]
     x = record.pointer(code, "x")
     rows, length, groups, span = (record.number(code, each) for each in _SHARED[1:])
-    w, scales, minima, scale_units, minima_units, y, outputs, first_piece = _chosen(code, record, count)
+    w, scales, minima, scale_units, minima_units, y, outputs, first_piece = chosen_matrix(
+        code, record, count, "%index", _POINTERS, _INTEGERS
+    )
     first = code.arithmetic("mul", code.arithmetic("sub", "%index", first_piece), span)
     here = code.smaller(span, code.arithmetic("sub", outputs, first))
     row_bytes = code.arithmetic("mul", code.arithmetic("sdiv", length, RUN), form.row_bytes(RUN))
@@ -99,9 +104,8 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     runs = code.arithmetic("sdiv", code.arithmetic("sdiv", length, RUN), groups)
     padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
     most = vectors.rows
-    tiles = code.ceiling(rows, most)
-    is_many = code.value(f"icmp sge i64 {tiles}, {_MANY_TILES}")
-    least_rows, larger_tiles = (code.arithmetic(operation, rows, tiles) for operation in ("sdiv", "srem"))
+    tiles = even_tiles(code, rows, most)
+    is_many = code.value(f"icmp sge i64 {tiles.count}, {_MANY_TILES}")
 
     # Memory for the block's scales and minima, the sums of the rows' groups, and the block's widened codes.
     of_block = code.arithmetic("mul", padded, _BLOCK)
@@ -145,16 +149,12 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
         tile_w = code.value(f"select i1 {is_many}, ptr {own_codes}, ptr {block_w}")
         stride = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, SIZES[kind])}, i64 {row_bytes}")
         whole = code.arithmetic("and", count_here, -OUTPUTS)
-        with code.repeated("each_tile", 0, tiles) as each_tile:
-            row = each_tile.held
-            is_larger = code.value(f"icmp slt i64 {each_tile.index}, {larger_tiles}")
-            some = code.arithmetic("add", least_rows, code.value(f"zext i1 {is_larger} to i64"))
-            each_tile.left = code.arithmetic("add", row, some)
+        with each_tile(code, tiles) as (_, row, some):
             row_x = code.at(kind, x, code.arithmetic("mul", row, length))
             row_sums = code.at("float", own_sums, code.arithmetic("mul", row, padded))
             row_y = code.at("float", y, code.arithmetic("add", code.arithmetic("mul", row, outputs), block.index))
             for name, width, start, end in (("wide", OUTPUTS, 0, whole), ("one", 1, whole, count_here)):
-                tile = _chosen_tile(code, width, some, most, is_many)
+                tile = chosen_tile(code, some, most, partial(_address, code, is_many, width))
                 with code.repeated(f"each_{name}", start, end, width) as each:
                     of_scales = code.arithmetic("mul", each.index, padded)
                     pointers = (
@@ -173,34 +173,7 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     return code.text()
 
 
-def _chosen(code: Code, record: Record, count: int) -> list[str]:
-    """Load the fields of the matrix, among ``count``, that the piece belongs to."""
-    kinds = *["ptr"] * len(_POINTERS), *["i64"] * len(_INTEGERS)
-
-    def fields(matrix: int) -> list[str]:
-        pointers = [record.pointer(code, f"{name}{matrix}") for name in _POINTERS]
-        return [*pointers, *(record.number(code, f"{name}{matrix}") for name in _INTEGERS)]
-
-    chosen = fields(0)
-    for matrix in range(1, count):
-        other = fields(matrix)
-        is_other = code.value(f"icmp sge i64 %index, {other[-1]}")
-        chosen = [
-            code.value(f"select i1 {is_other}, {kind} {new}, {kind} {old}")
-            for kind, new, old in zip(kinds, other, chosen)
-        ]
-    return chosen
-
-
-def _chosen_tile(code: Code, outputs: int, rows: str, most: int, is_many: str) -> str:
-    """Return the address of the tile of some rows, at most ``most``."""
-
-    def either(count: int) -> str:
-        widened, direct = (tile_name(outputs, count, is_widened) for is_widened in (True, False))
-        return code.value(f"select i1 {is_many}, ptr @{widened}, ptr @{direct}")
-
-    tile = either(most)
-    for count in range(1, most):
-        is_own = code.value(f"icmp eq i64 {rows}, {count}")
-        tile = code.value(f"select i1 {is_own}, ptr {either(count)}, ptr {tile}")
-    return tile
+def _address(code: Code, is_many: str, outputs: int, rows: int) -> str:
+    """Return the address of the tile of so many outputs and rows, for codes that are widened or lie as they do."""
+    widened, direct = (tile_name(outputs, rows, is_widened) for is_widened in (True, False))
+    return code.value(f"select i1 {is_many}, ptr @{widened}, ptr @{direct}")

@@ -3,6 +3,7 @@
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import GROUP_LANES, prepare_function
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
+from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, each_tile, even_tiles
 from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import dot_declarations, rounded_tile, tile_name, widened
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import Format
@@ -64,7 +65,7 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     element = LLVM_TYPES[form.scale_dtype]
     x, sums, row_scales = (record.pointer(code, each) for each in _SHARED[:3])
     rows, pitch, sum_pitch, length, groups, span = (record.number(code, each) for each in _SHARED[3:])
-    w, scales, minima, y, outputs, first_piece = _chosen(code, record, count)
+    w, scales, minima, y, outputs, first_piece = chosen_matrix(code, record, count, "%index", _POINTERS, _INTEGERS)
     first = code.arithmetic("mul", code.arithmetic("sub", "%index", first_piece), span)
     here = code.smaller(span, code.arithmetic("sub", outputs, first))
     row_bytes = code.arithmetic("sdiv", code.arithmetic("mul", length, form.bits), 8)
@@ -80,8 +81,7 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
         size = code.arithmetic("mul", of_block, 2 * SIZES["float"])
         memory = own_scales = code.value(f"call ptr @malloc(i64 {size})")
         own_minima = code.at("float", own_scales, of_block)
-    tiles = code.ceiling(rows, vectors.rows)
-    least_rows, larger_tiles = (code.arithmetic(operation, rows, tiles) for operation in ("sdiv", "srem"))
+    tiles = even_tiles(code, rows, vectors.rows)
     with code.repeated("each_block", 0, here, _BLOCK) as block:
         count_here = code.smaller(code.arithmetic("sub", here, block.index), _BLOCK)
         block_w = code.at("i8", w, code.arithmetic("mul", block.index, row_bytes))
@@ -97,17 +97,13 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
                 # No form here has units of scales.
                 code.effect(f"call void @prepare(ptr {place}, ptr {place}, ptr {own}, i64 {integers})")
         whole = code.arithmetic("and", count_here, -OUTPUTS)
-        with code.repeated("each_tile", 0, tiles) as each_tile:
-            row = each_tile.held
-            is_larger = code.value(f"icmp slt i64 {each_tile.index}, {larger_tiles}")
-            some = code.arithmetic("add", least_rows, code.value(f"zext i1 {is_larger} to i64"))
-            each_tile.left = code.arithmetic("add", row, some)
+        with each_tile(code, tiles) as (_, row, some):
             row_x = code.at("i8", x, code.arithmetic("mul", row, pitch))
             row_sums = code.at("float", sums, code.arithmetic("mul", row, sum_pitch))
             own_row_scales = code.at("float", row_scales, row)
             row_y = code.at("float", y, code.arithmetic("add", code.arithmetic("mul", row, outputs), block.index))
             for name, width, start, end in (("wide", OUTPUTS, 0, whole), ("one", 1, whole, count_here)):
-                tile = _chosen_tile(code, width, some, vectors.rows)
+                tile = chosen_tile(code, some, vectors.rows, lambda rows: f"@{tile_name(width, rows)}")  # noqa: B023
                 with code.repeated(f"each_{name}", start, end, width) as each:
                     of_scales = code.arithmetic("mul", each.index, padded)
                     pointers = (
@@ -126,31 +122,3 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
         code.effect(f"call void @free(ptr {memory})")
     code.effect("ret void")
     return code.text()
-
-
-def _chosen(code: Code, record: Record, count: int) -> list[str]:
-    """Load the fields of the matrix, among ``count``, that the piece belongs to."""
-    kinds = *["ptr"] * len(_POINTERS), *["i64"] * len(_INTEGERS)
-
-    def fields(matrix: int) -> list[str]:
-        pointers = [record.pointer(code, f"{name}{matrix}") for name in _POINTERS]
-        return [*pointers, *(record.number(code, f"{name}{matrix}") for name in _INTEGERS)]
-
-    chosen = fields(0)
-    for matrix in range(1, count):
-        other = fields(matrix)
-        is_other = code.value(f"icmp sge i64 %index, {other[-1]}")
-        chosen = [
-            code.value(f"select i1 {is_other}, {kind} {new}, {kind} {old}")
-            for kind, new, old in zip(kinds, other, chosen)
-        ]
-    return chosen
-
-
-def _chosen_tile(code: Code, outputs: int, rows: str, most: int) -> str:
-    """Return the address of the tile of some rows, at most ``most``."""
-    tile = f"@{tile_name(outputs, most)}"
-    for count in range(1, most):
-        is_own = code.value(f"icmp eq i64 {rows}, {count}")
-        tile = code.value(f"select i1 {is_own}, ptr @{tile_name(outputs, count)}, ptr {tile}")
-    return tile
