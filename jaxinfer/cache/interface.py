@@ -88,9 +88,13 @@ class Cache(Protocol):
 
 
 class LayeredCache(NamedTuple):
-    """The caches of a whole decoder: one part for each kind of layer, in the config's order of kinds."""
+    """The caches of a whole decoder: one part for each kind of layer, in the config's order of kinds.
+
+    ``features`` is a `jaxinfer.cache.features.FeatureCache` where a drafter reads it, else None.
+    """
 
     parts: tuple[Cache, ...]
+    features: Any = None
 
     def place(
         self,
@@ -99,13 +103,17 @@ class LayeredCache(NamedTuple):
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> tuple[Placement, ...]:
-        """Place new tokens in every part; see `Cache.place`."""
-        return tuple(part.place(start_B, ancestors_BTT, counts_B, extent) for part in self.parts)
+        """Place new tokens in every part, and last in the features, if there are any; see `Cache.place`."""
+        placements = tuple(part.place(start_B, ancestors_BTT, counts_B, extent) for part in self.parts)
+        if self.features is None:
+            return placements
+        return *placements, self.features.place(start_B, ancestors_BTT.shape[-1])
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "LayeredCache":
         """Commit a path in every part; see `Cache.keep`."""
-        return LayeredCache(tuple(part.keep(start_B, path_BM, count_B) for part in self.parts))
+        parts = tuple(part.keep(start_B, path_BM, count_B) for part in self.parts)
+        return LayeredCache(parts, self.features and self.features.keep(start_B, path_BM, count_B))
 
     def with_part(self, kind: int, part: Cache) -> "LayeredCache":
         """Return the cache with one part replaced."""
-        return LayeredCache((*self.parts[:kind], part, *self.parts[kind + 1 :]))
+        return self._replace(parts=(*self.parts[:kind], part, *self.parts[kind + 1 :]))

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxinfer.cache.dense import place_in_order
 from jaxinfer.cache.interface import Placement, Scores
+from jaxinfer.cache.page_places import page_places
 from jaxinfer.cache.slots import path_moves
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
@@ -75,7 +76,7 @@ class PagedCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "PagedCache"]:
         """Write the new tokens, then attend to the slots of the placement's mask."""
-        places = self._places(placement.slots_BT)
+        places = page_places(self.table_BX, placement.slots_BT, self.keys)
         keys, values = (
             write_in_pages(pool, layer, *places, as_rows(rows_BTKH, pool, backend))
             for pool, rows_BTKH in ((self.keys, keys_BTKH), (self.values, values_BTKH))
@@ -89,17 +90,10 @@ class PagedCache:
         """Move the path's slots to the left; slots past ``count_B`` do not change."""
         if path_BM.shape[1] == 1:
             return self
-        moves = [self._places(start_B[:, None] + places_BM) for places_BM in path_moves(path_BM, count_B)]
+        slots = (start_B[:, None] + places_BM for places_BM in path_moves(path_BM, count_B))
+        moves = [page_places(self.table_BX, slots_BM, self.keys) for slots_BM in slots]
         keys, values = (move_in_pages(pool, *moves) for pool in (self.keys, self.values))
         return replace(self, keys=keys, values=values)
-
-    def _places(self, slots_BT: Int[Array, "B T"]) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-        """Return the page of each slot, and its place there; past the last page for slots that a row does not have."""
-        size, pages = self.page_size, self.keys.shape[1]
-        column_BT = jnp.clip(slots_BT // size, 0, self.table_BX.shape[1] - 1)
-        page_BT = jnp.take_along_axis(self.table_BX, column_BT, axis=1)
-        is_held_BT = (slots_BT >= 0) & (slots_BT < self.num_slots) & (page_BT > 0)
-        return jnp.where(is_held_BT, page_BT, pages), slots_BT % size
 
 
 def create_paged_cache(

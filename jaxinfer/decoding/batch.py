@@ -95,7 +95,7 @@ class RunningBatch:
             (self._reach_B - self._contexts_B).tolist(),
             num_slots,
             strategy.max_depth,
-            programs.create_cache(len(prompts), num_slots, headroom),
+            programs.create_cache(len(prompts), num_slots, headroom, strategy.features),
             sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
             np.array([-1 if params.grammar is None else 0 for params in sampling], np.int32),
             np.array([request.adapter for request in requests] + [0] * num_padding, np.int32),

@@ -162,10 +162,12 @@ class Programs:
         texts = self.partitioner.place_batch((tokens_BT, lengths_B, adapters_B))
         return self.run("logits", partial(full_logits, self.decoder), (), params, *texts)
 
-    def create_cache(self, batch: int, num_slots: int, headroom: int) -> LayeredCache:
-        """Return an empty cache for a state."""
-        config, backend = self.decoder.config, self.decoder.backend
-        return self.partitioner.create(lambda: create_cache(config, batch, num_slots, backend, headroom, self.layout))
+    def create_cache(self, batch: int, num_slots: int, headroom: int, features: tuple[int, ...] = ()) -> LayeredCache:
+        """Return an empty cache for a state, with the ``features`` that its strategy reads."""
+        config, backend, layout = self.decoder.config, self.decoder.backend, self.layout
+        return self.partitioner.create(
+            lambda: create_cache(config, batch, num_slots, backend, headroom, layout, features)
+        )
 
     def bubble(self, params: Params, cache: LayeredCache, rows: int, tokens: int) -> float:
         """Return for what part of a pass of so many new tokens a row a stage of a pipeline has nothing to do."""

@@ -83,7 +83,9 @@ def _forward_around(
     order_T = ring_order(num_tokens, model.decoder.backend)
     start_B, ancestors_1TT = jnp.zeros((batch,), jnp.int32), causal_ancestors(num_tokens)[None]
     placements = tuple(
-        placement._replace(seen=placement.seen._replace(order_T=jnp.asarray(order_T)))
+        placement._replace(slots_BT=placement.slots_BT[:, order_T])
+        if placement.seen is None
+        else placement._replace(seen=placement.seen._replace(order_T=jnp.asarray(order_T)))
         for placement in cache.place(start_B, ancestors_1TT, lengths_B, num_tokens)
     )
     positions_BT = jnp.broadcast_to(order_T, tokens_BT.shape)

@@ -175,6 +175,11 @@ class Strategy(ABC):
         return 1
 
     @property
+    def features(self) -> tuple[int, ...]:
+        """The layers, ascending, whose inputs it reads in ``state.cache.features``; once it is resolved."""
+        return ()
+
+    @property
     def typical_thresholds(self) -> tuple[float, float]:
         """Epsilon and delta of typical acceptance."""
         return 0.09, 0.3

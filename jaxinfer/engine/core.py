@@ -357,7 +357,7 @@ def make_core(
     decoder = programs.decoder
     headroom = step_headroom(strategy, decoder.backend)
     num_slots = max_len + headroom
-    num_pages = count_pages(config, decoder, num_slots)
+    num_pages = count_pages(config, decoder, num_slots, len(strategy.features))
     device = Device(
         programs,
         params,

@@ -118,8 +118,7 @@ class Device:
     def reset(self) -> None:
         """Begin with empty rows and pools."""
         config, backend = self._programs.decoder.config, self._programs.decoder.backend
-        lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
-        pools = described_pools(config, lanes, backend.cache_dtype, self._num_pages, self._page_size)
+        pools = described_pools(config, backend, self._num_pages, self._page_size, self._strategy.features)
         held = pools, self._described(self._num_rows)
         made = self._programs.partitioner.create(
             lambda: jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), held)

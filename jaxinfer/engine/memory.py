@@ -12,15 +12,16 @@ from jaxinfer.models.decoder import Decoder
 _CPU_SHARE, _CPU_MOST, _DEVICE_SHARE = 0.3, 2 << 30, 0.8
 
 
-def count_pages(config: EngineConfig, decoder: Decoder, num_slots: int) -> int:
+def count_pages(config: EngineConfig, decoder: Decoder, num_slots: int, features: int = 0) -> int:
     """Return the number of pages, page 0 included, for texts of up to ``num_slots`` slots.
 
-    More than all rows and as many waiting texts could fill are not made.
+    More than all rows and as many waiting texts could fill are not made. ``features`` counts the layers whose inputs
+    stand on pages too.
     """
     longest = -(-num_slots // config.page_size)
     if config.pages is not None:
         return config.pages + 1
-    size, most = _bytes_held(config, decoder), 2 * config.max_rows * longest
+    size, most = _bytes_held(config, decoder, features), 2 * config.max_rows * longest
     if config.memory is None:
         room = min(_free_bytes() * _CPU_SHARE, _CPU_MOST) if _on_cpu(decoder) else _free_bytes() * _DEVICE_SHARE
     else:
@@ -38,9 +39,10 @@ def page_bytes(config: EngineConfig, decoder: Decoder) -> int:
     return 2 * model.num_layers * config.page_size * lanes * jnp.dtype(backend.cache_dtype).itemsize
 
 
-def _bytes_held(config: EngineConfig, decoder: Decoder) -> float:
+def _bytes_held(config: EngineConfig, decoder: Decoder, features: int) -> float:
     """Return how many bytes a page takes on a device of a mesh, and on a CPU's, which share one memory, on all."""
     backend, size = decoder.backend, page_bytes(config, decoder) / decoder.backend.kv_shards
+    size += features * config.page_size * decoder.config.model_dim * jnp.dtype(backend.compute_dtype).itemsize
     return size * backend.mesh.size if backend.mesh is not None and _on_cpu(decoder) else size
 
 

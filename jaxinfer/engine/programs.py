@@ -5,12 +5,14 @@ that the device never holds one that is out of date. A window runs on as many ro
 are, and leaves a report that is not consumed by what runs next.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxinfer.cache.features import FeatureCache
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.paged import PagedCache, Pool
 from jaxinfer.decoding.state import DecodeState
@@ -26,8 +28,8 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import rows_axis
 from jaxinfer.ops.masks import causal_ancestors
 
-# Of each kind of layer.
-Pools = tuple[Pool, ...]
+# Of each kind of layer, and a `FeatureCache` without a table last where the drafter reads features.
+Pools = tuple[Any, ...]
 
 # Of the rows between windows: the pools are apart from them.
 NO_CACHE = LayeredCache(())
@@ -217,12 +219,15 @@ def _on_own_devices(tree: Any, backend: Backend) -> Any:
 
 
 def _cache(config: DecoderConfig, pools: Pools, table_BX: Any) -> LayeredCache:
-    parts = (PagedCache(*pool, table_BX, kind.window) for pool, kind in zip(pools, config.kinds, strict=True))
-    return LayeredCache(tuple(parts))
+    features = [replace(pool, table_BX=table_BX) for pool in pools if isinstance(pool, FeatureCache)]
+    of_kinds = [pool for pool in pools if isinstance(pool, Pool)]
+    parts = (PagedCache(*pool, table_BX, kind.window) for pool, kind in zip(of_kinds, config.kinds, strict=True))
+    return LayeredCache(tuple(parts), *features)
 
 
 def _pools(cache: LayeredCache) -> Pools:
-    return tuple(Pool(part.keys, part.values) for part in cache.parts if isinstance(part, PagedCache))
+    pools = (Pool(part.keys, part.values) for part in cache.parts if isinstance(part, PagedCache))
+    return *pools, *([] if cache.features is None else [replace(cache.features, table_BX=None)])
 
 
 def _report(before: DecodeState, after: DecodeState, most_new: int, steps: Any) -> Report:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.cache.features import FeatureCache
 from jaxinfer.cache.paged import Pool
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.fixed_rows import step_headroom
@@ -18,6 +19,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.params import SamplingParams
 
@@ -52,14 +54,21 @@ def state_of(entry: Entry, arrays: SamplingArrays, num_slots: int, max_depth: in
     return initial_state(*text, num_slots, max_depth, NO_CACHE, arrays, adapters_B=adapters)
 
 
-def described_pools(config: DecoderConfig, lanes: int, dtype: Any, num_pages: int, page_size: int) -> Pools:
-    """Describe pools of so many pages, page 0 included, of slots of ``lanes`` numbers: one pair a kind of layer."""
+def described_pools(
+    config: DecoderConfig, backend: Backend, num_pages: int, page_size: int, features: tuple[int, ...] = ()
+) -> Pools:
+    """Describe pools of so many pages, page 0 included: a pair for each kind of layer, and one of features."""
+    lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
 
     def pool(count: int) -> Any:
-        return jax.ShapeDtypeStruct((count, num_pages, page_size, lanes), dtype)
+        return jax.ShapeDtypeStruct((count, num_pages, page_size, lanes), backend.cache_dtype)
 
     counts = (config.layers.count(kind) for kind in config.kinds)
-    return tuple(Pool(pool(count), pool(count)) for count in counts)
+    pools = tuple(Pool(pool(count), pool(count)) for count in counts)
+    if not features:
+        return pools
+    shape = 1, num_pages, page_size, len(features) * config.model_dim
+    return *pools, FeatureCache(jax.ShapeDtypeStruct(shape, jnp.dtype(backend.compute_dtype)), None, features)
 
 
 def described_rows(
@@ -70,7 +79,7 @@ def described_rows(
 
     def remembered(params: Params, drafter_params: Any, state: DecodeState) -> Any:
         headroom = step_headroom(strategy, decoder.backend)
-        cache = create_cache(decoder.config, batch, num_slots, decoder.backend, headroom)
+        cache = create_cache(decoder.config, batch, num_slots, decoder.backend, headroom, features=strategy.features)
         hidden_BD = jnp.zeros((batch, decoder.config.model_dim), decoder.backend.compute_dtype)
         prefilled = Prefilled(hidden_BD, prompt_bucket(1))
         return strategy.start(Model(decoder, params), drafter_params, state._replace(cache=cache), prefilled)

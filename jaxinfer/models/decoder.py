@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 
 from jaxinfer.cache.dense import create_dense_cache
+from jaxinfer.cache.features import FeatureCache
 from jaxinfer.cache.interface import Cache, LayeredCache, Placement
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout
 from jaxinfer.cache.paged import create_paged_cache, even_table
@@ -51,23 +53,54 @@ def forward(
     context_lengths_B: Int[Array, " B"],
     adapters_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T D"], LayeredCache]:
-    """Run `Network.__call__` as a pure function, its blocks by the stages that have them."""
-    config, backend = decoder.config, decoder.backend
-    if backend.stages > 1:
-        step = build_step(config, backend, positions_BT, placements, context_lengths_B, adapters_B)
-        hidden_BTD = decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded")
-        carry = cast(jax.Array, hidden_BTD), cache
-        hidden_BTD, cache = run_stages(config, backend, params["blocks"], carry, 0, config.num_layers, step)
-        return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
-    if backend.scan_layers and (config.experts or any(map(_is_by_columns, _quantized(params["blocks"])))):
-        # Linen's scan would slice stacks that kernels, or loops over experts, read in place.
-        step = build_step(config, backend, positions_BT, placements, context_lengths_B, adapters_B)
-        hidden_BTD = cast(jax.Array, decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded"))
-        carry = enter_region(hidden_BTD, placements[0].seen, backend), cache
-        hidden_BTD, cache = run_layers(config, backend, params["blocks"], carry, 0, config.num_layers, step)
-        return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
+    """Run `Network.__call__` as a pure function, its blocks by the stages that have them.
+
+    Where the cache has features, it comes back with those of the new tokens.
+    """
     inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B, adapters_B)
+    if cache.features is not None or _runs_by_ranges(decoder, params):
+        return _forward_by_ranges(decoder, params, *inputs)
     return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
+
+
+def _runs_by_ranges(decoder: Decoder, params: Params) -> bool:
+    """Tell whether layers are split over stages, or have stacks that kernels, or loops over experts, read in place.
+
+    Linen's scan would slice these.
+    """
+    config, backend = decoder.config, decoder.backend
+    is_in_place = config.experts or any(map(_is_by_columns, _quantized(params["blocks"])))
+    return backend.stages > 1 or bool(backend.scan_layers and is_in_place)
+
+
+def _forward_by_ranges(
+    decoder: Decoder,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    cache: LayeredCache,
+    placements: tuple[Placement, ...],
+    context_lengths_B: Int[Array, " B"],
+    adapters_B: Int[Array, " B"] | None,
+) -> tuple[Float[Array, "B T D"], LayeredCache]:
+    """Run blocks up to each layer whose input is a feature, and then the others."""
+    config, backend, features = decoder.config, decoder.backend, cache.features
+    own = placements[: len(config.kinds)]
+    step = build_step(config, backend, positions_BT, own, context_lengths_B, adapters_B)
+    hidden_BTD = cast(jax.Array, decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded"))
+    if backend.stages == 1:
+        # Were its rows split further at once, every device would need the whole embedding table.
+        hidden_BTD = enter_region(hidden_BTD, own[0].seen, backend)
+    run = run_layers if backend.stages == 1 else run_stages
+    carry, start, found = (hidden_BTD, cache._replace(features=None)), 0, []
+    for stop in (*(() if features is None else features.layers), config.num_layers):
+        carry = run(config, backend, params["blocks"], carry, start, stop, step)
+        found.append(carry[0])
+        start = stop
+    hidden_BTD, cache = carry
+    if features is not None:
+        cache = cache._replace(features=features.write(placements[-1], jnp.concatenate(found[:-1], axis=-1)))
+    return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
 
 
 def _is_by_columns(leaf: Any) -> bool:
@@ -141,11 +174,13 @@ def create_cache(
     backend: Backend,
     headroom: int = 0,
     layout: CacheLayout = DENSE,
+    features: tuple[int, ...] = (),
 ) -> LayeredCache:
     """Return an empty cache for sequences of up to ``num_slots`` tokens.
 
     Layers with a window get a ring if it is smaller than a dense cache, and pages if all do. ``headroom`` is how many
     tokens past the current one a decoding step may write. The ``layout`` must suit the model (`check_layout`).
+    ``features`` are the layers whose inputs it keeps too (`jaxinfer.cache.features`), ascending.
     """
     lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
 
@@ -161,4 +196,20 @@ def create_cache(
         window = kind.window if kind.window is not None and kind.window < num_slots else None
         return create_dense_cache(count, batch, num_slots, lanes, backend, window)
 
-    return LayeredCache(tuple(part(kind) for kind in config.kinds))
+    kept = _create_features(config, batch, num_slots, backend, layout, features) if features else None
+    return LayeredCache(tuple(part(kind) for kind in config.kinds), kept)
+
+
+def _create_features(
+    config: DecoderConfig,
+    batch: int,
+    num_slots: int,
+    backend: Backend,
+    layout: CacheLayout,
+    layers: tuple[int, ...],
+) -> FeatureCache:
+    width, dtype = len(layers) * config.model_dim, jnp.dtype(backend.compute_dtype)
+    if not isinstance(layout, PagedLayout):
+        return FeatureCache(jnp.zeros((batch, num_slots, width), dtype), None, layers)
+    table_BX = jnp.asarray(even_table(batch, -(-num_slots // layout.page)), jnp.int32)
+    return FeatureCache(jnp.zeros((1, 1 + table_BX.size, layout.page, width), dtype), table_BX, layers)

@@ -125,8 +125,7 @@ class EngineDeployment:
     def pools(self, num_pages: int, mesh: Mesh | AbstractMesh) -> Pools:
         """Describe the pools with their placement: a device has the lanes of its heads of every page."""
         config, backend = self.split
-        lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
-        pools = described_pools(config, lanes, backend.cache_dtype, num_pages, self.engine.page_size)
+        pools = described_pools(config, backend, num_pages, self.engine.page_size)
         where = NamedSharding(mesh, PartitionSpec(None, None, None, TENSOR))
         return jax.tree.map(lambda pool: jax.ShapeDtypeStruct(pool.shape, pool.dtype, sharding=where), pools)
 

@@ -45,7 +45,8 @@ def placed_state(
     """Describe, with its placement, a state of ``batch`` rows of ``num_slots`` slots, all of the same ``params``."""
 
     def build() -> DecodeState:
-        cache = create_cache(config, batch, num_slots, backend, step_headroom(strategy, backend))
+        headroom = step_headroom(strategy, backend)
+        cache = create_cache(config, batch, num_slots, backend, headroom, features=strategy.features)
         sampling = sampling_arrays(
             [params or SamplingParams()] * batch, [0] * batch, config.eos_token_ids, config.num_tokens
         )

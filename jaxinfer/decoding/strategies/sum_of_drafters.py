@@ -91,6 +91,10 @@ class SumOfDrafters(Strategy):
         return all(part.fills_steps for part in self.parts)
 
     @property
+    def features(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for part in self.parts for layer in part.features}))
+
+    @property
     def slots_per_node(self) -> int:
         return max(part.slots_per_node for part in self.parts)
 
@@ -116,6 +120,11 @@ class SumOfDrafters(Strategy):
         """Load what the parts name, and tell them how deep the sum drafts."""
         asked = self._bounded_for(target)
         parts = [part.resolve(target) for part in asked.asked_parts]
+        reading = [part.name for part in parts if part.features]
+        if reading and (verifying := [part.name for part in parts if _verifies(part)]):
+            raise InvalidOption(
+                f"{reading[0]} cannot be summed with {verifying[0]}, whose verification keeps no features to draft from"
+            )
         depth = max(part.max_depth for part in parts)
         return replace(asked, parts=tuple(part.in_sum(depth) for part in parts))
 
