@@ -10,7 +10,38 @@ _TREES = "tests/cache/test_laws.py::test_trees_see_what_was_kept_and_their_own_a
 _CHUNKS = "tests/cache/test_laws.py::test_prompts_in_chunks_see_what_is_before_them"
 _CHOSEN = "tests/cache/test_retrieval.py::"
 
+_FEATURES, _FEATURE_TESTS = "jaxinfer/cache/features.py", "tests/cache/test_features.py::"
+_OF_TEXTS = f"{_FEATURE_TESTS}test_features_of_decoded_texts_are_those_of_a_pass_over_them"
+
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "features of a step stay where its nodes stood",
+        "jaxinfer/cache/interface.py",
+        "self.features and self.features.keep(start_B, path_BM, count_B)",
+        "self.features",
+        f"{_OF_TEXTS}[sum-dense]",
+    ),
+    Fault(
+        "features of some layers are those of the first ones",
+        _FEATURES,
+        "by_layer[self.layers.index(layer)]",
+        "by_layer[layers.index(layer)]",
+        f"{_OF_TEXTS}[chain-dense]",
+    ),
+    Fault(
+        "features on pages stand one slot on",
+        _FEATURES,
+        "pages_BT, inner_BT = page_places(self.table_BX, slots_BT, self.values)",
+        "pages_BT, inner_BT = page_places(self.table_BX, slots_BT + 1, self.values)",
+        f"{_OF_TEXTS}[chain-paged:page=16]",
+    ),
+    Fault(
+        "features are summed with a verification that writes none",
+        "jaxinfer/decoding/strategies/sum_of_drafters.py",
+        "if reading and (verifying :=",
+        "if not reading and (verifying :=",
+        f"{_FEATURE_TESTS}test_verification_that_keeps_no_features_is_refused_beside_who_reads_them",
+    ),
     Fault(
         "a window is one token too wide",
         _MASKS,

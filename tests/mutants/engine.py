@@ -332,9 +332,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rows without pages write to page 0",
-        _PAGED,
-        "(slots_BT < self.num_slots) & (page_BT > 0)",
-        "(slots_BT < self.num_slots)",
+        "jaxinfer/cache/page_places.py",
+        "(slots_BT < table_BX.shape[1] * size) & (page_BT > 0)",
+        "(slots_BT < table_BX.shape[1] * size)",
         "tests/cache/test_paged.py::test_rows_without_pages_write_nothing",
     ),
     Fault(
