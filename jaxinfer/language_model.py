@@ -156,12 +156,10 @@ class LanguageModel:
         As each batch ends; or, where rows are refilled, as soon as the next result is there.
         """
         prompts = listed(prompts)
-        check_whole("batch_size", batch_size)
+        check_whole("batch_size", batch_size, least=1)
         resolved = self.resolve(strategy)
         requests, params = self._requests(prompts, max_new_tokens, sampling, resolved, adapter), self.adapted_params
-        if batch_size < 1:
-            raise InvalidOption(f"batch_size {batch_size} is not 1 or more")
-        if self._keeps_pages(resolved, reuse):
+        if self._keeps_pages(resolved, reuse or (resolved.adapts and len(requests) <= batch_size)):
             yield self._kept_pages.results(params, resolved, requests, min(batch_size, len(requests)))
             return
         if self.refills(len(requests), batch_size, resolved):
@@ -176,6 +174,7 @@ class LanguageModel:
                 max_len=self.max_len,
                 eos_token_ids=self.eos_token_ids,
                 tokenizer=self._tokenizer_for(requests),
+                kept_pace=self._kept_pages.kept_pace,
             )
             return
         for group, num_prompts in cut_batches(requests, resolved.rows_per_prompt, batch_size):
@@ -200,7 +199,7 @@ class LanguageModel:
         requests, params = self._requests([prompt], max_new_tokens, sampling, resolved, adapter), self.adapted_params
         if len(requests) != 1:
             raise InvalidOption(f"streaming returns one sample, but n is {len(requests)}: use generate")
-        if self._keeps_pages(resolved, reuse):
+        if self._keeps_pages(resolved, reuse or resolved.adapts):
             return self._kept_pages.stream(params, resolved, requests[0])
         return stream_pieces(self._run(params, requests, resolved, 1, is_watched=True))
 

@@ -35,10 +35,12 @@ def check_max_len(config: DecoderConfig, max_len: int | None, layout: CacheLayou
         )
 
 
-def check_whole(name: str, value: Any) -> None:
-    """Refuse what is not a whole number."""
+def check_whole(name: str, value: Any, least: int | None = None) -> None:
+    """Refuse what is not a whole number, or less than ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidOption(f"{name} {value!r} is not a whole number")
+    if least is not None and value < least:
+        raise InvalidOption(f"{name} {value} is not {least} or more")
 
 
 def check_mesh(layout: CacheLayout, partitioner: Partitioner) -> None:

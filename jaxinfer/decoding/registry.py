@@ -13,6 +13,7 @@ from jaxinfer.errors import InvalidOption
 # Each is a module of `jaxinfer.decoding.strategies`, with the strategy of that name.
 _NAMES = (
     "autoregressive",
+    "auto",
     "draft_model",
     "prompt_lookup",
     "suffix",

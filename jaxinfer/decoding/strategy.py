@@ -205,6 +205,11 @@ class Strategy(ABC):
         return -(-self.headroom // self.slots_per_node)
 
     @property
+    def adapts(self) -> bool:
+        """Whether it may rest, or take turns with what is `narrower`, wherever that is faster."""
+        return False
+
+    @property
     def narrower(self) -> tuple["Strategy", ...]:
         """The same strategy, resolved as it is, with fewer nodes a step; they may take turns from step to step."""
         return ()

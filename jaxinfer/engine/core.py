@@ -11,10 +11,10 @@ from jaxinfer.decoding.rope_crossing import reachable_lengths, switch_lengths
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.config import EngineConfig
 from jaxinfer.engine.device import Device
+from jaxinfer.engine.kept_pace import KeptPace
 from jaxinfer.engine.memory import count_pages
 from jaxinfer.engine.metrics import Counters
 from jaxinfer.engine.output import SequenceOutput
-from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.pages import PagePool
 from jaxinfer.engine.prefix import PrefixOutput, PrefixRequest
 from jaxinfer.engine.prefixes import PrefixIndex
@@ -46,7 +46,7 @@ class EngineCore:
     """Runs what the scheduler decides; only one thread may call it.
 
     ``clock`` gives seconds. A sequence's ``origin`` is its `SequenceOutput`, and of one that ``is_prefix`` its
-    `PrefixOutput`.
+    `PrefixOutput`. ``kept_pace`` has what earlier cores have learnt of what steps cost.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class EngineCore:
         scheduler: Scheduler,
         stop_ids: frozenset[int],
         clock: Callable[[], float],
+        kept_pace: KeptPace,
     ) -> None:
         self.scheduler = scheduler
         self.counters = Counters()
@@ -68,7 +69,8 @@ class EngineCore:
         self._looked = 0.0
         # Of drafts that change the text, none may be left out for the sake of speed.
         adapts = device.may_rest and scheduler.config.drafting == "auto"
-        self._pace = Pace(tuple(device.strategies)) if adapts else None
+        self._pace = kept_pace.of(device.strategy, tuple(device.strategies)) if adapts else None
+        self.kept_pace = kept_pace
 
     def add(self, sequence: EngineSequence) -> None:
         """Let a sequence wait."""
@@ -103,6 +105,7 @@ class EngineCore:
         """Let go of the device's memory; nothing runs afterwards."""
         self._ahead = None
         self._device.drop()
+        self.kept_pace.keep()
 
     def step(self) -> bool:
         """Do one thing; return whether there was anything to do."""
@@ -349,6 +352,7 @@ def make_core(
     eos_token_ids: Sequence[int],
     clock: Callable[[], float],
     rounds_up: bool = False,
+    kept_pace: KeptPace | None = None,
 ) -> EngineCore:
     """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved.
 
@@ -381,6 +385,7 @@ def make_core(
         # Where a token's keys have the same bits whoever computes them, answers are as good as prompts.
         shares_answers=config.prefix_cache == "all" or decoder.backend.keeps_bits,
     )
-    core = EngineCore(decoder.config, device, scheduler, frozenset(eos_token_ids), clock)
+    kept_pace = KeptPace(programs) if kept_pace is None else kept_pace
+    core = EngineCore(decoder.config, device, scheduler, frozenset(eos_token_ids), clock, kept_pace)
     scheduler.preempt = core.preempt
     return core

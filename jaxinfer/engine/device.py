@@ -97,7 +97,7 @@ class Device:
         rounds_up: bool = False,
     ) -> None:
         self._chunk, self._rounds_up = chunk, rounds_up
-        self._programs, self._params, self._strategy = programs, params, strategy
+        self._programs, self._params, self.strategy = programs, params, strategy
         self._num_rows, self._page_size, self._num_pages = num_rows, page_size, num_pages
         self._num_slots = slots_for(num_slots)
         self._columns = -(-num_slots // page_size)
@@ -118,7 +118,7 @@ class Device:
     def reset(self) -> None:
         """Begin with empty rows and pools."""
         config, backend = self._programs.decoder.config, self._programs.decoder.backend
-        pools = described_pools(config, backend, self._num_pages, self._page_size, self._strategy.features)
+        pools = described_pools(config, backend, self._num_pages, self._page_size, self.strategy.features)
         held = pools, self._described(self._num_rows)
         made = self._programs.partitioner.create(
             lambda: jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), held)
@@ -197,7 +197,7 @@ class Device:
         num_tokens, columns = self._pick(self._shaped_enter, shapes)
         arguments = (
             self._params,
-            self._strategy.parameters,
+            self.strategy.parameters,
             self._pools,
             self._rows,
             np.int32(slot),
@@ -214,7 +214,7 @@ class Device:
         shapes = list(product(self._texts(num_tokens), self._columns_from(len(pages))))
         spanned, columns = self._pick(self._shaped_start, shapes)
         arguments = np.int32(slot), _table([pages], columns)
-        held = self._params, self._strategy.parameters, self._pools, self._rows
+        held = self._params, self.strategy.parameters, self._pools, self._rows
         self._rows = self._run(self._shaped_start(spanned, columns), *held, *arguments)
 
     def ready_nodes(self, num_rows: int, num_pages: int) -> list[int]:
@@ -245,7 +245,7 @@ class Device:
         rows keep what `start_drafting` needs. The next window may start before this one is read; if a row ends in this
         one, that one does nothing.
         """
-        strategy = self._strategy if nodes is None else self.strategies[nodes]
+        strategy = self.strategy if nodes is None else self.strategies[nodes]
         shapes = self._window_shapes(len(slots), max(map(len, pages)))
         size, columns = self._pick(partial(self._shaped_window, strategy), shapes)
         idle = [slot for slot in range(self._num_rows) if slot not in set(slots)][: size - len(slots)]
@@ -331,7 +331,7 @@ class Device:
         return _Shaped(("chunk", size), function, (1,), arguments)
 
     def _shaped_enter(self, num_tokens: int, columns: int) -> _Shaped:
-        strategy, decoder = self._strategy, self._programs.decoder
+        strategy, decoder = self.strategy, self._programs.decoder
         name = "enter", strategy, num_tokens
         function = partial(enter, decoder, strategy, self._axes, num_tokens)
         hidden_1D = jax.ShapeDtypeStruct((1, decoder.config.model_dim), decoder.backend.compute_dtype)
@@ -341,9 +341,9 @@ class Device:
         return _Shaped(name, function, (2, 3), arguments)
 
     def _shaped_start(self, num_tokens: int, columns: int) -> _Shaped:
-        name = "start drafting", self._strategy, num_tokens
-        function = partial(start_drafting, self._programs.decoder, self._strategy, self._axes, num_tokens)
-        return _Shaped(name, function, (3,), (*self._shaped_rows(self._strategy), integers(), integers(1, columns)))
+        name = "start drafting", self.strategy, num_tokens
+        function = partial(start_drafting, self._programs.decoder, self.strategy, self._axes, num_tokens)
+        return _Shaped(name, function, (3,), (*self._shaped_rows(self.strategy), integers(), integers(1, columns)))
 
     def _shaped_window(self, strategy: Strategy, size: int, columns: int) -> _Shaped:
         most_new = self._most_steps * (strategy.max_depth + 1)
@@ -392,7 +392,7 @@ class Device:
     def _state_of(self, entry: Entry) -> DecodeState:
         config = self._programs.decoder.config
         arrays = sampling_arrays([entry.sampling], [entry.sample], self._eos_token_ids, config.num_tokens)
-        rows = state_of(entry, _widened(arrays, self._widths), self._num_slots, self._strategy.max_depth)
+        rows = state_of(entry, _widened(arrays, self._widths), self._num_slots, self.strategy.max_depth)
         numbers = {"prompt_lengths_B": entry.prompt_length, "context_lengths_B": entry.context_length}
         if isinstance(entry.sampling.grammar, TokenTable):
             numbers["grammar_states_B"] = entry.sampling.grammar.after(entry.tokens[entry.prompt_length :])
@@ -401,7 +401,7 @@ class Device:
     def _described(self, batch: int) -> Rows:
         """Describe what the device holds of so many rows."""
         one = self._state_of(ANY_ENTRY)
-        return described_rows(self._programs.decoder, self._strategy, self._params, one, batch, self._num_slots)
+        return described_rows(self._programs.decoder, self.strategy, self._params, one, batch, self._num_slots)
 
     def _sampling_widths(self, sampling: Sequence[SamplingParams]) -> tuple[int, ...]:
         config = self._programs.decoder.config

@@ -12,9 +12,10 @@ from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.config import EngineConfig
 from jaxinfer.engine.core import EngineCore, make_core
+from jaxinfer.engine.kept_pace import KeptPace
 from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
 from jaxinfer.engine.sequence import EngineSequence
-from jaxinfer.engine.serve_all import add_requests
+from jaxinfer.engine.serve_all import add_requests, drafting_of
 from jaxinfer.notation import Params
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.text_generation import TextRequest
@@ -30,7 +31,7 @@ class KeptPages:
 
     ``programs`` have a paged cache. Each row has room for a text twice as long as the longest; there is as much room
     again for texts before. A longer text, more rows, another strategy or other parameters begin with empty pages;
-    prefixes that are held are then computed again.
+    prefixes that are held are then computed again. ``kept_pace`` is what all calls have learnt of what steps cost.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class KeptPages:
         tokenizer: Callable[[], Tokenizer | None],
     ) -> None:
         self._programs, self._max_len = programs, max_len
+        self.kept_pace = KeptPace(programs)
         self._eos_token_ids, self._tokenizer = eos_token_ids, tokenizer
         self._lock, self._names, self._numbers = threading.RLock(), itertools.count(), itertools.count()
         self._held: dict[str, tuple[int, ...]] = {}
@@ -132,6 +134,7 @@ class KeptPages:
             # Of a text that nobody reads on, or that an interrupt has ended; the next step sees it.
             for sequence in sequences:
                 sequence.is_cancelled = True
+            self.kept_pace.keep()
 
     def _core_for(self, params: Params, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
         """Return a core that has room; texts that run on another one end there."""
@@ -160,7 +163,7 @@ class KeptPages:
             page_size=self._page_size,
             pages=2 * self._rows * of_a_row + self._pages_held,
             max_batch_prefill_tokens=self._rows * self._longest,
-            drafting="always",
+            drafting=drafting_of(strategy),
         )
         return make_core(
             self._programs,
@@ -171,6 +174,7 @@ class KeptPages:
             eos_token_ids=self._eos_token_ids(),
             clock=self._now,
             rounds_up=True,
+            kept_pace=self.kept_pace,
         )
 
     def _pin(self, core: EngineCore, name: str) -> None:

@@ -5,6 +5,7 @@ Drafts change no token, so the choice may follow the clock. It is policy only: n
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxinfer.engine.sequence import EngineSequence
 
@@ -53,7 +54,7 @@ class Pace:
         """Return how many nodes the next window's steps should verify, of those whose programs are ``ready``."""
         seen, ready = self._seen(sequences), self._widths if ready is None else ready
         for width in sorted(ready, reverse=True):
-            if seen.windows.get(width, 0) < _TRIALS:
+            if not self._is_known(seen, width):
                 return width
         best = max(ready, key=lambda width: self._rate(sequences, seen, width))
         drafting = [width for width in ready if width != _PLAIN]
@@ -67,7 +68,7 @@ class Pace:
         """Note what a window took, after what its sequences have `gained`."""
         seen, cost = self._seen(sequences), seconds / max(steps, 1)
         before = seen.costs.get(nodes, cost)
-        is_trial = seen.windows.get(nodes, 0) < _TRIALS
+        is_trial = not self._is_known(seen, nodes)
         seen.costs[nodes] = min(before, cost) if is_trial else before + _NEWEST_COST * (cost - before)
         seen.windows[nodes] = seen.windows.get(nodes, 0) + 1
         for width in self._widths:
@@ -92,6 +93,28 @@ class Pace:
             return 1.0
         return min(float(nodes), 1 + sequence.gain * max(self._usual.get(nodes, 1.0) - 1, _LEAST_EXTRA))
 
+    def costs(self) -> dict[str, dict[str, float]]:
+        """Return the seconds a step that have been measured, by powers of two of rows and by nodes."""
+        return {
+            str(power): {str(width): seen.costs[width] for width in self._widths if self._is_known(seen, width)}
+            for power, seen in sorted(self._by_rows.items())
+        }
+
+    def begin_with(self, costs: Any) -> bool:
+        """Take over what `costs` has returned, so that nothing is tried for it; False for anything else."""
+        try:
+            found = {int(power): {int(width): float(each[width]) for width in each} for power, each in costs.items()}
+        except (AttributeError, TypeError, ValueError):
+            return False
+        whole = all(set(each) <= set(self._widths) and all(map(_is_cost, each.values())) for each in found.values())
+        if whole:
+            for power, each in found.items():
+                self._by_rows[power] = _Seen(each, dict.fromkeys(each, _TRIALS))
+        return whole
+
+    def _is_known(self, seen: _Seen, width: int) -> bool:
+        return seen.windows.get(width, 0) >= _TRIALS
+
     def _best_of(self, sequences: Sequence[EngineSequence], seen: _Seen, widths: Sequence[int]) -> int:
         return max(widths, key=lambda width: self._rate(sequences, seen, width))
 
@@ -101,6 +124,10 @@ class Pace:
 
     def _seen(self, sequences: Sequence[EngineSequence]) -> _Seen:
         return self._by_rows.setdefault((len(sequences) - 1).bit_length(), _Seen())
+
+
+def _is_cost(seconds: float) -> bool:
+    return 0 < seconds < float("inf")
 
 
 def _moved(before: float, newest: float, steps: int, share: float) -> float:

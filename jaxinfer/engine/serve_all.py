@@ -9,8 +9,9 @@ from jaxinfer.decoding.batch import cache_bucket
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.config import Drafting, EngineConfig
 from jaxinfer.engine.core import EngineCore, make_core
+from jaxinfer.engine.kept_pace import KeptPace
 from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.engine.sequence import EngineSequence
@@ -30,6 +31,7 @@ def serve_all(
     max_len: int,
     eos_token_ids: Sequence[int],
     tokenizer: Tokenizer | None,
+    kept_pace: KeptPace,
 ) -> Iterator[list[GenerationResult]]:
     """Yield the requests' results in their order, each list as soon as its first one is there; no list is empty.
 
@@ -48,8 +50,7 @@ def serve_all(
         pages=max(2, num_rows * -(-(bucket + headroom) // page_size)),
         max_batch_prefill_tokens=num_rows * bucket,
         max_waiting=len(requests),
-        # A batch does what it was asked for, and counts it.
-        drafting="always",
+        drafting=drafting_of(strategy),
     )
     compiled_before = programs.compile_seconds
 
@@ -66,6 +67,7 @@ def serve_all(
         # Compiling is no part of a request's times.
         clock=lambda: time.perf_counter() - programs.compile_seconds,
         rounds_up=True,
+        kept_pace=kept_pace,
     )
     handles = add_requests(
         core,
@@ -89,6 +91,11 @@ def serve_all(
             told = ready
     finally:
         core.drop_device()
+
+
+def drafting_of(strategy: Strategy) -> Drafting:
+    """Return how a call drafts: it does what it was asked for, and counts it, unless that is left open."""
+    return "auto" if strategy.adapts else "always"
 
 
 def add_requests(

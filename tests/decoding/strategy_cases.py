@@ -135,6 +135,13 @@ def forced_depth(strategy: Strategy) -> int:
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "autoregressive": Case("autoregressive", "opt", Split("data=4,tensor=2", "gemma2")),
+        "auto": Case(
+            "auto:nodes=8",
+            "gemma2",
+            Split("data=2,tensor=2", "opt"),
+            others={"gpt2": "auto:nodes=5"},
+            follows_sampling=False,
+        ),
         "draft_model": Case(
             "draft_model:num_draft_tokens=3",
             "gemma2",

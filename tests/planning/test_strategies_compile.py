@@ -55,6 +55,7 @@ def streams() -> dict:
 
 # Those whose options name weights, or that are to be large here; every other strategy is as its name alone says.
 _SHAPED = {
+    "auto": parse_strategy("auto:nodes=16"),
     "draft_model": DraftModel(
         schedule="bass", config=LLAMA_68M, backend=BACKEND, params=abstract_params(LLAMA_68M, BACKEND)
     ),

@@ -17,13 +17,24 @@ def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str)
 
     Raises InvalidOption if there are none; ``train`` is the command that trains them.
     """
-    for description in sorted(DRAFTERS.glob(f"*/{kind}/{kind}.json")):
-        if json.loads(description.read_bytes())["base_fingerprint"] == fingerprint():
-            return description.parent
+    if (folder := _shipped(kind, fingerprint)) is not None:
+        return folder
     raise InvalidOption(
         f"no {kind} come with the package for these weights ({fingerprint() or 'unknown'}): name a folder, "
         f"heads=FOLDER, or train them with {train}"
     )
+
+
+def is_shipped(kind: str, fingerprint: Callable[[], str | None]) -> bool:
+    """Tell whether `shipped_folder` has one."""
+    return _shipped(kind, fingerprint) is not None
+
+
+def _shipped(kind: str, fingerprint: Callable[[], str | None]) -> Path | None:
+    for description in sorted(DRAFTERS.glob(f"*/{kind}/{kind}.json")):
+        if json.loads(description.read_bytes())["base_fingerprint"] == fingerprint():
+            return description.parent
+    return None
 
 
 def tree_beside(folder: Path | None) -> Path | None:

@@ -1,0 +1,109 @@
+"""`auto` drafts with what there is for the weights, changes no token, and knows from before what steps cost."""
+
+import json
+import time
+
+import pytest
+
+import jaxinfer
+from jaxinfer import SamplingParams
+from jaxinfer.checkpoint.drafters import shipped
+from jaxinfer.decoding.strategies.auto import Auto
+from jaxinfer.engine.device import Device
+from jaxinfer.engine.pace import Pace
+from jaxinfer.errors import InvalidOption
+
+PROMPTS = ["The old otter", "One grey", "A small fox and"]
+SAMPLING = SamplingParams(temperature=1.3, top_p=0.5, seed=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def lm(trained_folder, tmp_path_factory):
+    """A model whose programs and costs are kept."""
+    lm = jaxinfer.load(trained_folder, max_len=200, kept=tmp_path_factory.mktemp("kept"))
+    if not lm.programs.decoder.backend.keeps_bits:
+        pytest.skip("no kernels of our own for this processor")
+    return lm
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """The numbers of nodes of the windows that run."""
+    seen, start = [], Device.start
+
+    def watched(device, slots, pages, max_steps, nodes=None):
+        seen.append(nodes)
+        return start(device, slots, pages, max_steps, nodes)
+
+    monkeypatch.setattr(Device, "start", watched)
+    return seen
+
+
+def tokens(results):
+    return [result.tokens for result in results]
+
+
+@pytest.mark.slow
+def test_texts_of_a_batch_are_those_of_plain_decoding_and_of_more_prompts_than_it_holds(lm, nodes):
+    plain = lm.generate(PROMPTS, max_new_tokens=40, sampling=SAMPLING)
+    assert nodes == []
+    for batch_size in (16, 16, 2):
+        found = lm.generate(PROMPTS, max_new_tokens=40, sampling=SAMPLING, strategy="auto", batch_size=batch_size)
+        assert tokens(found) == tokens(plain)
+    assert nodes[0] == 8
+
+
+def test_what_steps_cost_is_known_from_the_last_process(lm, trained_folder, nodes):
+    strategy, kept = lm.resolve("auto"), lm.programs.kept.folder.path
+    plain = lm.generate(PROMPTS[0], max_new_tokens=60, sampling=SAMPLING)[0]
+    widths, ends = (1, 4, 8), time.monotonic() + 120
+    assert nodes == []
+    # Smaller programs are compiled while the largest one runs.
+    while len(lm._kept_pages.kept_pace.of(strategy, widths).costs().get("0", {})) < 3 and time.monotonic() < ends:
+        *_, last = lm.stream(PROMPTS[0], max_new_tokens=60, sampling=SAMPLING, strategy="auto")
+        assert last.result.tokens == plain.tokens
+    assert set(nodes) == set(widths)
+    costs = lm._kept_pages.kept_pace.of(strategy, widths).costs()
+    assert sorted(costs["0"]) == ["1", "4", "8"]
+    (file,) = kept.glob("*.pace")
+    assert set(json.loads(file.read_bytes())["0"]) == {"1", "4", "8"}
+    again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
+    found = again._kept_pages.kept_pace.of(again.resolve("auto"), widths).costs()
+    assert set(found["0"]) == {"1", "4", "8"}
+    # What is known is not tried: drafts that were seen to be dear are left out from the start.
+    dear = {power: {"1": 1e-9, "4": 1.0, "8": 1.0} for power in costs}
+    file.write_text(json.dumps(dear))
+    del nodes[:]
+    again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
+    result = again.generate(PROMPTS[0], max_new_tokens=60, sampling=SAMPLING, strategy="auto")[0]
+    assert result.tokens == plain.tokens
+    assert nodes.count(1) >= len(nodes) - 1
+    file.write_text("{")
+    again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
+    assert again._kept_pages.kept_pace.of(again.resolve("auto"), widths).costs() == {}
+
+
+@pytest.mark.parametrize(
+    "costs", [{"0": {"3": 1.0}}, {"x": {"1": 1.0}}, {"0": {"1": -1.0}}, {"0": {"1": float("inf")}}, {"0": 3}, [], None]
+)
+def test_costs_that_no_run_has_written_are_not_taken_over(costs):
+    pace = Pace((1, 8))
+    assert not pace.begin_with(costs)
+    assert pace.costs() == {}
+
+
+def test_it_drafts_with_the_heads_that_come_for_the_weights(monkeypatch, trained_model, tmp_path):
+    assert [part.name for part in trained_model.resolve("auto").parts] == ["token_recycling", "prompt_lookup"]
+    heads = tmp_path / "some-model" / "heads"
+    heads.mkdir(parents=True)
+    (heads / "heads.json").write_text(json.dumps({"base_fingerprint": trained_model.base_fingerprint}))
+    monkeypatch.setattr(shipped, "DRAFTERS", tmp_path)
+    # They are looked for there, and there is nothing else in this folder.
+    with pytest.raises(Exception, match="heads"):
+        trained_model.resolve(Auto(nodes=6))
+
+
+def test_it_is_no_part_of_a_sum():
+    with pytest.raises(InvalidOption, match="cannot be part of a sum"):
+        jaxinfer.decoding.registry.parse_strategy("auto+suffix")
+    assert Auto().adapts
