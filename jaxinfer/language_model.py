@@ -485,7 +485,7 @@ class LanguageModel:
             self.max_len,
             num_prompts,
         )
-        return run_requests(requests, batch, eos_token_ids, tokenizer, is_watched=is_watched)
+        return run_requests(requests, batch, eos_token_ids, tokenizer, strategy.learn, is_watched=is_watched)
 
     def _tokenizer_for(self, requests: list[TextRequest]) -> Tokenizer | None:
         """Return the tokenizer, None if there is none; raise the reason if a request cannot do without."""

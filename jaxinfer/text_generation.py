@@ -1,6 +1,6 @@
 """Runs one batch of requests and decodes its tokens to text as they arrive."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -86,12 +86,13 @@ def run_requests(
     batch: Runner,
     stop_token_ids: Sequence[int],
     tokenizer: Tokenizer | None,
+    learn: Callable[[Sequence[int]], None] = lambda answer: None,
     *,
     is_watched: bool,
 ) -> Run:
     """Decode a prefilled batch to its end; yield each row's new text and tokens at every update, return the results.
 
-    ``is_watched`` updates often, for a reader who waits; so do stop strings.
+    ``is_watched`` updates often, for a reader who waits; so do stop strings. ``learn`` gets each row's tokens.
     """
     rows = [start_row(request, stop_token_ids, tokenizer) for request in requests]
     looks_often = is_watched or any(row.request.request.sampling.stop for row in rows)
@@ -108,6 +109,8 @@ def run_requests(
         if batch.done:
             break
         batch.advance(next(looks, _STEPS_WATCHED) if looks_often else _STEPS_UNWATCHED)
+    for row in rows:
+        learn(row.tokens)
     return [_finish_row(row, index, batch) for index, row in enumerate(rows)]
 
 

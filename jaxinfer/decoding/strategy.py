@@ -1,7 +1,7 @@
 """The interface of every way to decode: propose a tree, let the target verify it, learn from what it drew."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -247,6 +247,10 @@ class Strategy(ABC):
 
     def check_slots(self, num_slots: int) -> None:
         """Raise InvalidOption where an option does not fit a cache of so many slots."""
+        return None
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """Note the tokens of an answer that is whole, for requests to come; called on the host, by any thread."""
         return None
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Any:

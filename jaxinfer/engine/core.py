@@ -276,6 +276,7 @@ class EngineCore:
             if is_last or output.row.is_cut:
                 self.scheduler.end(sequence)
                 self.counters.ended(None)
+                self._device.strategy.learn(sequence.tokens[sequence.prompt_length :])
                 stats = output.stats(sequence.cached_tokens, sequence.preemptions)
                 output.request.finish(output.result(), stats)
             elif report.finished_B[index]:

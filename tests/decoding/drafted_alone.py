@@ -29,11 +29,11 @@ def state_of(texts: Sequence[Sequence[int]]) -> DecodeState:
     return empty._replace(tokens_BS=jnp.asarray(tokens_BS), lengths_B=lengths_B)
 
 
-def propose(strategy: Strategy, state: DecodeState, memory: Any = ()) -> Proposal:
-    """Return what a strategy without weights drafts, by one program for all texts."""
-    return _proposing(strategy)(state, memory)
+def propose(strategy: Strategy, state: DecodeState, memory: Any = (), params: Any = ()) -> Proposal:
+    """Return what a strategy drafts without the model, by one program for all texts; ``params`` are its parameters."""
+    return _proposing(strategy)(params, state, memory)
 
 
 @cache
-def _proposing(strategy: Strategy) -> Callable[[DecodeState, Any], Proposal]:
-    return jax.jit(lambda state, memory: strategy.propose(UNUSED, (), state, memory))
+def _proposing(strategy: Strategy) -> Callable[[Any, DecodeState, Any], Proposal]:
+    return jax.jit(lambda params, state, memory: strategy.propose(UNUSED, params, state, memory))

@@ -1,11 +1,14 @@
-"""Suffix decoding within a text: what followed its longest repeated end, by frequency (Oliaro et al., 2411.04975)."""
+"""Suffix decoding: what followed a text's longest repeated end, by frequency (Oliaro et al., 2411.04975)."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.decoding.drafting.past_answers import PastAnswers, past_continuations, past_matches
 from jaxinfer.decoding.drafting.text_matches import (
     NUM_KINDS,
     chances_after,
@@ -28,13 +31,16 @@ from jaxinfer.ops.top_k import top_k
 
 @dataclass(frozen=True)
 class Suffix(Strategy):
-    """Draft a tree of what followed wherever the longest repeated end of the text stood before.
+    """Draft a tree of what followed wherever the longest repeated end of the text stood, here or in past answers.
 
     That end is ``min_match`` to ``max_match`` tokens long; its last ``occurrences`` count. A path is in the tree as it
     was frequent among what followed them, and of equally frequent ones the shortest, then the latest. None is longer
     than ``per_token`` drafts for each token of the match: a long one goes on for longer. A ``min_match`` of 0 is 1 in
-    sums of bounded size, or else 2 on a CPU, as for prompt lookup. The trees of other requests, which the paper keeps
-    beside a text's own, are left out: a row does not depend on others.
+    sums of bounded size, or else 2 on a CPU, as for prompt lookup.
+
+    ``past`` is how many tokens of answers to earlier requests are looked through as well, the latest ones, and ``file``
+    where they are kept from one process to the next. What stands in the text itself counts as later than these. With a
+    past a request's drafts depend on those before it; its tokens do not.
     """
 
     name: ClassVar[str] = "suffix"
@@ -45,6 +51,9 @@ class Suffix(Strategy):
     min_match: int = 0
     occurrences: int = 8
     per_token: int = 2
+    past: int = 0
+    file: str = ""
+    answers: PastAnswers | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_range(self, "num_draft_tokens", 1, MAX_NODES - 1)
@@ -52,6 +61,9 @@ class Suffix(Strategy):
         check_range(self, "min_match", 0, 64)
         check_range(self, "occurrences", 1, 64)
         check_range(self, "per_token", 1, 64)
+        check_range(self, "past", 0, 1 << 20)
+        if self.file and not self.past:
+            raise InvalidOption(f"suffix: file={self.file} keeps answers: say how many tokens of them, as past=16384")
         if self.min_match > self.max_match:
             raise InvalidOption(f"suffix: min_match={self.min_match} exceeds max_match={self.max_match}")
 
@@ -61,7 +73,11 @@ class Suffix(Strategy):
 
     @property
     def num_kinds(self) -> int:
-        return NUM_KINDS
+        return NUM_KINDS if self.answers is None else 2 * NUM_KINDS
+
+    @property
+    def parameters(self) -> Any:
+        return () if self.answers is None else self.answers.tokens_N
 
     @property
     def headroom(self) -> int:
@@ -72,8 +88,16 @@ class Suffix(Strategy):
         return min(self.num_draft_tokens, self.max_match * self.per_token)
 
     def resolve(self, target: Target) -> "Suffix":
-        """Choose the shortest match for the device."""
-        return self if self.min_match else replace(self, min_match=min(shortest_worth(target), self.max_match))
+        """Choose the shortest match for the device, and read past answers."""
+        answers = self.answers
+        if self.past and answers is None:
+            answers = PastAnswers(self.past, target.config.num_tokens, Path(self.file) if self.file else None)
+        shortest = self.min_match or min(shortest_worth(target), self.max_match)
+        return replace(self, min_match=shortest, answers=answers)
+
+    def learn(self, answer: Sequence[int]) -> None:
+        if self.answers is not None:
+            self.answers.add(answer)
 
     def bounded(self, nodes: int) -> "Suffix":
         # So many nodes are verified in any case: what a single token predicts takes the place of what is less likely.
@@ -81,22 +105,34 @@ class Suffix(Strategy):
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
         backend, depth = model.decoder.backend, self.max_depth
-        matched_BS = match_lengths(state.tokens_BS, state.lengths_B, self.max_match)
+        texts, num_past = (state.tokens_BS, state.lengths_B), 0
+        matched_BS = match_lengths(*texts, self.max_match)
+        if self.answers is not None:
+            # Past answers stand before the text.
+            num_past = params.shape[0]
+            matched_BS = jnp.concatenate([past_matches(params, *texts, self.max_match), matched_BS], axis=1)
         longest_B = jnp.max(matched_BS, axis=1)
         is_longest_BS = matched_BS == jnp.maximum(longest_B, self.min_match or 1)[:, None]
         place_S = jnp.arange(matched_BS.shape[1], dtype=jnp.int32)
         last_BC, _ = top_k(jnp.where(is_longest_BS, place_S, -1), min(self.occurrences, place_S.size), backend)
-        follow_BCJ = continuations(state.tokens_BS, state.lengths_B, jnp.maximum(last_BC, 0), depth)
+        follow_BCJ = continuations(*texts, jnp.maximum(last_BC - num_past, 0), depth)
+        kinds_B = kinds_of(longest_B)
+        if num_past:
+            is_past_BC = last_BC < num_past
+            past_BCJ = past_continuations(params, jnp.clip(last_BC, 0, num_past - 1), depth)
+            follow_BCJ = jnp.where(is_past_BC[..., None], past_BCJ, follow_BCJ)
+            kinds_B = jnp.where(is_past_BC[:, 0], NUM_KINDS + kinds_B, kinds_B)
         whole, shares_BM = join_paths(current_tokens(state), follow_BCJ, last_BC >= 0)
         depths_M = np.concatenate([[0], np.repeat(np.arange(1, depth + 1), last_BC.shape[1])])
-        valid_BM = whole.valid_BM & (depths_M <= self.per_token * longest_B[:, None])
+        valid_BM = whole.valid_BM & (depths_M <= self.per_token * longest_B[:, None]) & (whole.tokens_BM >= 0)
+        whole = whole._replace(tokens_BM=jnp.maximum(whole.tokens_BM, 0))
         scores_BM = jnp.where(valid_BM, shares_BM, -1.0)
         num_nodes = 1 + min(self.num_draft_tokens, shares_BM.shape[1] - 1)
         kept_BM = best_nodes(scores_BM, num_nodes, backend)
         goes_on_BM = jnp.pad(chances_after(longest_B, depth), ((0, 0), (1, 0)), constant_values=1.0)[:, depths_M]
         chances_BM = jnp.take_along_axis(shares_BM * goes_on_BM, kept_BM, axis=1)
         tree = kept_tree(whole, kept_BM, valid_BM)
-        return Proposal(tree, memory, chances_BM=chances_BM, kinds_B=kinds_of(longest_B))
+        return Proposal(tree, memory, chances_BM=chances_BM, kinds_B=kinds_B)
 
 
 def join_paths(

@@ -1,5 +1,6 @@
 """Sums of drafters: the union of their trees is verified in one pass of the target."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -127,6 +128,10 @@ class SumOfDrafters(Strategy):
             )
         depth = max(part.max_depth for part in parts)
         return replace(asked, parts=tuple(part.in_sum(depth) for part in parts))
+
+    def learn(self, answer: Sequence[int]) -> None:
+        for part in self.parts:
+            part.learn(answer)
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> SumMemory:
         memories = tuple(part.start(model, mine, state, prefilled) for part, mine in zip(self.parts, params))

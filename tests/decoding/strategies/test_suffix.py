@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxinfer.decoding.drafting.past_answers import PastAnswers
+from jaxinfer.decoding.drafting.text_matches import GOES_ON
 from jaxinfer.decoding.strategies.suffix import Suffix
 from jaxinfer.decoding.strategy import Proposal
 from jaxinfer.errors import InvalidOption
@@ -91,3 +93,92 @@ def test_in_a_bounded_sum_it_drafts_what_there_is_place_for():
 def test_a_shortest_match_longer_than_the_longest_is_refused():
     with pytest.raises(InvalidOption, match="min_match=4 exceeds max_match=3"):
         Suffix(min_match=4, max_match=3)
+
+
+def followed(past: list[list[int]], text: list[int], strategy: Suffix) -> tuple[int, dict[Path, float]]:
+    """Do as `expected_shares` does, with past answers before the text; a path ends with the answer that it is from."""
+    for size in range(strategy.max_match, strategy.min_match - 1, -1):
+        end = text[len(text) - size :] if size <= len(text) else None
+        found = [
+            answer[at:]
+            for answer in past
+            for at in range(size, len(answer))
+            if end is not None and answer[at - size : at] == end
+        ]
+        found += [
+            (text[at:] * 20)[:20] for at in range(size, len(text)) if end is not None and text[at - size : at] == end
+        ]
+        if not found:
+            continue
+        latest, counts = found[::-1][: strategy.occurrences], Counter()
+        depth = min(strategy.num_draft_tokens, strategy.per_token * size)
+        for follow in latest:
+            counts.update(tuple(follow[: index + 1]) for index in range(min(depth, len(follow))))
+        return size, {path: counts[path] / len(latest) for path in counts}
+    return 0, {}
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=9), max_size=3),
+    st.lists(st.integers(1, 3), min_size=1, max_size=12),
+)
+def test_past_answers_are_drafted_from_as_if_they_stood_before_the_text(past, text):
+    strategy = Suffix(num_draft_tokens=40, max_match=3, min_match=1, occurrences=3, per_token=2, past=32)
+    answers = PastAnswers(32, 100)
+    for answer in past:
+        answers.add(answer)
+    with_past = replace(strategy, answers=answers)
+    drafts = drafted(propose(with_past, state_of([text]), params=answers.tokens_N), 0)
+    size, shares = followed(past, text, strategy)
+    assert set(drafts) == set(shares)
+    for path, share in shares.items():
+        # Frequency, and how often what followed such a match followed again.
+        goes_on = float(np.prod([GOES_ON[min(size + depth, len(GOES_ON)) - 1] for depth in range(len(path))]))
+        assert drafts[path] == pytest.approx(share * goes_on)
+
+
+def test_the_latest_answers_are_kept_and_come_back_from_their_file(tmp_path):
+    file = tmp_path / "answers"
+    answers = PastAnswers(6, 100, file)
+    for answer in ([1, 2, 3], [], [4, 5]):
+        answers.add(answer)
+    assert answers.tokens_N.tolist() == [1, 2, 3, -1, 4, 5]
+    assert PastAnswers(9, 100, file).tokens_N.tolist() == [-1, -1, -1, 1, 2, 3, -1, 4, 5]
+    assert [path.name for path in tmp_path.iterdir()] == ["answers"]
+    with pytest.raises(InvalidOption, match="its answers are of 100 tokens, the model 50"):
+        PastAnswers(6, 50, file)
+    for content in (b"", b"jaxinfer answers 1 100\n123", b"jaxinfer answers 1 100\n" + np.int32([100]).tobytes()):
+        file.write_bytes(content)
+        with pytest.raises(InvalidOption, match=r"holds no answers|is damaged"):
+            PastAnswers(6, 100, file)
+    with pytest.raises(InvalidOption, match="no such folder"):
+        PastAnswers(6, 100, tmp_path / "nowhere" / "answers")
+    with pytest.raises(InvalidOption, match="past=16384"):
+        Suffix(file="answers")
+
+
+def test_what_cannot_be_written_is_remembered(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    answers = PastAnswers(6, 100, tmp_path / "answers")
+    monkeypatch.setattr("os.replace", full)
+    answers.add([7, 8])
+    assert answers.tokens_N.tolist()[-2:] == [7, 8]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", [False, True])
+def test_a_request_that_comes_again_is_drafted_from_its_answer(trained_model, engine):
+    """No token changes, in a batch and in an engine."""
+    lm, prompt, options = trained_model, "The old otter", {"max_new_tokens": 40}
+    plain = lm.generate(prompt, **options)[0]
+    strategy = "suffix:num_draft_tokens=7,past=256" + (",per_token=3" if engine else "")
+    if engine:
+        with lm.engine(strategy=strategy, max_rows=2, drafting="always") as running:
+            found = [running.submit(prompt, **options).result() for _ in range(2)]
+    else:
+        found = [lm.generate(prompt, strategy=strategy, **options)[0] for _ in range(2)]
+    assert [result.tokens for result in found] == [plain.tokens] * 2
+    assert found[1].stats.steps <= max(10, found[0].stats.steps // 2)
