@@ -25,10 +25,22 @@ class Texts(NamedTuple):
 
 def run_first(model: Model, texts: Texts, num_layers: int) -> Float[Array, "B T D"]:
     """Return the hidden states of texts before the last ``num_layers`` layers."""
+    return run_before(model, texts, (model.config.num_layers - num_layers,))
+
+
+def run_before(model: Model, texts: Texts, layers: tuple[int, ...]) -> Float[Array, "B T F"]:
+    """Return the hidden states of texts before each of some layers, ascending, side by side.
+
+    The number of layers is after the last and before the final norm, as `jaxinfer.cache.features` has it.
+    """
     hidden_BTD = model.embedded(texts.tokens_BT, texts.positions_BT)
     cache = LayeredCache(tuple(WholeText(kind.window) for kind in model.config.kinds))
-    hidden_BTD, _ = run_texts(model, 0, model.config.num_layers - num_layers, hidden_BTD, texts, cache)
-    return hidden_BTD
+    start, found = 0, []
+    for stop in layers:
+        hidden_BTD, cache = run_texts(model, start, stop, hidden_BTD, texts, cache)
+        found.append(hidden_BTD)
+        start = stop
+    return jnp.concatenate(found, axis=-1)
 
 
 def run_texts(

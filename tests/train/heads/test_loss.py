@@ -194,6 +194,25 @@ def test_cached_states_are_those_of_the_answers(lm, states):
     np.testing.assert_allclose(found_PV, lm.logits([text])[0, 6:], atol=2e-2)  # states are kept in float16
 
 
+def test_cached_features_are_those_of_whole_texts_and_of_their_layers_alone(lm, tmp_path):
+    """Side by side, from the first token on; after the last layer, normed, they give the model's logits."""
+    texts, last = [encode_bytes(fable(1, seed)) for seed in range(2)], lm.config.num_layers
+    examples = [Example(tuple(text), tuple(at >= 7 for at in range(len(text)))) for text in texts]
+    states = cache_hidden_states(lm, examples, tmp_path / "several", layers=(0, 1, last))
+    own_P = states.texts_P == 1
+    assert np.asarray(states.tokens_P)[own_P].tolist() == texts[1]
+    assert states.predicted_P[own_P].tolist() == list(examples[1].mask)
+    model, tokens_BT = Model(lm.programs.decoder, lm.params), jnp.asarray([texts[1]])
+    first_TD, middle_TD, last_TD = np.split(np.asarray(states.hidden_PD[own_P], np.float32), 3, axis=1)
+    embedded_BTD = model.embedded(tokens_BT, jnp.arange(len(texts[1]))[None])
+    np.testing.assert_allclose(first_TD, embedded_BTD[0], atol=2e-3)
+    np.testing.assert_allclose(model.logits(model.normed(jnp.asarray(last_TD)[None])), lm.logits([texts[1]]), atol=2e-2)
+    before_last = cache_hidden_states(lm, examples, tmp_path / "one", num_top=last - 1)
+    np.testing.assert_array_equal(middle_TD, np.asarray(before_last.hidden_PD[own_P], np.float32))
+    with pytest.raises(InvalidCheckpoint, match=r"holds hidden states with before_layers \[0, 1, 2\], not \[1\]"):
+        cache_hidden_states(lm, examples, tmp_path / "several", layers=(1,))
+
+
 def test_states_that_were_interrupted_are_gone_on_with(lm, tmp_path, monkeypatch):
     """From what is there on, to the same files; meanwhile the folder belongs to one process and one recipe."""
     monkeypatch.setattr("train.features.hidden_states._TOKENS_AT_ONCE", 64)  # a text or two at once
