@@ -21,6 +21,7 @@ _NAMES = (
     "jacobi",
     "lookahead",
     "medusa",
+    "eagle",
     "streams",
     "layerskip",
     "triforce",

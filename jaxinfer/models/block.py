@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs_BTD: Float[Array, "B T D"], cache: Cache, index: Int[Array, ""] | int, step: Step
+        self, inputs: Float[Array, "B T d_in"], cache: Cache, index: Int[Array, ""] | int, step: Step
     ) -> tuple[Float[Array, "B T D"], Cache]:
         config, rotation = self.config, step.rotations[self.kind]
 
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         )
         query_BTNH, keys_BTKH, values_BTKH = (
             tap(self, name, flat).reshape(*flat.shape[:2], -1, config.head_dim)
-            for name, flat in zip(("queries", "keys", "values"), project(inputs_BTD, linears, step.adapters_B))
+            for name, flat in zip(("queries", "keys", "values"), project(inputs, linears, step.adapters_B))
         )
         query_BTNH = tap(self, "rotated_queries", place("query", "heads", query_BTNH))
         if config.scores_by_depth:

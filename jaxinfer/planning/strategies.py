@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
@@ -17,6 +18,7 @@ from jaxinfer.decoding.trees.static import tree_depth
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.drafters.eagle import init_eagle, shape_for
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from jaxinfer.parallel.mesh import MeshConfig
@@ -26,13 +28,15 @@ from jaxinfer.planning.known_models import planned_config
 
 # As many as the depth of the published trees.
 _NUM_HEADS = 4
+# The rows of published drafters' output matrices (2503.01840).
+_EAGLE_ROWS = 32000
 
 
 def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
     """Return the strategy of a specification for a model on a mesh, with shapes in place of weights.
 
-    A draft model is named as planned models are (`planned_config`). Medusa heads and streams without a folder get the
-    published sizes. Raise InvalidOption if one does not suit the model.
+    A draft model is named as planned models are (`planned_config`). Medusa heads, streams and EAGLE drafters without a
+    folder get the published sizes. Raise InvalidOption if one does not suit the model.
     """
     return _described(parse_strategy(spec), config, mesh, dtype)
 
@@ -55,6 +59,8 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
         return replace(strategy, paths=paths, params=_heads(target, tree_depth(paths)))
     if isinstance(strategy, Streams) and not strategy.heads:
         return _streams(strategy, target)
+    if isinstance(strategy, Eagle) and not strategy.heads:
+        return _eagle(strategy, target)
     return strategy.resolve(Target(target.config, target.backend, abstract_params(*target)))
 
 
@@ -85,3 +91,13 @@ def _streams(strategy: Streams, target: Partitioned) -> Streams:
     streams = StreamsConfig(num_streams=tree_depth(paths))
     params = jax.eval_shape(lambda key: init_streams(streams, *target, key), jax.random.key(0))
     return replace(strategy, paths=paths, num_layers=streams.num_layers, params=params)
+
+
+def _eagle(strategy: Eagle, target: Partitioned) -> Eagle:
+    """Describe a drafter of the published shape: a layer like the target's, and a vocabulary of 32,000 tokens."""
+    shape, rows = shape_for(target.config), min(_EAGLE_ROWS, target.config.vocab_size)
+    dtype = target.backend.param_dtype
+    params = jax.eval_shape(lambda key: init_eagle(shape, rows, key, dtype), jax.random.key(0))
+    if rows < target.config.vocab_size:
+        params["ids"] = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    return replace(strategy, shape=shape, params=params).resolve(Target(*target, abstract_params(*target)))

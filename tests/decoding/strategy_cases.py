@@ -11,6 +11,7 @@ import numpy as np
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams
@@ -20,6 +21,7 @@ from jaxinfer.decoding.trees.static import Paths, read_tree
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from tests.decoding.covered_models import VOCAB_SIZE
+from tests.decoding.fitted_eagle import fit_eagle
 from tests.decoding.fitted_heads import fit_plain, sharpened
 from tests.decoding.fitted_streams import fit_streams
 from tests.models.drafters.dense_streams import random_adapters
@@ -71,6 +73,12 @@ def _fit_streams(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strateg
     else:
         params = fit_streams(lm, streams, [token for text in texts for token in text])
     return replace(strategy, params=params, num_layers=1, paths=read_tree("3.2.1"))
+
+
+def _fit_eagle(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, Eagle)
+    shape, params = fit_eagle(lm, texts)
+    return replace(strategy, shape=shape, params=params)
 
 
 def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -189,6 +197,14 @@ CASES: Mapping[str, Case] = MappingProxyType(
             Split("data=2,sequence=2,tensor=2", "gpt2"),
             _fit_medusa,
             {"gemma2": "medusa:tree=dynamic:10", "gpt2": "medusa:tree=dynamic:10"},
+            follows_sampling=False,
+        ),
+        "eagle": Case(
+            "eagle:tree=dynamic:6,depth=3",
+            "opt",
+            Split("data=2,tensor=2", "gemma2"),
+            _fit_eagle,
+            {"gemma2": "eagle:tree=3.2", "gpt2": "eagle:tree=chain:3"},
             follows_sampling=False,
         ),
         "streams": Case(

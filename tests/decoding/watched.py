@@ -68,6 +68,10 @@ class Watched(Strategy):
     def max_depth(self) -> int:
         return self.strategy.max_depth
 
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.strategy.features
+
     def check_slots(self, num_slots: int) -> None:
         self.strategy.check_slots(num_slots)
 

@@ -16,6 +16,7 @@ from jaxinfer.decoding.beam.state import BeamState, SearchRule, initial_beams
 from jaxinfer.decoding.beam.step import run_beams
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
 from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.token_recycling import TokenRecycling
@@ -23,6 +24,7 @@ from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.grammar.table import TokenTable
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
+from jaxinfer.models.drafters.eagle import init_eagle, shape_for
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.planning.compile import compile_programs
@@ -53,6 +55,12 @@ def streams() -> dict:
     return jax.eval_shape(lambda key: init_streams(described, LLAMA_2_7B, BACKEND, key), jax.random.key(0))
 
 
+def eagle() -> dict:
+    """Describe a drafter of EAGLE-3's published shape."""
+    shape = shape_for(LLAMA_2_7B)
+    return jax.eval_shape(lambda key: init_eagle(shape, 32000, key, "bfloat16"), jax.random.key(0))
+
+
 # Those whose options name weights, or that are to be large here; every other strategy is as its name alone says.
 _SHAPED = {
     "auto": parse_strategy("auto:nodes=16"),
@@ -63,6 +71,7 @@ _SHAPED = {
     "layerskip": parse_strategy("layerskip:exit_layer=8"),
     "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
     "triforce": parse_strategy("triforce:budget=512"),
+    "eagle": Eagle(growth=Growth(16, 5), catch_up=6, shape=shape_for(LLAMA_2_7B), params=eagle()),
     "streams": Streams(paths=read_tree("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
     # The logits of 64 nodes, whose likeliest tokens it asks for, would be more than a twentieth of the cache.
     "token_recycling": TokenRecycling(growth=Growth(32, 6)),

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 from jaxinfer.bench.identity.audit import NUMERIC_ERROR, audit_texts
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
 from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.errors import JaxinferError
 from jaxinfer.language_model import LanguageModel
+from jaxinfer.models.drafters.eagle import init_eagle, shape_for
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.sampling.params import SamplingParams
 
@@ -178,6 +180,12 @@ def _untrained_streams(model: LanguageModel) -> Strategy:
     return Streams(paths=read_tree("3.2.1"), num_layers=described.num_layers, params=params)
 
 
+def _untrained_eagle(model: LanguageModel) -> Strategy:
+    shape = shape_for(model.config)
+    params = init_eagle(shape, model.config.vocab_size, jax.random.key(0), str(model.backend.param_dtype))
+    return Eagle(tree="3.2.1", shape=shape, params=params)
+
+
 def _small_budget(model: LanguageModel) -> Strategy:
     return parse_strategy("triforce:budget=32,chunk=8,window=16")
 
@@ -191,6 +199,7 @@ _MADE_UP: Mapping[str, Callable[[LanguageModel], Strategy]] = MappingProxyType(
         "draft_model": _target_as_drafter,
         "medusa": _untrained_heads,
         "streams": _untrained_streams,
+        "eagle": _untrained_eagle,
         "triforce": _small_budget,
         "beam": _one_beam,
     }

@@ -1,0 +1,241 @@
+"""``python -m train.eagle``: trains an EAGLE-3 drafter for a frozen model (Li et al., 2503.01840).
+
+The model's features are computed once and kept on disk, or anew in every step (``--online``). The drafter is trained on
+its own outputs, as many steps ahead as it is to draft. It writes the folder ``OUT/drafter``, in the published layout,
+which ``--strategy eagle:heads=OUT/drafter`` loads.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.checkpoint.drafters.eagle import read_eagle
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_loading import load
+from jaxinfer.models.drafters.eagle import EagleShape, init_eagle, shape_for
+from jaxinfer.models.drafters.heads import vocabulary_rows
+from jaxinfer.models.model import Model
+from jaxinfer.notation import Params
+from train.arguments import (
+    add_data_arguments,
+    add_run_arguments,
+    add_step_arguments,
+    add_weights_argument,
+    build_schedule,
+    check_batch,
+    fit_settings,
+    identity,
+    read_data,
+    refuse_changed,
+)
+from train.command import EXIT_INTERRUPTED, number, run_command
+from train.eagle.evaluation import EagleEvaluation
+from train.eagle.export import export_eagle
+from train.eagle.loss import EagleLoss
+from train.eagle.rows import EagleRows, RowSource
+from train.eagle.unroll import kept_layers, read_features
+from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.heads.loss import frequent_tokens, target_rows
+from train.loop.estimate import estimate
+from train.loop.fit import claim_folder, fit_and_draw
+from train.loop.placement import build_mesh, place_base, place_batch, replicate
+from train.loop.progress import step_progress
+from train.loop.step import StepSettings, TrainState, cast_floats, compile_step
+from train.texts.packing import Example, Order, split_batch
+from train.texts.rows import split_texts
+
+CACHE = "hidden_states"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``python -m train.eagle``."""
+    whole, share = number(int, 1), number(float, 0, 1)
+    add_run_arguments(parser)
+    add_weights_argument(parser)
+    data = add_data_arguments(parser)
+    data.add_argument(
+        "--cache", metavar="FOLDER", type=Path, help="folder of the base model's features (default: OUT/hidden_states)"
+    )
+    data.add_argument("--online", action="store_true", help="compute features in every step, and keep none on disk")
+    drafter = parser.add_argument_group("drafter")
+    drafter.add_argument(
+        "--init", metavar="FOLDER", type=Path, help="go on with this EAGLE-3 drafter (default: a new one)"
+    )
+    drafter.add_argument(
+        "--draft-vocab", metavar="N", type=whole, help="draft only the N most frequent tokens (default: all)"
+    )
+    drafter.add_argument("--share-lm-head", action="store_true", help="use the base model's output matrix")
+    loss = parser.add_argument_group("loss")
+    loss.add_argument(
+        "--steps",
+        metavar="N",
+        type=number(int, 1, 16),
+        default=5,
+        help="steps on the drafter's own outputs, the first among them (default: %(default)s)",
+    )
+    loss.add_argument(
+        "--decay", metavar="X", type=share, default=0.8, help="weight of step i in the loss: X^i (default: %(default)s)"
+    )
+    steps = add_step_arguments(parser, items="rows", batch_size=8)
+    steps.add_argument(
+        "--row-length",
+        metavar="T",
+        type=number(int, 8),
+        default=512,
+        help="tokens of each packed row (default: %(default)s)",
+    )
+
+
+class Task(NamedTuple):
+    """Everything that a run needs before its first step; ``fixed`` is what of the drafter is not trained."""
+
+    source: RowSource
+    held_out: RowSource
+    shape: EagleShape
+    params: Params
+    fixed: Params
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, draw the curves and write the drafter."""
+    if options.online:
+        refuse_changed(options, add_arguments, "features on disk, which --online keeps none of", ("cache",))
+    if options.init is not None:
+        refuse_changed(options, add_arguments, "a new drafter, not to --init", ("draft_vocab", "share_lm_head"))
+    rows = check_batch(options)
+    lm = load(
+        options.model, dtype=options.dtype, weights=options.weights, notice=lambda line: print(line, file=sys.stderr)
+    )
+    examples = read_data(options, lm, options.row_length)
+    mesh = build_mesh(options.mesh, lm.config, rows)
+    base = lm.base_fingerprint
+    told = {"base": base, **identity(options), "init": None if options.init is None else str(options.init)}
+    shape, params = read_drafter(options, lm)
+    lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
+    if not options.dry_run:
+        claim_folder(options.out, told)
+    states = read_states(options, lm, examples, kept_layers(shape, lm.config.num_layers))
+    task = plan(options, lm, examples, states, shape, params)
+    order = Order(task.source.count, options.batch_size, options.seed)
+    schedule = build_schedule(options, order.steps_per_epoch)
+    optimizer = schedule.build_optimizer()
+    learned = replicate(task.params, mesh)
+    state = TrainState(replicate(jnp.int32(0), mesh), learned, optimizer.init(learned))
+    frozen = {"params": lm.params, "drafter": replicate(task.fixed, mesh)}
+    loss = EagleLoss(lm.programs.decoder, shape, options.steps, options.decay)
+    step = compile_step(loss, optimizer, StepSettings(options.microbatches, options.compute_dtype, options.seed))
+
+    def batch_at(at: int) -> EagleRows:
+        return place_batch(split_batch(task.source.take(order.at(at)), options.microbatches), mesh)
+
+    if options.dry_run:
+        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps), sep="\n")
+        return 0
+    ids = task.fixed.get("ids")
+    rows_V = target_rows(lm.config.vocab_size, None if ids is None else np.asarray(ids).tolist())
+    evaluation = EagleEvaluation(lm.programs.decoder, shape, frozen, task.held_out, rows_V, options.steps)
+    settings = fit_settings(options, schedule.num_steps, told)
+    title = f"EAGLE-3 drafter for {options.model}"
+    result = fit_and_draw(title, step, state, frozen, batch_at, settings, evaluation)
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    accuracies = evaluation.accuracies(result.params)
+    drafter = {**result.params, **({} if ids is None else {"ids": ids})}
+    export_eagle(options, lm, base, shape, drafter, result, accuracies, task.source.num_predicted)
+    return 0
+
+
+def read_drafter(options: argparse.Namespace, lm: LanguageModel) -> tuple[EagleShape, Params | None]:
+    """Return the shape of the drafter, and the parameters to begin with where it has been trained before."""
+    if options.init is None:
+        return shape_for(lm.config), None
+    backend = replace(lm.backend, param_dtype="float32")
+    shape, params = read_eagle(options.init, lm.config, backend, lm.params, lambda: lm.base_fingerprint)
+    (kind,) = shape.config.kinds
+    is_plain = kind.rope is not None and kind.rope.scaling is None and "bias" not in params["fc"]
+    if not shape.fuses or shape.norm_before_residual or "embedding" in params or not is_plain:
+        raise InvalidOption(f"--init {options.init}: is no plain EAGLE-3 drafter, which is all that is trained")
+    return shape, params
+
+
+def read_states(
+    options: argparse.Namespace, lm: LanguageModel, examples: list[Example], layers: tuple[int, ...]
+) -> HiddenStates | None:
+    """Return the model's features of the texts, zeros for a dry run; None if each step computes them."""
+    if options.online:
+        return None
+    if options.dry_run:
+        count = sum(len(example.tokens) for example in examples)
+        zero_PF = np.broadcast_to(np.float16(0), (count, len(layers) * lm.config.model_dim))
+        zero_P = np.zeros(count, np.int32)
+        return HiddenStates(zero_PF, zero_P, zero_P, zero_P, np.ones(count, bool))
+    with step_progress("features", len(examples)) as report:
+        return cache_hidden_states(lm, examples, options.cache or options.out / CACHE, report, layers=layers)
+
+
+def plan(
+    options: argparse.Namespace,
+    lm: LanguageModel,
+    examples: list[Example],
+    states: HiddenStates | None,
+    shape: EagleShape,
+    params: Params | None,
+) -> Task:
+    """Split the texts, pack them, choose the draft vocabulary and draw the drafter."""
+    trained, held_out = split_texts(len(examples), options.held_out, options.seed)
+    source, held_out_source = (
+        RowSource(examples, states, texts, options.row_length, options.seed) for texts in (trained, held_out)
+    )
+    for name, found in (("train on", source), ("judge by", held_out_source)):
+        if not found.count:
+            raise InvalidOption(f"no text has the three tokens that it takes to {name}: give longer ones")
+    if params is not None:
+        fixed = {name: params[name] for name in ("ids",) if name in params}
+        learned = cast_floats({name: value for name, value in params.items() if name not in fixed}, "float32")
+        if "ids" in fixed and "output" not in params:
+            fixed["output"] = vocabulary_rows(lm.config, lm.params, fixed["ids"])
+        return Task(source, held_out_source, shape, learned, fixed)
+    ids = None
+    if options.draft_vocab is not None and options.draft_vocab < lm.config.vocab_size:
+        tokens = np.concatenate([np.asarray(examples[at].tokens)[list(examples[at].mask)] for at in trained])
+        always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
+        ids = frequent_tokens(tokens, lm.config.vocab_size, options.draft_vocab, always)
+    fixed, learned = start(lm, shape, ids, options.share_lm_head, jax.random.key(options.seed))
+    if not options.dry_run:
+        learned["fc"]["kernel"] = evened(
+            learned["fc"]["kernel"], lm, shape, source.take(np.arange(min(4, source.count)))
+        )
+    return Task(source, held_out_source, shape, learned, fixed)
+
+
+def start(
+    lm: LanguageModel, shape: EagleShape, ids: list[int] | None, shares: bool, key: jax.Array
+) -> tuple[Params, Params]:
+    """Draw a drafter in float32 whose output matrix begins as the model's; return what is fixed and what is learned."""
+    learned = init_eagle(shape, None, key)
+    fixed: Params = {} if ids is None else {"ids": jnp.asarray(ids, jnp.int32)}
+    rows = jnp.arange(lm.config.vocab_size) if ids is None else fixed["ids"]
+    output = vocabulary_rows(lm.config, lm.params, rows)
+    if not shares:
+        learned["output"] = {"kernel": output["kernel"].astype(jnp.float32)}
+    elif ids is not None:
+        fixed["output"] = output
+    return fixed, learned
+
+
+def evened(kernel: Any, lm: LanguageModel, shape: EagleShape, batch: EagleRows) -> Any:
+    """Return ``fc`` as if all channels of the features were of one size: some are a thousand times others."""
+    model = Model(lm.programs.decoder, lm.params)
+    read_BTF = np.asarray(read_features(shape, model, batch).read_BTF, np.float32)[batch.segments_BT > 0]
+    return kernel / jnp.asarray(np.sqrt(np.mean(np.square(read_BTF), axis=0)) + 1e-6)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("eagle", "Train an EAGLE-3 drafter for a frozen model.", add_arguments, run))
