@@ -1,0 +1,113 @@
+"""Faults of EAGLE: what its layer reads and sees, how it catches up, which files it takes, and what training does."""
+
+from tests.mutants.fault import Fault
+
+_STRATEGY, _FILES = "jaxinfer/decoding/strategies/eagle.py", "jaxinfer/checkpoint/drafters/eagle.py"
+_LAYER, _UNROLL, _LOSS = "jaxinfer/models/drafters/eagle.py", "train/eagle/unroll.py", "train/eagle/loss.py"
+_OF_DRAFTS = (
+    "tests/decoding/strategies/test_eagle.py::"
+    "test_it_drafts_what_the_published_module_does_after_others_drafts_were_taken[eagle3]"
+)
+_OF_FILES = "tests/decoding/strategies/test_eagle.py::test_what_is_no_drafter_for_the_model_is_refused_by_one_line"
+_OF_LOSS = "tests/train/eagle/test_loss.py::test_the_loss_is_that_of_drafting_along_each_text[False]"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a drafter in a sum catches up with its own depth alone",
+        _STRATEGY,
+        "return replace(self, catch_up=max_depth + 1)",
+        "return self",
+        _OF_DRAFTS,
+    ),
+    Fault(
+        "a node of a tree sees its siblings",
+        _STRATEGY,
+        "take_rows(carried.sees_BWN, beams.origins_BW) | own_WN",
+        "take_rows(carried.sees_BWN, beams.origins_BW) | (own_WN | own_WN.any(axis=0))",
+        _OF_DRAFTS,
+    ),
+    Fault(
+        "a node stands at the position of its parent",
+        _STRATEGY,
+        "start_B[:, None] + depth - 2, (batch, width)",
+        "start_B[:, None] + depth - 3, (batch, width)",
+        _OF_DRAFTS,
+    ),
+    Fault(
+        "a place reads its own token in place of the next",
+        _STRATEGY,
+        "jnp.take_along_axis(state.tokens_BS, slots_BT + 1, axis=1",
+        "jnp.take_along_axis(state.tokens_BS, slots_BT, axis=1",
+        _OF_DRAFTS,
+    ),
+    Fault(
+        "children follow the output of another beam",
+        _STRATEGY,
+        "before_BWD = take_rows(carried.hidden_BWD, beams.origins_BW)",
+        "before_BWD = take_rows(carried.hidden_BWD, 0 * beams.origins_BW)",
+        _OF_DRAFTS,
+    ),
+    Fault(
+        "attention adds to the normed features",
+        _LAYER,
+        "normed_BTD if shape.norm_before_residual else inputs_BTD",
+        "inputs_BTD if shape.norm_before_residual else normed_BTD",
+        _OF_DRAFTS,
+    ),
+    Fault(
+        "rows of a draft vocabulary are taken for token ids",
+        _FILES,
+        "ids = np.arange(rows) + tensors.read",
+        "ids = 0 * np.arange(rows) + tensors.read",
+        _OF_DRAFTS,
+    ),
+    Fault(
+        "a drafter of other weights is taken",
+        _FILES,
+        "check_fingerprint(folder, settings.get(_FINGERPRINT), fingerprint)",
+        "check_fingerprint(folder, None, fingerprint)",
+        f"{_OF_FILES}[other weights]",
+    ),
+    Fault(
+        "tensors without a place are passed over",
+        _FILES,
+        "if extra := sorted(name for name in shapes if name not in placed",
+        "if extra := sorted(name for name in () if name not in placed",
+        f"{_OF_FILES}[a further tensor]",
+    ),
+    Fault(
+        "training attends to no later step",
+        _UNROLL,
+        "own = weights[..., num_tokens + step]",
+        "own = 0 * weights[..., num_tokens + step]",
+        _OF_LOSS,
+    ),
+    Fault(
+        "training attends to the texts before in a row",
+        _UNROLL,
+        "Placement(slots_BT, is_text_BTS & causal_ancestors(segments_BT.shape[1])[None])",
+        "Placement(slots_BT, (is_text_BTS | True) & causal_ancestors(segments_BT.shape[1])[None])",
+        _OF_LOSS,
+    ),
+    Fault(
+        "training does not turn later steps on",
+        _UNROLL,
+        "positions_BT + step, cache",
+        "positions_BT, cache",
+        _OF_LOSS,
+    ),
+    Fault(
+        "every step counts as much as the first",
+        _LOSS,
+        "total += self.decay**step * loss",
+        "total += loss",
+        _OF_LOSS,
+    ),
+    Fault(
+        "training asks for tokens outside the draft vocabulary",
+        _LOSS,
+        "valid_BT = asked_BT & ahead(is_known_BT, step + 1)",
+        "valid_BT = asked_BT",
+        _OF_LOSS,
+    ),
+)
