@@ -25,8 +25,8 @@ MODEL, DTYPE, CACHE_DTYPE = "gemma2", "bfloat16", "int8"
 # One that drafts by a model of its own, which a returning sequence has to find again, and one that learns as it goes.
 USUAL = ("draft_model",)
 SERVED = [name for name in CASES if "triforce" not in name]
-# A chain of guesses, a memory of the whole text, a table, a tree of heads, and a sum that writes streams.
-WIDE = ("prompt_lookup", "suffix", "token_recycling", "medusa", "streams+prompt_lookup")
+# A chain of guesses, and a tree of heads.
+WIDE = ("prompt_lookup", "medusa")
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,9 @@ ORDINARY = (
 )
 # Rings of windows, and a rope whose factors change within the text.
 DECODED = ("gemma2", "phi3-gqa-tied-longrope-partial")
+# Rings of two kinds, one window everywhere, a rope that follows the length, blocks whose parts stand side by side,
+# norms after them, and experts.
+DECODED_WIDE = ("gemma3-vision", "mistral-window", "gqa-dynamic", "gpt_neox", "olmo3", "glm4_moe-groups")
 # Second variants of families, whose features are for the most part those of others.
 SECOND = (
     "cohere-bias-untied",
@@ -88,8 +91,7 @@ some_variants = pytest.mark.parametrize("name", [tier(name, name in ORDINARY) fo
 def tier_of_decoding(name: str) -> Any:
     if name in DECODED:
         return ()
-    is_slow = name in (*ORDINARY, "glm4_moe-groups") and name != "qwen2_moe-shared-one_dense"
-    return pytest.mark.slow if is_slow else pytest.mark.exhaustive
+    return pytest.mark.slow if name in DECODED_WIDE else pytest.mark.exhaustive
 
 
 class Case(NamedTuple):

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.optimised
 
 @pytest.fixture(scope="module")
 def lm():
-    return jaxinfer.load(default_model_path(), max_len=256)
+    # Programs of one layer in a loop are ready sooner than of thirty.
+    return jaxinfer.load(default_model_path(), max_len=256, scan_layers=True)
 
 
 @pytest.fixture(scope="module")
