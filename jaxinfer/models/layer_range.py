@@ -81,6 +81,11 @@ def _run_periods(
     return carry
 
 
+def layer_params(config: DecoderConfig, backend: Backend, blocks: Params, layer: int) -> Params:
+    """Return one layer's parameters out of all layers', in the decoder's form."""
+    return _parameters(blocks, _cycle_of(config, backend, layer), layer)
+
+
 def _run_one(config: DecoderConfig, backend: Backend, params: Params, carry: Carry, layer: int, step: Step) -> Carry:
     kind, index = index_in_kind(config, layer)
     return apply_block(config, backend, kind, params, carry, index, step)

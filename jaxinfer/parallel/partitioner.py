@@ -122,11 +122,14 @@ class Partitioner:
         return load_params(checkpoint, names, placed, progress, self.padding(config, backend), matrices)
 
     def place_params(self, config: DecoderConfig, backend: Backend, params: Params) -> Params:
-        """Split a decoder's parameters, padded or not, over the mesh; lay kernels in few bits as the backend wants."""
+        """Split a decoder's parameters, padded or not, over the mesh; lay kernels in few bits as the backend wants.
+
+        They may be some of them: blocks without tables.
+        """
         if self.mesh is None:
             return kernels_by_columns(params) if backend.kernels != "xla" else params
         part = self.partition(config, backend)
-        stacked = stack_params(params, abstract_params(*part))
+        stacked = stack_params(params, {name: own for name, own in abstract_params(*part).items() if name in params})
         by_columns = backend.kernels != "xla"
         return _put_params(stacked, self.padding(config, backend), parameter_shardings(*part, self.mesh), by_columns)
 
