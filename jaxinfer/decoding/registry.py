@@ -25,6 +25,7 @@ _NAMES = (
     "streams",
     "layerskip",
     "triforce",
+    "dflash",
     "beam",
 )
 

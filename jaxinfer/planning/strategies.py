@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategies.beam import BeamSearch
+from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
@@ -18,6 +19,7 @@ from jaxinfer.decoding.trees.static import tree_depth
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.drafters.dflash import abstract_dflash, dflash_for
 from jaxinfer.models.drafters.eagle import init_eagle, shape_for
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
@@ -35,7 +37,7 @@ _EAGLE_ROWS = 32000
 def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
     """Return the strategy of a specification for a model on a mesh, with shapes in place of weights.
 
-    A draft model is named as planned models are (`planned_config`). Medusa heads, streams and EAGLE drafters without a
+    A draft model is named as planned models are (`planned_config`). Medusa heads, streams, EAGLE and DFlash drafters without a
     folder get the published sizes. Raise InvalidOption if one does not suit the model.
     """
     return _described(parse_strategy(spec), config, mesh, dtype)
@@ -57,6 +59,8 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
             return replace(strategy, growth=growth, params=_heads(target, _NUM_HEADS))
         paths = strategy.read_paths()
         return replace(strategy, paths=paths, params=_heads(target, tree_depth(paths)))
+    if isinstance(strategy, DFlash) and not strategy.heads:
+        return _dflash(strategy, config, mesh, dtype)
     if isinstance(strategy, Streams) and not strategy.heads:
         return _streams(strategy, target)
     if isinstance(strategy, Eagle) and not strategy.heads:
@@ -75,6 +79,14 @@ def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, 
         )
     part = split_decoder(own, mesh, dtype)
     return replace(strategy, config=part.config, backend=part.backend, params=abstract_params(*part))
+
+
+def _dflash(strategy: DFlash, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> DFlash:
+    """Describe a drafter of the published shape: five layers of the target's sizes, blocks of 16 (2602.06036)."""
+    dflash = dflash_for(config, num_layers=5, block_size=16)
+    part = split_decoder(dflash.decoder, mesh, dtype)
+    own = replace(dflash, decoder=part.config)
+    return replace(strategy.shaped(own), backend=part.backend, params=abstract_dflash(own, part.backend))
 
 
 def _heads(target: Partitioned, count: int) -> Params:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
@@ -18,9 +19,11 @@ from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.trees.dynamic import read_growth
 from jaxinfer.decoding.trees.static import Paths, read_tree
+from jaxinfer.models.drafters.dflash import dflash_for
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from tests.decoding.covered_models import VOCAB_SIZE
+from tests.decoding.fitted_dflash import fit_dflash
 from tests.decoding.fitted_eagle import fit_eagle
 from tests.decoding.fitted_heads import fit_plain, sharpened
 from tests.decoding.fitted_streams import fit_streams
@@ -79,6 +82,13 @@ def _fit_eagle(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, Eagle)
     shape, params = fit_eagle(lm, texts)
     return replace(strategy, shape=shape, params=params)
+
+
+def _fit_dflash(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, DFlash)
+    dflash = dflash_for(lm.config, block_size=4)
+    params = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), fit_dflash(lm, dflash, texts))
+    return replace(strategy, dflash=dflash, params=params)
 
 
 def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -223,6 +233,14 @@ CASES: Mapping[str, Case] = MappingProxyType(
             "gemma2",
             Split("data=2,tensor=2,pipeline=2", "llama", 3),
             others={"opt": "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=2"},
+        ),
+        "dflash": Case(
+            "dflash",
+            "opt",
+            Split("data=2,tensor=2", "gemma2"),
+            _fit_dflash,
+            {"gemma2": "dflash:tree=dynamic:8", "gpt2": "dflash:tree=3.2.1"},
+            follows_sampling=False,
         ),
         "draft_model+prompt_lookup": Case(
             "draft_model:num_draft_tokens=3+prompt_lookup:num_draft_tokens=4,min_ngram=1",

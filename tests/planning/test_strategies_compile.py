@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.decoding.beam.state import BeamState, SearchRule, initial_beams
 from jaxinfer.decoding.beam.step import run_beams
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
+from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
@@ -24,6 +25,7 @@ from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.grammar.table import TokenTable
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
+from jaxinfer.models.drafters.dflash import abstract_dflash, dflash_for
 from jaxinfer.models.drafters.eagle import init_eagle, shape_for
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.ops.backend import choose_backend
@@ -61,6 +63,12 @@ def eagle() -> dict:
     return jax.eval_shape(lambda key: init_eagle(shape, 32000, key, "bfloat16"), jax.random.key(0))
 
 
+def block_drafter() -> DFlash:
+    """Describe a DFlash drafter of two layers, beside which there is room for a cache."""
+    dflash = dflash_for(LLAMA_2_7B, num_layers=2, block_size=16)
+    return replace(DFlash().shaped(dflash), backend=BACKEND, params=abstract_dflash(dflash, BACKEND))
+
+
 # Those whose options name weights, or that are to be large here; every other strategy is as its name alone says.
 _SHAPED = {
     "auto": parse_strategy("auto:nodes=16"),
@@ -72,6 +80,7 @@ _SHAPED = {
     "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
     "triforce": parse_strategy("triforce:budget=512"),
     "eagle": Eagle(growth=Growth(16, 5), catch_up=6, shape=shape_for(LLAMA_2_7B), params=eagle()),
+    "dflash": block_drafter(),
     "streams": Streams(paths=read_tree("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
     # The logits of 64 nodes, whose likeliest tokens it asks for, would be more than a twentieth of the cache.
     "token_recycling": TokenRecycling(growth=Growth(32, 6)),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxinfer.bench.identity.audit import NUMERIC_ERROR, audit_texts
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
+from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
@@ -18,6 +19,7 @@ from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.errors import JaxinferError
 from jaxinfer.language_model import LanguageModel
+from jaxinfer.models.drafters.dflash import dflash_for, init_dflash
 from jaxinfer.models.drafters.eagle import init_eagle, shape_for
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.sampling.params import SamplingParams
@@ -186,6 +188,11 @@ def _untrained_eagle(model: LanguageModel) -> Strategy:
     return Eagle(tree="3.2.1", shape=shape, params=params)
 
 
+def _untrained_dflash(model: LanguageModel) -> Strategy:
+    dflash = dflash_for(model.config, block_size=4)
+    return DFlash(tree="3.2.1", dflash=dflash, params=init_dflash(dflash, model.backend, 0))
+
+
 def _small_budget(model: LanguageModel) -> Strategy:
     return parse_strategy("triforce:budget=32,chunk=8,window=16")
 
@@ -201,6 +208,7 @@ _MADE_UP: Mapping[str, Callable[[LanguageModel], Strategy]] = MappingProxyType(
         "streams": _untrained_streams,
         "eagle": _untrained_eagle,
         "triforce": _small_budget,
+        "dflash": _untrained_dflash,
         "beam": _one_beam,
     }
 )

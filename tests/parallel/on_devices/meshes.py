@@ -95,12 +95,14 @@ def check_communication(lm: LanguageModel, split: Split, strategy: str = "") -> 
     mesh = parse_mesh(split.mesh)
     # Of two layers each part that such a strategy runs is on one stage.
     is_cut = strategy in ("layerskip", "streams") and lm.config.num_layers == 2
+    # What reads features runs prompts in such parts too.
+    is_parted = strategy == "dflash" and lm.config.num_layers == 2
     goes_around = mesh.sequence > 1 and split.model != "gemma2" and not lm.programs.decoder.backend.keeps_bits
     for key, compiled in lm.programs.live.items():
         hlo, step = compiled.as_text(), key[0][0]
         kinds = {line.name: collective_kind(line.opcode) for line in sent(hlo)}
         is_ring = goes_around and step == "prefill"
-        is_handed_on = mesh.pipeline > 1 and not (is_cut and step == "decode")
+        is_handed_on = mesh.pipeline > 1 and not is_parted and not (is_cut and step == "decode")
         assert not (is_ring or is_handed_on) or "collective-permute" in kinds.values()
         if mesh.sequence > 1 and (step == "prefill" or "triforce" in strategy):
             continue
