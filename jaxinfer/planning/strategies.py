@@ -37,8 +37,8 @@ _EAGLE_ROWS = 32000
 def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
     """Return the strategy of a specification for a model on a mesh, with shapes in place of weights.
 
-    A draft model is named as planned models are (`planned_config`). Medusa heads, streams, EAGLE and DFlash drafters without a
-    folder get the published sizes. Raise InvalidOption if one does not suit the model.
+    A draft model is named as planned models are (`planned_config`). Medusa heads, streams, EAGLE and DFlash drafters
+    without a folder get the published sizes. Raise InvalidOption if one does not suit the model.
     """
     return _described(parse_strategy(spec), config, mesh, dtype)
 
