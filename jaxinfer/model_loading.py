@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import CacheLayout, parse_layout
 from jaxinfer.checkpoint.few_bits import parse_few_bits
+from jaxinfer.checkpoint.first_layers import first_layers
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.language_model import LanguageModel
@@ -26,6 +27,7 @@ def load(
     model: str | Path = DEFAULT_MODEL,
     *,
     dtype: str | None = None,
+    layers: int | None = None,
     weights: str | None = None,
     activations: str | None = None,
     exact: str | None = None,
@@ -43,11 +45,13 @@ def load(
 ) -> LanguageModel:
     """Load a model from a hub id or a path: a folder (Hugging Face's or ``convert``'s), a .gguf or a llama2.c .bin.
 
-    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``weights`` are
-    rounded to ``"int8"``, ``"int4:group=64"``, ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``):
-    faster, and except for ``"gguf"`` another text. ``activations="int8"`` rounds what int8 and int4 weights multiply
-    to bytes too: faster again, another text again. ``exact`` is what strategies share with plain decoding: ``"bits"``,
-    or the tokens up to rounding, ``"margin"`` (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
+    ``dtype`` is float32, bfloat16, float16 or float64 (default: float32 on a CPU, else bfloat16). ``layers`` are how
+    many of the first layers to read and to run, with the final norm and the output matrix (default: all): an early exit
+    of a model that was trained for it, as by LayerSkip. ``weights`` are rounded to ``"int8"``, ``"int4:group=64"``,
+    ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``): faster, and except for ``"gguf"`` another text.
+    ``activations="int8"`` rounds what int8 and int4 weights multiply to bytes too: faster again, another text again.
+    ``exact`` is what strategies share with plain decoding: ``"bits"``, or the tokens up to rounding, ``"margin"``
+    (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
     ``max_len`` bounds prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``,
     ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens
     are kept: another text. ``cache_dtype`` keeps keys and values in 8 bits, ``int8`` or ``fp8``; another text too.
@@ -71,6 +75,7 @@ def load(
     layout, partitioner, few_bits = parse_layout(cache), partitioner_of(mesh), parse_few_bits(weights)
     times, clock = LoadTimes(), Clock()
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
+    checkpoint = first_layers(checkpoint, layers)
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len, layout)

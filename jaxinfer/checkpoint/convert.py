@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.checkpoint.first_layers import first_layers
 from jaxinfer.checkpoint.load import check_tensors
 from jaxinfer.checkpoint.new_folder import check_target, new_folder, staging_of
 from jaxinfer.checkpoint.open import open_checkpoint
@@ -50,6 +51,7 @@ def convert(
     revision: str | None = None,
     token: str | None = None,
     adapter: str | Path | None = None,
+    layers: int | None = None,
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -57,7 +59,8 @@ def convert(
 
     Tensors keep their stored dtype, those in few bits their form, and a GGUF file's blocks become float32, unless
     ``dtype`` sets one dtype for all.
-    ``adapter`` is a folder that PEFT saved a LoRA adapter in, which is added to the weights.
+    ``adapter`` is a folder that PEFT saved a LoRA adapter in, which is added to the weights; ``layers`` are how many of
+    the first layers to write, with the final norm and the output matrix (None: all).
     ``destination`` appears only when it is complete; ``overwrite`` then replaces a folder that this function wrote.
     ``notice`` receives lines for the user, ``progress`` bytes done and in total. Raises subclasses of JaxinferError,
     and :class:`WriteFailed` if the disk is full.
@@ -72,6 +75,7 @@ def convert(
         from jaxinfer.checkpoint.adapters.merged import merge_into
 
         checkpoint = merge_into(checkpoint, adapter)
+    checkpoint = first_layers(checkpoint, layers)
     kinds = _choose_kinds(checkpoint, None if dtype is None else np.dtype(dtype), notice)
     return _write_new(target, overwrite, checkpoint, kinds, progress)
 
@@ -143,7 +147,8 @@ def _choose_kinds(
     names = family.tensor_names(config)
     spare = check_tensors(checkpoint, names, abstract_params(config, choose_backend("float32", "cpu")))
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in names.ignored) or r"(?!)")
-    wanted = [name for name in checkpoint.tensors.shapes() if name not in spare and not ignored.fullmatch(name)]
+    left_out = spare | checkpoint.left_out
+    wanted = [name for name in checkpoint.tensors.shapes() if name not in left_out and not ignored.fullmatch(name)]
     if dtype is not None:
         return dict.fromkeys(wanted, dtype)
     source = checkpoint.tensors

@@ -87,7 +87,8 @@ def _check(checkpoint: Checkpoint, leaves: list[Leaf], names: TensorNames) -> fr
     if missing := [name for name in expected if name not in found]:
         raise InvalidCheckpoint(f"{checkpoint.origin}: missing {_listed(missing)}; fetch all files of the model")
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in names.ignored) or r"(?!)")
-    extra = sorted(name for name in found if name not in expected and not ignored.fullmatch(name))
+    extra = sorted(found.keys() - expected.keys() - checkpoint.left_out)
+    extra = [name for name in extra if not ignored.fullmatch(name)]
     source = checkpoint.tensors
     spare = frozenset(filter(source.is_spare, extra) if isinstance(source, SparingSource) else ())
     if extra := [name for name in extra if name not in spare]:

@@ -113,6 +113,7 @@ class Checkpoint:
     ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it; ``converted_files`` are all those whose
     bytes take long to become tensors; ``rounded_from`` is the fingerprint of the weights before they were rounded.
     ``quantized_by`` says how a published checkpoint's weights were quantized, ``notice`` what of that is not followed.
+    ``left_out`` are tensors that are there and not this model's: those of layers that are not wanted.
     """
 
     origin: str
@@ -125,3 +126,4 @@ class Checkpoint:
     rounded_from: str | None = None
     quantized_by: str | None = None
     notice: str | None = None
+    left_out: frozenset[str] = frozenset()

@@ -76,6 +76,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     group.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
     shown = f"float32, bfloat16, float16 or float64 (default: {dtype or 'float32 on a CPU, else bfloat16'})"
     group.add_argument("--dtype", metavar="D", default=dtype, help=shown)
+    add_layers_argument(group)
     if has_weights:
         add_weights_argument(group)
         add_activations_argument(group)
@@ -118,6 +119,16 @@ def add_adapter_argument(parser: Any, *, is_many: bool = False) -> None:
         default=[] if is_many else None,
         help=f"folder of a LoRA adapter that PEFT saved, used beside the model{more}",
         **action,
+    )
+
+
+def add_layers_argument(parser: Any) -> None:
+    """Add how many of a model's layers to use."""
+    parser.add_argument(
+        "--layers",
+        metavar="N",
+        type=whole_number(1),
+        help="the model's first N layers alone, with its final norm and output matrix (default: all)",
     )
 
 

@@ -19,6 +19,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
         loaded = load(
             model,
             dtype=options.dtype,
+            layers=options.layers,
             weights=options.weights,
             activations=options.activations,
             exact=options.exact,

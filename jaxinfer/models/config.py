@@ -1,7 +1,7 @@
 """A decoder's sizes and variants, independent of checkpoint formats."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -216,3 +216,11 @@ def shortest_pattern(layers: tuple[_Layer, ...]) -> tuple[_Layer, ...]:
         if all(kind == layers[index % period] for index, kind in enumerate(layers)):
             return layers[:period]
     return layers
+
+
+def shallower(config: DecoderConfig, count: int) -> DecoderConfig:
+    """Return the decoder of the first ``count`` layers, at least one and no more than there are, and of the rest."""
+    layers, sparse = config.layers[:count], config.sparse_layers[:count]
+    experts = config.experts if any(sparse) else None
+    experts = experts and replace(experts, layer_pattern=shortest_pattern(sparse))
+    return replace(config, num_layers=count, layer_pattern=shortest_pattern(layers), experts=experts)

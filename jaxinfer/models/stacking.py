@@ -18,10 +18,23 @@ def stack_params(params: Params, abstract: Params) -> Params:
     """
     if jax.tree.structure(params, is_leaf=is_quantized) == jax.tree.structure(abstract):
         return params
+    return arranged(params, abstract)
+
+
+def arranged(params: Params, abstract: Params) -> Params:
+    """Return the parameters that ``abstract`` has, which may be of fewer layers, in its arrangement."""
+    wanted = {
+        (layer, location.name)
+        for path, struct in _paths(abstract)
+        for location in [locate(path, struct.shape)]
+        for layer in location.layers or (None,)
+    }
     found: dict[tuple[int | None, str], tuple[Any, bool]] = {}
     for path, leaf in _paths(params):
         location = locate(path, leaf.shape)
         for index, layer in enumerate(location.layers or (None,)):
+            if (layer, location.name) not in wanted:
+                continue
             value = jax.tree.map(lambda part: part[index], leaf) if location.stacked else leaf  # noqa: B023
             found[layer, location.name] = value, location.transposed
 

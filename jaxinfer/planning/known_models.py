@@ -5,10 +5,11 @@ from importlib import resources
 from os.path import expanduser
 from pathlib import Path
 
+from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.checkpoint.hf_folder import read_json_object
 from jaxinfer.checkpoint.published.open import read_scheme
 from jaxinfer.errors import CheckpointNotFound
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, shallower
 from jaxinfer.models.families.registry import decoder_config
 
 _FILE = "known_models.json"
@@ -20,12 +21,22 @@ def known_models() -> dict[str, str]:
     return {name: entry["hub"] for name, entry in _entries().items()}
 
 
-def planned_config(model: str) -> DecoderConfig:
+def planned_config(model: str, layers: int | None = None) -> DecoderConfig:
     """Return the config of a built-in model, a Hugging Face folder or a ``config.json``; weights are not read.
+
+    ``layers`` are how many of its first layers to plan (None: all); raise InvalidOption if it has fewer.
 
     How a checkpoint's weights were quantized must be known, and is left out: the decoder is the same. Raise
     CheckpointNotFound if it is none of these.
     """
+    config = _whole_config(model)
+    if layers is None:
+        return config
+    check_layers(config, layers)
+    return shallower(config, layers)
+
+
+def _whole_config(model: str) -> DecoderConfig:
     entry = _entries().get(model.lower().removesuffix("-instruct"))
     if entry is not None:
         return decoder_config(entry["config"])

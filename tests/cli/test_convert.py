@@ -44,6 +44,22 @@ def test_a_converted_model_answers_as_its_source_does(run, source, tmp_path):
     assert found["text"] == expected["text"]
 
 
+def test_the_first_layers_are_written_as_a_model_of_their_own(run, tiny_llama_folder, tmp_path):
+    folder = tiny_llama_folder(num_layers=5)
+    assert_mistake(run("convert", folder, tmp_path / "made", "--layers", "6"), "layers 6: the model has 5 layers")
+    assert run("convert", folder, tmp_path / "made", "--layers", "2").code == 0
+    assert jaxinfer.load(tmp_path / "made").config.num_layers == 2
+
+
+@pytest.mark.slow
+def test_the_first_layers_answer_as_they_do_when_they_are_written(run, tiny_llama_folder, tmp_path):
+    folder = tiny_llama_folder(num_layers=5)
+    assert run("convert", folder, tmp_path / "made", "--layers", "2").code == 0
+    command = ["generate", "The", "--max-new-tokens", "4", "--json", "--dtype", "float32"]
+    found = run(*command, "--model", folder, "--layers", "2").out
+    assert found.split('"stats"')[0] == run(*command, "--model", tmp_path / "made").out.split('"stats"')[0]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.optimised
 def test_the_default_model_keeps_its_chat_template_and_its_answer(tmp_path):

@@ -171,4 +171,32 @@ FAULTS: tuple[Fault, ...] = (
         "            raise",
         "tests/checkpoint/test_new_folder.py::test_an_error_keeps_the_one_to_be_replaced",
     ),
+    Fault(
+        "tensors of later layers have no place",
+        "jaxinfer/checkpoint/load.py",
+        " - checkpoint.left_out)",
+        ")",
+        "tests/checkpoint/test_first_layers.py::test_loading_some_layers_gives_the_model_of_their_tensors[False]",
+    ),
+    Fault(
+        "dense layers past the first ones stay in the configuration",
+        "jaxinfer/checkpoint/first_layers.py",
+        "[layer for layer in config[_OF_LAYERS] if layer < count]",
+        "[layer for layer in config[_OF_LAYERS] if layer <= count]",
+        "tests/checkpoint/test_first_layers.py::test_layers_with_experts_are_those_that_the_whole_model_has[1]",
+    ),
+    Fault(
+        "a configuration may list more layers than there are",
+        "jaxinfer/checkpoint/first_layers.py",
+        "list(config[key][:count])",
+        "list(config[key])",
+        "tests/checkpoint/test_first_layers.py::test_every_published_configuration_has_first_layers",
+    ),
+    Fault(
+        "convert writes all layers",
+        "jaxinfer/checkpoint/convert.py",
+        "spare | checkpoint.left_out",
+        "spare",
+        "tests/checkpoint/test_first_layers.py::test_saved_first_layers_load_as_a_model_of_so_many_layers[folder]",
+    ),
 )

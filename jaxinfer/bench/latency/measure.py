@@ -83,6 +83,7 @@ def measure_latency(
     workload: Workload,
     *,
     rival: str | None = None,
+    layers: int | None = None,
     weights: str | None = None,
     activations: str | None = None,
     cache_dtype: str | None = None,
@@ -93,11 +94,13 @@ def measure_latency(
 ) -> LatencyReport:
     """Measure a model in each dtype; with ``rival="transformers"`` also that, on the same checkpoint and prompts.
 
-    ``weights``, ``activations`` and ``cache_dtype`` are as for `load`.
+    ``layers``, ``weights``, ``activations`` and ``cache_dtype`` are as for `load`.
     """
     for dtype in dtypes:
         choose_backend(dtype, exact=exact, cache_dtype=cache_dtype, activations=activations)
     partitioner = partitioner_of(mesh)
+    if rival is not None and layers is not None:
+        raise InvalidOption(f"layers {layers}: transformers runs all layers: measure it without")
     if rival is not None:
         # Imported here: transformers is optional. Imported first: its absence must not show at the end of a run.
         from jaxinfer.bench.latency.transformers import check_rival
@@ -109,7 +112,7 @@ def measure_latency(
     num_devices = 1 if default_platform() == "cpu" else partitioner.num_devices
     bandwidth = measure_bandwidth()
     bandwidth = replace(bandwidth, bytes_per_second=bandwidth.bytes_per_second * num_devices)
-    options: dict[str, Any] = {"weights": weights, "activations": activations}
+    options: dict[str, Any] = {"layers": layers, "weights": weights, "activations": activations}
     options |= {"cache_dtype": cache_dtype, "exact": exact}
     runs = tuple(
         _measure_dtype(path, dtype, options, workload, rival, bandwidth, partitioner, num_devices, progress)

@@ -9,6 +9,7 @@ from jaxinfer.cli.arguments import (
     add_activations_argument,
     add_cache_dtype_argument,
     add_exact_argument,
+    add_layers_argument,
     add_mesh_argument,
     add_weights_argument,
     whole_number,
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         latency.add_argument(
             name, metavar="N", type=whole_number(least), default=default, help=f"{text} (default: %(default)s)"
         )
+    add_layers_argument(latency)
     add_weights_argument(latency)
     add_activations_argument(latency)
     add_cache_dtype_argument(latency)
@@ -83,6 +85,7 @@ def _run_latency(options: argparse.Namespace) -> int:
             dtypes,
             workload,
             rival=options.compare,
+            layers=options.layers,
             weights=options.weights,
             activations=options.activations,
             cache_dtype=options.cache_dtype,

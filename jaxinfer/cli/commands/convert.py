@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from jaxinfer.cli.arguments import METHODS, add_method_arguments, add_weights_argument
+from jaxinfer.cli.arguments import METHODS, add_layers_argument, add_method_arguments, add_weights_argument
 from jaxinfer.cli.output.progress import byte_progress, count_progress
 from jaxinfer.cli.prompts import read_calibration
 from jaxinfer.errors import InvalidOption
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of all tensors (default: as stored; quantised tensors become float32); with --weights, of those "
         "that stay plain numbers (default: float32 on a CPU, else bfloat16)",
     )
+    add_layers_argument(parser)
     add_weights_argument(parser)
     add_method_arguments(parser)
     parser.add_argument(
@@ -57,6 +58,7 @@ def _convert(options: argparse.Namespace) -> Path:
             overwrite=options.overwrite,
             revision=options.revision,
             adapter=options.adapter,
+            layers=options.layers,
             notice=_notice,
             progress=progress,
         )
@@ -78,6 +80,7 @@ def _convert_in_few_bits(options: argparse.Namespace, calibration: str | None) -
         model = load(
             options.source,
             dtype=options.dtype,
+            layers=options.layers,
             weights=None if by_method else options.weights,
             revision=options.revision,
             notice=_notice,

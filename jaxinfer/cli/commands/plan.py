@@ -12,6 +12,7 @@ from jaxinfer.cli.arguments import (
     add_cache_dtype_argument,
     add_collectives_argument,
     add_exact_argument,
+    add_layers_argument,
     add_weights_argument,
     whole_number,
 )
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="D", default="bfloat16", help="of weights and KV cache (default: %(default)s)"
     )
+    add_layers_argument(parser)
     add_weights_argument(parser)
     add_activations_argument(parser)
     add_cache_dtype_argument(parser)
@@ -137,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
         check_chart(options.plot, "--plot")
     prepare_jax()
     deployment = Deployment(
-        config=planned_config(options.model),
+        config=planned_config(options.model, options.layers),
         topology=options.topology,
         mesh=_mesh(options),
         batch=options.batch or 1,
@@ -189,7 +191,7 @@ def _plan_engine(options: argparse.Namespace) -> int:
     prepare_jax()
     own: dict[str, Any] = {} if options.page_size is None else {"page_size": options.page_size}
     deployment = EngineDeployment(
-        config=planned_config(options.model),
+        config=planned_config(options.model, options.layers),
         topology=options.topology,
         mesh=_mesh(options),
         max_len=options.max_len,
