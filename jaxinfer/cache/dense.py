@@ -37,12 +37,12 @@ class DenseCache:
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens in the slots from ``start_B`` on; padding is written too, past the committed tokens."""
-        return place_in_order(start_B, ancestors_BTT, counts_B, extent or self.keys.shape[2], self.window)
+        return place_in_order(start_B, ancestors_BTA, counts_B, extent or self.keys.shape[2], self.window)
 
     def attend(
         self,
@@ -81,15 +81,19 @@ class DenseCache:
 
 def place_in_order(
     start_B: Int[Array, " B"],
-    ancestors_BTT: Bool[Array, "#B T T"],
+    ancestors_BTA: Bool[Array, "#B T A"],
     counts_B: Int[Array, " B"] | None,
     num_slots: int,
     window: int | None,
 ) -> Placement:
-    """Place new tokens where slot ``s`` of a row holds the token at position ``s``; see `Cache.place`."""
-    slots_BT = start_B[:, None] + jnp.arange(ancestors_BTT.shape[-1], dtype=start_B.dtype)
-    mask_BTS = visible_slots(start_B, ancestors_BTT, num_slots, window)
-    return Placement(slots_BT, mask_BTS, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
+    """Place new tokens where slot ``s`` of a row holds the token at position ``s``; see `Cache.place`.
+
+    They may be the last of a tree whose other tokens stand from ``start_B`` on already (`visible_slots`).
+    """
+    num_new, num_tokens = ancestors_BTA.shape[1:]
+    slots_BT = start_B[:, None] + jnp.arange(num_tokens - num_new, num_tokens, dtype=start_B.dtype)
+    mask_BTS = visible_slots(start_B, ancestors_BTA, num_slots, window)
+    return Placement(slots_BT, mask_BTS, seen=Seen(start_B, ancestors_BTA, counts_B, mask_BTS))
 
 
 def create_dense_cache(

@@ -51,14 +51,16 @@ class Cache(Protocol):
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Place T new tokens after the first ``start_B`` committed ones.
 
         Only the first ``counts_B`` of a row are real (None, or T and more: all), the rest is padding. Slots from
-        ``extent`` on are still empty (None: any slot may be in use).
+        ``extent`` on are still empty (None: any slot may be in use). Where a slot's number is its token's position, a
+        tree may come in several passes: of A tokens, which stand from ``start_B`` on, the last T are then new.
+        Elsewhere A is T.
         """
         ...
 
@@ -99,15 +101,16 @@ class LayeredCache(NamedTuple):
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> tuple[Placement, ...]:
         """Place new tokens in every part, and last in the features, if there are any; see `Cache.place`."""
-        placements = tuple(part.place(start_B, ancestors_BTT, counts_B, extent) for part in self.parts)
+        placements = tuple(part.place(start_B, ancestors_BTA, counts_B, extent) for part in self.parts)
         if self.features is None:
             return placements
-        return *placements, self.features.place(start_B, ancestors_BTT.shape[-1])
+        num_new, num_tokens = ancestors_BTA.shape[1:]
+        return *placements, self.features.place(start_B + num_tokens - num_new, num_new)
 
     def keep(self, start_B: Int[Array, " B"], path_BM: Int[Array, "B M"], count_B: Int[Array, " B"]) -> "LayeredCache":
         """Commit a path in every part; see `Cache.keep`."""

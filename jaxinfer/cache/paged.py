@@ -58,12 +58,12 @@ class PagedCache:
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens in the slots from ``start_B`` on; padding is written too, past the committed tokens."""
-        return place_in_order(start_B, ancestors_BTT, counts_B, extent or self.num_slots, self.window)
+        return place_in_order(start_B, ancestors_BTA, counts_B, extent or self.num_slots, self.window)
 
     def attend(
         self,

@@ -23,12 +23,12 @@ class RecordingCache:
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens as the wrapped cache does."""
-        return self.cache.place(start_B, ancestors_BTT, counts_B, extent)
+        return self.cache.place(start_B, ancestors_BTA, counts_B, extent)
 
     def attend(
         self,

@@ -45,15 +45,15 @@ class RetrievalCache:
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens in the tail; they attend to all chunks and, in the tail, as in a dense cache."""
-        num_tokens, tail = ancestors_BTT.shape[-1], self.keys.shape[2] - self.budget
+        num_tokens, tail = ancestors_BTA.shape[-1], self.keys.shape[2] - self.budget
         behind_B = start_B - self.origin_B
         slots_BT = self.budget + behind_B[:, None] + jnp.arange(num_tokens, dtype=start_B.dtype)
-        tail_BTS = visible_slots(behind_B, ancestors_BTT, tail)
+        tail_BTS = visible_slots(behind_B, ancestors_BTA, tail)
         is_chosen_BS = jnp.arange(self.budget) < self.chosen_B[:, None]
         chosen_BTS = jnp.broadcast_to(is_chosen_BS[:, None], (*tail_BTS.shape[:2], self.budget))
         return Placement(slots_BT, jnp.concatenate([chosen_BTS, tail_BTS], axis=-1))

@@ -43,19 +43,19 @@ class RingCache:
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens in the ring; padding is not written, because it would overwrite tokens in the window."""
-        num_tokens, capacity = ancestors_BTT.shape[-1], self.capacity
+        num_tokens, capacity = ancestors_BTA.shape[-1], self.capacity
         index_T = jnp.arange(num_tokens, dtype=start_B.dtype)
-        position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
+        position_BT = start_B[:, None] + node_depths(ancestors_BTA).astype(start_B.dtype)
         # Slot c is ``offset`` places after the first new token, around the ring.
         offset_BC = (jnp.arange(capacity, dtype=start_B.dtype) - start_B[:, None]) % capacity
         old_position_BC = start_B[:, None] - capacity + offset_BC
         old_BTC = in_window(position_BT, old_position_BC, self.window) & (old_position_BC >= 0)[:, None, :]
-        new_BTT = ancestors_BTT & in_window(position_BT, position_BT, self.window)
+        new_BTT = ancestors_BTA & in_window(position_BT, position_BT, self.window)
         slots_BT = (start_B[:, None] + index_T) % capacity
         if num_tokens > capacity - self.window + 1:
             last_B1 = num_tokens if counts_B is None else jnp.minimum(counts_B, num_tokens)[:, None]
@@ -66,7 +66,7 @@ class RingCache:
             index_B1C = jnp.minimum(offset_BC, num_tokens - 1)[:, None, :]
             as_new_BTC = jnp.take_along_axis(new_BTT, index_B1C, axis=2)
             mask_BTS = jnp.where((offset_BC < num_tokens)[:, None, :], as_new_BTC, old_BTC)
-        seen = Seen(start_B, ancestors_BTT, counts_B, mask_BTS)
+        seen = Seen(start_B, ancestors_BTA, counts_B, mask_BTS)
         return Placement(jnp.where(is_written_BT, slots_BT, capacity), mask_BTS, seen=seen)
 
     def attend(

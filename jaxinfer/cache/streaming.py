@@ -59,16 +59,16 @@ class StreamingCache:
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Place new tokens in sinks and ring; padding is not written: it would overwrite tokens in the window."""
-        num_tokens, batch = ancestors_BTT.shape[-1], start_B.shape[0]
+        num_tokens, batch = ancestors_BTA.shape[-1], start_B.shape[0]
         index_T = jnp.arange(num_tokens, dtype=start_B.dtype)
-        position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
+        position_BT = start_B[:, None] + node_depths(ancestors_BTA).astype(start_B.dtype)
         is_near_BTT = (position_BT < self.sinks)[:, None, :] | in_window(position_BT, position_BT, self.window)
-        new_BTT = jnp.broadcast_to(ancestors_BTT & is_near_BTT, (batch, num_tokens, num_tokens))
+        new_BTT = jnp.broadcast_to(ancestors_BTA & is_near_BTT, (batch, num_tokens, num_tokens))
         place_BS = next_places(start_B, self.sinks, self.capacity)
         offset_BS = place_BS - start_B[:, None]
         is_new_BS = (offset_BS >= 0) & (offset_BS < num_tokens)
@@ -90,7 +90,7 @@ class StreamingCache:
             mask_BTS = jnp.where(is_new_BS[:, None, :], as_new_BTS, old_BTS)
         shift_BT = jnp.maximum(position_BT + 1 - self.sinks - self.window, 0) if self.renumbers else None
         slots_BT = jnp.where(is_written_BT, self.slots(text_BT), self.keys.shape[2])
-        return Placement(slots_BT, mask_BTS, shift_BT, seen=Seen(start_B, ancestors_BTT, counts_B, mask_BTS))
+        return Placement(slots_BT, mask_BTS, shift_BT, seen=Seen(start_B, ancestors_BTA, counts_B, mask_BTS))
 
     def attend(
         self,

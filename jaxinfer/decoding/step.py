@@ -221,7 +221,15 @@ def accept(
         walk = accept_typical(tree, nodes.ancestors_BMM, log_p_BMV, draws_BM, strategy.max_depth, *thresholds)
     else:
         distributions = log_p_BMV, proposal.log_q_BMV
-        walk = reject(tree, nodes.ancestors_BMM, nodes.positions_BM, *distributions, arrays, strategy.max_depth)
+        places = nodes.ancestors_BMM, nodes.positions_BM
+        walk = reject(
+            tree,
+            *places,
+            *distributions,
+            arrays,
+            strategy.max_depth,
+            has_distinct_siblings=strategy.has_distinct_siblings,
+        )
     return draws_BM, walk
 
 

@@ -157,6 +157,11 @@ class Strategy(ABC):
         return 1
 
     @property
+    def has_distinct_siblings(self) -> bool:
+        """Whether, under rejection, a node's children are drawn one after the other without the tokens before."""
+        return False
+
+    @property
     def verifies_any_tree(self) -> bool:
         """Whether its `forward` serves trees of other drafters, so that it can be part of a sum."""
         return type(self).forward is Strategy.forward

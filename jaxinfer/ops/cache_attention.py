@@ -24,6 +24,8 @@ _FIXED_BLOCK = 256
 class Seen(NamedTuple):
     """What each new token attends to: all slots before ``start_B``, and its ancestors among the T new tokens.
 
+    Where these are the last of more tokens from ``start_B`` on, the others are columns too, and XLA attends.
+
     ``ancestors_BTT`` bool has one row for all or one per row. ``counts_B`` int32 is the number of real tokens of a
     prompt, which is a chain (None: a draft tree, all real). ``mask_BTS`` bool is the same as a mask over slots.
     ``order_T`` int32 gives the order of a whole prompt's tokens on a ring of devices, if they are in that order.
@@ -63,7 +65,7 @@ def attend_to_layer(
         rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
 
-    if means == "xla":
+    if means == "xla" or seen.ancestors_BTT.shape[-1] > num_tokens:
         return by_xla()
     from pallas_kernels.flash_decode.op import flash_decode
     from pallas_kernels.flash_decode.reference import reference_attention
@@ -123,7 +125,7 @@ def attend_to_pages(
         rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
 
-    if means == "xla":
+    if means == "xla" or seen.ancestors_BTT.shape[-1] > num_tokens:
         return by_xla()
     from pallas_kernels.paged_decode.op import MAX_TOKENS, PAGE_SIZES, paged_decode
     from pallas_kernels.paged_decode.reference import reference_paged

@@ -10,9 +10,9 @@ def causal_ancestors(num_tokens: int) -> Bool[Array, "T T"]:
     return jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
 
 
-def node_depths(ancestors_BTT: Bool[Array, "B T T"]) -> Int[Array, "B T"]:
+def node_depths(ancestors_BTA: Bool[Array, "B T A"]) -> Int[Array, "B T"]:
     """Return each new token's depth below the first one: the number of its ancestors, without itself."""
-    return jnp.sum(ancestors_BTT, axis=-1, dtype=jnp.int32) - 1
+    return jnp.sum(ancestors_BTA, axis=-1, dtype=jnp.int32) - 1
 
 
 def in_window(query_BT: Int[Array, "#B T"], key_BS: Int[Array, "#B S"], window: int | None) -> Bool[Array, "#B T S"]:
@@ -23,24 +23,29 @@ def in_window(query_BT: Int[Array, "#B T"], key_BS: Int[Array, "#B S"], window: 
 
 
 def visible_slots(
-    start_B: Int[Array, " B"], ancestors_BTT: Bool[Array, "#B T T"], num_slots: int, window: int | None = None
+    start_B: Int[Array, " B"], ancestors_BTA: Bool[Array, "#B T A"], num_slots: int, window: int | None = None
 ) -> Bool[Array, "B T S"]:
     """Return what each new token attends to: all slots before ``start``, its ancestors and itself.
 
-    New token ``i`` of row ``b`` is in slot ``start_B[b] + i``. ``ancestors_BTT[b, i, j]`` is true if token ``j`` is
-    ``i`` or an ancestor of ``i``. A ``window`` hides slots that many positions back or more; a new token's position is
-    ``start`` plus its depth.
+    A tokens of a tree, of which the last T are new, stand in the slots from ``start_B[b]`` on, parents before their
+    children. ``ancestors_BTA[b, i, j]`` is true if token ``j`` is the ``i``-th new one or an ancestor of it. A
+    ``window`` hides slots that many positions back or more; a token's position is ``start`` plus its depth.
     """
-    num_tokens = ancestors_BTT.shape[-1]
+    num_new, num_tokens = ancestors_BTA.shape[1:]
     slot_S = jnp.arange(num_slots, dtype=start_B.dtype)
     offset_BS = slot_S[None, :] - start_B[:, None]
     is_new_BS = (offset_BS >= 0) & (offset_BS < num_tokens)
     index_B1S = jnp.clip(offset_BS, 0, num_tokens - 1)[:, None, :]
-    old_BTS = jnp.broadcast_to((offset_BS < 0)[:, None, :], (start_B.shape[0], num_tokens, num_slots))
+    old_BTS = jnp.broadcast_to((offset_BS < 0)[:, None, :], (start_B.shape[0], num_new, num_slots))
     if window is not None:
-        position_BT = start_B[:, None] + node_depths(ancestors_BTT).astype(start_B.dtype)
-        old_BTS &= in_window(position_BT, slot_S[None, :], window)
-        ancestors_BTT = ancestors_BTT & in_window(position_BT, position_BT, window)
-    ancestors_BTT = jnp.broadcast_to(ancestors_BTT, (start_B.shape[0], num_tokens, num_tokens))
-    seen_BTS = jnp.take_along_axis(ancestors_BTT, index_B1S, axis=2)
+        depth_BT = node_depths(ancestors_BTA).astype(start_B.dtype)
+        old_BTS &= in_window(start_B[:, None] + depth_BT, slot_S[None, :], window)
+        if num_new == num_tokens:
+            is_near_BTA = in_window(depth_BT, depth_BT, window)
+        else:
+            # A path's tokens stand in its order, so an ancestor's depth is the number of those before it.
+            is_near_BTA = jnp.cumsum(ancestors_BTA, axis=-1, dtype=jnp.int32) > depth_BT[..., None] + 1 - window
+        ancestors_BTA = ancestors_BTA & is_near_BTA
+    ancestors_BTA = jnp.broadcast_to(ancestors_BTA, (start_B.shape[0], num_new, num_tokens))
+    seen_BTS = jnp.take_along_axis(ancestors_BTA, index_B1S, axis=2)
     return old_BTS | (is_new_BS[:, None, :] & seen_BTS)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategies.dflash import DFlash
@@ -71,7 +72,11 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
 def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> DraftModel:
     if not strategy.model:
         raise InvalidOption("draft_model: name the draft model, as in draft_model:model=NAME_OR_PATH")
-    own = planned_config(strategy.model)
+    strategy = strategy.shaped(config)
+    if strategy.shares_weights:
+        check_layers(config, strategy.layers, "draft_model: layers")
+        return strategy
+    own = planned_config(strategy.model, strategy.layers or None)
     if own.num_tokens != config.num_tokens:
         raise InvalidOption(
             f"draft_model: {strategy.model} has {own.num_tokens} tokens, the target {config.num_tokens}: "

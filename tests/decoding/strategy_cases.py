@@ -166,7 +166,8 @@ CASES: Mapping[str, Case] = MappingProxyType(
             Split("tensor=8", "opt"),
             _fit_draft_model,
             {
-                "opt": "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
+                "opt": "draft_model:tree=3.2.1",
+                "stories": "draft_model:tree=dynamic:12",
                 "gpt2": "draft_model:schedule=bass,num_draft_tokens=2,max_draft_tokens=6",
                 "float64": "draft_model:schedule=confidence,num_draft_tokens=5",
                 "alone": "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",

@@ -53,6 +53,14 @@ class Watched(Strategy):
         return self.strategy.branches
 
     @property
+    def has_distinct_siblings(self) -> bool:
+        return self.strategy.has_distinct_siblings
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.strategy.features
+
+    @property
     def typical_thresholds(self) -> tuple[float, float]:
         return self.strategy.typical_thresholds
 

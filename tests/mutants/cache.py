@@ -52,7 +52,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "siblings see each other",
         _MASKS,
-        "seen_BTS = jnp.take_along_axis(ancestors_BTT, index_B1S, axis=2)",
+        "seen_BTS = jnp.take_along_axis(ancestors_BTA, index_B1S, axis=2)",
         "seen_BTS = index_B1S <= jnp.arange(num_tokens)[None, :, None]",
         f"{_TREES}[dense]",
     ),

@@ -422,4 +422,50 @@ FAULTS: tuple[Fault, ...] = (
         "self._read[row] += 0",
         f"{_SCRIPTED}test_as_many_steps_are_run_as_are_asked_for",
     ),
+    Fault(
+        "a level's nodes descend from the first beams",
+        "jaxinfer/decoding/drafting/model_tree.py",
+        "above_BWA = jnp.take_along_axis(before.relation_BWA, beams.origins_BW[..., None], axis=1)",
+        "above_BWA = before.relation_BWA[:, jnp.minimum(jnp.arange(width), before.relation_BWA.shape[1] - 1)]",
+        "tests/decoding/strategies/test_draft_model.py::"
+        "test_every_node_is_what_the_model_ranks_there_after_the_text_and_the_nodes_path[model=self,layers=1,tree=2.2.1]",
+    ),
+    Fault(
+        "a tree's drafter catches up on two tokens",
+        "jaxinfer/decoding/strategies/draft_model.py",
+        "max(self.catch_up, shaped.max_depth + 1)",
+        "self.catch_up",
+        "tests/decoding/strategies/test_draft_model.py::"
+        "test_every_node_is_what_the_model_ranks_there_after_the_text_and_the_nodes_path[model=self,layers=1,tree=2.2.1]",
+    ),
+    Fault(
+        "trees are drafted without the target's noise",
+        "jaxinfer/decoding/drafting/model_tree.py",
+        "add_noise(transformed_BWV, positions_BW, state.sampling, kind)",
+        "transformed_BWV",
+        "tests/decoding/strategies/test_draft_model.py::"
+        "test_every_node_is_what_the_model_ranks_there_after_the_text_and_the_nodes_path[model=self,layers=1,tree=2.2.1]",
+    ),
+    Fault(
+        "first layers draft without the model's last norm",
+        "jaxinfer/models/first_layers.py",
+        "return self.normed(hidden_BTD), cache",
+        "return hidden_BTD, cache",
+        "tests/decoding/strategies/test_draft_model.py::"
+        "test_every_node_is_what_the_model_ranks_there_after_the_text_and_the_nodes_path[model=self,layers=1,tree=2.2.1]",
+    ),
+    Fault(
+        "siblings that exclude each other are tried as if they did not",
+        "jaxinfer/decoding/acceptance/rejection.py",
+        "q_BV = jnp.where(untried_BV, q_BV, 0)",
+        "q_BV = q_BV + 0",
+        "tests/decoding/acceptance/test_rejection.py::test_trees_of_distinct_siblings_follow_the_law[0.3-5]",
+    ),
+    Fault(
+        "a sibling that was no draw is tried as one",
+        "jaxinfer/decoding/acceptance/rejection.py",
+        "is_token_BV.astype(q_BV.dtype))",
+        "0.5 * is_token_BV.astype(q_BV.dtype))",
+        "tests/decoding/acceptance/test_rejection.py::test_trees_of_distinct_siblings_follow_the_law[2.0-2]",
+    ),
 )

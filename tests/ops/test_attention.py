@@ -54,7 +54,7 @@ def test_a_query_that_sees_nothing_gets_finite_numbers():
     np.testing.assert_allclose(attend_jitted(query, held, held, mask, 0.5, FLOAT32, None), 1, atol=1e-6)
 
 
-visible = jax.jit(visible_slots, static_argnums=2)
+visible = jax.jit(visible_slots, static_argnums=(2, 3))
 
 
 @settings(derandomize=True, max_examples=40, deadline=None)
@@ -66,6 +66,17 @@ def test_visible_slots_are_the_committed_ones_and_the_ancestors(starts, seed):
         for token in range(3):
             own = {start + other for other in np.flatnonzero(ancestors_BTT[row, token])}
             assert set(np.flatnonzero(mask_BTS[row, token])) == {*range(start), *own}
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_the_last_tokens_of_a_tree_see_what_they_see_in_a_pass_over_all_of_it(window):
+    parents = [0, 0, 1, 1, 2, 3, 5]
+    ancestors_BTT = np.eye(7, dtype=bool)[None]
+    for node, parent in enumerate(parents[1:], 1):
+        ancestors_BTT[0, node] |= ancestors_BTT[0, parent]
+    starts = np.array([4, 0], np.int32)
+    whole, last = (visible(starts, ancestors_BTT[:, first:], 14, window) for first in (0, 4))
+    np.testing.assert_array_equal(last, whole[:, 4:])
 
 
 def test_causal_ancestors_are_all_tokens_before():

@@ -31,14 +31,14 @@ class WholeText:
     def place(
         self,
         start_B: Int[Array, " B"],
-        ancestors_BTT: Bool[Array, "#B T T"],
+        ancestors_BTA: Bool[Array, "#B T A"],
         counts_B: Int[Array, " B"] | None = None,
         extent: int | None = None,
     ) -> Placement:
         """Return what each token attends to; ``start_B`` must be 0."""
-        num_tokens = ancestors_BTT.shape[-1]
+        num_tokens = ancestors_BTA.shape[-1]
         slots_BT = start_B[:, None] + jnp.arange(num_tokens, dtype=start_B.dtype)
-        return Placement(slots_BT, visible_slots(start_B, ancestors_BTT, num_tokens, self.window))
+        return Placement(slots_BT, visible_slots(start_B, ancestors_BTA, num_tokens, self.window))
 
     def attend(
         self,

@@ -7,23 +7,29 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.checkpoint.few_bits import FewBits, parse_few_bits
+from jaxinfer.checkpoint.first_layers import check_layers, first_layers
 from jaxinfer.checkpoint.matrix_readers import choose_reader
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
+from jaxinfer.decoding.drafting.model_tree import Level, check_ranks, draft_tree, num_ranks, num_run
 from jaxinfer.decoding.drafting.schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.trees.dynamic import Growth, check_growth, read_growth
+from jaxinfer.decoding.trees.static import Paths, read_tree, tree_depth
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder, create_cache
+from jaxinfer.models.config import DecoderConfig, shallower
+from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import in_few_bits
+from jaxinfer.models.first_layers import FirstLayers
 from jaxinfer.models.model import Model
+from jaxinfer.models.stacking import arranged
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.ops.masks import causal_ancestors
@@ -41,22 +47,28 @@ class DraftModelMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftModel(Strategy):
-    """Draft a chain with any smaller model of the same vocabulary.
+    """Draft a chain or a tree with any smaller model of the same vocabulary.
 
-    ``model`` names it as `jaxinfer.load` does, and ``weights`` its few bits; ``self`` is the target in fewer bits
-    (default: int4:group=32). Under ``match`` it draws with the target's own noise, so that the two agree wherever their
-    distributions do; under ``rejection`` it draws with its own and p / q decides. ``schedule``
-    sets the draft's length: ``constant``, ``heuristic`` (two more after full acceptance, else one less),
+    ``model`` names it as `jaxinfer.load` does, ``layers`` how many of its first layers to use (0: all), and ``weights``
+    its few bits. ``self`` is the target: its first ``layers`` as they are, or in fewer bits where ``weights`` say so or
+    no ``layers`` are named (int4:group=32). Under ``match`` it draws with the target's own noise, so that the two agree
+    wherever their distributions do; under ``rejection`` it draws with its own and p / q decides. ``schedule``
+    sets a chain's length: ``constant``, ``heuristic`` (two more after full acceptance, else one less),
     ``confidence`` (up to the first draft that the drafter gave less than ``confidence``) or ``bass`` (one for the whole
     batch, led by the row that accepted most; 2404.15778). ``num_draft_tokens`` is the first length and
-    ``max_draft_tokens`` the most; 0 takes the published ones.
+    ``max_draft_tokens`` the most; 0 takes the published ones. ``tree`` is a tree of ranks
+    (`jaxinfer.decoding.trees.static`), or ``dynamic:N`` for the N nodes that the model finds likeliest at each step, at
+    most ``num_draft_tokens`` deep (`jaxinfer.decoding.trees.dynamic`); ``paths`` and ``growth`` are such trees
+    themselves.
     """
 
     name: ClassVar[str] = "draft_model"
-    description: ClassVar[str] = "draft with a smaller model of the same vocabulary"
+    description: ClassVar[str] = "draft with a smaller model of the same vocabulary, or with the model's first layers"
 
     model: str = ""
+    layers: int = 0
     weights: str = ""
+    tree: str = ""
     num_draft_tokens: int = 0
     max_draft_tokens: int = 0
     schedule: Schedule = "constant"
@@ -68,10 +80,13 @@ class DraftModel(Strategy):
     # How many tokens up to the current one it reads first. Of its own draft that was accepted whole it has not seen
     # the last token; of other drafters' none.
     catch_up: int = field(default=2, repr=False)
+    paths: Paths = field(default=(), repr=False)
+    growth: Growth | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_choice(self, "schedule", SCHEDULES)
         check_choice(self, "verify", ("match", "rejection"))
+        check_range(self, "layers", 0, 1000)
         check_range(self, "num_draft_tokens", 0, 64)
         check_range(self, "max_draft_tokens", 0, 64)
         check_range(self, "confidence", 0.0, 1.0)
@@ -80,10 +95,16 @@ class DraftModel(Strategy):
                 f"draft_model: num_draft_tokens={self.num_draft_tokens} exceeds "
                 f"max_draft_tokens={self.max_draft_tokens}"
             )
+        if self.tree:
+            self._check_tree()
 
     @property
     def acceptance(self) -> str:
         return self.verify
+
+    @property
+    def has_distinct_siblings(self) -> bool:
+        return self.branches
 
     @property
     def parameters(self) -> Any:
@@ -95,11 +116,18 @@ class DraftModel(Strategy):
         return self.num_draft_tokens or min(FIRST[self.schedule], self.max_depth)
 
     @property
+    def shape(self) -> Paths | Growth | None:
+        """The tree that it drafts, None for a chain; once it is resolved."""
+        return self.growth or self.paths or None
+
+    @property
     def branches(self) -> bool:
-        return False
+        return self.growth is not None or len(self.paths) > tree_depth(self.paths)
 
     @property
     def max_depth(self) -> int:
+        if self.shape is not None:
+            return tree_depth(self.paths) if self.growth is None else self.growth.max_depth
         # A constant length, and one that confidence cuts, never grow.
         if self.schedule in ("heuristic", "bass"):
             return self.max_draft_tokens or max(MOST[self.schedule], self.num_draft_tokens)
@@ -107,24 +135,38 @@ class DraftModel(Strategy):
 
     @property
     def headroom(self) -> int:
+        if self.shape is not None:
+            return max(self.num_nodes, num_run(self.shape))
         return self.max_depth + self.catch_up
+
+    @property
+    def num_nodes(self) -> int:
+        if self.growth is not None:
+            return self.growth.num_nodes
+        return 1 + len(self.paths) if self.paths else super().num_nodes
 
     def in_sum(self, max_depth: int) -> "DraftModel":
         return replace(self, catch_up=max_depth + 2)
 
     def resolve(self, target: Target) -> "DraftModel":
         """Load the draft model in the target's dtype; raises InvalidOption where its tokens are others."""
+        shaped = self.shaped(target.config)
+        if self.shares_weights:
+            check_layers(target.config, self.layers, "draft_model: layers")
+            return shaped
         if self.config is not None and self.backend is not None:
             self._check_vocabulary(self.config, target)
             params = target.partitioner.place_params(self.config, self.backend, self.params)
-            return self._partitioned(self.config, self.backend, params, target)
+            return shaped._partitioned(self.config, self.backend, params, target)
         if not self.model:
             raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
         few_bits = parse_few_bits(self.weights or ("int4:group=32" if self.model == _SELF else None))
         if self.model == _SELF:
             assert few_bits is not None
-            return self._in_few_bits(few_bits, target)
+            return shaped._in_few_bits(few_bits, target)
         checkpoint = open_checkpoint(self.model)
+        if self.layers:
+            checkpoint = first_layers(checkpoint, self.layers)
         family = family_of(checkpoint.config)
         config = family.translate(checkpoint.config)
         self._check_vocabulary(config, target)
@@ -137,7 +179,46 @@ class DraftModel(Strategy):
         reader = choose_reader(checkpoint, few_bits, backend, is_split=target.partitioner.mesh is not None)
         names = family.tensor_names(config)
         params = target.partitioner.load_params(checkpoint, names, config, backend, matrices=reader)
-        return self._partitioned(config, backend, params, target)
+        return shaped._partitioned(config, backend, params, target)
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether it drafts with the target's first layers as they are."""
+        return self.model == _SELF and self.layers > 0 and not self.weights
+
+    def shaped(self, target: DecoderConfig) -> "DraftModel":
+        """Return the strategy with the tree that its options name for a target; raises InvalidOption for none such."""
+        if self.shape is None and not self.tree:
+            return self
+        paths, growth = self.paths, self.growth
+        if self.shape is None:
+            num_nodes = read_growth(self.tree)
+            growth = None if num_nodes is None else Growth(num_nodes, self.num_draft_tokens or FIRST["constant"])
+            paths = read_tree(self.tree) if num_nodes is None else ()
+        if self.verify == "rejection":
+            check_ranks(paths, f"draft_model: tree={self.tree}")
+        if growth is not None:
+            check_growth(growth)
+        shaped = replace(self, paths=paths, growth=growth)
+        assert shaped.shape is not None
+        if num_ranks(shaped.shape) > target.num_tokens:
+            raise InvalidOption(f"draft_model: tree={self.tree} ranks more than {target.num_tokens} tokens")
+        # Of accepted nodes only those of a chain stand where its cache could keep them.
+        return replace(shaped, catch_up=max(self.catch_up, shaped.max_depth + 1))
+
+    def _check_tree(self) -> None:
+        """Refuse options that a tree has no use for."""
+        is_dynamic = read_growth(self.tree) is not None
+        if self.schedule != "constant":
+            raise InvalidOption(f"draft_model: schedule={self.schedule} sets a chain's length: leave tree= out")
+        if self.max_draft_tokens or (self.num_draft_tokens and not is_dynamic):
+            given = "max_draft_tokens" if self.max_draft_tokens else "num_draft_tokens"
+            raise InvalidOption(f"draft_model: tree={self.tree} says how deep it is: leave {given}= out")
+        if is_dynamic and self.verify == "rejection":
+            raise InvalidOption(
+                f"draft_model: tree={self.tree} is chosen by what was drawn, which verify=rejection cannot make up "
+                "for: choose a tree of ranks, such as tree=3.2.1"
+            )
 
     def _in_few_bits(self, few_bits: FewBits, target: Target) -> "DraftModel":
         """Draft with the target's own weights in fewer bits; norms and what else stays is shared with it."""
@@ -145,9 +226,14 @@ class DraftModel(Strategy):
             raise InvalidOption(f"draft_model: {few_bits.name} is no form to round the target to: use int4 or int8")
         if target.partitioner.mesh is not None:
             raise InvalidOption("draft_model: model=self runs on one device: name a folder, which is read by parts")
-        params = in_few_bits(target.params, few_bits.form, f"draft_model: weights={few_bits.name}")
+        config, params = target.config, target.params
+        if self.layers:
+            check_layers(config, self.layers, "draft_model: layers")
+            config = shallower(config, self.layers)
+            params = arranged(params, abstract_params(config, target.backend))
+        params = in_few_bits(params, few_bits.form, f"draft_model: weights={few_bits.name}")
         # Drafts need not have the bits of other steps.
-        return self._partitioned(target.config, replace(target.backend, step_rows=1), params, target)
+        return self._partitioned(config, replace(target.backend, step_rows=1), params, target)
 
     def _partitioned(self, config: DecoderConfig, backend: Backend, params: Any, target: Target) -> "DraftModel":
         part = target.partitioner.partition(config, backend)
@@ -161,9 +247,14 @@ class DraftModel(Strategy):
             )
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> DraftModelMemory:
-        drafter = self._drafter(params)
+        drafter = self._drafter(model, params)
         batch, num_slots = state.tokens_BS.shape
-        cache = create_cache(drafter.config, batch, num_slots, drafter.decoder.backend, self.headroom)
+        # A tree comes in several passes, which a ring has no places for: rings are as long as texts then, and none.
+        headroom = self.headroom if self.shape is None else num_slots
+        if isinstance(drafter, FirstLayers):
+            cache = drafter.create_cache(batch, num_slots, headroom)
+        else:
+            cache = create_cache(drafter.config, batch, num_slots, drafter.decoder.backend, headroom)
         tokens_BT = state.tokens_BS[:, : prefilled.num_tokens]
         # All but the current token: of a text that goes on, its output too.
         counts_B = state.lengths_B - 1
@@ -171,7 +262,7 @@ class DraftModel(Strategy):
         return DraftModelMemory(cache, first_lengths(batch, self.first))
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: DraftModelMemory) -> Proposal:
-        drafter, lengths = self._drafter(params), memory.lengths
+        drafter, lengths = self._drafter(model, params), memory.lengths
         start_B = state.lengths_B - 1
 
         def run(
@@ -185,7 +276,7 @@ class DraftModel(Strategy):
         def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
             return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)
 
-        def first_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
+        def first_logits(token_B: Int[Array, " B"], index: Any, cache: LayeredCache) -> tuple[Array, Any]:
             # At the start of a short text there are fewer; then what follows the current token is written too, and
             # written over by the drafts.
             first_B = jnp.maximum(start_B - self.catch_up + 1, 0)
@@ -193,6 +284,23 @@ class DraftModel(Strategy):
             tokens_BT = jnp.take_along_axis(state.tokens_BS, places_BT, axis=1, mode="clip")
             return run(tokens_BT, first_B, start_B - first_B, cache)
 
+        def level_logits(level: Level, cache: LayeredCache) -> tuple[Array, Any]:
+            if level.depth == 0:
+                logits_BV, cache = first_logits(level.tokens_BW[:, 0], 0, cache)
+                return logits_BV[:, None], cache
+            positions_BW = jnp.broadcast_to(start_B[:, None] + level.depth, level.tokens_BW.shape)
+            placements = cache.place(start_B, level.relation_BWA)
+            hidden_BWD, cache = drafter.forward(
+                level.tokens_BW, positions_BW, cache, placements, state.context_lengths_B
+            )
+            return drafter.logits(hidden_BWD), cache
+
+        if self.shape is not None:
+            backend, vocab_size = drafter.decoder.backend, model.config.vocab_size
+            grown = draft_tree(state, level_logits, memory.cache, self.shape, self.verify, vocab_size, backend)
+            memory = DraftModelMemory(grown.carry, lengths)
+            passes, chances_BM = self._share(model) * self.max_depth, jnp.exp(grown.log_p_BM)
+            return Proposal(grown.tree, memory, None, grown.log_q_BMV, passes, chances_BM)
         draft = draft_chain(
             state,
             next_logits,
@@ -206,7 +314,10 @@ class DraftModel(Strategy):
         )
         counted_BM = jnp.arange(self.max_depth + 1)[None, :] <= lengths.counts_B[:, None]
         tree = chain(draft.tokens_BM, draft.drafted_BM & counted_BM)
-        return Proposal(tree, DraftModelMemory(draft.carry, lengths), log_q_BMV=draft.log_q_BMV)
+        passes = 0.0
+        if self.shares_weights:
+            passes = self._share(model) * jnp.sum(draft.drafted_BM[:, 1:].any(axis=0), dtype=jnp.float32)
+        return Proposal(tree, DraftModelMemory(draft.carry, lengths), None, draft.log_q_BMV, passes)
 
     def observe(
         self,
@@ -223,7 +334,15 @@ class DraftModel(Strategy):
         lengths = next_lengths(self.schedule, memory.lengths, accepted_B, running_B, self.max_depth)
         return DraftModelMemory(memory.cache, lengths)
 
-    def _drafter(self, params: Any) -> Model:
+    def _drafter(self, model: Model, params: Any) -> Model:
+        if self.shares_weights:
+            # Drafts need not have the bits of other steps.
+            decoder = replace(model.decoder, backend=replace(model.decoder.backend, step_rows=1))
+            return FirstLayers(decoder, model.params, model.adapters_B, self.layers)
         assert self.config is not None
         assert self.backend is not None
         return Model(Decoder(self.config, self.backend), params)
+
+    def _share(self, model: Model) -> float:
+        """Return how much of the target's blocks a pass of the drafter reads."""
+        return self.layers / model.config.num_layers if self.shares_weights else 0.0

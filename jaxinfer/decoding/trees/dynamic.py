@@ -77,7 +77,7 @@ def check_growth(growth: Growth) -> Growth:
     """Raise InvalidOption for a tree larger than so many levels can grow."""
     if growth.num_nodes > growth.most_nodes:
         raise InvalidOption(
-            f"tree dynamic:{growth.num_nodes}: {growth.max_depth} heads grow at most {growth.most_nodes} nodes"
+            f"tree dynamic:{growth.num_nodes}: {growth.max_depth} levels grow at most {growth.most_nodes} nodes"
         )
     return growth
 

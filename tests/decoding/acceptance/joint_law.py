@@ -61,6 +61,17 @@ def random_chains(seed: int, vocab_size: int, near: Chains | None = None, distan
     return Chains(*(draw(base, *shape) for base, shape in zip(near or (None, None, None), shapes)))
 
 
+def kept(chains: Chains, count: int) -> Chains:
+    """Return distributions of the ``count`` likeliest tokens alone."""
+
+    def cut(table: np.ndarray) -> np.ndarray:
+        least = np.sort(table, axis=-1)[..., -count, None]
+        weights = np.where(table >= least, table, 0)
+        return weights / weights.sum(axis=-1, keepdims=True)
+
+    return Chains(*map(cut, chains))
+
+
 class Game(NamedTuple):
     """Three tokens of each text, how many nodes of its tree were taken, and whether the last was no first sibling."""
 
@@ -69,8 +80,11 @@ class Game(NamedTuple):
     later_N: Any
 
 
-def draft_and_reject(target: Chains, drafter: Chains, num_texts: int) -> Game:
-    """Draft as many trees from one distribution, verify them for another, and end short texts with the latter."""
+def draft_and_reject(target: Chains, drafter: Chains, num_texts: int, *, is_distinct: bool = False) -> Game:
+    """Draft as many trees from one distribution, verify them for another, and end short texts with the latter.
+
+    With ``is_distinct`` siblings are drawn without those before; where none is left to draw, the next token comes.
+    """
     vocab_size = len(target.first_V)
     (row,) = [sampling_arrays([SamplingParams(temperature=1.0)], [0], (), vocab_size)]
     arrays = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_texts, *leaf.shape[1:])), row)
@@ -88,8 +102,13 @@ def draft_and_reject(target: Chains, drafter: Chains, num_texts: int) -> Game:
         tokens = [jnp.zeros((num_texts,), jnp.int32)]
         for node in range(1, len(PARENTS)):
             parent = PARENTS[node]
-            drawn_B = jax.random.categorical(keys[node], after(log_q, parent, tokens[parent]))
-            tokens.append(drawn_B.astype(jnp.int32))
+            scores_BV = after(log_q, parent, tokens[parent]) + jax.random.gumbel(keys[node], (num_texts, vocab_size))
+            if is_distinct:
+                scores_BV = jnp.maximum(scores_BV, -1e30)
+                for sibling in range(1, node):
+                    if PARENTS[sibling] == parent:
+                        scores_BV = scores_BV.at[jnp.arange(num_texts), tokens[sibling]].set(-jnp.inf)
+            tokens.append(jnp.argmax(scores_BV, axis=-1).astype(jnp.int32))
         tokens_BM, all_BM = jnp.stack(tokens, axis=1), jnp.ones(parents_BM.shape, bool)
         tree, relation_BMM = DraftTree(tokens_BM, parents_BM, all_BM, all_BM), ancestors(parents_BM)
         log_p_BMV, log_q_BMV = (
@@ -97,7 +116,8 @@ def draft_and_reject(target: Chains, drafter: Chains, num_texts: int) -> Game:
             for log in (log_p, log_q)
         )
         positions_BM = 7 + jnp.broadcast_to(jnp.asarray(depths_M), parents_BM.shape)
-        walk = rejection.reject(tree, relation_BMM, positions_BM, log_p_BMV, log_q_BMV, arrays, MAX_DEPTH)
+        distributions, how = (log_p_BMV, log_q_BMV), {"has_distinct_siblings": is_distinct}
+        walk = rejection.reject(tree, relation_BMM, positions_BM, *distributions, arrays, MAX_DEPTH, **how)
         emitted_B3 = emitted_tokens(tree, walk)[:, : MAX_DEPTH + 1]
         for place in (1, 2):
             rest_B = jax.random.categorical(jax.random.fold_in(key, place), log_p[place][emitted_B3[:, place - 1]])
@@ -107,5 +127,6 @@ def draft_and_reject(target: Chains, drafter: Chains, num_texts: int) -> Game:
         earlier_BM = (parents_BM == jnp.asarray(PARENTS)[last_B][:, None]) & (index_M < last_B[:, None]) & (index_M > 0)
         return Game(emitted_B3, walk.taken_B, earlier_BM.any(axis=1) & (walk.taken_B > 1))
 
-    logs = [Chains(*(jnp.asarray(np.log(table), jnp.float32) for table in chains)) for chains in (target, drafter)]
+    with np.errstate(divide="ignore"):
+        logs = [Chains(*(jnp.asarray(np.log(table), jnp.float32) for table in chains)) for chains in (target, drafter)]
     return Game(*map(np.asarray, jax.jit(play)(*logs, jax.random.key(1))))

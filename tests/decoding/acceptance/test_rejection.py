@@ -14,14 +14,14 @@ from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
 from jaxinfer.models.config import LayerKind, Rope
 from jaxinfer.notation import Params
-from tests.decoding.acceptance.joint_law import chance, draft_and_reject, random_chains
+from tests.decoding.acceptance.joint_law import chance, draft_and_reject, kept, random_chains
 from tests.decoding.covered_models import damp_last_layer
 from tests.decoding.rows import request
 from tests.decoding.strategy_cases import perturbed, with_model
 from tests.decoding.watched import run_watched
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
-NUM_CHECKS = 6
+NUM_CHECKS = 10
 FALSE_ALARM = 1e-6 / NUM_CHECKS
 VOCAB_SIZE = 5
 CONFIG = replace(
@@ -98,3 +98,25 @@ def test_trees_with_equal_siblings_follow_the_law(distance):
     assert chance(game.tokens_N3, target.law_VVV) > FALSE_ALARM
     assert min(np.bincount(game.taken_N)[1:]) > 100
     assert game.later_N.sum() > 500
+
+
+@pytest.mark.parametrize(("distance", "count"), [(0.3, VOCAB_SIZE), (2.0, 2)])
+def test_trees_of_distinct_siblings_follow_the_law(distance, count):
+    """Of two likely tokens the third sibling is no draw any more."""
+    target = random_chains(0, VOCAB_SIZE)
+    drafter = kept(random_chains(1, VOCAB_SIZE, target, distance), count)
+    game = draft_and_reject(target, drafter, 40_000, is_distinct=True)
+    assert chance(game.tokens_N3, target.law_VVV) > FALSE_ALARM
+    assert min(np.bincount(game.taken_N)[1:]) > 100
+    assert game.later_N.sum() > 500
+
+
+@pytest.mark.slow
+def test_texts_of_trees_of_a_draft_model_follow_the_law():
+    lm, strategy = model_of(random_params(CONFIG, 1)), DraftModel(tree="3.2.1", verify="rejection")
+    good, poor = (
+        check_law(lm, lm.resolve(with_model(strategy, lm, weights)))
+        for weights in (perturbed(lm.params, 0.1), random_params(CONFIG, 2))
+    )
+    assert poor["refused"] > 1.5 * good["refused"]
+    assert min(good["later"], poor["later"]) > NUM_TEXTS / 20

@@ -335,7 +335,7 @@ HEADS_MISTAKES = {
     "a dynamic tree of nothing": ({"tree": "dynamic:0"}, {}, "tree 'dynamic:0': a dynamic tree has 2 to"),
     "a huge dynamic tree": ({"tree": "dynamic:2000"}, {}, "tree 'dynamic:2000': a dynamic tree has 2 to"),
     "a dynamic tree without a number": ({"tree": "dynamic"}, {}, "tree 'dynamic': a dynamic tree has 2 to"),
-    "a dynamic tree larger than it grows": ({"tree": "dynamic:300"}, {}, "3 heads grow at most 211 nodes"),
+    "a dynamic tree larger than it grows": ({"tree": "dynamic:300"}, {}, "3 levels grow at most 211 nodes"),
 }
 
 
