@@ -451,6 +451,7 @@ class LanguageModel:
             self.speaks_like,
             self.programs.partitioner,
             lambda: self.base_fingerprint,
+            self._checkpoint,
         )
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)

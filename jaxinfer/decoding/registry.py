@@ -24,6 +24,7 @@ _NAMES = (
     "eagle",
     "streams",
     "layerskip",
+    "mtp",
     "triforce",
     "dflash",
     "beam",

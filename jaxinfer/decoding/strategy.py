@@ -54,7 +54,8 @@ class Target(NamedTuple):
     """The model that a strategy is to serve, as far as loading what belongs to the strategy needs to know it.
 
     ``speaks_like`` tells whether a checkpoint's token ids mean the same text as the model's own; ``partitioner`` places
-    what is loaded beside the model; ``fingerprint`` gives the model's (`jaxinfer.models.fingerprint`).
+    what is loaded beside the model; ``fingerprint`` gives the model's (`jaxinfer.models.fingerprint`);
+    ``checkpoint`` is the model's, where it came of one.
     """
 
     config: DecoderConfig
@@ -63,6 +64,7 @@ class Target(NamedTuple):
     speaks_like: Callable[[Checkpoint], bool] = lambda checkpoint: True
     partitioner: Partitioner = ONE_DEVICE
     fingerprint: Callable[[], str | None] = lambda: None
+    checkpoint: Checkpoint | None = None
 
 
 def few_nodes(target: Target) -> int | None:

@@ -12,6 +12,7 @@ from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy, Target
@@ -22,6 +23,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.drafters.dflash import abstract_dflash, dflash_for
 from jaxinfer.models.drafters.eagle import init_eagle, shape_for
+from jaxinfer.models.drafters.mtp import init_mtp
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from jaxinfer.parallel.mesh import MeshConfig
@@ -66,6 +68,9 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
         return _streams(strategy, target)
     if isinstance(strategy, Eagle) and not strategy.heads:
         return _eagle(strategy, target)
+    if isinstance(strategy, Mtp) and not strategy.heads:
+        params = jax.eval_shape(lambda key: init_mtp(*target, key), jax.random.key(0))
+        return replace(strategy, params=params, layer=target.config.num_layers)
     return strategy.resolve(Target(target.config, target.backend, abstract_params(*target)))
 
 

@@ -15,6 +15,7 @@ from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
 from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.trees.dynamic import read_growth
@@ -26,6 +27,7 @@ from tests.decoding.covered_models import VOCAB_SIZE
 from tests.decoding.fitted_dflash import fit_dflash
 from tests.decoding.fitted_eagle import fit_eagle
 from tests.decoding.fitted_heads import fit_plain, sharpened
+from tests.decoding.fitted_mtp import fit_mtp
 from tests.decoding.fitted_streams import fit_streams
 from tests.models.drafters.dense_streams import random_adapters
 
@@ -89,6 +91,11 @@ def _fit_dflash(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy
     dflash = dflash_for(lm.config, block_size=4)
     params = jax.tree.map(lambda leaf: leaf.astype(lm.backend.param_dtype), fit_dflash(lm, dflash, texts))
     return replace(strategy, dflash=dflash, params=params)
+
+
+def _fit_mtp(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, Mtp)
+    return replace(strategy, params=fit_mtp(lm, [token for text in texts for token in text][:500]))
 
 
 def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -229,6 +236,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "layerskip": Case(
             "layerskip:num_draft_tokens=3", "gemma2", Split("tensor=2,pipeline=2", "gemma2", 5), _fit_layerskip
         ),
+        "mtp": Case("mtp:num_draft_tokens=3", "opt", Split("data=2", "gpt2"), _fit_mtp),
         "triforce": Case(
             "triforce:num_draft_tokens=4,budget=4,chunk=4,sinks=1,window=2,renew_steps=3",
             "gemma2",

@@ -19,6 +19,7 @@ from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.token_recycling import TokenRecycling
 from jaxinfer.decoding.trees.dynamic import Growth
@@ -27,6 +28,7 @@ from jaxinfer.grammar.table import TokenTable
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.drafters.dflash import abstract_dflash, dflash_for
 from jaxinfer.models.drafters.eagle import init_eagle, shape_for
+from jaxinfer.models.drafters.mtp import init_mtp
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.planning.compile import compile_programs
@@ -69,6 +71,11 @@ def block_drafter() -> DFlash:
     return replace(DFlash().shaped(dflash), backend=BACKEND, params=abstract_dflash(dflash, BACKEND))
 
 
+def mtp_layer() -> dict:
+    """Describe a layer for further tokens."""
+    return jax.eval_shape(lambda key: init_mtp(LLAMA_2_7B, BACKEND, key), jax.random.key(0))
+
+
 # Those whose options name weights, or that are to be large here; every other strategy is as its name alone says.
 _SHAPED = {
     "auto": parse_strategy("auto:nodes=16"),
@@ -78,6 +85,7 @@ _SHAPED = {
     "lookahead": parse_strategy("lookahead:window=7,ngram=5,guesses=7"),
     "layerskip": parse_strategy("layerskip:exit_layer=8"),
     "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
+    "mtp": Mtp(num_draft_tokens=3, params=mtp_layer(), layer=LLAMA_2_7B.num_layers),
     "triforce": parse_strategy("triforce:budget=512"),
     "eagle": Eagle(growth=Growth(16, 5), catch_up=6, shape=shape_for(LLAMA_2_7B), params=eagle()),
     "dflash": block_drafter(),

@@ -14,6 +14,7 @@ from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.trees.static import read_tree
@@ -21,6 +22,7 @@ from jaxinfer.errors import JaxinferError
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.drafters.dflash import dflash_for, init_dflash
 from jaxinfer.models.drafters.eagle import init_eagle, shape_for
+from jaxinfer.models.drafters.mtp import init_mtp
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.sampling.params import SamplingParams
 
@@ -193,6 +195,14 @@ def _untrained_dflash(model: LanguageModel) -> Strategy:
     return DFlash(tree="3.2.1", dflash=dflash, params=init_dflash(dflash, model.backend, 0))
 
 
+def _drawn(model: LanguageModel) -> Any:
+    return jax.jit(lambda key: init_mtp(model.config, model.backend, key))(jax.random.key(0))
+
+
+def _untrained_mtp(model: LanguageModel) -> Strategy:
+    return Mtp(num_draft_tokens=3, params=_drawn(model))
+
+
 def _small_budget(model: LanguageModel) -> Strategy:
     return parse_strategy("triforce:budget=32,chunk=8,window=16")
 
@@ -207,6 +217,7 @@ _MADE_UP: Mapping[str, Callable[[LanguageModel], Strategy]] = MappingProxyType(
         "medusa": _untrained_heads,
         "streams": _untrained_streams,
         "eagle": _untrained_eagle,
+        "mtp": _untrained_mtp,
         "triforce": _small_budget,
         "dflash": _untrained_dflash,
         "beam": _one_beam,

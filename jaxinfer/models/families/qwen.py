@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5 and Qwen3: Llama with biases on queries, keys and values, or with norms of queries and keys."""
+"""Qwen2, Qwen2.5, Qwen3 and MiMo: Llama with biases on queries, keys and values, or with norms of queries and keys."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig, LayerKind, shortest_pattern
-from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.family import Family, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
 from jaxinfer.models.families.keys.llama_names import tensor_names
@@ -41,6 +41,20 @@ def translate_qwen3(config: Mapping[str, Any]) -> DecoderConfig:
     return reader.finish(replace(decoder, qk_norm="head", qkv_bias=bias, output_bias=bias))
 
 
+def translate_mimo(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of ``model_type`` mimo; its layers that predict further tokens are left out."""
+    reader = ConfigReader(config, family="mimo")
+    decoder = _read_windows(reader, read_llama_keys(reader, "mimo", _QWEN2_DEFAULTS))
+    reader.natural_int("num_nextn_predict_layers", default=1)
+    return reader.finish(replace(decoder, qkv_bias=reader.boolean("attention_bias", default=True)))
+
+
+def mimo_names(config: DecoderConfig) -> TensorNames:
+    """Name the tensors: Llama's; those of the layers that predict further tokens are no part of the decoder."""
+    names = tensor_names(config)
+    return replace(names, ignored=(*names.ignored, r"model\.mtp_layers\..*"))
+
+
 def _read_windows(reader: ConfigReader, decoder: DecoderConfig) -> DecoderConfig:
     """Return the decoder with its layers' windows.
 
@@ -62,3 +76,4 @@ def _read_windows(reader: ConfigReader, decoder: DecoderConfig) -> DecoderConfig
 
 QWEN2 = Family("qwen2", ("Qwen2ForCausalLM",), translate_qwen2, tensor_names)
 QWEN3 = Family("qwen3", ("Qwen3ForCausalLM",), translate_qwen3, tensor_names)
+MIMO = Family("mimo", ("MiMoForCausalLM",), translate_mimo, mimo_names)

@@ -27,7 +27,7 @@ from jaxinfer.models.families.olmoe import OLMOE
 from jaxinfer.models.families.opt import OPT
 from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
-from jaxinfer.models.families.qwen import QWEN2, QWEN3
+from jaxinfer.models.families.qwen import MIMO, QWEN2, QWEN3
 from jaxinfer.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from jaxinfer.models.families.refused import WHAT
 from jaxinfer.models.families.smollm3 import SMOLLM3
@@ -38,7 +38,7 @@ _ALL = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3),
     *(OLMO2, OLMO3, SMOLLM3, GRANITE, GRANITE_HYBRID, GLM, GLM4, STABLELM, STARCODER2, COHERE, COHERE2),
     *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4, GPT_NEOX),
-    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE),
+    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE, MIMO),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

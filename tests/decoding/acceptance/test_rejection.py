@@ -100,7 +100,7 @@ def test_trees_with_equal_siblings_follow_the_law(distance):
     assert game.later_N.sum() > 500
 
 
-@pytest.mark.parametrize(("distance", "count"), [(0.3, VOCAB_SIZE), (2.0, 2)])
+@pytest.mark.parametrize(("distance", "count"), [(1.0, VOCAB_SIZE), (2.0, 2)])
 def test_trees_of_distinct_siblings_follow_the_law(distance, count):
     """Of two likely tokens the third sibling is no draw any more."""
     target = random_chains(0, VOCAB_SIZE)

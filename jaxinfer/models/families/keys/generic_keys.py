@@ -112,6 +112,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "mistral": frozenset({"attention_dropout"}),
         "qwen2": frozenset({"attention_dropout"}),
         "qwen3": frozenset({"attention_dropout"}),
+        "mimo": _DROPOUT | {"auto_map"},
         "opt": frozenset({"dropout", "attention_dropout", "activation_dropout", "layerdrop", "init_std"}),
         "gpt2": frozenset(_GPT2.split()),
         "phi": _PHI,
