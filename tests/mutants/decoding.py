@@ -487,7 +487,7 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/decoding/strategies/mtp.py",
         "return max(self.catch_up, self.num_draft_tokens + 1)",
         "return max(self.catch_up, 1)",
-        "tests/decoding/strategies/test_mtp.py::test_drafts_are_those_of_transformers_blocks[glm]",
+        "tests/decoding/strategies/test_mtp.py::test_drafts_are_those_of_transformers_blocks[mimo]",
     ),
     Fault(
         "GLM's layer reads the hidden state first",

@@ -23,6 +23,9 @@ pytest.importorskip("transformers")
 PROMPTS = [np.random.default_rng(length).integers(2, 96, length).tolist() for length in (9, 2)]
 MIMO = Variant({"use_sliding_window": False}, model_type="qwen2")
 GLM = next(variant for variant in VARIANTS.values() if variant.model_type == "glm4_moe")
+# Of few tokens, drafts are often right.
+LIKELY = (5, 9, 40)
+SAMPLING = SamplingParams(logit_bias=dict.fromkeys(LIKELY, 50.0))
 # The names of the layer's own tensors: norms of token and hidden state, projection, last norm.
 NAMES = {
     "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
@@ -71,7 +74,7 @@ class Reference:
                 out = self.block(joined, attention_mask=mask, position_ids=positions, position_embeddings=rotary)
                 out = (out[0] if isinstance(out, tuple) else out)[0]
                 normed = self.final_norm(out)
-                found.append(int(self.model.lm_head(normed[-1]).argmax()))
+                found.append(max(LIKELY, key=self.model.lm_head(normed[-1]).tolist().__getitem__))
                 passed = normed if self.kind == "mimo" else out
                 hidden = torch.cat([hidden, passed[-1:]])
                 tokens = [*tokens, found[-1]]
@@ -133,10 +136,10 @@ def test_drafts_are_those_of_transformers_blocks(published):
     strategy = lm.resolve("mtp:num_draft_tokens=3")
     assert strategy.features == (lm.config.num_layers,)
     texts = set()
-    for one in record(lm, strategy, [request(prompt, 20, SamplingParams()) for prompt in PROMPTS], 4):
+    for one in record(lm, strategy, [request(prompt, 20, SAMPLING) for prompt in PROMPTS], 4):
         texts.add(len(one.text))
         assert one.paths[-1] == reference.drafts(one.text, 3)
-    assert len(texts) > 6
+    assert max(texts) > len(PROMPTS[0]) + 5
 
 
 def test_the_model_alone_reads_none_of_the_layer(published, monkeypatch):
