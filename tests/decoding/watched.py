@@ -76,10 +76,6 @@ class Watched(Strategy):
     def max_depth(self) -> int:
         return self.strategy.max_depth
 
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.strategy.features
-
     def check_slots(self, num_slots: int) -> None:
         self.strategy.check_slots(num_slots)
 
