@@ -68,9 +68,17 @@ def expected(lm: LanguageModel, texts: list[list[int]], layers: tuple[int, ...])
     return np.asarray(cache.features.values)
 
 
-@pytest.mark.parametrize("layout", ["dense", "paged:page=16"])
+CHAIN, SUM = ReadingLookup(), SumOfDrafters((ReadingLookup(), ReadingRecycling()))
+
+
 @pytest.mark.parametrize(
-    "strategy", [ReadingLookup(), SumOfDrafters((ReadingLookup(), ReadingRecycling()))], ids=["chain", "sum"]
+    ("strategy", "layout"),
+    [
+        pytest.param(CHAIN, "dense", id="chain-dense"),
+        pytest.param(CHAIN, "paged:page=16", id="chain-paged:page=16"),
+        pytest.param(SUM, "dense", id="sum-dense"),
+        pytest.param(SUM, "paged:page=16", id="sum-paged:page=16", marks=pytest.mark.slow),
+    ],
 )
 def test_features_of_decoded_texts_are_those_of_a_pass_over_them(trained_folder, layout, strategy):
     lm = load(trained_folder, cache=layout)
@@ -88,6 +96,7 @@ def test_features_of_decoded_texts_are_those_of_a_pass_over_them(trained_folder,
             np.testing.assert_allclose(found[row, :known], wanted[row, :known], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_with_features(trained_model):
     results = [
         trained_model.generate(

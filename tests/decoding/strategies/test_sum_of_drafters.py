@@ -107,8 +107,10 @@ def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, ga
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param("prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3", marks=pytest.mark.slow),
-        "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15",
+        "prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3",
+        pytest.param(
+            "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec):
