@@ -11,8 +11,9 @@ from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.batch import Request, RunningBatch
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Verified
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Verified
 from jaxinfer.models.model import Model
+from tests.decoding.wrapped import Wrapped
 
 
 class Record(NamedTuple):
@@ -24,32 +25,10 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recorded(Strategy):
+class Recorded(Wrapped):
     """Draft as another strategy does, and keep the last tree."""
 
     name: ClassVar[str] = "recorded"
-
-    strategy: Strategy
-
-    @property
-    def branches(self) -> bool:
-        return self.strategy.branches
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.strategy.features
-
-    @property
-    def parameters(self) -> Any:
-        return self.strategy.parameters
-
-    @property
-    def headroom(self) -> int:
-        return self.strategy.headroom
-
-    @property
-    def max_depth(self) -> int:
-        return self.strategy.max_depth
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Record:
         shape = state.lengths_B.shape[0], self.strategy.num_nodes
@@ -59,9 +38,6 @@ class Recorded(Strategy):
     def propose(self, model: Model, params: Any, state: DecodeState, memory: Record) -> Proposal:
         proposal = self.strategy.propose(model, params, state, memory.inner)
         return proposal._replace(memory=Record(proposal.memory, proposal.tree.tokens_BM, proposal.tree.parents_BM))
-
-    def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
-        return self.strategy.forward(model, params, state, proposal._replace(memory=proposal.memory.inner), nodes)
 
     def observe(
         self,

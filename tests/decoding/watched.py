@@ -11,8 +11,9 @@ from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.acceptance.walk import Walk, is_draft
 from jaxinfer.decoding.batch import Request, RunningBatch
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Verified
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Verified
 from jaxinfer.models.model import Model
+from tests.decoding.wrapped import Wrapped
 
 
 class Sightings(NamedTuple):
@@ -37,47 +38,10 @@ class Watch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Watched(Strategy):
+class Watched(Wrapped):
     """Do as another strategy does, and count what becomes of its drafts."""
 
     name: ClassVar[str] = "watched"
-
-    strategy: Strategy
-
-    @property
-    def acceptance(self) -> str:
-        return self.strategy.acceptance
-
-    @property
-    def branches(self) -> bool:
-        return self.strategy.branches
-
-    @property
-    def has_distinct_siblings(self) -> bool:
-        return self.strategy.has_distinct_siblings
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.strategy.features
-
-    @property
-    def typical_thresholds(self) -> tuple[float, float]:
-        return self.strategy.typical_thresholds
-
-    @property
-    def parameters(self) -> Any:
-        return self.strategy.parameters
-
-    @property
-    def headroom(self) -> int:
-        return self.strategy.headroom
-
-    @property
-    def max_depth(self) -> int:
-        return self.strategy.max_depth
-
-    def check_slots(self, num_slots: int) -> None:
-        self.strategy.check_slots(num_slots)
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Watch:
         zeros_B = jnp.zeros_like(state.lengths_B)
@@ -89,9 +53,6 @@ class Watched(Strategy):
     def propose(self, model: Model, params: Any, state: DecodeState, memory: Watch) -> Proposal:
         proposal = self.strategy.propose(model, params, state, memory.inner)
         return proposal._replace(memory=Watch(proposal.memory, ~state.finished_B, state.lengths_B, memory.seen))
-
-    def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
-        return self.strategy.forward(model, params, state, proposal._replace(memory=proposal.memory.inner), nodes)
 
     def observe(
         self,

@@ -9,11 +9,11 @@ from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.checkpoint.drafters.dflash import read_dflash
 from jaxinfer.checkpoint.drafters.shipped import tree_beside
 from jaxinfer.checkpoint.named_path import named_path
-from jaxinfer.decoding.drafting.tree_drafter import TreeDrafter
+from jaxinfer.decoding.drafting.growing_drafter import GrowingDrafter, guess_by_depth
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Target, current_tokens, few_nodes
-from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, grow, read_growth
+from jaxinfer.decoding.trees.dynamic import Growth, check_growth, grow, read_growth
 from jaxinfer.decoding.trees.static import (
     CAUTION,
     OWN_TREE,
@@ -21,7 +21,6 @@ from jaxinfer.decoding.trees.static import (
     fill_tree,
     lay_out,
     read_tree,
-    tree_depth,
 )
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.drafters.dflash import DFlashConfig, Drafter, abstract_dflash
@@ -33,7 +32,7 @@ from jaxinfer.ops.backend import Backend, choose_backend
 
 
 @dataclass(frozen=True)
-class DFlash(TreeDrafter):
+class DFlash(GrowingDrafter):
     """Draft all tokens of a block at once, each without a view of the others' choices.
 
     ``heads`` is a folder in the published layout (`jaxinfer.checkpoint.drafters.dflash`). Without a ``tree``, the
@@ -51,7 +50,6 @@ class DFlash(TreeDrafter):
     num_draft_tokens: int = 0
     dflash: DFlashConfig | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
-    growth: Growth | None = field(default=None, repr=False)
     # How many tokens one step may accept, whoever drafts them, and the current one: their context is yet unread.
     catch_up: int = field(default=0, repr=False)
 
@@ -59,18 +57,6 @@ class DFlash(TreeDrafter):
         check_range(self, "num_draft_tokens", 0, 64)
         if self.num_draft_tokens and self.tree and read_growth(self.tree) is None:
             raise InvalidOption(f"dflash: tree={self.tree} says how deep it drafts: leave num_draft_tokens out")
-
-    @property
-    def branches(self) -> bool:
-        return self.growth is not None or len(self.paths) > tree_depth(self.paths)
-
-    @property
-    def headroom(self) -> int:
-        return len(self.paths) + 1 if self.growth is None else self.growth.num_nodes
-
-    @property
-    def max_depth(self) -> int:
-        return tree_depth(self.paths) if self.growth is None else self.growth.max_depth
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -122,8 +108,8 @@ class DFlash(TreeDrafter):
                 f"dflash: {shaped.max_depth} tokens are more than the {deepest} that the drafter's block of "
                 f"{dflash.block_size} has: draft at most as many"
             )
-        if shaped._num_ranks > dflash.decoder.vocab_size:
-            raise InvalidOption(f"dflash: the tree asks for rank {shaped._num_ranks - 1}: there are not as many tokens")
+        if shaped.num_ranks > dflash.decoder.vocab_size:
+            raise InvalidOption(f"dflash: the tree asks for rank {shaped.num_ranks - 1}: there are not as many tokens")
         return replace(shaped, catch_up=shaped.max_depth + 1)
 
     def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> LayeredCache:
@@ -144,13 +130,13 @@ class DFlash(TreeDrafter):
         hidden_BND = drafter.run_block(model, roots_B, start_B, cache, state.context_lengths_B)
         logits_BJV = model.logits(hidden_BND[:, 1 : 1 + self.max_depth])
         backend = model.decoder.backend
-        log_p_BJR, best_BJR = top_chances({}, logits_BJV, self._num_ranks, backend, CAUTION)
+        log_p_BJR, best_BJR = top_chances({}, logits_BJV, self.num_ranks, backend, CAUTION)
         if self.growth is None:
             layout = lay_out(self.paths)
             tokens_BM, log_p_BM = fill_tree(layout, roots_B, log_p_BJR, best_BJR)
             tree = all_valid(layout, tokens_BM)
         else:
-            tree, log_p_BM = grow(self.growth, roots_B, _guess(log_p_BJR, best_BJR), backend)
+            tree, log_p_BM = grow(self.growth, roots_B, guess_by_depth(log_p_BJR, best_BJR), backend)
         return Proposal(tree, cache, chances_BM=jnp.exp(log_p_BM))
 
     def _read(self, state: DecodeState, first_B: Int[Array, " B"], count: int) -> Float[Array, "B T F"]:
@@ -162,18 +148,3 @@ class DFlash(TreeDrafter):
         assert self.dflash is not None
         assert self.backend is not None
         return Drafter(self.dflash, self.backend, params)
-
-    @property
-    def _num_ranks(self) -> int:
-        return 1 + max(max(path) for path in self.paths) if self.growth is None else self.growth.num_ranks
-
-
-def _guess(log_p_BJR: Float[Array, "B J R"], tokens_BJR: Int[Array, "B J R"]) -> Guess:
-    """Return what is guessed at each depth, the same after every beam."""
-
-    def guess(depth: int, beams: Beams, _: Any) -> tuple[Any, Any, Any]:
-        shape = (*beams.tokens_BW.shape, log_p_BJR.shape[-1])
-        log_p_BWR, tokens_BWR = (jnp.broadcast_to(each[:, depth - 1, None], shape) for each in (log_p_BJR, tokens_BJR))
-        return log_p_BWR, tokens_BWR, None
-
-    return guess

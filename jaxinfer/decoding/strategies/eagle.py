@@ -9,13 +9,12 @@ import jax.numpy as jnp
 
 from jaxinfer.checkpoint.drafters.eagle import read_eagle
 from jaxinfer.checkpoint.named_path import named_path
-from jaxinfer.decoding.drafting.tree_drafter import TreeDrafter
+from jaxinfer.decoding.drafting.growing_drafter import GrowingDrafter
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Target, current_tokens, few_nodes
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, follow, grow, read_growth
-from jaxinfer.decoding.trees.static import tree_depth
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.drafters.eagle import (
     EagleCache,
@@ -52,7 +51,7 @@ class _Drafted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Eagle(TreeDrafter):
+class Eagle(GrowingDrafter):
     """Draft with one layer that reads the target's features, and its own outputs where there are none yet.
 
     ``heads`` is a folder of a drafter (`jaxinfer.checkpoint.drafters.eagle`), EAGLE-1, 2 or 3. ``tree`` is
@@ -69,25 +68,12 @@ class Eagle(TreeDrafter):
     default_tree: ClassVar[str] = "dynamic:60"
 
     depth: int = 0
-    growth: Growth | None = field(default=None, repr=False)
     shape: EagleShape | None = field(default=None, repr=False)
     # How many tokens of others' drafts and its own a step may have added.
     catch_up: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         check_range(self, "depth", 0, 64)
-
-    @property
-    def branches(self) -> bool:
-        return self.growth is not None or len(self.paths) > tree_depth(self.paths)
-
-    @property
-    def headroom(self) -> int:
-        return len(self.paths) + 1 if self.growth is None else self.growth.num_nodes
-
-    @property
-    def max_depth(self) -> int:
-        return tree_depth(self.paths) if self.growth is None else self.growth.max_depth
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -225,13 +211,9 @@ class Eagle(TreeDrafter):
                 drafted = _Drafted(hidden_BWD, sees_BWN, cache_now, carried.count + width)
                 kept.append(cache_now)
             logits_BWU = draft_logits(shape, model, params, drafted.hidden_BWD)
-            return *top_chances(params, logits_BWU, self._num_ranks, backend, 1.0), drafted
+            return *top_chances(params, logits_BWU, self.num_ranks, backend, 1.0), drafted
 
         return guess, kept
-
-    @property
-    def _num_ranks(self) -> int:
-        return 1 + max(max(path) for path in self.paths) if self.growth is None else self.growth.num_ranks
 
     def _read_growth(self, target: Target) -> Growth | None:
         if self.growth is not None or self.paths:
@@ -247,9 +229,9 @@ class Eagle(TreeDrafter):
         return check_growth(Growth(num_nodes, min(depth, num_nodes - 1)))
 
     def _check_ranks(self, shaped: "Eagle", rows: int) -> None:
-        if shaped._num_ranks > rows:
+        if shaped.num_ranks > rows:
             raise InvalidOption(
-                f"eagle: the tree asks for rank {shaped._num_ranks - 1}, but the drafter chooses among {rows} tokens"
+                f"eagle: the tree asks for rank {shaped.num_ranks - 1}, but the drafter chooses among {rows} tokens"
             )
 
 

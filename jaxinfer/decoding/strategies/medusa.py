@@ -1,13 +1,13 @@
 """Medusa: heads on the target's last hidden state draft a tree (Cai et al., 2401.10774; Hydra: 2402.05109)."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
 from jaxinfer.checkpoint.drafters.heads import read_heads
 from jaxinfer.decoding.acceptance.walk import Walk
-from jaxinfer.decoding.drafting.tree_drafter import TreeDrafter
+from jaxinfer.decoding.drafting.growing_drafter import GrowingDrafter, guess_by_depth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Target, Verified, current_tokens, few_nodes
@@ -29,7 +29,7 @@ from jaxinfer.notation import Array, Float, Int, Params
 
 
 @dataclass(frozen=True)
-class Medusa(TreeDrafter):
+class Medusa(GrowingDrafter):
     """Draft what heads rank best at each depth, along a tree of ranks.
 
     ``heads`` is a folder of heads (`jaxinfer.checkpoint.drafters.heads`); it, ``tree``, ``paths`` and ``params`` are as
@@ -49,7 +49,6 @@ class Medusa(TreeDrafter):
     verify: Literal["match", "typical"] = "match"
     epsilon: float = 0.09
     delta: float = 0.3
-    growth: Growth | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_choice(self, "verify", ("match", "typical"))
@@ -63,18 +62,6 @@ class Medusa(TreeDrafter):
     @property
     def typical_thresholds(self) -> tuple[float, float]:
         return self.epsilon, self.delta
-
-    @property
-    def branches(self) -> bool:
-        return self.growth is not None or len(self.paths) > tree_depth(self.paths)
-
-    @property
-    def headroom(self) -> int:
-        return len(self.paths) + 1 if self.growth is None else self.growth.num_nodes
-
-    @property
-    def max_depth(self) -> int:
-        return tree_depth(self.paths) if self.growth is None else self.growth.max_depth
 
     def resolve(self, target: Target) -> "Medusa":
         folder, params = None, self.params
@@ -106,7 +93,7 @@ class Medusa(TreeDrafter):
             tokens_BM, log_p_BM = draft_plain(model, params, self.paths, state, memory)
             return Proposal(all_valid(lay_out(self.paths), tokens_BM), memory, chances_BM=jnp.exp(log_p_BM))
         roots_B, conditioned = current_tokens(state), is_conditioned(params)
-        guess = (guess_conditioned if conditioned else guess_plain)(model, params, self._num_ranks, state, memory)
+        guess = (guess_conditioned if conditioned else guess_plain)(model, params, self.num_ranks, state, memory)
         if self.growth is None:
             tree, log_p_BM = follow(self.paths, roots_B, guess)
         else:
@@ -125,10 +112,6 @@ class Medusa(TreeDrafter):
     ) -> Float[Array, "B D"]:
         return verified.last.hidden_BD
 
-    @property
-    def _num_ranks(self) -> int:
-        return 1 + max(max(path) for path in self.paths) if self.growth is None else self.growth.num_ranks
-
     def _check_fit(self, params: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"
         num_heads, depth, config = len(params["heads"]), shaped.max_depth, target.config
@@ -145,9 +128,9 @@ class Medusa(TreeDrafter):
             raise InvalidOption(f"medusa: {where} knows {output['kernel'].shape[0]} tokens, but needs to know {rows}")
         if shaped.growth is not None:
             check_growth(shaped.growth)
-        if shaped._num_ranks > rows:
+        if shaped.num_ranks > rows:
             raise InvalidOption(
-                f"medusa: the tree asks for rank {shaped._num_ranks - 1}, but the heads choose among {rows} tokens"
+                f"medusa: the tree asks for rank {shaped.num_ranks - 1}, but the heads choose among {rows} tokens"
             )
 
 
@@ -166,14 +149,7 @@ def guess_plain(
 ) -> Guess:
     """Return what heads that see the hidden state alone guess: at each depth the same after every beam."""
     logits_BJU = plain_logits(model, params, hidden_BD)
-    log_p_BJR, tokens_BJR = top_chances(params, logits_BJU, num_ranks, model.decoder.backend, CAUTION)
-
-    def guess(depth: int, beams: Beams, _: Any) -> tuple[Any, Any, Any]:
-        shape = (*beams.tokens_BW.shape, num_ranks)
-        log_p_BWR, tokens_BWR = (jnp.broadcast_to(each[:, depth - 1, None], shape) for each in (log_p_BJR, tokens_BJR))
-        return log_p_BWR, tokens_BWR, None
-
-    return guess
+    return guess_by_depth(*top_chances(params, logits_BJU, num_ranks, model.decoder.backend, CAUTION))
 
 
 def guess_conditioned(
