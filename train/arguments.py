@@ -2,13 +2,14 @@
 
 import argparse
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_loading import DEFAULT_MODEL
+from jaxinfer.model_loading import DEFAULT_MODEL, load
 from jaxinfer.ops.backend import DTYPES
 from jaxinfer.parallel.mesh import parse_mesh
 from train.command import existing_file, number
@@ -76,6 +77,58 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         help="share of the texts to evaluate on (default: %(default)s)",
     )
     return data
+
+
+def add_cache_argument(data: argparse._ArgumentGroup) -> None:
+    """Add ``--cache``, of hidden states that are computed once."""
+    data.add_argument(
+        "--cache",
+        metavar="FOLDER",
+        type=Path,
+        help="folder of the base model's hidden states (default: OUT/hidden_states)",
+    )
+
+
+def cache_folder(options: argparse.Namespace) -> Path:
+    """Return the folder of ``--cache``."""
+    return options.cache or options.out / "hidden_states"
+
+
+def add_row_length_argument(group: Any) -> None:
+    """Add ``--row-length``, of rows that texts are packed into."""
+    group.add_argument(
+        "--row-length",
+        metavar="T",
+        type=number(int, 8),
+        default=512,
+        help="tokens of each packed row (default: %(default)s)",
+    )
+
+
+def add_soft_targets_argument(loss: argparse._ArgumentGroup) -> None:
+    """Add ``--soft-targets``."""
+    loss.add_argument(
+        "--soft-targets",
+        metavar="S",
+        type=number(float, 0, 1),
+        default=0.0,
+        help="share of the base model's distribution in the targets (default: 0)",
+    )
+
+
+def add_loss_vocab_argument(loss: argparse._ArgumentGroup) -> None:
+    """Add ``--loss-vocab``."""
+    loss.add_argument(
+        "--loss-vocab",
+        metavar="N",
+        type=number(int, 1),
+        help="compute the loss over the N most frequent tokens (default: all)",
+    )
+
+
+def load_base(options: argparse.Namespace, **more: Any) -> LanguageModel:
+    """Load ``--model`` in ``--dtype``, and what ``more`` asks of `jaxinfer.load`; notices go to standard error."""
+    return load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr), **more)
 
 
 def add_length_argument(data: argparse._ArgumentGroup) -> None:

@@ -7,7 +7,6 @@ its heads (Medusa-2) and so changes the model; see `train.heads.joint`.
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,17 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_loading import load
 from jaxinfer.notation import Params
 from train.arguments import (
+    add_cache_argument,
     add_data_arguments,
     add_run_arguments,
+    add_soft_targets_argument,
     add_step_arguments,
     add_weights_argument,
     build_schedule,
+    cache_folder,
     check_batch,
     fit_settings,
     identity,
+    load_base,
     read_data,
     refuse_changed,
 )
@@ -44,8 +46,6 @@ from train.loop.step import Schedule, StepSettings, TrainState, compile_step
 from train.texts.packing import Example, Order, split_batch
 from train.texts.rows import split_texts
 
-CACHE = "hidden_states"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.medusa``."""
@@ -53,12 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_weights_argument(parser)
     data = add_data_arguments(parser)
-    data.add_argument(
-        "--cache",
-        metavar="FOLDER",
-        type=Path,
-        help="folder of the base model's hidden states (default: OUT/hidden_states)",
-    )
+    add_cache_argument(data)
     heads = parser.add_argument_group("heads")
     heads.add_argument("--heads", metavar="K", type=whole, default=4, help="number of heads (default: %(default)s)")
     heads.add_argument(
@@ -81,13 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loss.add_argument(
         "--decay", metavar="X", type=share, default=0.8, help="weight of head k in the loss: X^k (default: %(default)s)"
     )
-    loss.add_argument(
-        "--soft-targets",
-        metavar="S",
-        type=share,
-        default=0.0,
-        help="share of the base model's distribution in the targets (default: 0)",
-    )
+    add_soft_targets_argument(loss)
     loss.add_argument(
         "--dropout",
         metavar="P",
@@ -125,9 +114,7 @@ def run(options: argparse.Namespace) -> int:
     for name in JOINT_OPTIONS:  # they do not belong to this run
         delattr(options, name)
     rows = check_batch(options)
-    lm = load(
-        options.model, dtype=options.dtype, weights=options.weights, notice=lambda line: print(line, file=sys.stderr)
-    )
+    lm = load_base(options, weights=options.weights)
     examples = read_data(options, lm)
     mesh = build_mesh(options.mesh, lm.config, rows)
     base = lm.base_fingerprint
@@ -137,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
     with step_progress("hidden states", len(examples)) as report:
         # A dry run uses only the first texts; only their number differs from a real run.
         tried = examples[: 2 * options.batch_size] if options.dry_run else examples
-        folder = options.cache or options.out / CACHE
+        folder = cache_folder(options)
         states = sample_states(lm, tried) if options.dry_run else cache_hidden_states(lm, tried, folder, report)
     task = plan(options, lm, states, base)
     optimizer = task.schedule.build_optimizer()

@@ -7,7 +7,6 @@ published layout, which ``--strategy dflash:heads=OUT/dflash`` loads.
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -15,20 +14,25 @@ import numpy as np
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_loading import load
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.drafters.dflash import DFlashConfig, dflash_for, init_dflash
 from jaxinfer.models.drafters.heads import vocabulary_rows
 from jaxinfer.notation import Params
 from train.arguments import (
+    add_cache_argument,
     add_data_arguments,
+    add_loss_vocab_argument,
+    add_row_length_argument,
     add_run_arguments,
+    add_soft_targets_argument,
     add_step_arguments,
     add_weights_argument,
     build_schedule,
+    cache_folder,
     check_batch,
     fit_settings,
     identity,
+    load_base,
     read_data,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
@@ -47,21 +51,14 @@ from train.streams.rows import RowSource
 from train.texts.packing import Example, Order, split_batch
 from train.texts.rows import split_texts
 
-CACHE = "hidden_states"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.dflash``."""
-    whole, share = number(int, 1), number(float, 0, 1)
+    whole = number(int, 1)
     add_run_arguments(parser)
     add_weights_argument(parser)
     data = add_data_arguments(parser)
-    data.add_argument(
-        "--cache",
-        metavar="FOLDER",
-        type=Path,
-        help="folder of the base model's hidden states (default: OUT/hidden_states)",
-    )
+    add_cache_argument(data)
     drafter = parser.add_argument_group("drafter")
     drafter.add_argument("--layers", metavar="N", type=whole, default=2, help="its layers (default: %(default)s)")
     drafter.add_argument(
@@ -94,24 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(float, 1e-3),
         help="the weight of place k in the loss is exp(-(k - 1) / X) (default: half the block's size)",
     )
-    loss.add_argument(
-        "--soft-targets",
-        metavar="S",
-        type=share,
-        default=0.0,
-        help="share of the base model's distribution in the targets (default: 0)",
-    )
-    loss.add_argument(
-        "--loss-vocab", metavar="N", type=whole, help="compute the loss over the N most frequent tokens (default: all)"
-    )
+    add_soft_targets_argument(loss)
+    add_loss_vocab_argument(loss)
     steps = add_step_arguments(parser, items="rows", batch_size=8, learning_rate=1e-3)
-    steps.add_argument(
-        "--row-length",
-        metavar="T",
-        type=number(int, 8),
-        default=512,
-        help="tokens of each packed row (default: %(default)s)",
-    )
+    add_row_length_argument(steps)
     steps.add_argument(
         "--anchors",
         metavar="N",
@@ -133,9 +116,7 @@ class Task(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves, and write the drafter."""
     rows = check_batch(options)
-    lm = load(
-        options.model, dtype=options.dtype, weights=options.weights, notice=lambda line: print(line, file=sys.stderr)
-    )
+    lm = load_base(options, weights=options.weights)
     dflash = read_shape(options, lm)
     examples = read_data(options, lm, options.row_length)
     mesh = build_mesh(options.mesh, lm.config, rows)
@@ -199,7 +180,7 @@ def read_states(
         zero_P = np.zeros(sum(lengths), np.int32)
         return HiddenStates(zero_PF, zero_P, zero_P, zero_P, np.ones(sum(lengths), bool))
     with step_progress("hidden states", len(examples)) as report:
-        return cache_hidden_states(lm, examples, options.cache or options.out / CACHE, report, layers=layers)
+        return cache_hidden_states(lm, examples, cache_folder(options), report, layers=layers)
 
 
 def plan(

@@ -14,7 +14,6 @@ from typing import Any
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
@@ -30,6 +29,7 @@ from train.arguments import (
     check_batch,
     fit_settings,
     identity,
+    load_base,
     read_data,
     refuse_changed,
 )
@@ -107,9 +107,7 @@ def run(options: argparse.Namespace) -> int:
         refuse_changed(options, add_arguments, "--divergence jensen_shannon", ("beta",))
     if not options.on_policy:
         refuse_changed(options, add_arguments, "--on-policy", ("resample_every", "samples", "max_new_tokens"))
-    teacher = load(
-        options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr)
-    )
+    teacher = load_base(options, scan_layers=True)
     checkpoint = open_checkpoint(options.model)
     student = begin_student(options, teacher)
     check_writable(student.config, checkpoint, teacher.tokenizer)

@@ -18,20 +18,23 @@ import numpy as np
 from jaxinfer.checkpoint.drafters.eagle import read_eagle
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_loading import load
 from jaxinfer.models.drafters.eagle import EagleShape, init_eagle, shape_for
 from jaxinfer.models.drafters.heads import vocabulary_rows
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from train.arguments import (
+    add_cache_argument,
     add_data_arguments,
+    add_row_length_argument,
     add_run_arguments,
     add_step_arguments,
     add_weights_argument,
     build_schedule,
+    cache_folder,
     check_batch,
     fit_settings,
     identity,
+    load_base,
     read_data,
     refuse_changed,
 )
@@ -51,8 +54,6 @@ from train.loop.step import StepSettings, TrainState, cast_floats, compile_step
 from train.texts.packing import Example, Order, split_batch
 from train.texts.rows import split_texts
 
-CACHE = "hidden_states"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.eagle``."""
@@ -60,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_weights_argument(parser)
     data = add_data_arguments(parser)
-    data.add_argument(
-        "--cache", metavar="FOLDER", type=Path, help="folder of the base model's features (default: OUT/hidden_states)"
-    )
+    add_cache_argument(data)
     data.add_argument("--online", action="store_true", help="compute features in every step, and keep none on disk")
     drafter = parser.add_argument_group("drafter")
     drafter.add_argument(
@@ -84,13 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--decay", metavar="X", type=share, default=0.8, help="weight of step i in the loss: X^i (default: %(default)s)"
     )
     steps = add_step_arguments(parser, items="rows", batch_size=8)
-    steps.add_argument(
-        "--row-length",
-        metavar="T",
-        type=number(int, 8),
-        default=512,
-        help="tokens of each packed row (default: %(default)s)",
-    )
+    add_row_length_argument(steps)
 
 
 class Task(NamedTuple):
@@ -110,9 +103,7 @@ def run(options: argparse.Namespace) -> int:
     if options.init is not None:
         refuse_changed(options, add_arguments, "a new drafter, not to --init", ("draft_vocab", "share_lm_head"))
     rows = check_batch(options)
-    lm = load(
-        options.model, dtype=options.dtype, weights=options.weights, notice=lambda line: print(line, file=sys.stderr)
-    )
+    lm = load_base(options, weights=options.weights)
     examples = read_data(options, lm, options.row_length)
     mesh = build_mesh(options.mesh, lm.config, rows)
     base = lm.base_fingerprint
@@ -177,7 +168,7 @@ def read_states(
         zero_P = np.zeros(count, np.int32)
         return HiddenStates(zero_PF, zero_P, zero_P, zero_P, np.ones(count, bool))
     with step_progress("features", len(examples)) as report:
-        return cache_hidden_states(lm, examples, options.cache or options.out / CACHE, report, layers=layers)
+        return cache_hidden_states(lm, examples, cache_folder(options), report, layers=layers)
 
 
 def plan(

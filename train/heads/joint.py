@@ -24,7 +24,15 @@ from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
-from train.arguments import add_remat_argument, build_schedule, check_batch, fit_settings, identity, read_data
+from train.arguments import (
+    add_remat_argument,
+    add_row_length_argument,
+    build_schedule,
+    check_batch,
+    fit_settings,
+    identity,
+    read_data,
+)
 from train.command import EXIT_INTERRUPTED, number
 from train.heads.card import describe_recipe
 from train.heads.export import export_heads
@@ -82,13 +90,7 @@ def add_joint_arguments(parser: argparse.ArgumentParser) -> None:
         default=4.0,
         help="learning rate of the heads, times --learning-rate (default: %(default)s)",
     )
-    joint.add_argument(
-        "--row-length",
-        metavar="T",
-        type=number(int, 8),
-        default=512,
-        help="tokens of each packed row (default: %(default)s)",
-    )
+    add_row_length_argument(joint)
     add_remat_argument(joint)
 
 

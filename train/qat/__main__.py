@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from jaxinfer.errors import WriteFailed
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.ops.backend import choose_backend
@@ -31,6 +30,7 @@ from train.arguments import (
     check_batch,
     fit_settings,
     identity,
+    load_base,
     read_data,
 )
 from train.command import EXIT_INTERRUPTED, run_command
@@ -70,9 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the model in few bits."""
     microbatch, form = check_batch(options), parse_form(options.weights)
-    teacher = load(
-        options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr)
-    )
+    teacher = load_base(options, scan_layers=True)
     config = teacher.config
     check_widths(teacher.params, form, f"--weights {options.weights}")
     length = row_length(options, config.max_position)

@@ -8,7 +8,6 @@ folder ``OUT/streams`` is what ``--strategy streams:heads=OUT/streams`` loads.
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,21 +16,26 @@ import numpy as np
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.model_loading import load
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.drafters.heads import vocabulary_rows
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from train.arguments import (
+    add_cache_argument,
     add_data_arguments,
+    add_loss_vocab_argument,
     add_remat_argument,
+    add_row_length_argument,
     add_run_arguments,
+    add_soft_targets_argument,
     add_step_arguments,
     add_weights_argument,
     build_schedule,
+    cache_folder,
     check_batch,
     fit_settings,
     identity,
+    load_base,
     read_data,
     refuse_changed,
 )
@@ -52,21 +56,14 @@ from train.streams.rows import RowSource
 from train.texts.packing import Example, Order, split_batch
 from train.texts.rows import split_texts
 
-CACHE = "hidden_states"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.streams``."""
-    whole, share, positive = number(int, 1), number(float, 0, 1), number(float, 1e-9)
+    whole, positive = number(int, 1), number(float, 1e-9)
     add_run_arguments(parser)
     add_weights_argument(parser)
     data = add_data_arguments(parser)
-    data.add_argument(
-        "--cache",
-        metavar="FOLDER",
-        type=Path,
-        help="folder of the base model's hidden states (default: OUT/hidden_states)",
-    )
+    add_cache_argument(data)
     streams = parser.add_argument_group("streams")
     streams.add_argument(
         "--streams", metavar="J", type=whole, default=3, help="streams of each token (default: %(default)s)"
@@ -85,16 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loss = parser.add_argument_group("loss")
     help_alpha = "weight of each stream in the loss; the last one counts for all that follow (default: 1, joint 0.1)"
     loss.add_argument("--alpha", metavar="X", type=positive, nargs="+", help=help_alpha)
-    loss.add_argument(
-        "--soft-targets",
-        metavar="S",
-        type=share,
-        default=0.0,
-        help="share of the base model's distribution in the targets (default: 0)",
-    )
-    loss.add_argument(
-        "--loss-vocab", metavar="N", type=whole, help="compute the loss over the N most frequent tokens (default: all)"
-    )
+    add_soft_targets_argument(loss)
+    add_loss_vocab_argument(loss)
     joint = parser.add_argument_group("joint training")
     joint.add_argument("--joint", action="store_true", help="train the model together with its streams")
     joint.add_argument(
@@ -105,13 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_remat_argument(joint)
     steps = add_step_arguments(parser, items="rows", batch_size=8, learning_rate=2e-3)
-    steps.add_argument(
-        "--row-length",
-        metavar="T",
-        type=number(int, 8),
-        default=512,
-        help="tokens of each packed row (default: %(default)s)",
-    )
+    add_row_length_argument(steps)
     steps.add_argument(
         "--positions",
         metavar="N",
@@ -140,13 +123,7 @@ def run(options: argparse.Namespace) -> int:
         refuse_changed(options, add_arguments, "--joint", ("lora_rank", "lora_alpha", "remat"))
     # Scanned for joint training: compiling a step through all layers, unrolled, and back takes minutes.
     scan_layers = True if options.joint else None
-    lm = load(
-        options.model,
-        dtype=options.dtype,
-        weights=options.weights,
-        scan_layers=scan_layers,
-        notice=lambda line: print(line, file=sys.stderr),
-    )
+    lm = load_base(options, weights=options.weights, scan_layers=scan_layers)
     if options.layers >= lm.config.num_layers:
         raise InvalidOption(
             f"--layers {options.layers} leaves none without streams of the model's {lm.config.num_layers}: "
@@ -198,7 +175,7 @@ def read_states(options: argparse.Namespace, lm: LanguageModel, examples: list[E
         zero_P = np.zeros(sum(lengths), np.int32)
         return HiddenStates(zero_PD, zero_P, zero_P, zero_P, np.ones(sum(lengths), bool))
     with step_progress("hidden states", len(examples)) as report:
-        folder = options.cache or options.out / CACHE
+        folder = cache_folder(options)
         return cache_hidden_states(lm, examples, folder, report, options.layers)
 
 
