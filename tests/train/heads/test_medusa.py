@@ -16,7 +16,8 @@ from jaxinfer.models.fingerprint import fingerprint
 from tests.parallel.devices import several
 from tests.toys import fable
 from tests.train.loop.test_step import same_tree
-from train import arguments, medusa
+from train import arguments as shared
+from train import medusa
 from train.command import run_command
 from train.data import __main__ as data
 from train.loop.fit import read_metrics
@@ -92,7 +93,7 @@ def trained(trained_folder, answers, tmp_path_factory):
         return lm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "load", load)
+        patch.setattr(shared, "load", load)
         same = ("--model", trained_folder, "--data", answers, "--out", out)
         assert train_heads(*same, *HEADS, *OPTIONS, "--epochs", EPOCHS) == 0
     ((lm, before),) = loaded
@@ -204,7 +205,7 @@ def test_the_base_is_bit_identical_after_training_by_soft_targets(trained_folder
         loaded.append((lm, jax.tree.map(np.array, lm.params)))
         return lm
 
-    monkeypatch.setattr(arguments, "load", load)
+    monkeypatch.setattr(shared, "load", load)
     options = ("--model", trained_folder, "--data", answers, "--out", tmp_path / "run", "--heads", 2, "--epochs", 1)
     assert train_heads(*options, *OPTIONS, "--soft-targets", 0.5) == 0
     ((lm, before),) = loaded
@@ -261,7 +262,8 @@ def test_mistakes_end_in_one_line(trained_folder, answers, run, tiny_llama_folde
 
 MESH = """
 import sys
-from train import arguments, medusa
+from train import arguments as shared
+from train import medusa
 from train.command import run_command
 for mesh, parts in (("data=1", "1"), ("data=2", "2"), ("data=1,tensor=2", "1")):
     arguments = [*sys.argv[2:], "--out", f"{sys.argv[1]}/{mesh}", "--cache", f"{sys.argv[1]}/states"]
