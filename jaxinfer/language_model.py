@@ -416,7 +416,7 @@ class LanguageModel:
     @cached_property
     def _paged_programs(self) -> Programs:
         """The programs of `generate` where rows are refilled."""
-        return Programs(self.programs.decoder, PagedLayout(), self.programs.partitioner, self.programs.kept)
+        return self.programs.beside(PagedLayout())
 
     def _requests(
         self,

@@ -125,12 +125,24 @@ class Programs:
         self.kept = kept
         self.compile_seconds = 0.0
         self.times = ProgramTimes()
+        self._beside: list[Programs] = []
         self._live = live
         self._owner = live.enter(self)
         self._lock = threading.Lock()
         self._making: dict[Any, Future[Callable[..., Any]]] = {}
         self._preparing: Future[None] | None = None
         self._failed: set[Any] = set()
+
+    def beside(self, layout: CacheLayout) -> "Programs":
+        """Return programs of the same decoder for caches of another layout; they are `all_sets` together."""
+        other = Programs(self.decoder, layout, self.partitioner, self.kept)
+        self._beside.append(other)
+        return other
+
+    @property
+    def all_sets(self) -> tuple["Programs", ...]:
+        """These programs, and those beside them."""
+        return self, *self._beside
 
     @property
     def live(self) -> dict[Any, Callable[..., Any]]:

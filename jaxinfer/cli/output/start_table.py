@@ -10,17 +10,20 @@ def start_lines(
     model: "LanguageModel", import_seconds: float, prefill_seconds: float, first_token_seconds: float | None
 ) -> list[str]:
     """Return a line for each part of a command's start, in seconds; ``first_token_seconds`` is where a text streams."""
-    load, programs = model.load_times, model.programs
-    times, kept = programs.times, programs.kept
-    compiled = f"{times.reads} read, {times.compilations} compiled"
-    if times.compilations:
-        compiled += f" (tracing {times.trace_seconds:.2f} s, compiling {times.compile_seconds:.2f} s)"
+    load, programs, kept = model.load_times, model.programs.all_sets, model.programs.kept
+
+    def total(name: str) -> float:
+        return sum(getattr(each.times, name) for each in programs)
+
+    compiled = f"{total('reads')} read, {total('compilations')} compiled"
+    if total("compilations"):
+        compiled += f" (tracing {total('trace_seconds'):.2f} s, compiling {total('compile_seconds'):.2f} s)"
     rows = [
         ("imports", import_seconds, ()),
         ("opening", load.open_seconds, ()),
         ("tokenizer", load.tokenizer_seconds, ()),
         ("weights", load.weights_seconds, load.notes),
-        ("programs", programs.compile_seconds, (compiled, *(kept.notes if kept else ()))),
+        ("programs", sum(each.compile_seconds for each in programs), (compiled, *(kept.notes if kept else ()))),
         ("prefill", prefill_seconds, ()),
     ]
     if first_token_seconds is not None:

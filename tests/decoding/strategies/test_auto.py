@@ -8,6 +8,7 @@ import pytest
 import jaxinfer
 from jaxinfer import SamplingParams
 from jaxinfer.checkpoint.drafters import shipped
+from jaxinfer.cli.output.start_table import start_lines
 from jaxinfer.decoding.strategies.auto import Auto
 from jaxinfer.engine.device import Device
 from jaxinfer.engine.pace import Pace
@@ -77,6 +78,9 @@ def test_what_steps_cost_is_known_from_the_last_process(lm, trained_folder, node
     again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
     result = again.generate(PROMPTS[0], max_new_tokens=60, sampling=SAMPLING, strategy="auto")[0]
     assert result.tokens == plain.tokens
+    # The start-up table counts the engine's programs, of which there are no others here.
+    (line,) = (line for line in start_lines(again, 0.0, 0.0, None) if line.startswith("programs"))
+    assert " 0 read, 0 compiled" not in line
     assert nodes.count(1) >= len(nodes) - 1
     file.write_text("{")
     again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
