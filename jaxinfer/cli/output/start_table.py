@@ -12,7 +12,7 @@ def start_lines(
     """Return a line for each part of a command's start, in seconds; ``first_token_seconds`` is where a text streams."""
     load, programs, kept = model.load_times, model.programs.all_sets, model.programs.kept
 
-    def total(name: str) -> float:
+    def total(name: str) -> int | float:
         return sum(getattr(each.times, name) for each in programs)
 
     compiled = f"{total('reads')} read, {total('compilations')} compiled"
