@@ -5,18 +5,24 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_loading import DEFAULT_MODEL, load
+from jaxinfer.notation import Params
 from jaxinfer.ops.backend import DTYPES
 from jaxinfer.parallel.mesh import parse_mesh
 from train.command import existing_file, number
 from train.loop.fit import FitSettings
-from train.loop.step import Schedule
+from train.loop.placement import place_batch, replicate
+from train.loop.step import Loss, Metrics, Schedule, StepSettings, TrainState, compile_step
 from train.texts.examples import read_examples
-from train.texts.packing import Example
+from train.texts.packing import Example, Order, split_batch
 
 # Options that do not affect a run's result.
 _FREE = ("out", "dry_run", "cache", "keep", "save_every")
@@ -313,6 +319,40 @@ def build_schedule(options: argparse.Namespace, steps_per_epoch: float) -> Sched
         options.clip,
         options.schedule,
     )
+
+
+class Prepared(NamedTuple):
+    """What a run steps with; ``batch_at`` gives each step's batch, placed."""
+
+    step: Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]
+    state: TrainState
+    batch_at: Callable[[int], Any]
+    num_steps: int
+
+
+def prepare(
+    options: argparse.Namespace,
+    loss: Loss,
+    params: Params,
+    count: int,
+    sample: Callable[[np.ndarray, int], Any],
+    mesh: Mesh,
+) -> Prepared:
+    """Return how to train parameters, whole on every device, on ``count`` items.
+
+    ``sample`` makes a batch of the items that it is given, for a step.
+    """
+    order = Order(count, options.batch_size, options.seed)
+    schedule = build_schedule(options, order.steps_per_epoch)
+    optimizer = schedule.build_optimizer()
+    learned = replicate(params, mesh)
+    state = TrainState(replicate(jnp.int32(0), mesh), learned, optimizer.init(learned))
+    step = compile_step(loss, optimizer, StepSettings(options.microbatches, options.compute_dtype, options.seed))
+
+    def batch_at(at: int) -> Any:
+        return place_batch(split_batch(sample(order.at(at), at), options.microbatches), mesh)
+
+    return Prepared(step, state, batch_at, schedule.num_steps)
 
 
 def fit_settings(options: argparse.Namespace, num_steps: int, told: Mapping[str, Any]) -> FitSettings:

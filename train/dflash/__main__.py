@@ -27,28 +27,26 @@ from train.arguments import (
     add_soft_targets_argument,
     add_step_arguments,
     add_weights_argument,
-    build_schedule,
     cache_folder,
     check_batch,
     fit_settings,
     identity,
     load_base,
+    prepare,
     read_data,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.dflash.evaluation import DFlashEvaluation
 from train.dflash.export import export_dflash
 from train.dflash.loss import DFlashLoss
-from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.features.hidden_states import HiddenStates, cache_hidden_states, no_states
 from train.heads.loss import frequent_tokens, target_rows
 from train.loop.estimate import estimate
 from train.loop.fit import claim_folder, fit_and_draw
-from train.loop.placement import build_mesh, place_base, place_batch, replicate
+from train.loop.placement import build_mesh, place_base, replicate
 from train.loop.progress import step_progress
-from train.loop.step import StepSettings, TrainState, compile_step
-from train.streams.loss import StreamRows
 from train.streams.rows import RowSource
-from train.texts.packing import Example, Order, split_batch
+from train.texts.packing import Example
 from train.texts.rows import split_texts
 
 
@@ -125,24 +123,22 @@ def run(options: argparse.Namespace) -> int:
     if not options.dry_run:
         claim_folder(options.out, told)
     task = plan(options, lm, dflash, examples, read_states(options, lm, dflash, examples))
-    order = Order(task.source.count, options.batch_size, options.seed)
-    schedule = build_schedule(options, order.steps_per_epoch)
-    optimizer = schedule.build_optimizer()
-    learned = replicate(init_dflash(dflash, task.loss.backend, options.seed), mesh)
-    state = TrainState(replicate(jnp.int32(0), mesh), learned, optimizer.init(learned))
     frozen = {"params": lm.params, **replicate(task.output, mesh)}
-    step = compile_step(task.loss, optimizer, StepSettings(options.microbatches, options.compute_dtype, options.seed))
-
-    def batch_at(at: int) -> StreamRows:
-        return place_batch(split_batch(task.source.sample(order.at(at), at), options.microbatches), mesh)
-
+    ready = prepare(
+        options,
+        task.loss,
+        init_dflash(dflash, task.loss.backend, options.seed),
+        task.source.count,
+        task.source.sample,
+        mesh,
+    )
     if options.dry_run:
-        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps), sep="\n")
+        print(*estimate(ready.step, ready.state, frozen, ready.batch_at(0), ready.num_steps), sep="\n")
         return 0
     evaluation = DFlashEvaluation(task.loss, lm.params, task.held_out)
-    settings = fit_settings(options, schedule.num_steps, told)
+    settings = fit_settings(options, ready.num_steps, told)
     title = f"DFlash drafter for {options.model}"
-    result = fit_and_draw(title, step, state, frozen, batch_at, settings, evaluation)
+    result = fit_and_draw(title, ready.step, ready.state, frozen, ready.batch_at, settings, evaluation)
     if result.interrupted:
         return EXIT_INTERRUPTED
     export_dflash(options, lm, dflash, result, evaluation.agreement(result.params), task.source.num_candidates)
@@ -175,10 +171,7 @@ def read_states(
     """Return the states that the drafter and, for soft targets, the output matrix read; zeros for a dry run."""
     layers = (*dflash.features, *([lm.config.num_layers] if options.soft_targets else []))
     if options.dry_run:
-        lengths = [len(example.tokens) for example in examples]
-        zero_PF = np.broadcast_to(np.float16(0), (sum(lengths), len(layers) * lm.config.model_dim))
-        zero_P = np.zeros(sum(lengths), np.int32)
-        return HiddenStates(zero_PF, zero_P, zero_P, zero_P, np.ones(sum(lengths), bool))
+        return no_states(examples, len(layers) * lm.config.model_dim)
     with step_progress("hidden states", len(examples)) as report:
         return cache_hidden_states(lm, examples, cache_folder(options), report, layers=layers)
 

@@ -29,12 +29,12 @@ from train.arguments import (
     add_run_arguments,
     add_step_arguments,
     add_weights_argument,
-    build_schedule,
     cache_folder,
     check_batch,
     fit_settings,
     identity,
     load_base,
+    prepare,
     read_data,
     refuse_changed,
 )
@@ -44,14 +44,14 @@ from train.eagle.export import export_eagle
 from train.eagle.loss import EagleLoss
 from train.eagle.rows import EagleRows, RowSource
 from train.eagle.unroll import kept_layers, read_features
-from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.features.hidden_states import HiddenStates, cache_hidden_states, no_states
 from train.heads.loss import frequent_tokens, target_rows
 from train.loop.estimate import estimate
 from train.loop.fit import claim_folder, fit_and_draw
-from train.loop.placement import build_mesh, place_base, place_batch, replicate
+from train.loop.placement import build_mesh, place_base, replicate
 from train.loop.progress import step_progress
-from train.loop.step import StepSettings, TrainState, cast_floats, compile_step
-from train.texts.packing import Example, Order, split_batch
+from train.loop.step import cast_floats
+from train.texts.packing import Example
 from train.texts.rows import split_texts
 
 
@@ -114,27 +114,18 @@ def run(options: argparse.Namespace) -> int:
         claim_folder(options.out, told)
     states = read_states(options, lm, examples, kept_layers(shape, lm.config.num_layers))
     task = plan(options, lm, examples, states, shape, params)
-    order = Order(task.source.count, options.batch_size, options.seed)
-    schedule = build_schedule(options, order.steps_per_epoch)
-    optimizer = schedule.build_optimizer()
-    learned = replicate(task.params, mesh)
-    state = TrainState(replicate(jnp.int32(0), mesh), learned, optimizer.init(learned))
     frozen = {"params": lm.params, "drafter": replicate(task.fixed, mesh)}
     loss = EagleLoss(lm.programs.decoder, shape, options.steps, options.decay)
-    step = compile_step(loss, optimizer, StepSettings(options.microbatches, options.compute_dtype, options.seed))
-
-    def batch_at(at: int) -> EagleRows:
-        return place_batch(split_batch(task.source.take(order.at(at)), options.microbatches), mesh)
-
+    ready = prepare(options, loss, task.params, task.source.count, lambda items, at: task.source.take(items), mesh)
     if options.dry_run:
-        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps), sep="\n")
+        print(*estimate(ready.step, ready.state, frozen, ready.batch_at(0), ready.num_steps), sep="\n")
         return 0
     ids = task.fixed.get("ids")
     rows_V = target_rows(lm.config.vocab_size, None if ids is None else np.asarray(ids).tolist())
     evaluation = EagleEvaluation(lm.programs.decoder, shape, frozen, task.held_out, rows_V, options.steps)
-    settings = fit_settings(options, schedule.num_steps, told)
+    settings = fit_settings(options, ready.num_steps, told)
     title = f"EAGLE-3 drafter for {options.model}"
-    result = fit_and_draw(title, step, state, frozen, batch_at, settings, evaluation)
+    result = fit_and_draw(title, ready.step, ready.state, frozen, ready.batch_at, settings, evaluation)
     if result.interrupted:
         return EXIT_INTERRUPTED
     accuracies = evaluation.accuracies(result.params)
@@ -163,10 +154,7 @@ def read_states(
     if options.online:
         return None
     if options.dry_run:
-        count = sum(len(example.tokens) for example in examples)
-        zero_PF = np.broadcast_to(np.float16(0), (count, len(layers) * lm.config.model_dim))
-        zero_P = np.zeros(count, np.int32)
-        return HiddenStates(zero_PF, zero_P, zero_P, zero_P, np.ones(count, bool))
+        return no_states(examples, len(layers) * lm.config.model_dim)
     with step_progress("features", len(examples)) as report:
         return cache_hidden_states(lm, examples, cache_folder(options), report, layers=layers)
 

@@ -30,30 +30,29 @@ from train.arguments import (
     add_soft_targets_argument,
     add_step_arguments,
     add_weights_argument,
-    build_schedule,
     cache_folder,
     check_batch,
     fit_settings,
     identity,
     load_base,
+    prepare,
     read_data,
     refuse_changed,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
-from train.features.hidden_states import HiddenStates, cache_hidden_states
+from train.features.hidden_states import HiddenStates, cache_hidden_states, no_states
 from train.heads.loss import frequent_tokens, target_rows
 from train.loop.estimate import estimate
 from train.loop.fit import claim_folder, fit_and_draw
 from train.loop.operations import forward_operations
-from train.loop.placement import build_mesh, place_base, place_batch, replicate
+from train.loop.placement import build_mesh, place_base, replicate
 from train.loop.progress import step_progress
-from train.loop.step import StepSettings, TrainState, compile_step
 from train.model.lora import init_lora
 from train.streams.evaluation import StreamEvaluation
 from train.streams.export import export_streams
-from train.streams.loss import StreamLoss, StreamRows
+from train.streams.loss import StreamLoss
 from train.streams.rows import RowSource
-from train.texts.packing import Example, Order, split_batch
+from train.texts.packing import Example
 from train.texts.rows import split_texts
 
 
@@ -136,28 +135,19 @@ def run(options: argparse.Namespace) -> int:
     if not options.dry_run:
         claim_folder(options.out, told)
     task = plan(options, lm, examples, read_states(options, lm, examples))
-    order = Order(task.source.count, options.batch_size, options.seed)
-    schedule = build_schedule(options, order.steps_per_epoch)
-    optimizer = schedule.build_optimizer()
-    learned = replicate(start(options, lm, task.streams), mesh)
-    state = TrainState(replicate(jnp.int32(0), mesh), learned, optimizer.init(learned))
     frozen = {"params": lm.params, **replicate(task.output, mesh)}
-    step = compile_step(task.loss, optimizer, StepSettings(options.microbatches, options.compute_dtype, options.seed))
-
-    def batch_at(at: int) -> StreamRows:
-        return place_batch(split_batch(task.source.sample(order.at(at), at), options.microbatches), mesh)
-
+    ready = prepare(options, task.loss, start(options, lm, task.streams), task.source.count, task.source.sample, mesh)
     if options.dry_run:
         # Joint training scans over layers, whose operations a compiler counts once: one forward pass and two for the
         # backward.
         tokens = options.batch_size * options.row_length
         operations = 3 * forward_operations(lm.config, tokens, options.row_length) if options.joint else None
-        print(*estimate(step, state, frozen, batch_at(0), schedule.num_steps, operations), sep="\n")
+        print(*estimate(ready.step, ready.state, frozen, ready.batch_at(0), ready.num_steps, operations), sep="\n")
         return 0
     evaluation = StreamEvaluation(task.loss.decoder, options.layers, lm.params, task.held_out, task.loss.lora_scale)
-    settings = fit_settings(options, schedule.num_steps, told)
+    settings = fit_settings(options, ready.num_steps, told)
     title = f"streams for {options.model}"
-    result = fit_and_draw(title, step, state, frozen, batch_at, settings, evaluation)
+    result = fit_and_draw(title, ready.step, ready.state, frozen, ready.batch_at, settings, evaluation)
     if result.interrupted:
         return EXIT_INTERRUPTED
     accuracies = evaluation.accuracies(result.params)
@@ -170,10 +160,7 @@ def read_states(options: argparse.Namespace, lm: LanguageModel, examples: list[E
     if options.joint:
         return None
     if options.dry_run:
-        lengths = [len(example.tokens) for example in examples]
-        zero_PD = np.broadcast_to(np.float16(0), (sum(lengths), lm.config.model_dim))
-        zero_P = np.zeros(sum(lengths), np.int32)
-        return HiddenStates(zero_PD, zero_P, zero_P, zero_P, np.ones(sum(lengths), bool))
+        return no_states(examples, lm.config.model_dim)
     with step_progress("hidden states", len(examples)) as report:
         folder = cache_folder(options)
         return cache_hidden_states(lm, examples, folder, report, options.layers)
