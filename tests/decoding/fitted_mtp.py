@@ -16,9 +16,11 @@ from tests.toys import random_params
 def fit_mtp(lm: LanguageModel, tokens: Sequence[int]) -> Params:
     """Fit the projection of MiMo's form, so that with a block that adds nothing it foretells the next hidden state."""
     config = lm.config
-    block = random_params(mtp_config(config), seed=5)["blocks"]["layer_0"]
-    for part, last in (("attention", "output"), ("mlp", "down")):
-        block[part] = {**block[part], last: jax.tree.map(jnp.zeros_like, block[part][last])}
+    block = jax.tree_util.tree_map_with_path(
+        # What adds to the hidden state, experts' too.
+        lambda path, leaf: jnp.zeros_like(leaf) if {"output", "down"} & {part.key for part in path} else leaf,
+        random_params(mtp_config(config), seed=5)["blocks"]["layer_0"],
+    )
     hidden_TD = np.asarray(hidden_states(lm, tokens), np.float64)
     ids_1T, places_1T = jnp.asarray([tokens]), jnp.arange(len(tokens))[None]
     embedded_1TD = lm.programs.decoder.apply({"params": lm.params}, ids_1T, places_1T, method="embedded")

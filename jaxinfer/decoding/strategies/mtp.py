@@ -17,7 +17,7 @@ from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder, create_cache
-from jaxinfer.models.drafters.mtp import MIMO_FORM, MtpForm, MtpLayer
+from jaxinfer.models.drafters.mtp import MIMO_FORM, MtpForm, MtpLayer, mtp_config
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.masks import causal_ancestors
@@ -84,16 +84,13 @@ class Mtp(Strategy):
 
     def resolve(self, target: Target) -> "Mtp":
         """Read the layer; raises InvalidOption where there is none, or where it cannot run."""
-        mesh = target.partitioner.mesh
-        if mesh is not None and target.partitioner.data != mesh.size:
-            raise InvalidOption("mtp: its layer is not split: use a mesh of data alone, such as data=2")
         form, params = self.form, self.params
         if params is None:
             checkpoint = open_checkpoint(self.heads) if self.heads else target.checkpoint
             if checkpoint is None:
                 raise InvalidOption("mtp: this model is of no checkpoint: name one, as in mtp:heads=FOLDER")
             form, params = read_mtp(checkpoint, target.config, target.backend)
-        return replace(self, form=form, params=target.partitioner.place(params), layer=target.config.num_layers)
+        return replace(self, form=form, params=_placed(target, params), layer=target.config.num_layers)
 
     def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> LayeredCache:
         layer = MtpLayer(model, params, self.form)
@@ -136,6 +133,15 @@ class Mtp(Strategy):
         draft = draft_chain(state, next_logits, carry, count, count, self.verify, vocab_size, first_logits=first_logits)
         tree = chain(draft.tokens_BM, draft.drafted_BM)
         return Proposal(tree, draft.carry[0], log_q_BMV=draft.log_q_BMV)
+
+
+def _placed(target: Target, params: Params) -> Params:
+    """Split a layer's block over the target's mesh as the target's are; every device has the rest of it."""
+    blocks = {"blocks": {"layer_0": params["block"]}}
+    own = replace(target.backend, scan_layers=False)
+    placed = target.partitioner.place_params(mtp_config(target.config), own, blocks)
+    rest = {name: value for name, value in params.items() if name != "block"}
+    return {**target.partitioner.place(rest), "block": placed["blocks"]["layer_0"]}
 
 
 @dataclass(frozen=True)

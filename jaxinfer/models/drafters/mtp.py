@@ -77,8 +77,8 @@ class MtpLayer:
 
     @property
     def backend(self) -> Backend:
-        """How it runs: drafts need not have the bits of other steps."""
-        return replace(self.model.decoder.backend, step_rows=1)
+        """How it runs: drafts need not have the bits of other steps, and one layer has no stages."""
+        return replace(self.model.decoder.backend, step_rows=1, stages=1)
 
     def run(
         self,

@@ -45,6 +45,7 @@ def test_logits_are_those_of_one_device(single, mesh):
         pytest.param("data=2,expert=2", "layerskip", marks=pytest.mark.exhaustive),
         pytest.param("expert=2", "medusa+jacobi", marks=pytest.mark.exhaustive),
         pytest.param("expert=2", "streams", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2,tensor=2", "mtp", marks=pytest.mark.exhaustive),
     ],
 )
 def test_bits_are_those_of_each_row_alone(monkeypatch, mesh, strategy):
