@@ -1,7 +1,7 @@
 """A row's bits are those of plain decoding alone whatever is around it: batch, place, cache, cuts of prompts, threads.
 
-Each strategy meets a draw of all of these, made from its name: a family, a dtype, 2 to 17 rows, the cache's length and
-how prompts are cut. The full product is marked exhaustive.
+A strategy meets a draw of all of these, made from its name: a family, a dtype, 2 to 17 rows, the cache's length and how
+prompts are cut; in the wide run one of each kind. The full product is marked exhaustive.
 """
 
 import hashlib
@@ -26,6 +26,8 @@ from tests.decoding.strategy_cases import CASES
 
 DTYPES, BATCHES, CUTS, MAX_LENGTHS = ("float32", "bfloat16", "float16"), (2, 5, 17), (16, 32, 256), (160, 256)
 NUM_NEW = 24
+# Drafts of another model, of heads, of the model's own layers, of its hidden states, of the text, and of a table.
+WIDE = ("draft_model", "medusa", "layerskip", "eagle", "prompt_lookup", "token_recycling", "streams+prompt_lookup")
 # The first prompts are of one token and of one that ends on a cut; others cross cuts.
 LENGTHS = (1, 32, 17, 70, 33, 5, 64, 16, 100, 2, 48, 31, 9, 90, 15, 65, 3)
 Texts = list[tuple[list[int], bytes]]
@@ -77,8 +79,10 @@ def check(
         assert sum(row.counts.accepted for row in found) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in CASES],
+)
 def test_bits_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
     rng = random.Random(name)
     # One model for each dtype, so that plain decoding is compiled three times.

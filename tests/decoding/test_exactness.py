@@ -1,9 +1,9 @@
 """The strategy decides only the speed: every registered one writes what plain decoding writes, in every bit.
 
 Each strategy meets one family here, by name, with every way of sampling, early ends and forced texts in one compiled
-program; the wide run has each meet another one; the full product, rows alone among it, of fully optimised programs, is
-marked exhaustive. Every case counts that it drafted: tokens taken at depth 2, tokens refused, and siblings that came
-second.
+program; the wide run has three kinds meet other dtypes; the full product, rows alone among it, of fully optimised
+programs, is marked exhaustive. Every case counts that it drafted: tokens taken at depth 2, tokens refused, and siblings
+that came second.
 """
 
 from collections import Counter
@@ -23,20 +23,11 @@ MEETINGS = [
     (name, model) for name, case in CASES.items() for model in MODELS if model not in (case.model, case.split.model)
 ]
 
-
-# The first of these; the parts of a sum meet theirs alone.
-FIRST = dict(reversed([(name, model) for name, model in MEETINGS if "+" not in name]))
-# What each family's weights are in every run. In the wide run each strategy meets one family of `MEETINGS`, in another
-# dtype; the full product has the rest.
+# What each family's weights are in every run. In the wide run they are others, once each; the rest is in the product.
 DTYPES = {"gemma2": "bfloat16", "opt": "float16", "gpt2": "float32"}
-WIDE_DTYPES = {"gemma2": "float32", "opt": "bfloat16", "gpt2": "float16"}
+WIDE = (("layerskip", "gemma2", "float32"), ("medusa", "opt", "bfloat16"), ("lookahead", "gpt2", "float16"))
 OTHER_DTYPES = [
-    pytest.param(
-        name,
-        model,
-        dtype,
-        marks=pytest.mark.slow if dtype == WIDE_DTYPES[model] and model == FIRST.get(name) else pytest.mark.exhaustive,
-    )
+    pytest.param(name, model, dtype, marks=pytest.mark.slow if (name, model, dtype) in WIDE else pytest.mark.exhaustive)
     for name in CASES
     for model in MODELS
     for dtype in ("float32", "bfloat16", "float16")

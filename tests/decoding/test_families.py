@@ -14,7 +14,7 @@ SAMPLINGS = [
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.exhaustive if name == "qwen2_moe" else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.slow if name in ("granite", "glm4_moe") else pytest.mark.exhaustive)
         for name in OTHER_CONFIGS
     ],
 )

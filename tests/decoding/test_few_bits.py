@@ -22,7 +22,7 @@ from tests.decoding.strategy_cases import CASES
 FORMS = {"int4": int4(32, False), "int8": INT8, "Q8_0": GGUF_FORMATS["Q8_0"]}
 # Of models that round rows to bytes too.
 FORMS |= {"int8, rows in int8": INT8, "int4, rows in int8": int4(32, False)}
-ORDINARY, WIDE = ("prompt_lookup",), ("medusa", "layerskip", "draft_model")
+ORDINARY, WIDE = ("prompt_lookup",), ("medusa",)
 LENGTHS = (33, 1, 17)
 REQUESTS = [
     request(np.random.default_rng(length).integers(1, VOCAB_SIZE, length).tolist(), 20, sampling)
@@ -82,7 +82,7 @@ def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
     [
         ("int8, rows in int8", "prompt_lookup"),
         pytest.param("int4, rows in int8", "prompt_lookup", marks=pytest.mark.slow),
-        pytest.param("int8, rows in int8", "layerskip", marks=pytest.mark.slow),
+        pytest.param("int8, rows in int8", "layerskip", marks=pytest.mark.exhaustive),
     ],
 )
 def test_texts_are_those_of_plain_decoding_where_rows_are_rounded_too(quantized, form, name):
@@ -102,7 +102,7 @@ def test_texts_of_every_strategy_are_those_of_plain_decoding(quantized, name, fo
     check(quantized, form, name)
 
 
-@pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
     plain, rounded_lm, _ = quantized("int4")
     lm = rounded_lm if is_rounded else plain

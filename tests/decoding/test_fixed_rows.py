@@ -71,16 +71,12 @@ def made(name: str, lm: LanguageModel) -> Strategy:
 SPECS = ("prompt_lookup", "layerskip:exit_layer=1", "jacobi", "draft_model")
 SPECS += ("triforce:budget=32,chunk=8,window=16",)
 FAST = {("llama", "float32", "layerskip:exit_layer=1"), ("gemma2", "bfloat16", "jacobi")}
-# The wide run has each strategy with each family, the full product both dtypes.
-WIDE_DTYPES = {"llama": "bfloat16", "gemma2": "float32"}
+# Three levels of caches, and a model beside; the full product has every family and both dtypes.
+WIDE = {("llama", "bfloat16", SPECS[-1]), ("gemma2", "float32", "draft_model")}
 POINTS = [
     pytest.param(
         *point,
-        marks=()
-        if point in FAST
-        else pytest.mark.slow
-        if point[1] == WIDE_DTYPES[point[0]]
-        else pytest.mark.exhaustive,
+        marks=() if point in FAST else pytest.mark.slow if point in WIDE else pytest.mark.exhaustive,
     )
     for point in ((name, dtype, spec) for name in CONFIG for dtype in ("float32", "bfloat16") for spec in SPECS)
 ]

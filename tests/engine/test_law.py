@@ -26,7 +26,7 @@ MODEL, DTYPE, CACHE_DTYPE = "gemma2", "bfloat16", "int8"
 USUAL = ("draft_model",)
 SERVED = [name for name in CASES if "triforce" not in name]
 # A chain of guesses, and a tree of heads.
-WIDE = ("prompt_lookup", "medusa")
+WIDE = ("medusa",)
 
 
 @pytest.fixture(scope="module")

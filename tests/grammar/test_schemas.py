@@ -209,14 +209,14 @@ def test_answers_are_valid_and_no_draft_changes_a_bit(trained_model: LanguageMod
 
 @pytest.mark.parametrize(
     "part",
-    [pytest.param(12, id="some", marks=pytest.mark.slow), pytest.param(1, id="all", marks=pytest.mark.exhaustive)],
+    [pytest.param(5, id="some", marks=pytest.mark.slow), pytest.param(1, id="all", marks=pytest.mark.exhaustive)],
 )
 def test_two_hundred_schemas(trained_model: LanguageModel, part: int) -> None:
     """Nearly all are followed; those that are not ask for what is known to be refused.
 
-    A model answers one in ``part`` of them.
+    The wide run draws one in ``part`` of them, of which a model answers one in five.
     """
-    drawn, kept, refused = draw_schemas(200), [], []
+    drawn, kept, refused = draw_schemas(200 // part), [], []
     rng = np.random.default_rng(0)
     for schema in drawn:
         try:
@@ -230,6 +230,6 @@ def test_two_hundred_schemas(trained_model: LanguageModel, part: int) -> None:
             validate(text, schema)
     known = "multipleOf: only|pattern: one of|oneOf: one value|no text follows it"
     assert [reason for reason in refused if not re.search(known, reason)] == []
-    assert len(kept) >= 150, refused
+    assert len(kept) >= 0.75 * len(drawn), refused
     # Those of like size beside each other: fewer programs are compiled.
     check_answers(trained_model, [json.loads(text) for _, text in sorted(kept)[::part]])

@@ -36,7 +36,7 @@ TWO_LAYERS = replace(WINDOWED, num_layers=2)
 
 
 @pytest.mark.parametrize(
-    "config", [pytest.param(TINY_LLAMA, marks=pytest.mark.slow), TWO_LAYERS], ids=["plain", "windows"]
+    "config", [pytest.param(TINY_LLAMA, marks=pytest.mark.exhaustive), TWO_LAYERS], ids=["plain", "windows"]
 )
 def test_kernels_give_the_logits_of_plain_products(config):
     """A prompt of more tokens than a tree may have, and a short one."""
@@ -87,7 +87,7 @@ WITH_PADDING = replace(float32_backend(), lane_tile=128)
     [
         pytest.param("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED, marks=pytest.mark.slow),
         pytest.param("lookahead:window=3,ngram=3,guesses=3", "paged:page=32", PADDED, marks=pytest.mark.exhaustive),
-        pytest.param("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED, marks=pytest.mark.slow),
+        pytest.param("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED, marks=pytest.mark.exhaustive),
         pytest.param("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING, marks=pytest.mark.exhaustive),
     ],
     ids=["dense", "paged", "streaming", "retrieval"],
@@ -259,7 +259,7 @@ print(found[2].sharding.spec)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_device_of_a_mesh_works_on_its_own_heads_and_rows():
     child = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES], env=several(4), capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
@@ -268,7 +268,7 @@ def test_each_device_of_a_mesh_works_on_its_own_heads_and_rows():
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "start"), [(16, 300), pytest.param(256, 256, marks=pytest.mark.slow)], ids=["step", "chunk"]
+    ("num_tokens", "start"), [(16, 300), pytest.param(256, 256, marks=pytest.mark.exhaustive)], ids=["step", "chunk"]
 )
 def test_with_fixed_rows_kernels_add_in_the_same_order_in_caches_of_all_lengths(num_tokens, start, monkeypatch):
     """Without them the blocks are as large as is fastest for a cache's length, here a quarter of it."""

@@ -134,7 +134,7 @@ def test_agrees_with_the_reference(call):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=30, deadline=None)
+@settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls())
 @example((LAYOUTS[4], [0, 127, 319], 0))
 @example((LAYOUTS[5], [0, 120, 312], 1))
@@ -154,7 +154,7 @@ def check(layout: Layout, starts: list[int], seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(ORDINARY[0], marks=pytest.mark.slow), ORDINARY[1]], ids=["float32", "int8"]
+    "layout", [pytest.param(ORDINARY[0], marks=pytest.mark.exhaustive), ORDINARY[1]], ids=["float32", "int8"]
 )
 def test_no_two_accesses_race(layout):
     """Memory that nothing has been copied to is not a number, and copies are checked to be waited for."""

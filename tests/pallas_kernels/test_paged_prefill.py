@@ -105,7 +105,7 @@ def test_agrees_with_the_reference(call):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=20, deadline=None)
+@settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls())
 @example((LAYOUTS[2], [0, 0], [16, 3], 0))
 @example((LAYOUTS[3], [126, 0], [130, 129], 1))
@@ -121,7 +121,7 @@ def check(layout: Layout, starts: list[int], lengths: list[int], seed: int) -> N
     assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[layout.dtype]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_lengths_all_tokens_are_real_in_blocks_of_any_size():
     layout = ORDINARY[0]
     arguments = inputs(layout, [100, 200], [40, 40], 0)

@@ -98,7 +98,7 @@ def test_agrees_with_the_reference(call):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls())
 @example((LAYOUTS[2], [0, 400, 1000], 0))
 @example((LAYOUTS[3], [0, 3, 2005], 1))

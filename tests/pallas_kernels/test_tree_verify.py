@@ -98,7 +98,7 @@ def test_agrees_with_the_reference(call):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=30, deadline=None)
+@settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls())
 @example((LAYOUTS[1], [0, 120], 0))
 @example((LAYOUTS[2], [208, 64], 1))

@@ -14,13 +14,13 @@ def several(count: int) -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip()}
 
 
-def run_on_devices(count: int, tests: str, files: tuple[str, ...] = (), timeout: float | None = 850) -> None:
-    """Run those tests of `tests.parallel.on_devices` that pytest's ``-m`` selects, of some files or of all."""
+def run_on_devices(count: int, tests: str, timeout: float | None = 850) -> None:
+    """Run those tests of `tests.parallel.on_devices` that pytest's ``-m`` selects.."""
     # Kernels that are interpreted on several devices wait for each other in a pool of this many threads.
     environment = {**os.environ, **several(count), "NPROC": "16"}
     options = [f"-m{tests}", "-n0", "-q", "-p", "no:cacheprovider", "--durations=15"]
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", *(FOLDER / file for file in files or ("",)), *options],
+        [sys.executable, "-m", "pytest", FOLDER, *options],
         env=environment,
         cwd=FOLDER.parents[2],
         capture_output=True,

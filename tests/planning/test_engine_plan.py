@@ -166,7 +166,7 @@ def test_a_window_on_one_chip_reads_weights_and_pages_once_and_where_they_lie():
     assert 1 <= window.hbm_bytes / window.floor_bytes < 1.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 def test_where_data_splits_the_rows_each_device_reads_the_pages_of_its_own():
     asked = EngineDeployment(TINY, "v5e:2x2", MeshConfig(data=2, tensor=2), max_len=40_000, rows=8)
@@ -187,7 +187,7 @@ def test_on_a_mesh_each_device_reads_the_pages_of_its_heads_where_they_lie():
     assert window.latency_seconds == pytest.approx(65 * 8e-6, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 def test_the_rows_of_llama_2_7b_that_fit_one_v5e_chip_are_compiled():
     asked = EngineDeployment(LLAMA_2_7B, "v5e:1x1", MeshConfig(), max_len=2048)

@@ -44,7 +44,7 @@ def moved_bytes(program: CompiledProgram) -> int:
 
 
 @pytest.mark.parametrize(
-    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.slow) for each in BITS if each != "int8")]
+    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in BITS if each != "int8")]
 )
 def test_weights_are_counted_in_their_bits(weights):
     plain, found = (count_footprint(deployed(TINY, each)) for each in (None, weights))

@@ -10,7 +10,7 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import CompiledProgram, compile_programs
 from tests.planning.models import LLAMA_3_8B
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.slow]
+pytestmark = pytest.mark.tpu_compile
 
 LONG = 1 << 17
 SLOTS = LONG + 256
@@ -31,6 +31,7 @@ def sent(program: CompiledProgram, loops: int) -> Counter[str | None]:
     return Counter(found.collective for found in program.collectives() if found.loops == loops and not found.branches)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_128k_tokens_fits_where_a_device_has_a_part_of_everything(long_prompt):
     prefill = long_prompt["prefill"]
     assert prefill.peak_bytes < prefill.total_bytes < 6 * 2**30
@@ -39,6 +40,7 @@ def test_a_prompt_of_128k_tokens_fits_where_a_device_has_a_part_of_everything(lo
     assert prefill.temporary_bytes < 2**30
 
 
+@pytest.mark.slow
 def test_keys_and_values_travel_while_kernels_attend(long_prompt):
     """In the loop over turns, inside that over layers, all four arrays are on their way during both kernels."""
     prefill = long_prompt["prefill"]
@@ -52,12 +54,14 @@ def test_keys_and_values_travel_while_kernels_attend(long_prompt):
     assert max(at[KINDS[0]]) < min(at[KINDS[1]]) <= max(at[KINDS[1]]) < min(at[KINDS[2]])
 
 
+@pytest.mark.slow
 def test_a_layer_of_prefill_scatters_two_sums_and_gathers_twice(long_prompt):
     layer = sent(long_prompt["prefill"], 1)
     assert layer["reduce-scatter"] == layer["all-gather"] == 2
     assert layer["all-reduce"] == layer["all-to-all"] == 0
 
 
+@pytest.mark.slow
 def test_a_layer_of_decode_joins_what_devices_attend_to_and_moves_weights_and_cache_once(long_prompt):
     decode = long_prompt["decode"]
     inside = [found for found in decode.instructions() if found.loops == 2 and not found.branches]
@@ -72,7 +76,11 @@ def test_a_layer_of_decode_joins_what_devices_attend_to_and_moves_weights_and_ca
 
 
 @pytest.mark.parametrize(
-    ("splits", "kinds"), [(True, {"reduce-scatter": 2, "all-gather": 2}), (False, {"all-reduce": 2})]
+    ("splits", "kinds"),
+    [
+        pytest.param(True, {"reduce-scatter": 2, "all-gather": 2}, marks=pytest.mark.slow),
+        pytest.param(False, {"all-reduce": 2}, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_activations_are_split_between_regions_where_that_is_asked_for(splits, kinds):
     programs = compile_programs(

@@ -98,8 +98,8 @@ CASES = {name: _SHAPED.get(name) or parse_strategy(name) for name in STRATEGIES 
     "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads())
 }
 
-# Three levels of caches, a table.
-WIDE = ("triforce", "token_recycling")
+# It has a table.
+WIDE = ("token_recycling",)
 
 
 # In the ordinary run test_eight_chips compiles plain decoding and a given tree.
@@ -122,7 +122,7 @@ def test_a_step_copies_no_cache(name):
         assert not re.search(r"= [sf]32\[1,\d+,4096\]\S* copy\(", steps)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_cache_in_bytes_is_half_as_large_and_stays_where_it_is():
     """A step and a prompt; scales and what fills their tiles are a thirtieth of this model's rows."""
     asked = {"batch": 1, "max_len": 2048, "prompt_tokens": 512}
@@ -160,7 +160,7 @@ def test_a_tree_with_a_grammar_takes_its_table_as_an_argument():
     assert not re.search(r" (infeed|outfeed|send|recv)\(|callback", found.hlo)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_of_beam_search_reorders_its_cache_layer_by_layer():
     """Rows change places, so that the cache is read and written; memory for one layer more is all that this takes."""
     width, num_slots = 2, 2048

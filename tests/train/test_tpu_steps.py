@@ -105,7 +105,7 @@ def test_a_step_of_training_for_few_bits_updates_its_state_in_place():
     check(compile_it(loss, trained, params, batch, mesh, Schedule(1000).build_optimizer(), 1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_of_medusa_1_fits(base):
     check(compile_medusa_1(CONFIG, base, abstract_heads(base[2]), NUM_HEADS, rows=64))
 

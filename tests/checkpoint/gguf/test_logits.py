@@ -18,11 +18,15 @@ TOLERANCE = 1e-4  # of the logits' standard deviation
 
 # Of the others too the tensors and the configuration are held to transformers' own, in test_architectures.
 ORDINARY = ("llama", "gemma3", "phi2-fused", "gpt2")
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 
 
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    ("name", "is_compiled"),
+    [
+        *(pytest.param(name, False, marks=() if name in ORDINARY else SLOW) for name in CASES),
+        *(pytest.param(name, True, marks=SLOW if name in ORDINARY else EXHAUSTIVE) for name in CASES),
+    ],
 )
 def test_logits_equal_those_of_the_model_in_the_file(tmp_path, name, is_compiled):
     """Those that the loaded parameters have by definition, and those that the decoder computes of them."""

@@ -80,7 +80,7 @@ def test_texts_of_a_good_and_a_poor_draft_model_follow_the_law():
     assert poor["refused"] > 1.5 * good["refused"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_of_good_and_of_poor_first_layers_follow_the_law():
     strategy, params = LayerSkip(exit_layer=1, num_draft_tokens=3, verify="rejection"), random_params(CONFIG, 1)
     lm = model_of(damp_last_layer(CONFIG, params, 0.1))

@@ -38,7 +38,7 @@ def check_same(lm, requests, strategy):
     return plain, rows
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_token_changes_and_drafts_are_taken_and_refused(lm, asked):
     plain, rows = check_same(lm, asked, SMALL)
     assert min(least_margin(lm, *one) for one in zip(asked, [row.tokens for row in plain])) > LEAST_MARGIN
@@ -74,7 +74,7 @@ def test_a_budget_that_holds_the_text_drafts_what_the_target_draws(lm, asked):
         assert row.counts.steps == -(-(NUM_NEW - 1) // (DEPTH + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_which_chunks_are_held_matters_and_follows_the_text(lm):
     """Chosen anew less often, they serve differently; or what was asked for would not be looked at."""
     often, seldom = (run(lm, GREEDY, replace(SMALL, renew_steps=steps)) for steps in (3, 10))

@@ -12,9 +12,13 @@ from tests.engine.test_law import check_pattern
 from tests.parallel.on_devices.meshes import make_model, on_mesh
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "name"), [("data=2,tensor=2", "prompt_lookup"), ("tensor=2", "draft_model"), ("data=2", "medusa")]
+    ("mesh", "name"),
+    [
+        pytest.param("data=2,tensor=2", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("tensor=2", "draft_model", marks=pytest.mark.exhaustive),
+        pytest.param("data=2", "medusa", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_load_shared_pages_and_making_room_change_no_bit(mesh, name):
     """The same texts come twice, when each row has another's pages; the pages are those of little more than one."""

@@ -32,14 +32,11 @@ EVERY_KIND = [
 ]
 WIDE = [
     Split("tensor=8", "llama"),
-    Split("data=2,tensor=4", "gemma2"),
-    Split("sequence=2,tensor=2", "opt"),
     Split("data=2,sequence=2,tensor=2", "gpt2"),
     Split("tensor=2,pipeline=2", "gemma2", 3),
-    Split("pipeline=4", "opt", 6),
-    Split("tensor=2", "olmo2"),
-    Split("data=2,tensor=2,pipeline=2", "granite", 3),
 ]
+# Norms after the layers and over heads' channels, and multipliers.
+OTHERS = [Split("pipeline=4", "opt", 6), Split("tensor=2", "olmo2"), Split("data=2,tensor=2,pipeline=2", "granite", 3)]
 
 
 def name_of(split: Split) -> str:
@@ -62,8 +59,14 @@ def test_logits_of_prompts_around_a_ring_are_those_of_one_device(single):
     check(single, Split("sequence=2,tensor=2", "llama"), cpu_kernels=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", WIDE, ids=name_of)
+@pytest.mark.parametrize(
+    "split",
+    [
+        *(pytest.param(split, marks=pytest.mark.slow) for split in WIDE),
+        *(pytest.param(split, marks=pytest.mark.exhaustive) for split in OTHERS),
+    ],
+    ids=name_of,
+)
 def test_logits_of_every_family_are_those_of_one_device(single, split):
     check(single, split)
 
@@ -74,13 +77,28 @@ def test_all_logits_are_those_of_one_device(single, mesh, model):
     check(single, Split(mesh, model))
 
 
-@pytest.mark.parametrize("model", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama",
+        *(
+            pytest.param(name, marks=pytest.mark.slow if name != "opt" else pytest.mark.exhaustive)
+            for name in MODELS[1:]
+        ),
+    ],
+)
 def test_texts_of_these_tests_are_screened(single, model):
     check_screened(single(model).lm, single(model).asked)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [Split("sequence=4", "gemma2"), Split("sequence=3", "llama")], ids=name_of)
+@pytest.mark.parametrize(
+    "split",
+    [
+        pytest.param(Split("sequence=4", "gemma2"), marks=pytest.mark.slow),
+        pytest.param(Split("sequence=3", "llama"), marks=pytest.mark.exhaustive),
+    ],
+    ids=name_of,
+)
 def test_what_does_not_go_around_a_ring_is_prefilled_chunk_by_chunk(single, split, monkeypatch):
     """Layers with a window keep rings of slots of their own; three devices have no six parts of 128 tokens."""
     monkeypatch.setattr(programs, "PREFILL_CHUNK", 32)

@@ -38,8 +38,10 @@ def test_each_number_is_off_by_half_a_step_of_each_part_and_of_the_sum():
     np.testing.assert_array_equal(np.asarray(run(others))[:, 1:], found[:, 1:])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", [None, "int4:group=32"])
+@pytest.mark.parametrize(
+    "weights",
+    [pytest.param(None, marks=pytest.mark.exhaustive), pytest.param("int4:group=32", marks=pytest.mark.slow)],
+)
 def test_logits_are_near_those_without(tmp_path, weights):
     folder = write_tiny_llama(tmp_path, model_dim=256, ffn_dim=256, num_heads=4, num_kv_heads=4, head_dim=32)
     one = jaxinfer.load(folder, weights=weights)

@@ -49,7 +49,7 @@ def test_logits_are_those_of_one_device_in_every_bit(one, mesh):
         assert codes.addressable_shards[0].data.shape == (64, 64)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("form", "changes"), [(INT8, {"collectives": "int8"}), (INT8, {"cpu_kernels": False}), (int4(32, False), {})]
 )

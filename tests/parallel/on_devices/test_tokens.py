@@ -32,8 +32,9 @@ EVERY_KIND = {
     "jacobi": Split("data=2,sequence=2", "llama"),
     "streams": Split("data=2,pipeline=2", "llama", 3),
 }
-# Drafts in the target's own cache, from a table and from two windows of tokens.
-WIDE = ("layerskip", "token_recycling", "lookahead")
+# It drafts in the target's own cache.
+WIDE = ("layerskip",)
+OTHER_RUNS = {"medusa": pytest.mark.slow, "streams": pytest.mark.exhaustive}
 
 
 def check(single, strategy: str, split: Split, **changes: Any) -> None:
@@ -47,7 +48,7 @@ def check(single, strategy: str, split: Split, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("medusa", "streams") else ()) for name in EVERY_KIND],
+    [pytest.param(name, marks=OTHER_RUNS.get(name, ())) for name in EVERY_KIND],
 )
 def test_tokens_are_those_of_one_device(single, strategy):
     check(single, strategy, EVERY_KIND[strategy])
@@ -129,13 +130,8 @@ def test_grammars_let_the_same_tokens_come_as_on_one_device(single, mesh):
     assert sum(result.stats.accepted for result in found) > 0
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        pytest.param("pipeline=2", marks=pytest.mark.slow),
-        pytest.param("data=2,tensor=4", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", ["pipeline=2", "data=2,tensor=4"])
 def test_a_streaming_cache_gives_the_text_of_one_device(single, mesh):
     one = single("llama")
     lm, layout = one.lm, {"cache": "streaming:sinks=2,window=20", "max_len": 200}

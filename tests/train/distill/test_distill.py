@@ -81,8 +81,13 @@ def evaluation_on(teacher, rows):
     return DraftEvaluation(teacher.programs.decoder, STUDENT, teacher.params, rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "reverse_kl" else pytest.mark.exhaustive)
+        for name in DIVERGENCES
+    ],
+)
 def test_a_distilled_student_is_accepted_more_often_than_the_undistilled_one(teacher, rows, name):
     evaluation = evaluation_on(teacher, rows.held_out)
     before = evaluation.measure(prune_layers(teacher, (0,)).params)
@@ -92,7 +97,7 @@ def test_a_distilled_student_is_accepted_more_often_than_the_undistilled_one(tea
     assert after.divergence < 0.5 * before.divergence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_on_the_students_own_texts_on_policy_training_does_at_least_as_well_as_fixed_data(
     teacher, rows, writer, tmp_path
 ):
@@ -309,7 +314,7 @@ def test_a_stopped_run_goes_on_to_the_same_draft(trained_folder, data, run, tmp_
         assert (tmp_path / "run" / "draft" / name).read_bytes() == (run / "draft" / name).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, data, tmp_path, capsys):
     arguments = ("--model", trained_folder, "--student-layers", 1, "--data", data, *OPTIONS, *SAMPLED)
     assert distil(*arguments, "--epochs", 1, "--out", tmp_path / "run", "--dry-run") == 0

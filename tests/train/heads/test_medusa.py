@@ -149,7 +149,7 @@ def test_heads_are_trained_on_a_base_in_few_bits(on_few_bits):
     assert description["base_fingerprint"] == plain.fingerprint == rounded.base_fingerprint != rounded.fingerprint
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_heads_draft_for_the_base_that_they_were_trained_on_and_the_one_before(on_few_bits):
     out, models = on_few_bits
     for lm in models:
@@ -187,7 +187,7 @@ def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, an
     assert losses(copied) == losses(run)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_heads_that_were_trained_longer_draft_well(trained_folder, answers, tmp_path):
     out = tmp_path / "run"
     same = ("--model", trained_folder, "--data", answers, "--out", out)

@@ -81,7 +81,7 @@ def test_training_lowers_the_losses_and_records_them(run):
     assert {"exit_top1", "stream_2_top1", "gradient_norm", "tokens_per_second"} <= lines[0].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_streams_are_trained_through_the_layers_of_a_base_in_few_bits(tiny_llama_folder, answers, tmp_path):
     folder, out = tiny_llama_folder(vocab_size=258), tmp_path / "run"
     same = ("--model", folder, "--data", answers, "--out", out, "--weights", "int4:group=32")
@@ -138,7 +138,7 @@ def logs(lm, text):
     return logits_TV - np.log(np.sum(np.exp(logits_TV), axis=-1, keepdims=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, answers, tmp_path, capsys):
     out = tmp_path / "run"
     assert train_streams("--model", trained_folder, "--data", answers, "--out", out, *OPTIONS, "--dry-run") == 0
