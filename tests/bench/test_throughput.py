@@ -28,6 +28,7 @@ from tests.toys import encode_bytes
 WORK = Workload("autoregressive", (2,), (50.0,), 12, 1, SamplingParams(ignore_eos=True))
 
 
+@pytest.mark.exhaustive
 def test_every_load_serves_every_prompt(trained_folder, monkeypatch):
     lm, done, salts = jaxinfer.load(trained_folder, max_len=200), [], []
     submit = Engine.submit

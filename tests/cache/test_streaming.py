@@ -41,7 +41,7 @@ CONFIGS = {
 PROMPTS = [np.random.default_rng(length).integers(2, 258, length).tolist() for length in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.slow), "gemma"])
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.exhaustive), "gemma"])
 def case(request):
     """A model on a streaming cache, and its parameters; prompts go in by chunks that the ring has no room for."""
     config = CONFIGS[request.param]

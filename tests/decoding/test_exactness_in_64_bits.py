@@ -11,7 +11,7 @@ from tests.decoding.identity import check_identical, check_not_vacuous, forget_p
 from tests.decoding.strategy_cases import CASES
 
 IN_EVERY_RUN = ("prompt_lookup",)
-WIDE = ("draft_model+prompt_lookup", "medusa")
+WIDE = ("medusa",)
 REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES if name not in (*IN_EVERY_RUN, *WIDE)]
 
 

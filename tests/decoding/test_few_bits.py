@@ -80,8 +80,8 @@ def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
 @pytest.mark.parametrize(
     ("form", "name"),
     [
-        ("int8, rows in int8", "prompt_lookup"),
-        pytest.param("int4, rows in int8", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("int8, rows in int8", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("int4, rows in int8", "prompt_lookup", marks=pytest.mark.exhaustive),
         pytest.param("int8, rows in int8", "layerskip", marks=pytest.mark.exhaustive),
     ],
 )
@@ -102,7 +102,9 @@ def test_texts_of_every_strategy_are_those_of_plain_decoding(quantized, name, fo
     check(quantized, form, name)
 
 
-@pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "is_rounded", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.exhaustive)]
+)
 def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
     plain, rounded_lm, _ = quantized("int4")
     lm = rounded_lm if is_rounded else plain

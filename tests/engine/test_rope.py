@@ -27,7 +27,10 @@ def model(scaling: RopeScaling) -> LanguageModel:
 
 @pytest.mark.parametrize(
     "scaling",
-    [pytest.param(LONGROPE, id="longrope"), pytest.param(DYNAMIC, id="dynamic", marks=pytest.mark.slow)],
+    [
+        pytest.param(LONGROPE, id="longrope", marks=pytest.mark.slow),
+        pytest.param(DYNAMIC, id="dynamic", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_prompts_that_begin_alike_are_what_each_is_alone(scaling):
     """Some grow past the original length on their way, some begin beyond it; all begin with the same pages."""

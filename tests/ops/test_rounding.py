@@ -86,7 +86,7 @@ def test_gates_have_the_same_bits_with_all_that_goes_around(name):
     np.testing.assert_array_equal(fused, apart * up)
 
 
-@pytest.mark.parametrize("vocab_size", [31, 300])
+@pytest.mark.parametrize("vocab_size", [31, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_noise_has_the_same_bits_with_all_that_goes_around(vocab_size):
     rng = np.random.default_rng(3)
     keys = rng.integers(0, 2**32, (5, 2), dtype=np.uint32)

@@ -22,6 +22,7 @@ def decode() -> CompiledProgram:
     return found["decode"]
 
 
+@pytest.mark.slow
 def test_a_stage_holds_its_layers_and_writes_its_cache_in_place(decode):
     assert decode.cache_bytes == 2 * (32 // 2) * BATCH * SLOTS * (WIDTH // 4) * 2
     # The embedding and the output matrix are on every stage.

@@ -8,6 +8,8 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from jaxinfer import GenerationResult, SamplingParams
 from tests.server.harness import LONG, SECONDS, Running, http_request
 from tests.toys import encode_bytes
@@ -57,6 +59,7 @@ def bits(result: GenerationResult) -> tuple[Any, ...]:
     return result.text, list(result.tokens), list(result.logprobs), result.finish_reason
 
 
+@pytest.mark.slow
 def test_load_changes_no_bit_of_an_answer(server: Running) -> None:
     rng = random.Random(5)
     jobs = [(rng.choice(PROMPTS), draw_request(rng), number) for number in range(24)]

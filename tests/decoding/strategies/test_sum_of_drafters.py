@@ -109,7 +109,8 @@ def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, ga
     [
         "prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3",
         pytest.param(
-            "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15", marks=pytest.mark.slow
+            "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15",
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
