@@ -37,6 +37,7 @@ def test_load_shared_pages_and_making_room_change_no_bit(mesh, name):
         assert seen["accepted"] > 0
 
 
+@pytest.mark.slow
 def test_users_get_an_engine_on_a_mesh_of_heads_and_rows_alone():
     one = make_model("gemma2")
     lm = on_mesh(one, "data=2,tensor=2")
