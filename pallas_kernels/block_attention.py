@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import ArrayLike
 
 from pallas_kernels.head_groups import LANES
 
 # Finite, so that a row does not become NaN if it attends to nothing in a block.
 LOWEST = -1e30
+# A sink has the weight 1 beside itself: the total's part in each lane.
+SINK_TOTAL = 1 / LANES
 # The blocks of rows whose code is written out one after the other.
 _TOGETHER = 2
 
@@ -45,10 +48,14 @@ class Running:
     total_CRL: Any
     mixed_CRI: Any
 
-    def start(self) -> None:
-        """Reset the results for a new row."""
-        self.largest_CRL[...] = jnp.full_like(self.largest_CRL, LOWEST)
-        self.total_CRL[...] = jnp.zeros_like(self.total_CRL)
+    def start(self, sinks_CRL: Any = None) -> None:
+        """Reset the results for a new row; its first scores are those of `spread_sinks`, if there are any."""
+        if sinks_CRL is None:
+            self.largest_CRL[...] = jnp.full_like(self.largest_CRL, LOWEST)
+            self.total_CRL[...] = jnp.zeros_like(self.total_CRL)
+        else:
+            self.largest_CRL[...] = sinks_CRL[...]
+            self.total_CRL[...] = jnp.full_like(self.total_CRL, SINK_TOTAL)
         self.mixed_CRI[...] = jnp.zeros_like(self.mixed_CRI)
 
     def finish(self, output_CRI: Any) -> None:
@@ -61,6 +68,26 @@ def running_scratch(groups: int, rows: int, lanes: int) -> list[Any]:
     """Return the scratch shapes of a `Running`, in the order of its fields."""
     spread = pltpu.VMEM((groups, rows, LANES), jnp.float32)
     return [spread, spread, pltpu.VMEM((groups, rows, lanes), jnp.float32)]
+
+
+def sinks_in_base_2(sink_logits_N: ArrayLike) -> jax.Array:
+    """Return the heads' scores that have no slot, in the base of the others."""
+    return jnp.asarray(sink_logits_N, jnp.float32) * math.log2(math.e)
+
+
+def spread_sinks(sink_logits_N: ArrayLike | None, groups: int, tokens: int, rows: int) -> jax.Array | None:
+    """Return for each row of `spread_queries` its head's score that has no slot, in base 2: ``[C, R, 128]``."""
+    if sink_logits_N is None:
+        return None
+    sinks_CR = jnp.repeat(sinks_in_base_2(sink_logits_N).reshape(groups, -1), tokens, axis=1)
+    sinks_CR = jnp.pad(sinks_CR, ((0, 0), (0, rows - sinks_CR.shape[1])))
+    return jnp.broadcast_to(sinks_CR[..., None], (*sinks_CR.shape, LANES))
+
+
+def check_sinks(kernel: str, sink_logits_N: ArrayLike | None, num_heads: int) -> None:
+    """Raise ValueError unless there is one for each head, or none."""
+    if sink_logits_N is not None and jnp.shape(sink_logits_N) != (num_heads,):
+        raise ValueError(f"{kernel}: sink logits {jnp.shape(sink_logits_N)} are not one for each of {num_heads} heads")
 
 
 def attend_block(

@@ -62,6 +62,10 @@ def random_params(config: DecoderConfig, seed: int = 0, scan_layers: bool = Fals
             center, deviation = neutral, 0.3
         elif names[-1] == "bias":
             deviation = 0.5
+        elif names[-2] == "expert_biases":
+            deviation = 0.5
+        elif names[-1] == "sink_logits":
+            deviation = 2.0
         elif names[-2] == "experts" or names[-1] == "weights":
             deviation = leaf.shape[-1] ** -0.5
         elif names[-1] == "correction":

@@ -38,10 +38,14 @@ class Placement(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How to compute attention scores: times ``scale``, then ``softcap * tanh(score / softcap)`` if set."""
+    """How to compute attention scores: times ``scale``, then ``softcap * tanh(score / softcap)`` if set.
+
+    ``sink_logits_N`` are scores that no slot has, one of each head, if there are any: they take a part of the weights.
+    """
 
     scale: float
     softcap: float | None = None
+    sink_logits_N: Any = None
 
 
 @runtime_checkable

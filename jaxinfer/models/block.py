@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxinfer.cache.interface import Cache, LayeredCache, Scores
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.experts import MixtureOfExperts
-from jaxinfer.models.linear import Linear, project
+from jaxinfer.models.linear import Linear, parameter, project
 from jaxinfer.models.mlp import MLP
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.step import Step
@@ -62,13 +62,20 @@ class Attention(nn.Module):
         if holds_bytes(self.backend.cache_dtype):
             query_BTNH, keys_BTKH = even_out(query_BTNH, keys_BTKH, self.backend.platform)
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        scores = Scores(scale, config.attention_softcap)
+        scores = Scores(scale, config.attention_softcap, self._sink_logits())
         placement = step.placements[self.kind]
         layer = index if step.held is None else step.held[self.kind].index(index)
         mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
         mixed = tap(self, "mixed", mixed_BTNH).reshape(*mixed_BTNH.shape[:2], -1)
         output = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
         return tap(self, "result", output(mixed, step.adapters_B)), cache
+
+    def _sink_logits(self) -> Float[Array, " N"] | None:
+        """Return the heads' scores that no token has, None if the model has none."""
+        if not self.config.attention_sinks:
+            return None
+        shape, dtype = (self.config.num_heads,), jnp.dtype(self.backend.param_dtype)
+        return parameter(self, "sink_logits", nn.initializers.zeros, ("query_heads",), shape, dtype)
 
 
 class Block(nn.Module):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 NormKind = Literal["rms", "rms_plus_one", "layer", "scaled_layer", "plain_layer"]
 HeadNorm = Literal["head", "own_head", "all_heads"]
 Scoring = Literal["softmax", "chosen_softmax", "sigmoid"]
@@ -69,7 +69,9 @@ class Experts:
     expert among equals. ``correction_bias`` is added for the choice only. With several ``groups``, the choice is among
     the experts of the ``kept_groups`` whose best score (``best``, DeepSeek-V2, 2405.04434) or sum of two best
     (``two_best``) is largest. A chosen expert's result is multiplied by its score, with ``normalised`` divided by the
-    sum of the chosen ones', and by ``scale``. ``layer_pattern`` says which layers have experts; it repeats over the
+    sum of the chosen ones', and by ``scale``. ``bias`` adds biases to the logits and to the products of every expert.
+    With a ``limit``, gates are bounded by it from above, what they multiply on both sides, and one is added to the
+    latter (gpt-oss, 2508.10925). ``layer_pattern`` says which layers have experts; it repeats over the
     layers, and the others are dense.
     """
 
@@ -85,6 +87,8 @@ class Experts:
     groups: int = 1
     kept_groups: int = 1
     group_score: Literal["best", "two_best"] = "two_best"
+    bias: bool = False
+    limit: float | None = None
     layer_pattern: tuple[bool, ...] = (True,)
 
     def share_read(self, num_tokens: int) -> float:
@@ -109,11 +113,12 @@ class DecoderConfig:
     ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector. ``residual_scale`` multiplies each
     part's result before its sum, ``embedding_scale`` the embedding, ``logit_scale`` the logits. ``attention_scale``
     multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of layer n by n + 1;
-    soft-caps bound scores and logits by ``cap * tanh(x / cap)``. ``learned_positions`` is the row of the position table
-    for a sequence's first token, None without a table. ``embedding_dim`` is the width of the embedding and the output
-    matrix if it differs from the blocks' width; projections join them. The last ``vocab_padding`` of their
-    ``vocab_size`` rows are padding and never drawn. ``experts`` describes the layers whose feed-forward part is a
-    mixture; ``ffn_dim`` is the width of the others.
+    soft-caps bound scores and logits by ``cap * tanh(x / cap)``; ``attention_sinks`` are learned scores, one of each
+    head, that take a part of the weights and have no value (gpt-oss, 2508.10925). ``learned_positions`` is the row of
+    the position table for a sequence's first token, None without a table. ``embedding_dim`` is the width of the
+    embedding and the output matrix if it differs from the blocks' width; projections join them. The last
+    ``vocab_padding`` of their ``vocab_size`` rows are padding and never drawn. ``experts`` describes the layers whose
+    feed-forward part is a mixture; ``ffn_dim`` is the width of the others.
     """
 
     family: str
@@ -139,6 +144,7 @@ class DecoderConfig:
     attention_scale: float | None = None
     attention_softcap: float | None = None
     scores_by_depth: bool = False
+    attention_sinks: bool = False
     residual_scale: float | None = None
     final_softcap: float | None = None
     embedding_scale: float | None = None

@@ -14,7 +14,7 @@ from jaxinfer.models.routing import choose_experts
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.experts import Kernels, apply_experts
+from jaxinfer.ops.experts import ExpertBiases, Kernels, apply_experts, gating_of
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import product
 from jaxinfer.ops.rounding import rounded
@@ -35,12 +35,13 @@ class MixtureOfExperts(nn.Module):
     ) -> Float[Array, "B T D"]:
         config, backend, experts = self.config, self.backend, self.config.experts
         assert experts is not None
-        router = Scores(experts.num_experts, backend, experts.correction_bias, name="router")
+        router = Scores(experts.num_experts, backend, experts.correction_bias, experts.bias, name="router")
         logits_BTE, correction_E = router(inputs_BTD)
         chosen_BTC, weights_BTC = choose_experts(tap(self, "logits", logits_BTE), correction_E, experts)
         kernels = Stacks(config, backend, name="experts")()
-        activate = ACTIVATIONS[config.activation]
-        output_BTD = apply_experts(inputs_BTD, chosen_BTC, weights_BTC, kernels, activate, backend)
+        biases = Biases(config, backend, name="expert_biases")() if experts.bias else None
+        gating = gating_of(ACTIVATIONS[config.activation], experts.limit)
+        output_BTD = apply_experts(inputs_BTD, chosen_BTC, weights_BTC, kernels, gating, backend, biases)
         output_BTD = tap(self, "chosen", output_BTD)
         if experts.shared_dim:
             shared_BTD = MLP(config, backend, experts.shared_dim, "shared_ffn", name="shared")(inputs_BTD)
@@ -60,6 +61,7 @@ class Scores(nn.Module):
     features: int
     backend: Backend
     has_correction: bool = False
+    has_bias: bool = False
 
     @nn.compact
     def __call__(self, inputs_BTD: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, " E"] | None]:
@@ -71,7 +73,29 @@ class Scores(nn.Module):
             correction_E = parameter(self, "correction", nn.initializers.zeros, (None,), (self.features,), dtype)
         # A TPU multiplies in bfloat16 unless both say float32.
         wide = replace(self.backend, param_dtype=dtype.name, compute_dtype=dtype.name)
-        return product(inputs_BTD.astype(dtype), weights_ED.astype(dtype), wide), correction_E
+        logits_BTE = product(inputs_BTD.astype(dtype), weights_ED.astype(dtype), wide)
+        if self.has_bias:
+            bias_E = parameter(self, "bias", nn.initializers.zeros, (None,), (self.features,), dtype)
+            logits_BTE = logits_BTE + jnp.broadcast_to(bias_E, logits_BTE.shape)
+        return logits_BTE, correction_E
+
+
+class Biases(nn.Module):
+    """What is added to the products of all experts: of gate and up ``[E, F]``, of down ``[E, D]``."""
+
+    config: DecoderConfig
+    backend: Backend
+
+    @nn.compact
+    def __call__(self) -> ExpertBiases:
+        experts, dtype = self.config.experts, jnp.dtype(self.backend.param_dtype)
+        assert experts is not None
+
+        def rows(name: str, axis: str, width: int) -> jax.Array:
+            return parameter(self, name, nn.initializers.zeros, ("expert", axis), (experts.num_experts, width), dtype)
+
+        gate_EF, up_EF = (rows(name, "expert_ffn", experts.ffn_dim) for name in ("gate", "up"))
+        return gate_EF, up_EF, rows("down", "embed", self.config.model_dim)
 
 
 class Stacks(nn.Module):

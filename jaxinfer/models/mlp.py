@@ -12,12 +12,14 @@ from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.rounding import rounded
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {
         "silu": jax.nn.silu,
         "gelu": lambda inputs: jax.nn.gelu(inputs, approximate=False),
         "gelu_tanh": lambda inputs: jax.nn.gelu(inputs, approximate=True),
+        "quick_gelu": lambda inputs: inputs * jax.nn.sigmoid(rounded(1.702 * inputs)),
         "relu": jax.nn.relu,
         "relu_squared": lambda inputs: jnp.square(jax.nn.relu(inputs)),
     }

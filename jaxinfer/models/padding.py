@@ -124,9 +124,11 @@ def _axis_sources(config: DecoderConfig, shards: int) -> Mapping[str, np.ndarray
             "expert_ffn": _filled(config.experts.ffn_dim, padded.experts.ffn_dim),
             "shared_ffn": _filled(config.experts.shared_dim, padded.experts.shared_dim),
         }
+    query_heads = np.where(is_kept_KG, query_KG, -1).reshape(-1)
     return {
         **of_experts,
-        "heads": _lanes(np.where(is_kept_KG, query_KG, -1).reshape(-1), config.head_dim),
+        "heads": _lanes(query_heads, config.head_dim),
+        "query_heads": query_heads,
         "kv_heads": _lanes(np.where(is_kept_K, kv_head_K, -1), config.head_dim),
         "ffn": _filled(config.ffn_dim, padded.ffn_dim),
         "vocab": _filled(config.vocab_size, padded.vocab_size),

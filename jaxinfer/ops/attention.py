@@ -63,6 +63,7 @@ def attend(
     sinks: Sinks | None = None,
     num_kv_heads: int | None = None,
     order: Order | None = None,
+    sink_logits_N: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
@@ -70,7 +71,7 @@ def attend(
     the number of heads, or rows in bytes, which needs it. ``N`` is a multiple of ``K``. A ``softcap`` c bounds each
     scaled score x by ``c * tanh(x / c)`` (Gemma 2, 2408.00118). ``order`` says in which order slots hold the sequence
     (None: as they stand); sums are in that order where the CPU kernels attend, whose first ``near_slots`` are the
-    sinks.
+    sinks. ``sink_logits_N`` are scores without a key or a value: they take a part of the weights (gpt-oss, 2508.10925).
 
     For few rows on a TPU, each query head is padded with zeros to the lanes of all key/value heads. Then one product
     over all lanes reads the cache in its layout. One product per head would make the compiler rearrange a layer's keys
@@ -83,11 +84,14 @@ def attend(
     if kernels:
         heads = num_kv_heads or keys.num_lanes // head_dim
         return _attend_by_kernels(
-            query_BTNH, keys, values, mask_BTS, scale, backend, softcap or 0.0, sinks, heads, order
+            query_BTNH, keys, values, mask_BTS, scale, backend, softcap or 0.0, sinks, heads, order, sink_logits_N
         ).astype(backend.compute_dtype)
-    weighted_BCRTI, _, totals_BCRT1, joined = _weigh(
+    weighted_BCRTI, largest_BCRT1, totals_BCRT1, joined = _weigh(
         query_BTNH, keys, values, mask_BTS, scale, backend, softcap, sinks, num_kv_heads
     )
+    if sink_logits_N is not None:
+        sinks_CR11 = sink_logits_N.reshape(weighted_BCRTI.shape[1], -1, 1, 1)
+        weighted_BCRTI, _, totals_BCRT1 = _with_sinks(weighted_BCRTI, largest_BCRT1, totals_BCRT1, sinks_CR11)
     return _by_head(weighted_BCRTI / totals_BCRT1, query_BTNH, joined).astype(backend.compute_dtype)
 
 
@@ -102,27 +106,40 @@ def _attend_by_kernels(
     sinks: Sinks | None,
     num_kv_heads: int,
     order: Order | None,
+    sink_logits_N: jax.Array | None,
 ) -> jax.Array:
     """Attend by the CPU kernels, each device from its tokens and heads to all slots of its rows."""
     if sinks is not None:
         order = order or Order(sinks.count, jnp.full(query_BTNH.shape[:1], sinks.count), keys.extent)
 
     def run(
-        query: Any, near: Any, keys: Any, values: Any, layer: Any, mask_BTS: Any, turn_B: Any, table_BX: Any
+        query: Any,
+        near: Any,
+        keys: Any,
+        values: Any,
+        layer: Any,
+        mask_BTS: Any,
+        turn_B: Any,
+        table_BX: Any,
+        logits_N: Any,
     ) -> Any:
+        own_heads = num_kv_heads // backend.kv_shards
+
         def scaled(query_BTNH: Any) -> Any:
-            return _by_kv_head(query_BTNH.astype(jnp.float32) * scale, num_kv_heads // backend.kv_shards)
+            return _by_kv_head(query_BTNH.astype(jnp.float32) * scale, own_heads)
 
         own_order = None if order is None else order._replace(turn_B=turn_B)
         near = None if near is None else scaled(near)
-        mixed_BCRTH = attend_to_seen(scaled(query), keys, values, layer, mask_BTS, softcap, near, own_order, table_BX)
+        logits_CR = None if logits_N is None else logits_N.astype(jnp.float32).reshape(own_heads, -1)
+        held = keys, values, layer
+        mixed_BCRTH = attend_to_seen(scaled(query), *held, mask_BTS, softcap, near, own_order, table_BX, logits_CR)
         return _by_head(mixed_BCRTH, query, joined=1)
 
     near_BTNH = None if sinks is None else sinks.query_BTNH
     turn_B = None if order is None else order.turn_B
     held = keys.stack_LBSF, values.stack_LBSF, jnp.asarray(keys.layer)
-    run = on_each_device(run, backend, "qqccamrr" if keys.table_BX is None else "qqppamrr", "q")
-    return run(query_BTNH, near_BTNH, *held, mask_BTS, turn_B, keys.table_BX)
+    run = on_each_device(run, backend, "qqccamrrn" if keys.table_BX is None else "qqppamrrn", "q")
+    return run(query_BTNH, near_BTNH, *held, mask_BTS, turn_B, keys.table_BX, sink_logits_N)
 
 
 class Partial(NamedTuple):
@@ -147,6 +164,14 @@ class Partial(NamedTuple):
         one, two = self.scaled_to(largest_BTN), other.scaled_to(largest_BTN)
         return Partial(one.weighted_BTNH + two.weighted_BTNH, largest_BTN, one.totals_BTN + two.totals_BTN)
 
+    def with_sinks(self, sink_logits_N: Any) -> "Partial":
+        """Return attention whose weights have a part without values; None is no such part."""
+        if sink_logits_N is None:
+            return self
+        largest_BTN1, totals_BTN1 = self.largest_BTN[..., None], self.totals_BTN[..., None]
+        parts = _with_sinks(self.weighted_BTNH, largest_BTN1, totals_BTN1, sink_logits_N[:, None])
+        return Partial(parts[0], *(part[..., 0] for part in parts[1:]))
+
     def none(self) -> "Partial":
         """Return attention to no slots, for the same queries."""
         lowest = jnp.finfo(self.largest_BTN.dtype).min
@@ -156,6 +181,14 @@ class Partial(NamedTuple):
     def mean_BTNH(self) -> Any:
         """Return the weighted means of the values."""
         return self.weighted_BTNH / self.totals_BTN[..., None]
+
+
+def _with_sinks(weighted: Any, largest: Any, totals: Any, sink_logits: Any) -> tuple[Any, Any, Any]:
+    """Return sums of weighted values, largest scores and sums of weights after a score without a value."""
+    sink_logits = sink_logits.astype(largest.dtype)
+    highest = jnp.maximum(largest, sink_logits)
+    factor = jnp.exp(largest - highest)
+    return weighted * factor, highest, totals * factor + jnp.exp(sink_logits - highest)
 
 
 def attend_partially(

@@ -50,11 +50,13 @@ def attend_to_layer(
     softcap: float | None = None,
     window: int | None = None,
     num_kv_heads: int | None = None,
+    sink_logits_N: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend to ``cache[layer]``, ``[B, S, K*H]``, by the backend's means; the mask already includes the window.
 
-    A cache may have lanes past those of ``num_kv_heads`` heads. Kernels read the layer where it lies, and no slots that
-    are not seen. Larger trees than the kernel's are left to XLA, which prompts are not.
+    ``sink_logits_N`` are those of `attend`. A cache may have lanes past those of ``num_kv_heads`` heads. Kernels read
+    the layer where it lies, and no slots that are not seen. Larger trees than the kernel's are left to XLA, which
+    prompts are not.
     """
     num_tokens = query_BTNH.shape[1]
     means = choose_means(backend, keys_LBSF)
@@ -62,7 +64,7 @@ def attend_to_layer(
     def by_xla() -> Any:
         extent = seen.mask_BTS.shape[-1]
         held = Layer(keys_LBSF, layer, extent), Layer(values_LBSF, layer, extent)
-        rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
+        rule: Any = {"softcap": softcap, "num_kv_heads": num_kv_heads, "sink_logits_N": sink_logits_N}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
 
     if means == "xla" or seen.ancestors_BTT.shape[-1] > num_tokens:
@@ -78,16 +80,18 @@ def attend_to_layer(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     options["num_kv_heads"] = num_kv_heads and num_kv_heads // backend.kv_shards
 
-    def run(query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, counts_B: Any) -> Any:
+    def run(
+        query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, counts_B: Any, logits_N: Any
+    ) -> Any:
         if is_prompt and holds_bytes(keys.dtype):
             # A prompt takes so long to multiply that its layer may be widened first.
             heads = options["num_kv_heads"], query.shape[3]
             keys, values = (to_numbers(each[layer], *heads, 1, query.dtype)[None] for each in (keys, values))
             layer = jnp.int32(0)
-        cache = keys, values, layer, start_B
+        cache, rule = (keys, values, layer, start_B), {**options, "sink_logits_N": logits_N}
         if means == "reference":
-            return reference_attention(query, *cache, ancestors_BTT, **options)
-        how = {**options, "interpret": backend.kernels == "interpret"}
+            return reference_attention(query, *cache, ancestors_BTT, **rule)
+        how = {**rule, "interpret": backend.kernels == "interpret"}
         if is_prompt:
             return flash_prefill(query, *cache, counts_B, **how, **_fixed(backend, "block_q", "block_k", "block_s"))
         how |= _fixed(backend, "block_slots")
@@ -95,7 +99,7 @@ def attend_to_layer(
             return flash_decode(query, *cache, **how)
         return tree_verify(query, *cache, ancestors_BTT, **how)
 
-    return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend)
+    return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend, sink_logits_N)
 
 
 def attend_to_pages(
@@ -111,6 +115,7 @@ def attend_to_pages(
     softcap: float | None = None,
     window: int | None = None,
     num_kv_heads: int | None = None,
+    sink_logits_N: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend as `attend_to_layer` does, to slots in the pages of ``cache[layer]`` that the rows' tables name.
 
@@ -122,7 +127,7 @@ def attend_to_pages(
     def by_xla() -> Any:
         extent = seen.mask_BTS.shape[-1]
         held = Layer(keys_LPZF, layer, extent, table_BX), Layer(values_LPZF, layer, extent, table_BX)
-        rule = {"softcap": softcap, "num_kv_heads": num_kv_heads}
+        rule: Any = {"softcap": softcap, "num_kv_heads": num_kv_heads, "sink_logits_N": sink_logits_N}
         return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
 
     if means == "xla" or seen.ancestors_BTT.shape[-1] > num_tokens:
@@ -139,21 +144,29 @@ def attend_to_pages(
     options["num_kv_heads"] = num_kv_heads and num_kv_heads // backend.kv_shards
 
     def run(
-        query: Any, keys: Any, values: Any, layer: Any, table_BX: Any, start_B: Any, ancestors_BTT: Any, counts_B: Any
+        query: Any,
+        keys: Any,
+        values: Any,
+        layer: Any,
+        table_BX: Any,
+        start_B: Any,
+        ancestors_BTT: Any,
+        counts_B: Any,
+        logits_N: Any,
     ) -> Any:
-        pages = keys, values, layer, table_BX, start_B
+        pages, rule = (keys, values, layer, table_BX, start_B), {**options, "sink_logits_N": logits_N}
         if means == "reference":
-            return reference_paged(query, *pages, ancestors_BTT=ancestors_BTT, **options)
-        how = {**options, "interpret": backend.kernels == "interpret", **_fixed(backend, "block_slots")}
+            return reference_paged(query, *pages, ancestors_BTT=ancestors_BTT, **rule)
+        how = {**rule, "interpret": backend.kernels == "interpret", **_fixed(backend, "block_slots")}
         if is_prompt:
             return paged_prefill(query, *pages, counts_B, **how, **_fixed(backend, "block_q"))
         return paged_decode(query, *pages, ancestors_BTT=None if num_tokens == 1 else ancestors_BTT, **how)
 
     ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
-    run_each = on_each_device(run, backend, f"hpparr{ancestors}r", "h")
+    run_each = on_each_device(run, backend, f"hpparr{ancestors}rn", "h")
     pages = keys_LPZF, values_LPZF, jnp.asarray(layer, jnp.int32), table_BX
     query_BTNH = query_BTNH.astype(_query_dtype(keys_LPZF, backend))
-    mixed_BTNH = run_each(query_BTNH, *pages, seen.start_B, seen.ancestors_BTT, seen.counts_B)
+    mixed_BTNH = run_each(query_BTNH, *pages, seen.start_B, seen.ancestors_BTT, seen.counts_B, sink_logits_N)
     return mixed_BTNH.astype(backend.compute_dtype)
 
 
@@ -171,6 +184,7 @@ def attend_to_ring(
     num_sinks: int = 0,
     sink_query_BTNH: Float[Array, "B T N H"] | None = None,
     num_kv_heads: int | None = None,
+    sink_logits_N: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attend to sinks and the ring after them in ``cache[layer]``, which holds the new tokens and the window before.
 
@@ -183,8 +197,8 @@ def attend_to_ring(
         sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)
         held = Layer(keys_LBSF, layer, keys_LBSF.shape[2]), Layer(values_LBSF, layer, values_LBSF.shape[2])
         order = ring_order(seen.start_B + query_BTNH.shape[1], num_sinks, keys_LBSF.shape[2])
-        rule = {"softcap": softcap, "sinks": sinks, "num_kv_heads": num_kv_heads, "order": order}
-        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, **rule)
+        rule: Any = {"softcap": softcap, "num_kv_heads": num_kv_heads, "sink_logits_N": sink_logits_N}
+        return attend(query_BTNH, *held, seen.mask_BTS, scale, backend, sinks=sinks, order=order, **rule)
 
     if means == "xla":
         return by_xla()
@@ -196,17 +210,25 @@ def attend_to_ring(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "num_sinks": num_sinks}
 
     def run(
-        query: Any, keys: Any, values: Any, layer: Any, start_B: Any, ancestors_BTT: Any, _: Any, at_sinks: Any
+        query: Any,
+        keys: Any,
+        values: Any,
+        layer: Any,
+        start_B: Any,
+        ancestors_BTT: Any,
+        _: Any,
+        logits_N: Any,
+        at_sinks: Any,
     ) -> Any:
-        further = layer, start_B, ancestors_BTT, at_sinks
+        further, rule = (layer, start_B, ancestors_BTT, at_sinks), {**options, "sink_logits_N": logits_N}
         if means == "reference":
             lanes = None if num_kv_heads is None else num_kv_heads * query.shape[-1] // backend.kv_shards
-            return reference_ring(query, keys[..., :lanes], values[..., :lanes], *further, **options)
+            return reference_ring(query, keys[..., :lanes], values[..., :lanes], *further, **rule)
         how = {"num_kv_heads": num_kv_heads and num_kv_heads // backend.kv_shards, **_fixed(backend, "block_slots")}
         interpret = backend.kernels == "interpret"
-        return ring_decode(query, keys, values, *further, interpret=interpret, **how, **options)
+        return ring_decode(query, keys, values, *further, interpret=interpret, **how, **rule)
 
-    return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend, sink_query_BTNH)
+    return _run(run, query_BTNH, keys_LBSF, values_LBSF, layer, seen, backend, sink_logits_N, sink_query_BTNH)
 
 
 def _fixed(backend: Backend, *names: str) -> dict[str, int]:
@@ -233,16 +255,16 @@ def _run(
     layer: jax.Array | int,
     seen: Seen,
     backend: Backend,
+    sink_logits_N: jax.Array | None,
     *further_BTNH: jax.Array | None,
 ) -> jax.Array:
     """Run on each device of the mesh, with queries in the cache's dtype and the result in the backend's."""
     ancestors = "a" if seen.ancestors_BTT.shape[0] == 1 else "r"
-    run = on_each_device(function, backend, f"hccar{ancestors}r" + "h" * len(further_BTNH), "h")
+    run = on_each_device(function, backend, f"hccar{ancestors}rn" + "h" * len(further_BTNH), "h")
     dtype = _query_dtype(keys_LBSF, backend)
     query_BTNH = query_BTNH.astype(dtype)
     further = [None if each is None else each.astype(dtype) for each in further_BTNH]
     layer = jnp.asarray(layer, jnp.int32)
-    mixed_BTNH = run(
-        query_BTNH, keys_LBSF, values_LBSF, layer, seen.start_B, seen.ancestors_BTT, seen.counts_B, *further
-    )
+    tokens = seen.start_B, seen.ancestors_BTT, seen.counts_B
+    mixed_BTNH = run(query_BTNH, keys_LBSF, values_LBSF, layer, *tokens, sink_logits_N, *further)
     return mixed_BTNH.astype(backend.compute_dtype)

@@ -24,7 +24,8 @@ def on_each_device(function: Callable[..., Any], backend: Backend, layouts: str,
     One letter per argument, or result, gives its layout: ``h`` is ``[B, T, N, H]``, split by heads; ``f`` is ``[B, T,
     F]`` and ``c`` the cache ``[L, B, S, F]``, split by lanes; ``p`` are pages ``[L, P, Z, F]``, split by lanes alone,
     with queries as the first argument; ``r`` is split by rows; ``a`` is the same on all devices. ``q`` is ``h`` and
-    ``m`` is ``[B, T, ...]``, split by a prompt's tokens too. What does not split evenly is on every device.
+    ``m`` is ``[B, T, ...]``, split by a prompt's tokens too. ``n`` is ``[N]``, split by heads. What does not split
+    evenly is on every device.
     """
     if backend.mesh is None:
         return function
@@ -43,6 +44,7 @@ def on_each_device(function: Callable[..., Any], backend: Backend, layouts: str,
             "a": PartitionSpec(),
             "q": PartitionSpec(rows, tokens, TENSOR, None),
             "m": PartitionSpec(rows, tokens),
+            "n": PartitionSpec(TENSOR),
         }
         given = tuple(specs[letter] for letter in layouts)
         returned = tuple(specs[letter] for letter in results)

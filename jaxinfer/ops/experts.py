@@ -33,7 +33,10 @@ _MOST_ROWS = 64
 # The experts' gate, up and down: ``[E, F, D]``, ``[E, F, D]`` and ``[E, D, F]``.
 Kernel = Array | LayerView
 Kernels = tuple[Kernel, Kernel, Kernel]
-Activation = Callable[[Array], Array]
+# What is added to the products of all experts: ``[E, F]``, ``[E, F]`` and ``[E, D]``.
+ExpertBiases = tuple[Array, Array, Array]
+# Makes what down multiplies of the products of gate and up.
+Gating = Callable[[Array, Array], Array]
 
 
 class Blocks(NamedTuple):
@@ -49,13 +52,25 @@ class Blocks(NamedTuple):
     places_NC: Int[Array, "N C"]
 
 
+def gating_of(activate: Callable[[Array], Array], limit: float | None) -> Gating:
+    """Return ``activate(gate) * up``; with a limit, both are bounded, and one is added to up (`Experts`)."""
+
+    def gate(gate: Array, up: Array) -> Array:
+        if limit is None:
+            return activate(gate) * up
+        return activate(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1)
+
+    return gate
+
+
 def apply_experts(
     inputs_BTD: Float[Array, "B T D"],
     chosen_BTC: Int[Array, "B T C"],
     weights_BTC: Float[Array, "B T C"],
     kernels: Kernels,
-    activate: Activation,
+    gating: Gating,
     backend: Backend,
+    biases: ExpertBiases | None = None,
 ) -> Float[Array, "B T D"]:
     """Return the weighted sums of what each token's experts return, in the backend's compute dtype.
 
@@ -66,12 +81,15 @@ def apply_experts(
     num_experts, ffn_dim, _ = kernels[0].shape
     expert_axis, ffn_axis = even_axis(EXPERT, num_experts, backend), even_axis(TENSOR, ffn_dim, backend)
 
-    def run(inputs: Array, chosen: Array, weights: Array, *kernels: Kernel) -> Array:
+    def run(inputs: Array, chosen: Array, weights: Array, biases: ExpertBiases | None, *kernels: Kernel) -> Array:
         """Apply this device's experts, or parts of them, to all tokens."""
+        if biases is not None and ffn_axis is not None:
+            # One device adds it for all that add up.
+            biases = (*biases[:2], jnp.where(lax.axis_index(ffn_axis) == 0, biases[2], 0))
         first = 0 if expert_axis is None else lax.axis_index(expert_axis) * kernels[0].shape[0]
         flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen - first, weights))
         rows = block_rows(chosen.size // chosen.shape[-1], chosen.shape[-1], num_experts)
-        output_ND = _differentiable(activate, rows, backend)(*flat, kernels)
+        output_ND = _differentiable(gating, rows, backend)(*flat, kernels, biases)
         for axis in filter(None, (ffn_axis, expert_axis)):
             output_ND = added_over(output_ND, axis, backend)
         return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
@@ -84,8 +102,10 @@ def apply_experts(
     gate, up, down = kernels
     wide = (spec(kernel, expert_axis, ffn_axis, None) for kernel in (gate, up))
     whole = PartitionSpec(*rows, None)
-    parts = (whole, whole, whole, *wide, spec(down, expert_axis, None, ffn_axis))
-    return backend.on_devices(run, parts, whole)(inputs_BTD, chosen_BTC, weights_BTC, *kernels)
+    of_features = PartitionSpec(expert_axis, ffn_axis)
+    of_biases = None if biases is None else (of_features, of_features, PartitionSpec(expert_axis))
+    parts = (whole, whole, whole, of_biases, *wide, spec(down, expert_axis, None, ffn_axis))
+    return backend.on_devices(run, parts, whole)(inputs_BTD, chosen_BTC, weights_BTC, biases, *kernels)
 
 
 def block_rows(num_tokens: int, per_token: int, num_experts: int) -> int:
@@ -97,23 +117,24 @@ def block_rows(num_tokens: int, per_token: int, num_experts: int) -> int:
     return min(rows, num_tokens)
 
 
-def _differentiable(activate: Activation, rows: int, backend: Backend) -> Callable[..., Array]:
+def _differentiable(gating: Gating, rows: int, backend: Backend) -> Callable[..., Array]:
     """Return the layer on one device; its derivative is that of every expert for every token."""
-    run = jax.custom_jvp(functools.partial(_by_blocks, activate, rows, backend))
-    every = functools.partial(_by_every_expert, activate, backend)
+    run = jax.custom_jvp(functools.partial(_by_blocks, gating, rows, backend))
+    every = functools.partial(_by_every_expert, gating, backend)
     # Values too, as in the CPU kernels' products.
     run.defjvp(lambda primals, tangents: jax.jvp(every, primals, tangents))
     return run
 
 
 def _by_blocks(
-    activate: Activation,
+    gating: Gating,
     rows: int,
     backend: Backend,
     inputs_ND: Array,
     chosen_NC: Array,
     weights_NC: Array,
     kernels: Kernels,
+    biases: ExpertBiases | None,
 ) -> Array:
     model_dim = inputs_ND.shape[1]
     blocks = lay_out(chosen_NC, kernels[0].shape[0], rows)
@@ -121,7 +142,7 @@ def _by_blocks(
 
     def advance(index: Array, results: Array) -> Array:
         block = lax.dynamic_slice_in_dim(copies, index * rows, rows)
-        done = _apply_one(activate, backend, block, kernels, blocks.experts[index])
+        done = _apply_one(gating, backend, block, kernels, biases, blocks.experts[index])
         return lax.dynamic_update_slice_in_dim(results, done, index * rows, 0)
 
     # Not the backend's: a sum over experts and devices is rounded at its end.
@@ -154,12 +175,28 @@ def lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> Blocks
     return Blocks(jnp.minimum(experts, num_experts - 1).astype(jnp.int32), ends_E[-1], tokens, places_NC)
 
 
-def _apply_one(activate: Activation, backend: Backend, rows_RD: Array, kernels: Kernels, expert: Array) -> Array:
+def _apply_one(
+    gating: Gating,
+    backend: Backend,
+    rows_RD: Array,
+    kernels: Kernels,
+    biases: ExpertBiases | None,
+    expert: Array,
+) -> Array:
     """Return what one expert makes of rows, in the accumulator's dtype."""
     *wide, down = kernels
-    gate_RF, up_RF = _multiply(backend, rows_RD, tuple(wide), expert)
-    inner_RF = activate(gate_RF.astype(backend.compute_dtype)) * up_RF.astype(backend.compute_dtype)
-    return _multiply(backend, inner_RF, (down,), expert)[0]
+
+    def with_bias(rows: Array, which: int) -> Array:
+        if biases is None:
+            return rows
+        own = lax.dynamic_index_in_dim(biases[which], expert, keepdims=False)
+        return rows + jnp.broadcast_to(own.astype(rows.dtype), rows.shape)
+
+    gate_RF, up_RF = (
+        with_bias(rows_RF, which).astype(backend.compute_dtype)
+        for which, rows_RF in enumerate(_multiply(backend, rows_RD, tuple(wide), expert))
+    )
+    return with_bias(_multiply(backend, gating(gate_RF, up_RF), (down,), expert)[0], 2)
 
 
 def _multiply(backend: Backend, rows: Array, kernels: tuple[Kernel, ...], expert: Array) -> list[Array]:
@@ -192,21 +229,28 @@ def _weighted_sum(results_NCD: Float[Array, "N C D"], weights_NC: Float[Array, "
 
 
 def _by_every_expert(
-    activate: Activation, backend: Backend, inputs_ND: Array, chosen_NC: Array, weights_NC: Array, kernels: Kernels
+    gating: Gating,
+    backend: Backend,
+    inputs_ND: Array,
+    chosen_NC: Array,
+    weights_NC: Array,
+    kernels: Kernels,
+    biases: ExpertBiases | None,
 ) -> Array:
     """Return the same sums, up to rounding, from operations that JAX differentiates."""
 
     def add(total_ND: Array, expert: Any) -> tuple[Array, None]:
-        index, gate_FD, up_FD, down_DF = expert
+        index, (gate_FD, up_FD, down_DF), own = expert
+        gate_F, up_F, down_D = (0, 0, 0) if own is None else own
         weight_N = jnp.sum(jnp.where(chosen_NC == index, weights_NC, 0), axis=-1)
         gate_NF, up_NF = (
-            multiply_by_xla(inputs_ND, kernel, backend, False).astype(backend.compute_dtype)
-            for kernel in (gate_FD, up_FD)
+            (multiply_by_xla(inputs_ND, kernel, backend, False) + bias).astype(backend.compute_dtype)
+            for kernel, bias in ((gate_FD, gate_F), (up_FD, up_F))
         )
-        result_ND = multiply_by_xla(activate(gate_NF) * up_NF, down_DF, backend, False)
+        result_ND = multiply_by_xla(gating(gate_NF, up_NF), down_DF, backend, False) + down_D
         return total_ND + weight_N[:, None].astype(result_ND.dtype) * result_ND, None
 
-    stacks = [kernel.whole() if isinstance(kernel, LayerView) else kernel for kernel in kernels]
+    stacks = tuple(kernel.whole() if isinstance(kernel, LayerView) else kernel for kernel in kernels)
     accumulator = jnp.promote_types(stacks[0].dtype, jnp.float32)
     total_ND = jnp.zeros(inputs_ND.shape, accumulator)
-    return lax.scan(add, total_ND, (jnp.arange(len(stacks[0])), *stacks))[0]
+    return lax.scan(add, total_ND, (jnp.arange(len(stacks[0])), stacks, biases))[0]

@@ -13,6 +13,7 @@ SPLIT_BY: Mapping[str, str | None] = MappingProxyType(
     {
         "heads": TENSOR,
         "kv_heads": TENSOR,
+        "query_heads": TENSOR,
         "ffn": TENSOR,
         "shared_ffn": TENSOR,
         "expert_ffn": TENSOR,

@@ -63,6 +63,7 @@ def attend_around_ring(
     *,
     softcap: float | None = None,
     window: int | None = None,
+    sink_logits_N: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S F"]]:
     """Attend within prompts that start in slot 0 of a cache with split slots, and write one layer of it.
 
@@ -74,9 +75,9 @@ def attend_around_ring(
     by_kernel = is_tiled and choose_means(backend, keys_LBSF) == "kernel" and not holds_bytes(keys_LBSF.dtype)
     rule = _Rule(scale, softcap, window, num_kv_heads, on_one_device(backend), by_kernel)
 
-    def run(query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, layer: Any) -> Any:
+    def run(query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, layer: Any, logits_N: Any) -> Any:
         ring = _Ring(backend.slot_shards)
-        mixed, rows = ring.attend(query, (new_keys, new_values), keys.shape[2], rule)
+        mixed, rows = ring.attend(query, (new_keys, new_values), keys.shape[2], rule, logits_N)
         held = (lax.dynamic_update_slice(old, new[None], (layer, 0, 0, 0)) for old, new in zip((keys, values), rows))
         return mixed.astype(backend.compute_dtype), *held
 
@@ -84,8 +85,9 @@ def attend_around_ring(
     heads, lanes = PartitionSpec(rows, SEQUENCE, TENSOR, None), PartitionSpec(rows, SEQUENCE, TENSOR)
     cache = PartitionSpec(None, rows, SEQUENCE, TENSOR)
     new = as_rows(keys_BTKH, keys_LBSF, backend), as_rows(values_BTKH, values_LBSF, backend)
-    run = backend.on_devices(run, (heads, cache, cache, lanes, lanes, PartitionSpec()), (heads, cache, cache))
-    return run(query_BTNH, keys_LBSF, values_LBSF, *new, jnp.asarray(layer, jnp.int32))
+    specs = heads, cache, cache, lanes, lanes, PartitionSpec(), PartitionSpec(TENSOR)
+    run = backend.on_devices(run, specs, (heads, cache, cache))
+    return run(query_BTNH, keys_LBSF, values_LBSF, *new, jnp.asarray(layer, jnp.int32), sink_logits_N)
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,12 @@ class _Ring:
     num_devices: int
 
     def attend(
-        self, query_BTNH: jax.Array, new: tuple[jax.Array, jax.Array], num_slots: int, rule: _Rule
+        self,
+        query_BTNH: jax.Array,
+        new: tuple[jax.Array, jax.Array],
+        num_slots: int,
+        rule: _Rule,
+        sink_logits_N: jax.Array | None = None,
     ) -> tuple[jax.Array, _Held]:
         """Return this device's attention results, and the keys and values of its ``num_slots`` slots."""
         query = _Parts(*jnp.split(query_BTNH, 2, axis=1))
@@ -168,7 +175,8 @@ class _Ring:
 
         held, found = lax.fori_loop(0, self.num_devices - 1, advance, (held, found))
         found = self._take_turn(self.num_devices - 1, query, held, found, rule)
-        mixed_BTNH = jnp.concatenate([found.front.mean_BTNH(), found.back.mean_BTNH()], axis=1)
+        means = (part.with_sinks(sink_logits_N).mean_BTNH() for part in (found.front, found.back))
+        mixed_BTNH = jnp.concatenate(list(means), axis=1)
         return mixed_BTNH, _Slots(found.padded, slots.margin).held
 
     def _take_turn(self, turn: Any, query: _Parts, held: _Parts, found: "_Found", rule: _Rule) -> "_Found":

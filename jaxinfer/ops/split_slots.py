@@ -45,6 +45,7 @@ def attend_to_split_slots(
     *,
     softcap: float | None = None,
     window: int | None = None,
+    sink_logits_N: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S F"]]:
     """Write one layer's new tokens and attend from them to all slots.
 
@@ -56,7 +57,7 @@ def attend_to_split_slots(
     extent = seen.mask_BTS.shape[-1]
 
     def run(query: Any, *arguments: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        keys, values, new_keys_BTF, new_values_BTF, layer, slots_BT, *masks = arguments
+        keys, values, new_keys_BTF, new_values_BTF, layer, slots_BT, logits_N, *masks = arguments
         num_slots = keys.shape[2]
         first = lax.axis_index(SEQUENCE).astype(slots_BT.dtype) * num_slots
         here_BT = slots_BT - first
@@ -68,11 +69,12 @@ def attend_to_split_slots(
         if in_order:
             (mask_BTS,) = masks
             all_keys, all_values = (lax.all_gather(part, SEQUENCE, axis=1, tiled=True)[:, :extent] for part in held)
-            return attend(query, all_keys, all_values, mask_BTS, scale, own, **rule), keys, values
+            mixed = attend(query, all_keys, all_values, mask_BTS, scale, own, sink_logits_N=logits_N, **rule)
+            return mixed, keys, values
         start_B, ancestors_BTT = masks
         mask_BTS = visible_slots(start_B - first, ancestors_BTT, used, window)
         partial = attend_partially(query, *held, mask_BTS, scale, own, **rule)
-        return join_over(SEQUENCE, partial).astype(backend.compute_dtype), keys, values
+        return join_over(SEQUENCE, partial, logits_N).astype(backend.compute_dtype), keys, values
 
     batch, num_tokens, *_ = query_BTNH.shape
     rows = rows_axis(batch, backend)
@@ -85,18 +87,20 @@ def attend_to_split_slots(
     else:
         ancestors = of_rows if seen.ancestors_BTT.shape[0] == batch > 1 else PartitionSpec()
         masks, of_masks = (seen.start_B, seen.ancestors_BTT), (of_rows, ancestors)
-    specs = (heads, cache, cache, lanes, lanes, PartitionSpec(), of_rows, *of_masks)
+    specs = (heads, cache, cache, lanes, lanes, PartitionSpec(), of_rows, PartitionSpec(TENSOR), *of_masks)
     new = as_rows(keys_BTKH, keys_LBSF, backend), as_rows(values_BTKH, values_LBSF, backend)
     layer = jnp.asarray(layer, slots_BT.dtype)
     return backend.on_devices(run, specs, (heads, cache, cache))(
-        query_BTNH, keys_LBSF, values_LBSF, *new, layer, slots_BT, *masks
+        query_BTNH, keys_LBSF, values_LBSF, *new, layer, slots_BT, sink_logits_N, *masks
     )
 
 
-def join_over(axis: str, partial: Partial) -> jax.Array:
-    """Return the means over the slots of all devices of an axis."""
+def join_over(axis: str, partial: Partial, sink_logits_N: jax.Array | None = None) -> jax.Array:
+    """Return the means over the slots of all devices of an axis, beside sinks (`jaxinfer.ops.attention.attend`)."""
     largest_BTN = lax.pmax(partial.largest_BTN, axis)
-    return Partial(*lax.psum(tuple(partial.scaled_to(largest_BTN)), axis)).mean_BTNH()
+    joined = partial.scaled_to(largest_BTN)
+    sums = lax.psum((joined.weighted_BTNH, joined.totals_BTN), axis)
+    return Partial(sums[0], largest_BTN, sums[1]).with_sinks(sink_logits_N).mean_BTNH()
 
 
 def on_one_device(backend: Backend) -> Backend:

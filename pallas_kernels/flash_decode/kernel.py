@@ -40,6 +40,7 @@ def attend_cache(
     start_B: jax.Array,
     encoded_BRA: jax.Array,
     sink_query_BCRI: jax.Array | None = None,
+    sinks_CRL: jax.Array | None = None,
     *,
     order: SlotOrder,
     rule: ScoreRule,
@@ -50,7 +51,7 @@ def attend_cache(
     """Return ``[B, C, R, I]``: attention of the queries of `spread_queries` to ``cache[layer]``.
 
     ``order`` says which slots hold which tokens, and ``encoded_BRA`` (`encode_ancestors`) which new tokens a query
-    attends to. Sinks use their own query.
+    attends to. The first tokens that stay, if any, use their own query. ``sinks_CRL`` are those of `spread_sinks`.
     """
     batch, groups, rows, lanes = query_BCRI.shape
     num_slots, width = keys_LBSF.shape[2:]
@@ -61,6 +62,7 @@ def attend_cache(
     steps = list_steps(jnp.minimum(first_B, last_B), last_B, num_blocks)
     layer_1 = jnp.reshape(jnp.asarray(layer, jnp.int32), (1,))
     scalars = (steps.row_I, steps.block_I, start_B, order.first_new_slots(start_B), layer_1)
+    sinks = [] if sinks_CRL is None else [sinks_CRL]
     queries = [query_BCRI] if sink_query_BCRI is None else [query_BCRI, sink_query_BCRI]
 
     def row_block(part: Any, step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
@@ -72,10 +74,13 @@ def attend_cache(
     def encoded_block(_: Any, step: Any, row_I: Any, *__: Any) -> tuple[Any, ...]:
         return row_I[step] if encoded_BRA.shape[0] > 1 else 0, 0, 0
 
+    def sinks_block(part: Any, *_: Any) -> tuple[Any, ...]:
+        return part, 0, 0
+
     query_spec = pl.BlockSpec((None, groups // parts, rows, lanes), row_block)
     cache_spec = pl.BlockSpec((None, None, block, width // parts), cache_block)
     body = functools.partial(
-        _attend_step, num_queries=len(queries), order=order, rule=rule, tiling=tiling,
+        _attend_step, num_queries=len(queries), has_sinks=bool(sinks), order=order, rule=rule, tiling=tiling,
         byte_rows=byte_rows,
     )  # fmt: skip
     return pl.pallas_call(
@@ -88,6 +93,7 @@ def attend_cache(
                 cache_spec,
                 cache_spec,
                 pl.BlockSpec((None, *encoded_BRA.shape[1:]), encoded_block),
+                *[pl.BlockSpec((groups // parts, rows, LANES), sinks_block)] * len(sinks),
             ],
             out_specs=query_spec,
             scratch_shapes=running_scratch(groups // parts, rows, lanes),
@@ -105,7 +111,7 @@ def attend_cache(
         ),
         interpret=interpret,
         name="attend_cache",
-    )(*scalars, *queries, keys_LBSF, values_LBSF, encoded_BRA)
+    )(*scalars, *queries, keys_LBSF, values_LBSF, encoded_BRA, *sinks)
 
 
 def _attend_step(
@@ -116,12 +122,14 @@ def _attend_step(
     _: Any,
     *refs: Any,
     num_queries: int,
+    has_sinks: bool,
     order: SlotOrder,
     rule: ScoreRule,
     tiling: Tiling,
     byte_rows: ByteRows | None,
 ) -> None:
-    queries, (keys_SF, values_SF, encoded_RA, output_CRI, *scratch) = refs[:num_queries], refs[num_queries:]
+    queries, (keys_SF, values_SF, encoded_RA, *rest) = refs[:num_queries], refs[num_queries:]
+    sinks_CRL, (output_CRI, *scratch) = (rest[0], rest[1:]) if has_sinks else (None, rest)
     query_CRI = queries[0]
     step = pl.program_id(1)
     row, block = row_I[step], block_I[step]
@@ -182,7 +190,7 @@ def _attend_step(
 
     @pl.when(is_first)
     def _() -> None:
-        running.start()
+        running.start(sinks_CRL)
 
     @pl.when(is_partial)
     def _() -> None:

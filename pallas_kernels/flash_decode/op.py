@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from pallas_kernels.ancestors import encode_ancestors
-from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.block_attention import ScoreRule, check_sinks, spread_sinks
 from pallas_kernels.byte_rows import ByteRows, check_rows
 from pallas_kernels.flash_decode.kernel import Tiling, attend_cache
 from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
@@ -30,6 +31,7 @@ def flash_decode(
     num_kv_heads: int | None = None,
     block_slots: int | None = None,
     lane_parts: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Attend with T = 1 to 8 new tokens per row to ``cache[layer]``, which already holds them: ``[B, T, N, H]``.
@@ -40,6 +42,7 @@ def flash_decode(
     read only as the rest of a block of ``block_slots``, a multiple of 128. ``lane_parts`` splits the heads among cores.
     If K*H is no multiple of 128, XLA uses another layout for the cache and copies it for the kernel. To avoid that, pad
     it with zeros to the next multiple and give ``num_kv_heads``. A cache of int8 has rows in bytes (`byte_rows`).
+    ``sink_logits_N`` is a score of each head that no slot has: it takes a part of the weights and has no value.
     """
     tokens = query_BTNH.shape[1]
     if not 1 <= tokens <= MAX_TOKENS:
@@ -47,7 +50,8 @@ def flash_decode(
     order = DenseOrder(tokens, keys_LBSF.shape[2], window)
     return attend_flat(
         "flash_decode", query_BTNH, keys_LBSF, values_LBSF, layer, start_B, None, order, scale=scale, softcap=softcap,
-        num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+        num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, sink_logits_N=sink_logits_N,
+        interpret=interpret,
     )  # fmt: skip
 
 
@@ -67,12 +71,14 @@ def attend_flat(
     num_kv_heads: int | None,
     block_slots: int | None,
     lane_parts: int | None,
+    sink_logits_N: ArrayLike | None,
     interpret: Any,
 ) -> jax.Array:
     """Check, pad, choose blocks and run the kernel under the name of the calling op."""
     num_kv_heads = num_kv_heads or keys_LBSF.shape[-1] // query_BTNH.shape[-1]
     check_attention(kernel, query_BTNH, keys_LBSF, values_LBSF, start_B, num_kv_heads, softcap, order.window)
     tokens, num_heads, head_dim = query_BTNH.shape[1:]
+    check_sinks(kernel, sink_logits_N, num_heads)
     num_slots, width = keys_LBSF.shape[2:]
     in_bytes = keys_LBSF.dtype == jnp.int8
     dtype = query_BTNH.dtype if in_bytes else keys_LBSF.dtype
@@ -117,6 +123,7 @@ def attend_flat(
             order.num_sinks - 1 - start_B if order.num_sinks else None,
         ),
         None if sink_query_BTNH is None else spread(sink_query_BTNH),
+        spread_sinks(sink_logits_N, groups, tokens, rows),
         order=order,
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         tiling=tiling,

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from pallas_kernels.byte_rows import to_numbers
 
@@ -18,6 +19,7 @@ def reference_attention(
     softcap: float | None = None,
     window: int | None = None,
     num_kv_heads: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:
     """Attend to ``cache[layer]`` with every score computed, masked and normalised in float32: ``[B, T, N, H]``.
 
@@ -43,11 +45,22 @@ def reference_attention(
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     scores = jnp.where(visible_BTS[:, None, None], scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1)
+    weights = softmax_beside(scores, sink_logits_N)
     # A slot that no token attends to must not count, even if it holds NaN.
     values = jnp.where(jnp.any(visible_BTS, axis=1)[..., None, None], values, 0)
     mixed = jnp.einsum("bkgts,bskh->btkgh", weights, values, precision="highest")
     return mixed.reshape(batch, tokens, num_heads, head_dim).astype(query_BTNH.dtype)
+
+
+def softmax_beside(scores_BKGTS: jax.Array, sink_logits_N: ArrayLike | None) -> jax.Array:
+    """Return the softmax of scores beside one of each head that no slot has, without that one's weight."""
+    if sink_logits_N is None:
+        return jax.nn.softmax(scores_BKGTS, axis=-1)
+    kv_heads, group = scores_BKGTS.shape[1:3]
+    sinks = jnp.asarray(sink_logits_N, scores_BKGTS.dtype).reshape(kv_heads, group, 1, 1)
+    sinks = jnp.broadcast_to(sinks, (*scores_BKGTS.shape[:4], 1))
+    beside = jnp.concatenate([scores_BKGTS, sinks], axis=-1)
+    return jax.nn.softmax(beside, axis=-1)[..., :-1]
 
 
 def visible_slots(

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.block_attention import LOWEST, ScoreRule
+from pallas_kernels.block_attention import LOWEST, SINK_TOTAL, ScoreRule
 from pallas_kernels.flash_prefill.lane_windows import LaneWindows
 from pallas_kernels.head_groups import LANES
 
@@ -84,17 +84,25 @@ def attend_prompt(
     prefill: Prefill,
     with_logsumexp: bool,
     interpret: Any,
+    sinks_N: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Return ``[B, T, N * W]`` like the queries and, if requested, the log-sum-exp ``[B, N, 1, T]`` in base 2."""
+    """Return ``[B, T, N * W]`` like the queries and, if requested, the log-sum-exp ``[B, N, 1, T]`` in base 2.
+
+    ``sinks_N`` are the heads' scores that have no slot, in base 2.
+    """
     tiling, windows = prefill.tiling, prefill.windows
     lanes = windows.width
     batch, tokens, width = query_BTI.shape
     num_heads = width // lanes
 
-    def at_query(b: Any, n: Any, i: Any, s: Any, layer: Any, start: Any, length: Any) -> tuple[Any, ...]:
+    sinks = [] if sinks_N is None else [sinks_N]
+
+    def at_query(b: Any, n: Any, i: Any, s: Any, layer: Any, start: Any, length: Any, *_: Any) -> tuple[Any, ...]:
         return b, jnp.minimum(i, prefill.last_block(length[b])), n
 
-    def at_slots(part: int, b: Any, n: Any, i: Any, s: Any, layer: Any, start: Any, length: Any) -> tuple[Any, ...]:
+    def at_slots(
+        part: int, b: Any, n: Any, i: Any, s: Any, layer: Any, start: Any, length: Any, *_: Any
+    ) -> tuple[Any, ...]:
         # A fully masked block is not fetched: the index stays the same.
         first, end = prefill.slot_range(start[b], length[b], i)
         block = jnp.clip(s, lax.div(first, tiling.block_s), lax.div(end - 1, tiling.block_s))
@@ -109,9 +117,9 @@ def attend_prompt(
         out_specs.append(pl.BlockSpec((None, None, 1, tiling.block_q), lambda b, n, i, s, *_: (b, n, 0, i)))
     spread = pltpu.VMEM((tiling.block_q, LANES), jnp.float32)
     call = pl.pallas_call(
-        partial(_kernel, prefill, with_logsumexp),
+        partial(_kernel, prefill, with_logsumexp, bool(sinks)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
+            num_scalar_prefetch=3 + len(sinks),
             grid=(batch, num_heads, pl.cdiv(tokens, tiling.block_q), pl.cdiv(prefill.slots, tiling.block_s)),
             in_specs=[pl.BlockSpec((None, tiling.block_q, lanes), at_query), *slots_specs, *slots_specs],
             out_specs=out_specs,
@@ -131,18 +139,21 @@ def attend_prompt(
         name="flash_prefill",
     )
     held = [keys_LBSF] * windows.parts + [values_LBSF] * windows.parts
-    return list(call(layer.reshape(1), start_B, length_B, query_BTI, *held))
+    return list(call(layer.reshape(1), start_B, length_B, *sinks, query_BTI, *held))
 
 
 def _kernel(
     prefill: Prefill,
     with_logsumexp: bool,
+    has_sinks: bool,
     layer_1: Any,
     start_B: Any,
     length_B: Any,
-    query_TI: Any,
     *rest: Any,
 ) -> None:
+    # Read before any condition: where kernels are interpreted, a grid's place is not known inside one.
+    sink = rest[0][pl.program_id(1)] if has_sinks else None
+    query_TI, rest = rest[has_sinks], rest[has_sinks + 1 :]
     parts = prefill.windows.parts
     keys_SI, values_SI, mixed_TI, rest = rest[:parts], rest[parts : 2 * parts], rest[2 * parts], rest[2 * parts + 1 :]
     logsumexp_1T = rest[0] if with_logsumexp else None
@@ -156,7 +167,7 @@ def _kernel(
     fold = _Fold(
         prefill, query_TI, keys_SI, values_SI, mixed_TI, logsumexp_1T, *rest[with_logsumexp:],
         first_slot=start + first_token, num_tokens=length - first_token, end=end, base=s_block * tiling.block_s,
-        kv_head=lax.div(pl.program_id(1), prefill.heads_per_kv),
+        kv_head=lax.div(pl.program_id(1), prefill.heads_per_kv), sink=sink,
     )  # fmt: skip
 
     @pl.when(is_empty & (s_block == 0))
@@ -228,7 +239,7 @@ class _Fold:
 
     ``keys`` and ``values`` are the parts of their windows of lanes. ``largest``, the same in all lanes, and ``total``,
     split over the lanes, are ``[Q, 128]``. ``base`` is the slot of the first key in the block, ``end`` the one after
-    the last visible slot; query q is in slot ``first_slot + q``.
+    the last visible slot; query q is in slot ``first_slot + q``. ``sink`` is the head's score that has no slot, if any.
     """
 
     prefill: Prefill
@@ -245,6 +256,7 @@ class _Fold:
     end: Any
     base: Any
     kv_head: Any
+    sink: Any
 
     def block(self, index: Any, fresh: Any, masked: bool, finish: bool = False) -> None:
         """Attend with all queries to one block of slots."""
@@ -296,10 +308,11 @@ class _Fold:
     def _load_rows(self, chunk: "_Chunk", fresh: Any) -> tuple[jax.Array, ...]:
         """Return queries and their running results, which are empty for a ``fresh`` block of queries."""
         here = pl.ds(chunk.row, chunk.rows)
+        largest, total = (LOWEST, 0.0) if self.sink is None else (self.sink, SINK_TOTAL)
         return (
             self.query_TI[here],
-            jnp.where(fresh, LOWEST, self.largest_TL[here]),
-            jnp.where(fresh, 0.0, self.total_TL[here]),
+            jnp.where(fresh, largest, self.largest_TL[here]),
+            jnp.where(fresh, total, self.total_TL[here]),
             jnp.where(fresh, 0.0, self.sum_TI[here]),
         )
 

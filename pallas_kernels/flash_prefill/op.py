@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.block_attention import ScoreRule, check_sinks, sinks_in_base_2
 from pallas_kernels.flash_prefill.backward import attention_gradients
 from pallas_kernels.flash_prefill.kernel import Prefill, Tiling, attend_prompt
 from pallas_kernels.flash_prefill.lane_windows import LaneWindows
@@ -33,6 +34,7 @@ def flash_prefill(
     block_q: int | None = None,
     block_k: int | None = None,
     block_s: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Attend with new tokens to ``cache[layer]``, which already holds them: ``[B, T, N, H]`` like the queries.
@@ -43,13 +45,15 @@ def flash_prefill(
     ``length_B`` is the number of a row's real tokens, 0 to T; the others give zeros. Starts and lengths are clipped to
     the cache. Slots that no token attends to may hold anything, and are read only as the rest of a block. ``scale`` is
     ``H ** -0.5`` by default. Lanes after those of ``num_kv_heads`` heads must be zeros. Differentiable once in queries,
-    keys and values.
+    keys, values and ``sink_logits_N``, a score of each head that no slot has: it takes a part of the weights and has no
+    value.
 
     Blocks are ``block_q`` tokens by ``block_k`` slots; ``block_s`` slots are fetched at a time.
     """
     batch, tokens, num_heads, head_dim = _check(
         query_BTNH, keys_LBSF, values_LBSF, start_B, length_B, num_kv_heads, scale, softcap, window
     )
+    check_sinks(KERNEL, sink_logits_N, num_heads)
     num_slots, width = keys_LBSF.shape[2:]
     from_zero = start_B is None
     start_B = jnp.zeros(batch, jnp.int32) if start_B is None else jnp.clip(start_B, 0, num_slots).astype(jnp.int32)
@@ -76,7 +80,8 @@ def flash_prefill(
         window=window,
         from_zero=from_zero,
     )
-    return _attend(prefill, interpret, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B)
+    sinks_N = None if sink_logits_N is None else sinks_in_base_2(sink_logits_N)
+    return _attend(prefill, interpret, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B, sinks_N)
 
 
 def attend_block(
@@ -207,8 +212,9 @@ def _attend(
     layer: jax.Array,
     start_B: jax.Array,
     length_B: jax.Array,
+    sinks_N: jax.Array | None,
 ) -> jax.Array:
-    return _run(prefill, interpret, False, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B)[0]
+    return _run(prefill, interpret, False, query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B, sinks_N)[0]
 
 
 def _run(
@@ -221,6 +227,7 @@ def _run(
     layer: jax.Array,
     start_B: jax.Array,
     length_B: jax.Array,
+    sinks_N: jax.Array | None = None,
 ) -> list[jax.Array]:
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     width = prefill.windows.width
@@ -228,7 +235,7 @@ def _run(
     query_BTNW = jnp.pad(query_BTNH, ((0, 0), (0, missing), (0, 0), (0, width - head_dim)))
     mixed_BTI, *logsumexp = attend_prompt(
         query_BTNW.reshape(batch, -1, num_heads * width), keys_LBSF, values_LBSF, layer, start_B, length_B,
-        prefill, with_logsumexp, interpret,
+        prefill, with_logsumexp, interpret, sinks_N,
     )  # fmt: skip
     mixed_BTNH = mixed_BTI[:, :tokens].reshape(batch, tokens, num_heads, width)[..., :head_dim]
     return [mixed_BTNH, *(each[:, :, 0, :tokens] for each in logsumexp)]
@@ -240,7 +247,7 @@ def _forward(prefill: Prefill, interpret: Any, *arguments: Any) -> tuple[jax.Arr
 
 
 def _backward(prefill: Prefill, interpret: Any, kept: Any, gradient_BTNH: jax.Array) -> tuple[Any, ...]:
-    (query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B), mixed_BTNH, logsumexp_BNT = kept
+    (query_BTNH, keys_LBSF, values_LBSF, layer, start_B, length_B, sinks_N), mixed_BTNH, logsumexp_BNT = kept
     num_heads, head_dim = query_BTNH.shape[2:]
     lanes = num_heads // prefill.heads_per_kv * head_dim
     keys_BSF, values_BSF = (cache[layer, ..., :lanes] for cache in (keys_LBSF, values_LBSF))
@@ -252,7 +259,13 @@ def _backward(prefill: Prefill, interpret: Any, kept: Any, gradient_BTNH: jax.Ar
         jnp.zeros_like(cache).at[layer, ..., :lanes].set(gradient.astype(cache.dtype))
         for cache, gradient in ((keys_LBSF, of_keys_BSF), (values_LBSF, of_values_BSF))
     ]
-    return of_query.astype(query_BTNH.dtype), *of_cache, None, None, None
+    of_sinks_N = None
+    if sinks_N is not None:
+        # Of padding tokens the gradient is that of zeros, whatever their log-sum-exp.
+        inner_BNT = jnp.einsum("BTNH,BTNH->BNT", mixed_BTNH.astype(jnp.float32), gradient_BTNH.astype(jnp.float32))
+        weights_BNT = jnp.exp2(sinks_N[:, None] - logsumexp_BNT)
+        of_sinks_N = -math.log(2) * jnp.sum(jnp.where(inner_BNT == 0, 0, weights_BNT * inner_BNT), axis=(0, 2))
+    return of_query.astype(query_BTNH.dtype), *of_cache, None, None, None, of_sinks_N
 
 
 _attend.defvjp(_forward, _backward)

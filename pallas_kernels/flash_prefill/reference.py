@@ -3,6 +3,9 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
+
+from pallas_kernels.flash_decode.reference import softmax_beside
 
 
 def reference_prefill(
@@ -16,6 +19,7 @@ def reference_prefill(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:
     """Return ``[B, T, N, H]`` in float32, zeros for tokens past a row's length.
 
@@ -46,6 +50,6 @@ def reference_prefill(
     if softcap is not None:
         scores_BKGTS = softcap * jnp.tanh(scores_BKGTS / softcap)
     scores_BKGTS = jnp.where(seen_BTS[:, None, None], scores_BKGTS, jnp.finfo(jnp.float32).min)
-    weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1)
+    weights_BKGTS = softmax_beside(scores_BKGTS, sink_logits_N)
     mixed = jnp.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, values, precision=exact)
     return jnp.where(is_token_BT[..., None, None], mixed.reshape(query_BTNH.shape), 0.0)

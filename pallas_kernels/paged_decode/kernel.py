@@ -56,6 +56,7 @@ def attend_pages(
     table_BX: jax.Array,
     start_B: jax.Array,
     encoded_BRA: jax.Array,
+    sinks_CRL: jax.Array | None = None,
     *,
     order: DenseOrder,
     layout: Pages,
@@ -67,6 +68,7 @@ def attend_pages(
     ``queries`` are those of `spread_queries`, ``[B, C, R, I]``, or flat. ``pages`` are keys and values ``[L, P, Z,
     F]``. ``table_BX`` holds the page of each Z slots of a row; entries are clipped to 0..P-1. If it has fewer rows than
     there are queries, as many rows of queries as evenly follow one another share one.
+    ``sinks_CRL`` are those of `spread_sinks`.
     """
     batch, rows, byte_rows = queries.shape[0], layout.rows, layout.byte_rows
     width = pages[0].shape[3] if byte_rows is None else byte_rows.lanes
@@ -94,10 +96,12 @@ def attend_pages(
         return row_I[step] if encoded_BRA.shape[0] > 1 else 0, 0, 0
 
     query_spec = pl.BlockSpec((None, *queries.shape[1:]), row_block)
+    sinks = [] if sinks_CRL is None else [sinks_CRL]
     return pl.pallas_call(
         functools.partial(
             _attend_step,
             num_pools=len(pages),
+            has_sinks=bool(sinks),
             rows_per_table=batch // table_BX.shape[0],
             order=order,
             layout=layout,
@@ -109,6 +113,7 @@ def attend_pages(
             in_specs=[
                 query_spec,
                 pl.BlockSpec((None, *encoded_BRA.shape[1:]), encoded_block),
+                *[pl.BlockSpec((groups, rows, LANES), lambda *_: (0, 0, 0))] * len(sinks),
                 *[pl.BlockSpec(memory_space=pl.ANY)] * len(pages),
             ],
             out_specs=query_spec,
@@ -123,7 +128,7 @@ def attend_pages(
         cost_estimate=_most_work(queries, pages, table_BX.shape[1]),
         interpret=interpret,
         name="attend_pages",
-    )(*scalars, queries, encoded_BRA, *pages)
+    )(*scalars, queries, encoded_BRA, *sinks, *pages)
 
 
 def _most_work(queries: jax.Array, pages: list[jax.Array], num_pages: int) -> pl.CostEstimate:
@@ -149,11 +154,13 @@ def _attend_step(
     encoded_RA: Any,
     *refs: Any,
     num_pools: int,
+    has_sinks: bool,
     rows_per_table: int,
     order: DenseOrder,
     layout: Pages,
     rule: ScoreRule,
 ) -> None:
+    sinks_CRL, refs = (refs[0], refs[1:]) if has_sinks else (None, refs)
     pools, (output, *scratch) = refs[:num_pools], refs[num_pools:]
     running, arrived, scratch = Running(*scratch[:3]), scratch[3], scratch[4:]
     buffers, unpacked = scratch[:num_pools], scratch[num_pools:]
@@ -215,7 +222,7 @@ def _attend_step(
 
     @pl.when((step == 0) | (row_I[jnp.maximum(step - 1, 0)] != row))
     def _() -> None:
-        running.start()
+        running.start(sinks_CRL)
         if layout.flat:
             _spread(queries, query_CRI, layout)
 

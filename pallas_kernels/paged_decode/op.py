@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from pallas_kernels.ancestors import encode_ancestors
-from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.block_attention import ScoreRule, check_sinks, spread_sinks
 from pallas_kernels.byte_rows import ByteRows, check_rows
 from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
@@ -32,6 +33,7 @@ def paged_decode(
     window: int | None = None,
     num_kv_heads: int | None = None,
     block_slots: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Attend with T = 1 to 128 new tokens per row to pages of ``layer``, which already hold them: ``[B, T, N, H]``.
@@ -44,7 +46,7 @@ def paged_decode(
     0..X * Z. Lanes after those of ``num_kv_heads`` heads must be zeros, fewer than 128.
 
     Pages of int8 hold rows in bytes (`byte_rows`). ``block_slots``, a multiple of 128, is how many slots are computed
-    together (PagedAttention, 2309.06180).
+    together (PagedAttention, 2309.06180). ``sink_logits_N`` are those of `flash_decode`.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     if not 1 <= tokens <= MAX_TOKENS:
@@ -57,6 +59,7 @@ def paged_decode(
     check_pages(
         "paged_decode", query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, num_kv_heads, softcap, window
     )
+    check_sinks("paged_decode", sink_logits_N, num_heads)
     page_size, width = key_pages_LPZF.shape[2:]
     num_slots = table_BX.shape[1] * page_size
     shape = paged_shape(query_BTNH, key_pages_LPZF, num_kv_heads)
@@ -74,6 +77,7 @@ def paged_decode(
         table_BX.astype(jnp.int32),
         jnp.clip(start_B.astype(jnp.int32), 0, num_slots),
         encode_ancestors(ancestors_BTT, tokens, window, repeats, rows),
+        spread_sinks(sink_logits_N, num_kv_heads // joined, tokens, rows),
         order=DenseOrder(tokens, num_slots, window),
         layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * tokens, rows, flat, byte_rows),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),

@@ -1,7 +1,10 @@
 """The reference of paged_decode, in plain JAX and float32."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from pallas_kernels.byte_rows import to_numbers
 from pallas_kernels.flash_decode.reference import reference_attention
@@ -20,6 +23,7 @@ def reference_paged(
     softcap: float | None = None,
     window: int | None = None,
     num_kv_heads: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:
     """Gather the pages of every row, and attend to them."""
 
@@ -32,5 +36,6 @@ def reference_paged(
         return found.reshape(1, table_BX.shape[0], -1, pages_PZF.shape[-1])
 
     keys, values = side_by_side(key_pages_LPZF), side_by_side(value_pages_LPZF)
-    options = {"scale": scale, "softcap": softcap, "window": window, "num_kv_heads": num_kv_heads}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "num_kv_heads": num_kv_heads}
+    options["sink_logits_N"] = sink_logits_N
     return reference_attention(query_BTNH, keys, values, 0, start_B, ancestors_BTT, **options)

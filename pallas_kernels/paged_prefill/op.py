@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from pallas_kernels.ancestors import encode_places
-from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.block_attention import ScoreRule, check_sinks, spread_sinks
 from pallas_kernels.head_groups import gather_heads, joined_heads, padded_rows, spread_queries
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
 from pallas_kernels.paged_decode.op import check_pages, fit_block, is_flat, paged_shape, queries_for
@@ -33,6 +34,7 @@ def paged_prefill(
     num_kv_heads: int | None = None,
     block_q: int | None = None,
     block_slots: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Attend with T new tokens per row to pages of ``layer``, which already hold them: ``[B, T, N, H]``.
@@ -45,6 +47,7 @@ def paged_prefill(
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_kv_heads = num_kv_heads or key_pages_LPZF.shape[3] // head_dim
     check_pages(KERNEL, query_BTNH, key_pages_LPZF, value_pages_LPZF, table_BX, start_B, num_kv_heads, softcap, window)
+    check_sinks(KERNEL, sink_logits_N, num_heads)
     page_size, width = key_pages_LPZF.shape[2:]
     num_slots = table_BX.shape[1] * page_size
     if block_q is None or block_slots is None:
@@ -53,7 +56,9 @@ def paged_prefill(
     joined = joined_heads(num_kv_heads, head_dim)
     repeats = joined * (num_heads // num_kv_heads)
     itemsize = (query_BTNH if key_pages_LPZF.dtype == jnp.int8 else key_pages_LPZF).dtype.itemsize
-    most = max(_MOST_BYTES // (repeats * width * itemsize) // 16, 1) * 16
+    # Sinks, spread over lanes, stand beside the sums.
+    most_bytes = _MOST_BYTES if sink_logits_N is None else _MOST_BYTES // 2
+    most = max(most_bytes // (repeats * width * itemsize) // 16, 1) * 16
     block_q = min(block_q, most, tokens)
     parts = -(-tokens // block_q)
     rows = padded_rows(repeats * block_q, 32 // itemsize, BLOCK_ROWS)
@@ -78,6 +83,7 @@ def paged_prefill(
         table_BX.astype(jnp.int32),
         start_BP.reshape(-1),
         encode_places(block_q, repeats, rows),
+        spread_sinks(sink_logits_N, num_kv_heads // joined, block_q, rows),
         order=ChainOrder(block_q, num_slots, window),
         layout=Pages(page_size, block // page_size, num_kv_heads, rows_per_head, rows, flat, byte_rows),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),

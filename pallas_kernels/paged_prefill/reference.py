@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from pallas_kernels.flash_prefill.reference import reference_prefill
 
@@ -19,6 +20,7 @@ def reference_chunk(
     softcap: float | None = None,
     window: int | None = None,
     num_kv_heads: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:
     """Gather the pages of every row and attend to them."""
     lanes = None if num_kv_heads is None else num_kv_heads * query_BTNH.shape[-1]
@@ -29,6 +31,6 @@ def reference_chunk(
 
     keys, values = side_by_side(key_pages_LPZF), side_by_side(value_pages_LPZF)
     query = query_BTNH.astype(key_pages_LPZF.dtype)
-    return reference_prefill(
-        query, keys, values, 0, start_B, length_B, scale=scale, softcap=softcap, window=window
-    ).astype(query_BTNH.dtype)
+    options = {"scale": scale, "softcap": softcap, "window": window}
+    mixed_BTNH = reference_prefill(query, keys, values, 0, start_B, length_B, sink_logits_N=sink_logits_N, **options)
+    return mixed_BTNH.astype(query_BTNH.dtype)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from pallas_kernels.flash_decode.op import attend_flat
 from pallas_kernels.head_groups import LANES
@@ -28,6 +29,7 @@ def ring_decode(
     num_kv_heads: int | None = None,
     block_slots: int | None = None,
     lane_parts: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Attend with T new tokens per row to sinks and a ring in ``cache[layer]``, which holds them: ``[B, T, N, H]``.
@@ -61,5 +63,5 @@ def ring_decode(
     return attend_flat(
         "ring_decode", query_BTNH, keys_LBSF, values_LBSF, layer, start_B, ancestors_BTT, order, sink_query_BTNH,
         scale=scale, softcap=softcap, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts,
-        interpret=interpret,
+        sink_logits_N=sink_logits_N, interpret=interpret,
     )  # fmt: skip

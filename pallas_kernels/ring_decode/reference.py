@@ -2,6 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from pallas_kernels.flash_decode.reference import softmax_beside
 
 
 def reference_ring(
@@ -17,6 +20,7 @@ def reference_ring(
     num_sinks: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:
     """Attend to ``cache[layer]``, with its slots gathered in the order of positions: ``[B, T, N, H]``.
 
@@ -64,6 +68,6 @@ def reference_ring(
     scores = scores * (head_dim**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
-    weights = jax.nn.softmax(jnp.where(visible_BTX[:, None, None], scores, -jnp.inf), axis=-1)
+    weights = softmax_beside(jnp.where(visible_BTX[:, None, None], scores, -jnp.inf), sink_logits_N)
     mixed = jnp.einsum("bkgtx,bxkh->btkgh", weights, values, precision="highest")
     return mixed.reshape(batch, tokens, num_heads, head_dim).astype(query_BTNH.dtype)

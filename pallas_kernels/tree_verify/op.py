@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from pallas_kernels.flash_decode.op import attend_flat
 from pallas_kernels.slot_order import DenseOrder
@@ -24,6 +25,7 @@ def tree_verify(
     num_kv_heads: int | None = None,
     block_slots: int | None = None,
     lane_parts: int | None = None,
+    sink_logits_N: ArrayLike | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Attend with M = 1 to 128 nodes per row to ``cache[layer]``, which already holds them: ``[B, M, N, H]``.
@@ -43,5 +45,6 @@ def tree_verify(
     order = DenseOrder(nodes, keys_LBSF.shape[2], window)
     return attend_flat(
         "tree_verify", query_BMNH, keys_LBSF, values_LBSF, layer, start_B, ancestors_BMM, order, scale=scale,
-        softcap=softcap, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts, interpret=interpret,
+        softcap=softcap, num_kv_heads=num_kv_heads, block_slots=block_slots, lane_parts=lane_parts,
+        sink_logits_N=sink_logits_N, interpret=interpret,
     )  # fmt: skip

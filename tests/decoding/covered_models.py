@@ -85,6 +85,22 @@ OTHER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "moe_intermediate_size": 24,
             "first_k_dense_replace": 1,
         },
+        # The first of two layers has the window; yarn from a length that texts exceed.
+        "gpt_oss": {
+            "model_type": "gpt_oss",
+            **_LLAMA_LIKE,
+            "head_dim": 8,
+            "sliding_window": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        },
         "qwen2_moe": {
             "model_type": "qwen2_moe",
             **_LLAMA_LIKE,
@@ -188,7 +204,8 @@ def damp_last_layer(config: DecoderConfig, params: Params, factor: float) -> Par
 
     block["attention"] = {**block["attention"], "output": damped(block["attention"]["output"])}
     if "experts" in mlp:
-        mlp = {**mlp, "experts": {**mlp["experts"], "down": factor * mlp["experts"]["down"]}}
+        stacks = [name for name in ("experts", "expert_biases") if name in mlp]
+        mlp = mlp | {name: {**mlp[name], "down": factor * mlp[name]["down"]} for name in stacks}
     shared = {"shared": {**mlp["shared"], "down": damped(mlp["shared"]["down"])}} if "shared" in mlp else {}
     block["mlp"] = {**mlp, **shared, **({"down": damped(mlp["down"])} if "down" in mlp else {})}
     return {**params, "blocks": {**params["blocks"], name: block}}

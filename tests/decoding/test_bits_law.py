@@ -91,11 +91,19 @@ def test_bits_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
     check(monkeypatch, alone, name, model, dtype, *drawn)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", CASES)
-def test_bits_of_experts_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
+# Groups, corrections and a shared expert; attention sinks beside a window, and experts with biases and limits.
+ONE = ("token_recycling", "gpt_oss")
+OF_EXPERTS = [
+    pytest.param(name, model, marks=pytest.mark.slow if (name, model) == ONE else pytest.mark.exhaustive)
+    for model in ("glm4_moe", "gpt_oss")
+    for name in CASES
+]
+
+
+@pytest.mark.parametrize(("name", "model"), OF_EXPERTS)
+def test_bits_of_experts_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name, model):
     rng = random.Random(name)
-    check(monkeypatch, alone, name, "glm4_moe", rng.choice(DTYPES), rng.choice(BATCHES), rng.choice(CUTS), 256, 3)
+    check(monkeypatch, alone, name, model, rng.choice(DTYPES), rng.choice(BATCHES), rng.choice(CUTS), 256, 3)
 
 
 @pytest.mark.slow

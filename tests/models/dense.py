@@ -16,6 +16,7 @@ _ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
     "relu_squared": lambda x: np.maximum(x, 0) ** 2,
 }
@@ -82,7 +83,10 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
     is_seen_TS = (distance_TS >= 0) & (distance_TS < (kind.window or count))
     scores_NTS = np.where(is_seen_TS, _capped(scores_NTS, config.attention_softcap), -np.inf)
     weights_NTS = np.exp(scores_NTS - scores_NTS.max(axis=-1, keepdims=True))
-    weights_NTS /= weights_NTS.sum(axis=-1, keepdims=True)
+    totals_NT1 = weights_NTS.sum(axis=-1, keepdims=True)
+    if config.attention_sinks:
+        totals_NT1 += np.exp(_array(attention, "sink_logits")[:, None, None] - scores_NTS.max(axis=-1, keepdims=True))
+    weights_NTS /= totals_NT1
     mixed_TNH = np.einsum("nts,snh->tnh", weights_NTS, values_TNH)
     return _linear(attention["output"], mixed_TNH.reshape(count, -1))
 
@@ -118,6 +122,7 @@ def _mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray) -> np.nda
     experts = config.experts
     assert experts is not None
     logits_E = _array(mlp["router"], "weights") @ inputs_D
+    logits_E = logits_E + (_array(mlp["router"], "bias") if experts.bias else 0)
     scores_E = logits_E
     if experts.scoring == "sigmoid":
         scores_E = 1 / (1 + np.exp(-logits_E))
@@ -136,14 +141,27 @@ def _mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray) -> np.nda
     weights = experts.scale * (weights / weights.sum() if experts.normalised else weights)
     total_D = np.zeros_like(inputs_D)
     for expert, weight in zip(chosen, weights):
-        gate, up, down = (np.asarray(mlp["experts"][name][expert], np.float64) for name in ("gate", "up", "down"))
-        total_D = total_D + weight * (down @ (_ACTIVATIONS[config.activation](gate @ inputs_D) * (up @ inputs_D)))
+        total_D = total_D + weight * _one_expert(config, mlp, expert, inputs_D)
     if experts.shared_dim:
         shared_D = _mlp(config, mlp["shared"], inputs_D)
         if experts.shared_gate:
             shared_D = shared_D / (1 + np.exp(-_array(mlp["shared_gate"], "weights") @ inputs_D))
         total_D = total_D + shared_D
     return total_D
+
+
+def _one_expert(config: DecoderConfig, mlp: Params, expert: int, inputs_D: np.ndarray) -> np.ndarray:
+    experts = config.experts
+    assert experts is not None
+
+    def product(name: str, inputs: np.ndarray) -> np.ndarray:
+        outputs = np.asarray(mlp["experts"][name][expert], np.float64) @ inputs
+        return outputs + (_array(mlp["expert_biases"], name)[expert] if experts.bias else 0)
+
+    gate_F, up_F = product("gate", inputs_D), product("up", inputs_D)
+    if experts.limit is not None:
+        gate_F, up_F = np.minimum(gate_F, experts.limit), np.clip(up_F, -experts.limit, experts.limit) + 1
+    return product("down", _ACTIVATIONS[config.activation](gate_F) * up_F)
 
 
 def _normed_powers(logits: np.ndarray) -> np.ndarray:

@@ -25,8 +25,10 @@ def build_model(variant: Variant, seed: int = 0) -> Any:
         for name, weight in model.named_parameters():
             module, _, kind = name.rpartition(".")
             noise = torch.randn(weight.shape, generator=generator)
-            if kind == "bias" or re.search(r"embed|wte|wpe", module):
+            if kind.endswith("bias") or re.search(r"embed|wte|wpe", module):
                 weight.copy_(0.5 * noise)
+            elif kind == "sinks":
+                weight.copy_(2 * noise)
             elif weight.ndim == 1:  # a norm's: around its neutral value, 1 or (added to 1) 0
                 weight.copy_(weight.mean().round() + 0.3 * noise)
             else:

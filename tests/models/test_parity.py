@@ -40,6 +40,7 @@ ORDINARY = (
     "glm4",
     "gpt2-n_inner-untied-scales",
     "gpt_neox",
+    "gpt_oss",
     "granite",
     "granite4",
     "mistral-window",

@@ -25,7 +25,7 @@ def attention_calls(vectors, dtype):
     return Calls(attention_module(vectors, dtype))
 
 
-def operands_of(query, keys, values, layer, mask, softcap=0.0):
+def operands_of(query, keys, values, layer, mask, softcap=0.0, sinks=None):
     """Return what XLA gives to the kernel: after queries and slots a mask, the slots that tokens see, and an order."""
     batch, heads, group, tokens, numbers = query.shape
     extent = mask.shape[2]
@@ -37,20 +37,20 @@ def operands_of(query, keys, values, layer, mask, softcap=0.0):
     table, cap = np.arange(batch, dtype=np.int32)[:, None], np.array([softcap], np.float32)
     return (
         query_IXH, query_IXH, np.array(layer, np.int32), keys, values, table, padded, np.array(ranges, np.int32), walk,
-        cap,
+        cap, np.full(heads * group, -np.inf, np.float32) if sinks is None else sinks.reshape(-1),
     )  # fmt: skip
 
 
-def attend_directly(query, keys, values, layer, mask, softcap=0.0, vectors=HOST):
+def attend_directly(query, keys, values, layer, mask, softcap=0.0, vectors=HOST, sink_logits_CR=None):
     """Call the kernel as XLA does; it is compiled once for all shapes, where XLA compiles a program for each."""
-    operands = operands_of(query, keys, values, layer, mask, softcap)
+    operands = operands_of(query, keys, values, layer, mask, softcap, sink_logits_CR)
     shape, slots = operands[0].shape, operands[6].shape[2]
     shapes = shape, (scratch_numbers(*shape, slots, vectors),)
     return attention_calls(vectors, keys.dtype.name).call(operands, shapes)[0].reshape(query.shape)
 
 
 def check_attention(
-    attend, rng, batch, heads, group, tokens, numbers, extent, spare=(0, 0), layers=1, layer=0, softcap=0.0
+    attend, rng, batch, heads, group, tokens, numbers, extent, spare=(0, 0), layers=1, layer=0, softcap=0.0, sinks=False
 ):
     query = drawn(rng, (batch, heads, group, tokens, numbers))
     shape = layers, batch, extent + spare[0], heads * numbers + spare[1]
@@ -63,7 +63,9 @@ def check_attention(
         row &= (np.arange(extent) >= first) & (np.arange(extent) <= lasts)
         row[:, first] = True
     assert attends("float32", numbers)
-    found = attend(query, keys, values, layer, mask, softcap=softcap)
+    # Some above all scores, some far below.
+    sinks = drawn(rng, (heads, group)) * 9 if sinks else None
+    found = attend(query, keys, values, layer, mask, softcap=softcap, sink_logits_CR=sinks)
     of_slots = [
         exact(stack)[layer, :, :extent, : heads * numbers].reshape(batch, extent, heads, numbers)
         for stack in (keys, values)
@@ -71,8 +73,8 @@ def check_attention(
     scores = np.einsum("bcrth,bsch->bcrts", exact(query), of_slots[0])
     scores = softcap * np.tanh(scores / softcap) if softcap else scores
     scores = np.where(mask[:, None, None], scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    expected = np.einsum("bcrts,bsch->bcrth", weights / weights.sum(-1, keepdims=True), of_slots[1])
+    totals = np.exp(scores).sum(-1, keepdims=True) + (0 if sinks is None else np.exp(exact(sinks))[..., None, None])
+    expected = np.einsum("bcrts,bsch->bcrth", np.exp(scores) / totals, of_slots[1])
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -87,29 +89,30 @@ attention_of_any_shape = given(
     st.tuples(st.integers(0, 5), st.integers(0, 40)),
     st.integers(0, 2),
     st.sampled_from([0.0, 2.5]),
+    st.booleans(),
 )
 
 
-def check_any_attention(attend, shape, spare, layer, softcap=0.0):
-    check_attention(attend, np.random.default_rng(shape[-1]), *shape, spare, 3, layer, softcap)
+def check_any_attention(attend, shape, spare, layer, softcap=0.0, sinks=False):
+    check_attention(attend, np.random.default_rng(shape[-1]), *shape, spare, 3, layer, softcap, sinks)
 
 
 @any_shape
 @attention_of_any_shape
-def test_attention_of_any_shape(shape, spare, layer, softcap):
-    check_any_attention(attend_directly, shape, spare, layer, softcap)
+def test_attention_of_any_shape(shape, spare, layer, softcap, sinks):
+    check_any_attention(attend_directly, shape, spare, layer, softcap, sinks)
 
 
 @pytest.mark.slow
 @any_shape
 @attention_of_any_shape
-def test_attention_of_any_shape_by_xla(shape, spare, layer, softcap):
-    check_any_attention(attend_by_xla, shape, spare, layer, softcap)
+def test_attention_of_any_shape_by_xla(shape, spare, layer, softcap, sinks):
+    check_any_attention(attend_by_xla, shape, spare, layer, softcap, sinks)
 
 
 @pytest.mark.parametrize(("tokens", "extent"), [(3, 2 * CHUNK + 5), (2 * BLOCK, CHUNK)])
 def test_xla_calls_the_kernel(tokens, extent):
-    check_any_attention(attend_by_xla, (2, 3, 2, tokens, 48, extent), (1, 8), 1)
+    check_any_attention(attend_by_xla, (2, 3, 2, tokens, 48, extent), (1, 8), 1, sinks=True)
 
 
 def in_bytes(numbers_LBSF, heads, dtype):
@@ -180,13 +183,14 @@ def test_a_query_has_the_same_bits_among_any_others_and_in_a_longer_cache():
     query, keys, values = drawn(rng, (3, 2, 3, tokens, 40)), drawn(rng, (1, 3, 700, 80)), drawn(rng, (1, 3, 700, 80))
     mask = rng.random((3, tokens, 700)) < 0.5
     mask[:, :, 500:] = mask[1, :, 300:] = mask[2, :, :180] = False
-    whole = attend_directly(query, keys, values, 0, mask)
+    attend = functools.partial(attend_directly, sink_logits_CR=drawn(rng, (2, 3)))
+    whole = attend(query, keys, values, 0, mask)
     for few in (slice(0, 1), slice(3, 4), slice(2, 7), slice(5, 5 + BLOCK)):
-        found = attend_directly(query[..., few, :], keys, values, 0, mask[:, few])
+        found = attend(query[..., few, :], keys, values, 0, mask[:, few])
         np.testing.assert_array_equal(found, whole[..., few, :])
     for row in range(3):
         part = slice(row, row + 1)
-        alone = attend_directly(query[part], keys[:, part, :500], values[:, part, :500], 0, mask[part, :, :500])
+        alone = attend(query[part], keys[:, part, :500], values[:, part, :500], 0, mask[part, :, :500])
         np.testing.assert_array_equal(alone, whole[part])
 
 

@@ -69,7 +69,7 @@ def test_xla_calls_the_kernels_of_smaller_processors(vectors, shapes, monkeypatc
     # Not the programs of the processor at hand.
     by_xla = (
         jax.jit(lambda *arrays: products.multiply(*arrays[:3], arrays[3]), static_argnums=3),
-        jax.jit(lambda *arrays, softcap: attend_to_seen(*arrays, softcap), static_argnames="softcap"),
+        jax.jit(lambda *arrays, softcap, **sinks: attend_to_seen(*arrays, softcap, **sinks), static_argnames="softcap"),
     )
     check_shapes(shapes, vectors.dtypes, *by_xla)
 
@@ -277,9 +277,9 @@ def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
         for call in re.findall(r"custom-call\(([^)]*)\), custom_call_target=\"jaxinfer_[ma]", text)
     ]
     # After rows and a layer: one matrix of the output, of the way down and of the vocabulary, two of the way up, three
-    # of queries, keys and values; the cache, a table, a mask and ranges.
-    assert sorted(map(len, calls)) == [3] * (2 * 2 + 1) + [4] * 2 + [5] * 2 + [10] * 2
-    stacks = [name for operands in calls for name in (operands[3:5] if len(operands) == 10 else operands[2:])]
+    # of queries, keys and values; the cache, a table, a mask, ranges and sinks.
+    assert sorted(map(len, calls)) == [3] * (2 * 2 + 1) + [4] * 2 + [5] * 2 + [11] * 2
+    stacks = [name for operands in calls for name in (operands[3:5] if len(operands) == 11 else operands[2:])]
     assert not [name for name in stacks if re.match(r"(copy|slice|transpose|convert|reshape)", name)]
     assert ('custom_call_target="jaxinfer_take_rows' in text) == (dtype == "bfloat16")
     assert " dot(" not in text

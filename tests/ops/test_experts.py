@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.ops.backend import Backend, choose_backend
-from jaxinfer.ops.experts import apply_experts, block_rows, lay_out
+from jaxinfer.ops.experts import apply_experts, block_rows, gating_of, lay_out
 
 EXPERTS, CHOSEN, WIDTH, INNER = 6, 2, 32, 24
 SIZES = (1, 3, 17, 100)
@@ -20,12 +20,18 @@ KERNELS = tuple(
 INPUTS = RNG.standard_normal((max(SIZES), WIDTH)).astype(np.float32)
 WEIGHTS = RNG.uniform(0.1, 1, (max(SIZES), CHOSEN)).astype(np.float32)
 CHOICES = np.stack([RNG.permutation(EXPERTS)[:CHOSEN] for _ in range(max(SIZES))]).astype(np.int32)
+# What experts with biases and limits have besides; many products are beyond the limit.
+BIASES = tuple(RNG.standard_normal((EXPERTS, width)).astype(np.float32) for width in (INNER, INNER, WIDTH))
+LIMIT = 0.7
 
 
-def run(count: int, chosen: np.ndarray = CHOICES, dtype: str = "float32", kernels=KERNELS, **backend) -> np.ndarray:
+def run(
+    count: int, chosen: np.ndarray = CHOICES, dtype: str = "float32", kernels=KERNELS, biased=False, **backend
+) -> np.ndarray:
     """Return what the first tokens' experts return, as rows of one batch."""
     arrays = (jnp.asarray(each[None, :count]) for each in (INPUTS, chosen, WEIGHTS))
-    return np.asarray(applied(choose_backend(dtype, "cpu", **backend))(*arrays, of_dtype(kernels, dtype)))[0]
+    function = applied(choose_backend(dtype, "cpu", **backend), biased)
+    return np.asarray(function(*arrays, *(of_dtype(each, dtype) for each in (kernels, BIASES))))[0]
 
 
 def of_dtype(kernels, dtype: str):
@@ -33,39 +39,51 @@ def of_dtype(kernels, dtype: str):
 
 
 @functools.cache
-def applied(backend: Backend):
-    return jax.jit(lambda inputs, chosen, weights, kernels: apply_experts(
-        inputs, chosen, weights, kernels, jax.nn.silu, backend
-    ))  # fmt: skip
+def applied(backend: Backend, biased: bool):
+    gating = gating_of(jax.nn.silu, LIMIT if biased else None)
+
+    @jax.jit
+    def apply(inputs, chosen, weights, kernels, biases):
+        return apply_experts(inputs, chosen, weights, kernels, gating, backend, biases if biased else None)
+
+    return apply
 
 
-def defined(token: int, chosen: np.ndarray = CHOICES) -> np.ndarray:
+def defined(token: int, chosen: np.ndarray, biased: bool) -> np.ndarray:
     """Return one token's sum in float64."""
     total = np.zeros(WIDTH)
     for expert, weight in zip(chosen[token], WEIGHTS[token].astype(np.float64)):
         gate, up, down = (kernel[expert].astype(np.float64) for kernel in KERNELS)
-        inner = gate @ INPUTS[token]
-        total += weight * (down @ (inner / (1 + np.exp(-inner)) * (up @ INPUTS[token])))
+        added = [bias[expert] * float(biased) for bias in BIASES]
+        inner, factor = gate @ INPUTS[token] + added[0], up @ INPUTS[token] + added[1]
+        if biased:
+            inner, factor = np.minimum(inner, LIMIT), np.clip(factor, -LIMIT, LIMIT) + 1
+        total += weight * (down @ (inner / (1 + np.exp(-inner)) * factor) + added[2])
     return total
 
 
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"scan_layers": True}, marks=pytest.mark.slow)], ids=["kernels", "xla"]
+    "options",
+    [{}, {"biased": True}, pytest.param({"scan_layers": True, "biased": True}, marks=pytest.mark.slow)],
+    ids=["kernels", "biased", "xla"],
 )
 def test_every_token_gets_its_experts_however_many_share_them(options):
     crowded = np.tile(np.array([[4, 1]], np.int32), (max(SIZES), 1))
     for chosen in (CHOICES, crowded):
-        expected = np.stack([defined(token, chosen) for token in range(max(SIZES))])
+        expected = np.stack([defined(token, chosen, options.get("biased", False)) for token in range(max(SIZES))])
         np.testing.assert_allclose(run(max(SIZES), chosen, **options), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_a_tokens_bits_are_the_same_in_any_company(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "biased"),
+    [("float32", True), *(pytest.param("bfloat16", each, marks=pytest.mark.slow) for each in (0, 1))],
+)
+def test_a_tokens_bits_are_the_same_in_any_company(dtype, biased):
     """From blocks of one row to blocks of 32, of which the last tokens' are not full."""
     assert len({block_rows(count, CHOSEN, EXPERTS) for count in SIZES}) >= 3
-    whole = run(max(SIZES), dtype=dtype)
+    whole = run(max(SIZES), dtype=dtype, biased=biased)
     for count in SIZES[:-1]:
-        assert (run(count, dtype=dtype) == whole[:count]).all(), count
+        assert (run(count, dtype=dtype, biased=biased) == whole[:count]).all(), count
 
 
 def test_experts_that_no_token_goes_to_are_not_read():
@@ -102,14 +120,19 @@ def test_derivatives_are_those_of_the_definition():
     arrays = [jnp.asarray(each[None, :5]) for each in (INPUTS, CHOICES, WEIGHTS)]
     backend = choose_backend("float32", "cpu")
 
-    def total(inputs, weights, kernels):
-        return jnp.sum(jnp.sin(apply_experts(inputs, arrays[1], weights, kernels, jax.nn.silu, backend)))
+    gating = gating_of(jax.nn.silu, LIMIT)
 
-    def dense(inputs, weights, kernels):
+    def total(inputs, weights, kernels, biases):
+        return jnp.sum(jnp.sin(apply_experts(inputs, arrays[1], weights, kernels, gating, backend, biases)))
+
+    def dense(inputs, weights, kernels, biases):
         gate, up, down = (kernel[arrays[1][0]] for kernel in kernels)
-        inner = jax.nn.silu(jnp.einsum("ncfd,nd->ncf", gate, inputs[0])) * jnp.einsum("ncfd,nd->ncf", up, inputs[0])
-        return jnp.sum(jnp.sin(jnp.einsum("ncdf,ncf,nc->nd", down, inner, weights[0])))
+        added = [bias[arrays[1][0]] for bias in biases]
+        gates, factors = (jnp.einsum("ncfd,nd->ncf", each, inputs[0]) + bias for each, bias in zip((gate, up), added))
+        inner = jax.nn.silu(jnp.minimum(gates, LIMIT)) * (jnp.clip(factors, -LIMIT, LIMIT) + 1)
+        returned = jnp.einsum("ncdf,ncf->ncd", down, inner) + added[2]
+        return jnp.sum(jnp.sin(jnp.einsum("ncd,nc->nd", returned, weights[0])))
 
-    given = (arrays[0], arrays[2], of_dtype(KERNELS, "float32"))
-    found, expected = (jax.jit(jax.grad(each, argnums=(0, 1, 2)))(*given) for each in (total, dense))
+    given = (arrays[0], arrays[2], *(of_dtype(each, "float32") for each in (KERNELS, BIASES)))
+    found, expected = (jax.jit(jax.grad(each, argnums=(0, 1, 2, 3)))(*given) for each in (total, dense))
     assert jax.tree.all(jax.tree.map(lambda one, other: np.allclose(one, other, atol=1e-5), found, expected))

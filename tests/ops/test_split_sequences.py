@@ -20,11 +20,16 @@ DEVICES = 4
 SCALE = 0.7
 
 
+SINKS_N = np.linspace(-2, 3, 4, dtype=np.float32)
+
+
 def whole_attention(query_BTNH, keys_BSKH, values_BSKH, mask_BTS):
+    """Attention beside a sink of each head."""
     own = np.arange(query_BTNH.shape[2]) * keys_BSKH.shape[2] // query_BTNH.shape[2]
     scores = np.einsum("btnh,bsnh->btns", query_BTNH, keys_BSKH[:, :, own], dtype=np.float64) * SCALE
     weights = np.where(mask_BTS[:, :, None], np.exp(scores), 0)
-    return np.einsum("btns,bsnh->btnh", weights / weights.sum(axis=-1, keepdims=True), values_BSKH[:, :, own])
+    totals = weights.sum(axis=-1, keepdims=True) + np.exp(SINKS_N)[:, None]
+    return np.einsum("btns,bsnh->btnh", weights / totals, values_BSKH[:, :, own])
 
 
 def drawn(tokens, slots):
@@ -47,14 +52,15 @@ def test_parts_of_the_slots_join_to_attention_to_all():
     def attend(keys, values, mask):
         flat = (held.reshape(*held.shape[:2], -1) for held in (keys, values))
         partial = attend_partially(jnp.asarray(query), *flat, mask, SCALE, FLOAT32)
-        return join_over(SEQUENCE, partial), partial
+        return join_over(SEQUENCE, partial, jnp.asarray(SINKS_N)), partial
 
     parts = of_devices(keys), of_devices(values), of_devices(mask, axis=2)
-    joined, partials = jax.jit(jax.vmap(attend, axis_name=SEQUENCE))(*parts)
+    means, partials = jax.jit(jax.vmap(attend, axis_name=SEQUENCE))(*parts)
     expected = whole_attention(query, keys, values, mask)
-    np.testing.assert_allclose(joined, np.broadcast_to(expected, joined.shape), atol=1e-5)
+    np.testing.assert_allclose(means, np.broadcast_to(expected, means.shape), atol=1e-5)
     one_by_one = (Partial(*(each[device] for each in partials)) for device in range(DEVICES))
-    np.testing.assert_allclose(functools.reduce(Partial.joined_with, one_by_one).mean_BTNH(), expected, atol=1e-5)
+    joined = functools.reduce(Partial.joined_with, one_by_one)
+    np.testing.assert_allclose(joined.with_sinks(SINKS_N).mean_BTNH(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 7])
@@ -68,7 +74,7 @@ def test_a_prompt_around_a_ring_is_attended_to_and_written_in_its_order(window):
     ring = _Ring(DEVICES)
 
     def attend(query, keys, values):
-        mixed, held = ring.attend(query, (keys, values), slots, rule)
+        mixed, held = ring.attend(query, (keys, values), slots, rule, jnp.asarray(SINKS_N))
         return ring.put_in_order(mixed), held
 
     mine = [of_devices(each[:, order]) for each in (query, *flat)]

@@ -23,6 +23,11 @@ def random_rows(rng: np.random.Generator, shape: tuple[int, ...], num_kv_heads: 
     return rows
 
 
+def sinks_of(num_heads: int, has_sinks: bool) -> dict[str, np.ndarray]:
+    """Return the option of scores that no slot has, from far below all others to above; none where there are none."""
+    return {"sink_logits_N": np.linspace(-4, 6, num_heads, dtype=np.float32)} if has_sinks else {}
+
+
 def poisoned_after(buffer_LBSF: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Put what is not a number into all slots from each row's end on: it must not be read."""
     beyond_BS = np.arange(buffer_LBSF.shape[2]) >= np.asarray(ends)[:, None]

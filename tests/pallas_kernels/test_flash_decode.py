@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.flash_decode.cases import (
     GEMMA_2_9B,
+    GPT_OSS,
     LLAMA_2_7B,
     LLAMA_3_70B,
     MISTRAL_7B,
@@ -29,6 +30,7 @@ from tests.pallas_kernels.cached_attention import (
     random_array,
     random_rows,
     relative_error,
+    sinks_of,
 )
 from tests.pallas_kernels.tpu_programs import compile_for, first_is_ordinary
 
@@ -47,12 +49,13 @@ class Layout:
     block_slots: int = 128
     lane_parts: int = 1
     padding: int = 0
+    sinks: bool = False
 
 
 # Without any option; then with all of them.
 ORDINARY = (
     Layout((8, 2, 128), 1, 384),
-    Layout((4, 2, 64), 3, 304, window=140, softcap=3.0, scale=0.3, padding=64),
+    Layout((4, 2, 64), 3, 304, window=140, softcap=3.0, scale=0.3, padding=64, sinks=True),
     # Two heads share a group of lanes, each with its own scales.
     Layout((4, 2, 64), 2, 304, dtype="int8", padding=128),
 )
@@ -71,7 +74,7 @@ LAYERS = 2
 @functools.cache
 def programs(layout: Layout):
     options = {"window": layout.window, "softcap": layout.softcap, "scale": layout.scale}
-    options["num_kv_heads"] = layout.heads[1]
+    options |= {"num_kv_heads": layout.heads[1], **sinks_of(layout.heads[0], layout.sinks)}
     blocks = {"block_slots": layout.block_slots, "lane_parts": layout.lane_parts, "interpret": True}
     return (
         jax.jit(functools.partial(flash_decode, **options, **blocks)),
@@ -188,6 +191,7 @@ REFUSED = {
     "softcap": (((1, 1, 2, 64), (1, 1, 128, 128), {"softcap": 0.0}), "softcap=0.0"),
     "block": (((1, 1, 2, 64), (1, 1, 512, 128), {"block_slots": 200}), "block_slots=200"),
     "parts": (((1, 1, 2, 64), (1, 1, 128, 128), {"lane_parts": 2}), "lane_parts=2"),
+    "sinks": (((1, 1, 2, 64), (1, 1, 128, 128), sinks_of(3, True)), r"sink logits \(3,\) are not .* of 2 heads"),
 }
 
 
@@ -216,6 +220,7 @@ COMPILED = (
     ("v5p", PHI_2, 2064, 2, {}, "bfloat16"),
     ("tpu7x", LLAMA_2_7B, 8192, 8, {}, "bfloat16"),
     ("tpu7x", GEMMA_2_9B, 32768, 1, {"softcap": 50.0}, "float32"),
+    ("v5e", GPT_OSS, 8192, 1, sinks_of(64, True), "bfloat16"),
 )
 
 

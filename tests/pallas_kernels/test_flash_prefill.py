@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.flash_decode.cases import GPT_OSS
 from pallas_kernels.flash_prefill.cases import (
     GEMMA_2_9B,
     LLAMA_2_7B,
@@ -32,6 +33,7 @@ from tests.pallas_kernels.cached_attention import (
     poisoned_after,
     random_array,
     relative_error,
+    sinks_of,
 )
 from tests.pallas_kernels.tpu_programs import compile_for, first_is_ordinary
 
@@ -50,12 +52,13 @@ class Layout:
     scale: float | None = None
     blocks: tuple[int, int, int] = (256, 128, 256)
     padding: int = 0
+    sinks: bool = False
 
 
 # A prompt and a chunk, with options and without, over the edges of blocks.
 ORDINARY = (
     Layout((2, 1, 128), 300, 384, from_zero=True),
-    Layout((4, 2, 64), 260, 520, window=150, softcap=5.0, scale=0.3, padding=128),
+    Layout((4, 2, 64), 260, 520, window=150, softcap=5.0, scale=0.3, padding=128, sinks=True),
 )
 LAYOUTS = (
     *ORDINARY,
@@ -82,7 +85,8 @@ LAYERS = 2
 
 
 def options(layout: Layout) -> dict:
-    return {"window": layout.window, "softcap": layout.softcap, "scale": layout.scale}
+    rule = {"window": layout.window, "softcap": layout.softcap, "scale": layout.scale}
+    return rule | sinks_of(layout.heads[0], layout.sinks)
 
 
 def kernel_options(layout: Layout, interpret=True) -> dict:
@@ -185,7 +189,7 @@ def test_starts_and_lengths_are_clipped_to_the_cache():
 
 DIFFERENTIATED = (
     Layout((4, 2, 128), 256, 256, from_zero=True, blocks=(128, 128, 128)),
-    Layout((4, 2, 64), 130, 300, window=100, softcap=4.0, scale=0.3, blocks=(128, 128, 256), padding=128),
+    Layout((4, 2, 64), 130, 300, window=100, softcap=4.0, scale=0.3, blocks=(128, 128, 256), padding=128, sinks=True),
     Layout((8, 8, 80), 140, 200, from_zero=True, window=90, dtype="bfloat16", blocks=(128, 128, 128)),
 )
 
@@ -224,7 +228,7 @@ def test_a_block_far_behind_sees_all_that_a_window_leaves(distance, window):
     ids=str,
 )
 def test_gradients_are_those_of_the_reference(layout):
-    """In queries, keys and values, under a random cotangent, with a row that is not full and poison past it."""
+    """In queries, keys, values and sinks, under a random cotangent, with a row that is not full and poison past it."""
     starts = np.zeros(ROWS, int) if layout.from_zero else np.array([37, 128])
     lengths = np.array([layout.tokens, layout.tokens - 3])
     arguments = inputs(layout, starts, lengths, 0)
@@ -232,11 +236,13 @@ def test_gradients_are_those_of_the_reference(layout):
     cotangent = random_array(np.random.default_rng(1), arguments[0].shape, "float32")
     kernel, reference = programs(layout)
 
-    def gradients(function, padding):
-        def total(query, *cache):
-            return jnp.sum(function(query, *(padding(buffer) for buffer in cache), *where) * cotangent)
+    sinks = sinks_of(layout.heads[0], layout.sinks)
 
-        return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*arguments)
+    def gradients(function, padding):
+        def total(query, keys, values, sinks):
+            return jnp.sum(function(query, padding(keys), padding(values), *where, **sinks) * cotangent)
+
+        return jax.tree.leaves(jax.jit(jax.grad(total, argnums=(0, 1, 2, 3)))(*arguments, sinks))
 
     expected_gradients = gradients(reference, lambda buffer: buffer)
     for found, expected in zip(gradients(kernel, functools.partial(padded, layout)), expected_gradients):
@@ -319,6 +325,7 @@ COMPILED = (
     ("tpu7x", LLAMA_3_8B, 8192, 8192, {}, "bfloat16"),
     ("tpu7x", GEMMA_2_9B, 512, 32768, {"start": 32000, "softcap": 50.0}, "float32"),
     ("tpu7x", LLAMA_2_7B, 40, 2048, {"start": 100}, "bfloat16"),
+    ("v5e", GPT_OSS, 2048, 8192, {"start": 3000, "window": 128, **sinks_of(64, True)}, "bfloat16"),
 )
 
 

@@ -11,12 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B
+from pallas_kernels.flash_decode.cases import GEMMA_2_9B, GPT_OSS, LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B
 from pallas_kernels.paged_decode.cases import paged_case
 from pallas_kernels.paged_decode.op import paged_decode
 from pallas_kernels.paged_decode.reference import reference_paged
 from pallas_kernels.random_inputs import random_trees
-from tests.pallas_kernels.cached_attention import TOLERANCE, assert_no_races, random_array, random_rows, relative_error
+from tests.pallas_kernels.cached_attention import (
+    TOLERANCE,
+    assert_no_races,
+    random_array,
+    random_rows,
+    relative_error,
+    sinks_of,
+)
 from tests.pallas_kernels.tpu_programs import compile_for, first_is_ordinary
 
 
@@ -36,6 +43,7 @@ class Layout:
     softcap: float | None = None
     is_tree: bool = False
     lanes: int | None = None
+    sinks: bool = False
 
     @property
     def slots(self) -> int:
@@ -47,7 +55,7 @@ ORDINARY = (
     # Two heads share a group of lanes, each with its own scales.
     Layout((2, 2, 64), 3, 32, 9, dtype="int8", softcap=3.0),
     # Trees over two blocks of rows and of slots, with a window shorter than their paths.
-    Layout((8, 2, 128), 40, 64, 5, window=5, is_tree=True),
+    Layout((8, 2, 128), 40, 64, 5, window=5, is_tree=True, sinks=True),
 )
 LAYOUTS = (
     *ORDINARY,
@@ -66,7 +74,8 @@ HOLE = -(1 << 20)
 
 
 def options_of(layout: Layout) -> dict:
-    return {"window": layout.window, "softcap": layout.softcap, "num_kv_heads": layout.heads[1]}
+    rule = {"window": layout.window, "softcap": layout.softcap, "num_kv_heads": layout.heads[1]}
+    return rule | sinks_of(layout.heads[0], layout.sinks)
 
 
 @functools.cache
@@ -199,6 +208,7 @@ COMPILED = (
     ("v5p", MISTRAL_7B, 1, 32768, 32, "bfloat16", {"window": 4096}),
     ("tpu7x", GEMMA_2_9B, 8, 8192, 32, "int8", {}),
     ("tpu7x", LLAMA_2_7B, 2, 2048, 128, "bfloat16", {}),
+    ("v5e", GPT_OSS, 16, 8192, 64, "bfloat16", sinks_of(64, True)),
 )
 
 

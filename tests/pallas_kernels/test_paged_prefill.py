@@ -14,7 +14,7 @@ from pallas_kernels.flash_decode.cases import LLAMA_3_8B, LLAMA_3_70B
 from pallas_kernels.paged_prefill.cases import chunk_case
 from pallas_kernels.paged_prefill.op import paged_prefill
 from pallas_kernels.paged_prefill.reference import reference_chunk
-from tests.pallas_kernels.cached_attention import TOLERANCE, random_array, relative_error
+from tests.pallas_kernels.cached_attention import TOLERANCE, random_array, relative_error, sinks_of
 from tests.pallas_kernels.tpu_programs import compile_for
 
 
@@ -31,6 +31,7 @@ class Layout:
     window: int | None = None
     softcap: float | None = None
     lanes: int | None = None
+    sinks: bool = False
 
     @property
     def slots(self) -> int:
@@ -38,7 +39,7 @@ class Layout:
 
 
 # The tokens are no whole number of blocks, and more rows than are computed together.
-ORDINARY = (Layout((8, 2, 64), 40, 24, 16, 18, window=70), Layout((4, 1, 128), 48, 48, 64, 3, softcap=2.0))
+ORDINARY = (Layout((8, 2, 64), 40, 24, 16, 18, window=70), Layout((4, 1, 128), 48, 48, 64, 3, softcap=2.0, sinks=True))
 LAYOUTS = (
     *ORDINARY,
     Layout((2, 2, 64), 16, 16, 16, 1),
@@ -54,6 +55,7 @@ HOLE = -(1 << 20)
 @functools.cache
 def programs(layout: Layout):
     options = {"window": layout.window, "softcap": layout.softcap, "num_kv_heads": layout.heads[1]}
+    options |= sinks_of(layout.heads[0], layout.sinks)
     blocks = {"block_q": layout.block_q, "block_slots": 128}
     return (
         jax.jit(functools.partial(paged_prefill, **options, **blocks, interpret=True)),

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash_decode.cases import GEMMA_2_9B, LLAMA_2_7B, LLAMA_3_70B, MISTRAL_7B
+from pallas_kernels.flash_decode.cases import GEMMA_2_9B, GPT_OSS, LLAMA_2_7B, LLAMA_3_70B, MISTRAL_7B
 from pallas_kernels.random_inputs import random_trees
 from pallas_kernels.ring_decode.cases import ring_case
 from pallas_kernels.ring_decode.op import ring_decode
@@ -22,6 +22,7 @@ from tests.pallas_kernels.cached_attention import (
     poisoned_after,
     random_array,
     relative_error,
+    sinks_of,
 )
 from tests.pallas_kernels.tpu_programs import compile_for, first_is_ordinary
 
@@ -37,9 +38,13 @@ class Layout:
     num_sinks: int = 0
     dtype: str = "float32"
     softcap: float | None = None
+    sinks: bool = False
 
 
-ORDINARY = (Layout((4, 2, 64), 1, 144, window=140), Layout((4, 1, 64), 8, 272, window=100, num_sinks=20, softcap=3.0))
+ORDINARY = (
+    Layout((4, 2, 64), 1, 144, window=140),
+    Layout((4, 1, 64), 8, 272, window=100, num_sinks=20, softcap=3.0, sinks=True),
+)
 LAYOUTS = (
     *ORDINARY,
     Layout((4, 2, 128), 1, 400, window=390),
@@ -52,7 +57,8 @@ ROWS = 3
 
 
 def options_of(layout: Layout) -> dict:
-    return {"window": layout.window, "num_sinks": layout.num_sinks, "softcap": layout.softcap}
+    rule = {"window": layout.window, "num_sinks": layout.num_sinks, "softcap": layout.softcap}
+    return rule | sinks_of(layout.heads[0], layout.sinks)
 
 
 @functools.cache
@@ -157,6 +163,7 @@ COMPILED = (
     ("v6e", MISTRAL_7B, 8, 4096, 4112, 0, {}),
     ("v5p", LLAMA_3_70B, 4, 1020, 1040, 4, {}),
     ("tpu7x", GEMMA_2_9B, 1, 4096, 4112, 0, {"softcap": 50.0}),
+    ("v5e", GPT_OSS, 1, 128, 144, 0, sinks_of(64, True)),
 )
 
 

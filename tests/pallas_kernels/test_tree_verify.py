@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.flash_decode.cases import (
     GEMMA_2_9B,
+    GPT_OSS,
     LLAMA_2_7B,
     LLAMA_3_8B,
     LLAMA_3_70B,
@@ -28,6 +29,7 @@ from tests.pallas_kernels.cached_attention import (
     poisoned_after,
     random_array,
     relative_error,
+    sinks_of,
 )
 from tests.pallas_kernels.tpu_programs import compile_for, first_is_ordinary
 
@@ -42,10 +44,11 @@ class Layout:
     dtype: str = "float32"
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
 
 
 # Several blocks of rows, and trees over two blocks with a window shorter than their paths.
-ORDINARY = (Layout((4, 1, 64), 64, 272, softcap=2.0), Layout((2, 2, 64), 40, 304, window=5))
+ORDINARY = (Layout((4, 1, 64), 64, 272, softcap=2.0), Layout((2, 2, 64), 40, 304, window=5, sinks=True))
 # The third has several blocks of rows, the fourth a window shorter than its paths, the fifth trees over two blocks.
 LAYOUTS = (
     ORDINARY[0],
@@ -60,7 +63,7 @@ ROWS = 2
 
 @functools.cache
 def programs(layout: Layout):
-    options = {"window": layout.window, "softcap": layout.softcap}
+    options = {"window": layout.window, "softcap": layout.softcap, **sinks_of(layout.heads[0], layout.sinks)}
     return (
         jax.jit(functools.partial(tree_verify, **options, block_slots=128, lane_parts=1, interpret=True)),
         jax.jit(functools.partial(reference_attention, **options)),
@@ -161,6 +164,7 @@ COMPILED = (
     ("v6e", SMOLLM2_135M, 2048, 16, {}, "float32"),
     ("v5p", GEMMA_2_9B, 32768, 64, {"window": 4096, "softcap": 50.0}, "bfloat16"),
     ("tpu7x", LLAMA_3_8B, 32768, 128, {}, "bfloat16"),
+    ("v5e", GPT_OSS, 8192, 128, sinks_of(64, True), "bfloat16"),
 )
 
 

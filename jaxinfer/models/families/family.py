@@ -20,6 +20,8 @@ class Part:
     of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
     ``heads`` is set where other rows stand between the heads', or the experts': the rows of one, and how far it is from
     the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, or the rows of all experts.
+    With ``every`` the tensor has an axis for experts, and the parameter is every so manieth number of its last axis
+    from ``first`` on; ``transposed`` is then meant of each expert's matrix.
     """
 
     tensor: str
@@ -29,6 +31,12 @@ class Part:
     rotary: tuple[int, int] | None = None
     heads: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
+    every: int = 0
+
+    def of_experts(self, tensor: np.ndarray) -> np.ndarray:
+        """Return the view of a tensor that is the parameter, where there is ``every``."""
+        part = tensor[..., self.first :: self.every]
+        return part.swapaxes(-1, -2) if self.transposed else part
 
     def rows(self, count: int) -> "slice | np.ndarray":
         """Return where the ``count`` rows of the parameter stand in the tensor."""

@@ -16,6 +16,7 @@ from jaxinfer.models.families.glm import GLM, GLM4
 from jaxinfer.models.families.glm_moe import GLM4_MOE
 from jaxinfer.models.families.gpt2 import GPT2
 from jaxinfer.models.families.gpt_neox import GPT_NEOX
+from jaxinfer.models.families.gpt_oss import GPT_OSS
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
 from jaxinfer.models.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from jaxinfer.models.families.llama import LLAMA
@@ -38,7 +39,7 @@ _ALL = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, PHI, PHI3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3),
     *(OLMO2, OLMO3, SMOLLM3, GRANITE, GRANITE_HYBRID, GLM, GLM4, STABLELM, STARCODER2, COHERE, COHERE2),
     *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4, GPT_NEOX),
-    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE, MIMO),
+    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE, GPT_OSS, MIMO),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

@@ -45,6 +45,7 @@ def attend_to_seen(
     near_query_BCRTH: Float[Array, "B C R T H"] | None = None,
     order: Order | None = None,
     table_BX: Int[Array, "B X"] | None = None,
+    sink_logits_CR: Float[Array, "C R"] | None = None,
 ) -> Float[Array, "B C R T H"]:
     """Attend from scaled queries to the first E slots of ``keys[layer]``; return the weighted means, in float32.
 
@@ -53,7 +54,8 @@ def attend_to_seen(
     page ``table_BX[b, s // Z]``, clipped to the pages there are; without a table, each row has a page of its own. Slots
     that no query of a batch row sees are not read. A query without visible slots gets the mean of all E. A ``softcap``
     c bounds each score x by ``c * tanh(x / c)``; 0 is none. ``order`` is that of the sequence (None: as the slots
-    stand); ``near_query_BCRTH`` are the queries of its first slots. Check `attends` first.
+    stand); ``near_query_BCRTH`` are the queries of its first slots. ``sink_logits_CR`` is a score of each head that no
+    slot has: its weight counts in the sum, and has no value. Check `attends` first.
     """
     batch, _, _, tokens, _ = query_BCRTH.shape
     extent, shape = mask_BTE.shape[2], keys_LPZF.shape
@@ -69,6 +71,9 @@ def attend_to_seen(
     fits &= (row_lanes(*heads) if in_bytes else heads[0] * heads[1]) <= shape[3]
     are_alike = values_LPZF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
     are_alike &= keys_LPZF.dtype == values_LPZF.dtype and (in_bytes or keys_LPZF.dtype == jnp.float32)
+    if sink_logits_CR is None:
+        sink_logits_CR = jnp.full(query_BCRTH.shape[1:3], -jnp.inf, jnp.float32)
+    are_alike &= sink_logits_CR.shape == query_BCRTH.shape[1:3] and sink_logits_CR.dtype == jnp.float32
     are_alike &= near_query_BCRTH.shape == query_BCRTH.shape and 0 <= order.near_slots <= order.ring_end <= extent
     queries = query_BCRTH, near_query_BCRTH
     # The kernel itself checks nothing.
@@ -85,7 +90,8 @@ def attend_to_seen(
     # Scores of nothing but zeros have equal weights.
     queries = (jnp.where(sees_none_BT[:, None, None, :, None], 0, each) for each in queries)
     table_BX = jnp.clip(table_BX, 0, shape[1] - 1).astype(jnp.int32)
-    return _attend(*queries, keys_LPZF, values_LPZF, layer, table_BX, mask_BTE, walk_B3, softcap)
+    held = keys_LPZF, values_LPZF, layer, table_BX
+    return _attend(*queries, *held, mask_BTE, sink_logits_CR, walk_B3, softcap)
 
 
 @jax.custom_jvp
@@ -97,6 +103,7 @@ def _attend(
     layer: Any,
     table_BX: Any,
     mask_BTE: Any,
+    sinks_CR: Any,
     walk: Any,
     cap: Any,
 ) -> Any:
@@ -116,7 +123,7 @@ def _attend(
     )
     operands = (
         query_IXH, near_IXH, jnp.asarray(layer, jnp.int32), keys, values, table_BX, mask_BTP.astype(jnp.int8),
-        ranges_BT2, walk, jnp.asarray(cap, jnp.float32).reshape(1),
+        ranges_BT2, walk, jnp.asarray(cap, jnp.float32).reshape(1), sinks_CR.reshape(-1),
     )  # fmt: skip
     dtype = keys.dtype.name
     # Not the name of products of int8, which pairs may have.
@@ -130,7 +137,14 @@ def _attend_jvp(primals: Any, tangents: Any) -> Any:
     *_, walk_B3, cap = primals
 
     def reference(
-        query_BCRTH: Any, near_BCRTH: Any, keys: Any, values: Any, layer: Any, table_BX: Any, mask_BTE: Any
+        query_BCRTH: Any,
+        near_BCRTH: Any,
+        keys: Any,
+        values: Any,
+        layer: Any,
+        table_BX: Any,
+        mask_BTE: Any,
+        sinks_CR: Any,
     ) -> Any:
         batch, heads, *_, numbers = query_BCRTH.shape
         extent = mask_BTE.shape[2]
@@ -150,6 +164,8 @@ def _attend_jvp(primals: Any, tangents: Any) -> Any:
         scores = jnp.where(is_near_BS[:, None, None, None], near, own)
         scores = jnp.where(cap == 0, scores, cap * jnp.tanh(scores / jnp.where(cap == 0, 1, cap)))
         scores = jnp.where(mask_BTE[:, None, None], scores, jnp.finfo(jnp.float32).min)
-        return jnp.einsum("bcrts,bsch->bcrth", jax.nn.softmax(scores), values_BSCH, precision=precision)
+        sinks = jnp.broadcast_to(sinks_CR[..., None, None], (*scores.shape[:4], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1))[..., :-1]
+        return jnp.einsum("bcrts,bsch->bcrth", weights, values_BSCH, precision=precision)
 
-    return jax.jvp(reference, primals[:7], tangents[:7])
+    return jax.jvp(reference, primals[:8], tangents[:8])

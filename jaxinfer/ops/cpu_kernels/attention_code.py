@@ -1,9 +1,9 @@
 """The assembly of attention: scores, their softmax, and sums of values, each in the order of the sequence.
 
 A slot's score depends on its key and the query alone. Weights and weighted values are added up slot by slot, from the
-first position to the last, in one accumulator per output, and a hidden slot adds exactly zero. So a query's results are
-the same in every bit whatever lies between the slots that it sees, wherever a ring begins, and whatever other queries,
-rows and threads there are.
+first position to the last, in one accumulator per output, and a hidden slot adds exactly zero. A head's sink, a score
+without a value, is the first weight of all. So a query's results are the same in every bit whatever lies between the
+slots that it sees, wherever a ring begins, and whatever other queries, rows and threads there are.
 """
 
 from collections.abc import Iterator
@@ -27,25 +27,26 @@ BLOCK = 32
 _LINE_BYTES = 64
 
 _RECORD = Record(
-    "q", "near", "k", "v", "table", "mask", "ranges", "walk", "softcap", "y", "scratch", "rows", "numbers", "tokens",
-    "slots", "stride", "lines", "columns", "groups", "first_page", "chunks", "blocks", "bands", "parts", "width",
-    "scored", "softened",
+    "q", "near", "k", "v", "table", "mask", "ranges", "walk", "softcap", "sinks", "y", "scratch", "rows", "numbers",
+    "tokens", "slots", "stride", "lines", "columns", "groups", "first_page", "chunks", "blocks", "bands", "parts",
+    "width", "scored", "softened",
 )  # fmt: skip
 
 
 def attention_module(vectors: Vectors, dtype: str = "float32") -> str:
-    """Return the assembly of ``handler(q, near, l, k, v, table, mask, ranges, walk, softcap) -> y, scratch``.
+    """Return the assembly of ``handler(q, near, l, k, v, table, mask, ranges, walk, softcap, sinks) -> y, scratch``.
 
-    q and near [I, X, H], k and v [L, N, Z, F], y [I, X, H], softcap [1] and scratch [`scratch_numbers`] are float32;
-    mask [B, T, P] are bytes; l, table [B, W], ranges [B, T, 2] and walk [B, 3] are int32. I = B * C, F >= C * H, P is a
-    multiple of CHUNK. Slot s of batch row b is k[l, table[b, s / Z], s % Z], and so for v: N pages of Z slots. Row x of
-    q[b * C + c] belongs to token t = x % T. It attends to part c of those slots ranges[b, t, 0] <= s < ranges[b, t, 1]
-    whose mask[b, t, s] is not 0, and reads no others but those that another token of its row, or of its block of rows,
-    may see. Slots before ``near_slots`` are multiplied with rows of near.
+    q and near [I, X, H], k and v [L, N, Z, F], y [I, X, H], softcap [1], sinks [C * X / T] and scratch
+    [`scratch_numbers`] are float32; mask [B, T, P] are bytes; l, table [B, W], ranges [B, T, 2] and walk [B, 3] are
+    int32. I = B * C, F >= C * H, P is a multiple of CHUNK. Slot s of batch row b is k[l, table[b, s / Z], s % Z], and
+    so for v: N pages of Z slots. Row x of q[b * C + c] belongs to token t = x % T. It attends to part c of those slots
+    ranges[b, t, 0] <= s < ranges[b, t, 1] whose mask[b, t, s] is not 0, and reads no others but those that another
+    token of its row, or of its block of rows, may see. Slots before ``near_slots`` are multiplied with rows of near.
 
     ``walk[b]`` is (near_slots, turn, ring_end): in the order of the sequence, slots are those before near_slots, then
     from turn to before ring_end, from near_slots to before turn, and from ring_end on. A softcap c that is not 0 bounds
-    a score x to c * tanh(x / c).
+    a score x to c * tanh(x / c). ``sinks[c * X / T + x / T]`` is a score of row x of part c that no value has; minus
+    infinity is none.
 
     Where ``dtype`` is int8 or uint8, k and v are rows in bytes of C heads (`jaxinfer.ops.rows_in_bytes`).
     """
@@ -57,13 +58,15 @@ def attention_module(vectors: Vectors, dtype: str = "float32") -> str:
     ]  # fmt: skip
     own = [_scores(dtype), _values(vectors, dtype), _seen(), _piece(), _short_piece(vectors), _long_piece(vectors)]
     plan = _Planner(vectors).plan
-    return make_module(vectors, [*functions, *own], _RECORD, (10, 2), plan)
+    return make_module(vectors, [*functions, *own], _RECORD, (11, 2), plan)
 
 
 def scratch_numbers(items: int, rows: int, numbers: int, slots: int, vectors: Vectors) -> int:
-    """Return how many float32 of scratch a call needs: scores and sums of weights where threads share the slots."""
+    """Return how many float32 of scratch a call needs: scores, sums of weights and what
+    these start from, where threads share the slots.
+    """
     parts = -(-numbers // _widths(vectors)[0])
-    return items * rows * (slots + parts * vectors.lanes) if rows <= BLOCK else 1
+    return items * rows * (slots + parts * vectors.lanes + 1) if rows <= BLOCK else 1
 
 
 def _widths(vectors: Vectors) -> tuple[int, int]:
@@ -76,7 +79,7 @@ class _Planner:
         self.vectors = vectors
 
     def plan(self, code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
-        q, near, layer, k, v, table, mask, ranges, walk, softcap = arguments
+        q, near, layer, k, v, table, mask, ranges, walk, softcap, sinks = arguments
         items, rows, numbers = q.shape(code, 3)
         layers, pages, lines, stride = k.shape(code, 4)
         _, columns = table.shape(code, 2)
@@ -100,7 +103,7 @@ class _Planner:
         of_slots = code.arithmetic("mul", code.arithmetic("mul", groups, numbers), 2)
         pointers = {
             "q": q, "near": near, "k": k, "v": v, "table": table, "mask": mask, "ranges": ranges, "walk": walk,
-            "softcap": softcap, "y": results[0], "scratch": results[1],
+            "softcap": softcap, "sinks": sinks, "y": results[0], "scratch": results[1],
         }  # fmt: skip
         integers = {
             "rows": rows, "numbers": numbers, "tokens": tokens, "slots": slots, "stride": stride, "lines": lines,
@@ -228,12 +231,13 @@ def _scores(dtype: str) -> str:
 
 
 def _values(vectors: Vectors, dtype: str) -> str:
-    """Return ``add_values(record, item, row, count, first, last, weights, totals, column)``: results of rows.
+    """Return ``add_values(record, item, row, count, first, last, weights, totals, starts, column)``: results of rows.
 
-    They are a piece's columns from ``column`` on. ``totals`` is scratch of a vector a row.
+    They are a piece's columns from ``column`` on. ``totals`` is scratch of a vector a row, ``starts`` what each row's
+    sum of weights starts from.
     """
     parameters = "ptr %record, i64 %item, i64 %row, i64 %count, i64 %first, i64 %last, ptr %weights, ptr %totals"
-    code = Code(f"internal void @add_values({parameters}, i64 %column) #0")
+    code = Code(f"internal void @add_values({parameters}, ptr %starts, i64 %column) #0")
     rows, numbers, slots, stride, groups, width = _numbers(
         code, "rows", "numbers", "slots", "stride", "groups", "width"
     )
@@ -242,7 +246,7 @@ def _values(vectors: Vectors, dtype: str) -> str:
     row = code.arithmetic("add", code.arithmetic("mul", "%item", rows), "%row")
     place = code.arithmetic("add", code.arithmetic("mul", row, numbers), "%column")
     y = code.at("float", _RECORD.pointer(code, "y"), place)
-    code.effect(f"call void @clear(ptr {y}, ptr %totals, i64 %count, i64 {numbers}, i64 {columns})")
+    code.effect(f"call void @clear(ptr {y}, ptr %totals, ptr %starts, i64 %count, i64 {numbers}, i64 {columns})")
     near_slots, turn, ring_end = _walk(code, code.arithmetic("sdiv", "%item", groups))
     stretches = ("0", near_slots), (turn, ring_end), (near_slots, turn), (ring_end, slots)
     for index, (begin, end) in enumerate(stretches):
@@ -268,14 +272,15 @@ def _values(vectors: Vectors, dtype: str) -> str:
 
 
 def _clear(vectors: Vectors) -> str:
-    """Return ``clear(y, totals, rows, width, columns)``."""
-    code = Code("internal void @clear(ptr %y, ptr %totals, i64 %rows, i64 %width, i64 %columns) #0")
+    """Return ``clear(y, totals, starts, rows, width, columns)``: sums of no values yet."""
+    code = Code("internal void @clear(ptr %y, ptr %totals, ptr %starts, i64 %rows, i64 %width, i64 %columns) #0")
     with code.repeated("each_row", 0, "%rows") as row:
         line = code.at("float", "%y", code.arithmetic("mul", row.index, "%width"))
         with code.repeated("each_column", 0, "%columns") as column:
             code.store_at("float", "0.0", line, column.index)
         place = code.at("float", "%totals", code.arithmetic("mul", row.index, vectors.lanes))
-        code.effect(f"store {vectors.wide} zeroinitializer, ptr {place}, align 4")
+        start = vectors.spread(code, code.load_at("float", "%starts", row.index))
+        code.effect(f"store {vectors.wide} {start}, ptr {place}, align 4")
     code.effect("ret void")
     return code.text()
 
@@ -293,14 +298,17 @@ def _divide(vectors: Vectors) -> str:
     return code.text()
 
 
-def _soften_row(code: Code, item: str, row: str, first: str, last: str, scores: str) -> None:
-    """Append the softmax of a row's scores, which stand at ``scores``."""
-    groups, tokens, slots = _numbers(code, "groups", "tokens", "slots")
+def _soften_row(code: Code, item: str, row: str, first: str, last: str, scores: str, start: str) -> None:
+    """Append the softmax of a row's scores, which stand at ``scores``; the weight of its sink goes to ``start``."""
+    groups, tokens, slots, rows = _numbers(code, "groups", "tokens", "slots", "rows")
+    head = code.arithmetic("mul", code.arithmetic("srem", item, groups), code.arithmetic("sdiv", rows, tokens))
+    head = code.arithmetic("add", head, code.arithmetic("sdiv", row, tokens))
+    sink = code.load_at("float", _RECORD.pointer(code, "sinks"), head)
     token = code.arithmetic("mul", code.arithmetic("sdiv", item, groups), tokens)
     token = code.arithmetic("add", token, code.arithmetic("srem", row, tokens))
     mask = code.at("i8", _RECORD.pointer(code, "mask"), code.arithmetic("mul", token, slots))
     softcap = code.load("float", _RECORD.pointer(code, "softcap"))
-    operands = f"ptr {scores}, ptr {mask}, i64 {first}, i64 {last}, float {softcap}"
+    operands = f"ptr {scores}, ptr {mask}, i64 {first}, i64 {last}, float {softcap}, float {sink}, ptr {start}"
     code.effect(f"call void @soften({operands})")
 
 
@@ -324,7 +332,10 @@ def _short_piece(vectors: Vectors) -> str:
         code, "rows", "slots", "groups", "chunks", "bands", "parts", "width", "scored", "softened"
     )
     scratch = _RECORD.pointer(code, "scratch")
-    all_scores = code.arithmetic("mul", code.arithmetic("sdiv", scored, chunks), code.arithmetic("mul", rows, slots))
+    all_rows = code.arithmetic("mul", code.arithmetic("sdiv", scored, chunks), rows)
+    all_scores = code.arithmetic("mul", all_rows, slots)
+    all_totals = code.arithmetic("mul", code.arithmetic("mul", all_rows, parts), lanes)
+    starts = code.at("float", scratch, code.arithmetic("add", all_scores, all_totals))
 
     def seen(item: str, row: str, count: str) -> tuple[str, str]:
         batch = code.arithmetic("sdiv", item, groups)
@@ -354,7 +365,8 @@ def _short_piece(vectors: Vectors) -> str:
     # All rows' slots, for sums of all rows read the weights of all of these.
     first, last = seen(item, "0", rows)
     first = code.arithmetic("and", first, -lanes)
-    _soften_row(code, item, row, first, last, code.at("float", scratch, code.arithmetic("mul", place, slots)))
+    scores = code.at("float", scratch, code.arithmetic("mul", place, slots))
+    _soften_row(code, item, row, first, last, scores, code.at("float", starts, place))
     code.effect("ret void")
 
     code.start("add")
@@ -368,12 +380,13 @@ def _short_piece(vectors: Vectors) -> str:
     of_row = code.arithmetic("add", code.arithmetic("mul", item, rows), row)
     weights = code.at("float", scratch, code.arithmetic("mul", of_row, slots))
     # Each part of a row has sums of its own.
-    of_totals = code.arithmetic("mul", code.arithmetic("sdiv", all_scores, slots), part)
+    of_totals = code.arithmetic("mul", all_rows, part)
     of_totals = code.arithmetic("mul", code.arithmetic("add", of_totals, of_row), lanes)
     totals = code.at("float", scratch, code.arithmetic("add", all_scores, of_totals))
     operands = f"ptr %record, i64 {item}, i64 {row}, i64 {count}, i64 {first}, i64 {last}, ptr {weights}"
     column = code.arithmetic("mul", part, width)
-    code.effect(f"call void @add_values({operands}, ptr {totals}, i64 {column})")
+    own_starts = code.at("float", starts, of_row)
+    code.effect(f"call void @add_values({operands}, ptr {totals}, ptr {own_starts}, i64 {column})")
     code.effect("ret void")
     return code.text()
 
@@ -391,17 +404,19 @@ def _long_piece(vectors: Vectors) -> str:
     operands = f"ptr %record, i64 {code.arithmetic('sdiv', item, groups)}, i64 {row}, i64 {count}"
     first, last = (code.value(f"call i64 @seen({operands}, i1 {end})") for end in ("false", "true"))
     aligned = code.arithmetic("and", first, -lanes)
-    size = code.arithmetic("mul", code.arithmetic("add", slots, lanes), 4 * BLOCK)
+    size = code.arithmetic("mul", code.arithmetic("add", slots, lanes + 1), 4 * BLOCK)
     scores = code.value(f"call ptr @malloc(i64 {size})")
     totals = code.at("float", scores, code.arithmetic("mul", slots, BLOCK))
+    starts = code.at("float", totals, lanes * BLOCK)
     operands = f"ptr %record, i64 {item}, i64 {row}, i64 {count}, i64 {first}, i64 {last}, ptr {scores}"
     code.effect(f"call void @score({operands})")
     with code.repeated("each_row", 0, count) as each_row:
         of_row = code.at("float", scores, code.arithmetic("mul", each_row.index, slots))
-        _soften_row(code, item, code.arithmetic("add", row, each_row.index), aligned, last, of_row)
+        start = code.at("float", starts, each_row.index)
+        _soften_row(code, item, code.arithmetic("add", row, each_row.index), aligned, last, of_row, start)
     with code.repeated("each_part", 0, code.ceiling(numbers, width)) as part:
         column = code.arithmetic("mul", part.index, width)
-        code.effect(f"call void @add_values({operands}, ptr {totals}, i64 {column})")
+        code.effect(f"call void @add_values({operands}, ptr {totals}, ptr {starts}, i64 {column})")
     code.effect(f"call void @free(ptr {scores})")
     code.effect("ret void")
     return code.text()

@@ -10,19 +10,20 @@ _SMALL = 0.625
 
 
 def soften_functions(vectors: Vectors) -> list[str]:
-    """Return ``soften(scores, mask, begin, end, softcap)`` and what it calls.
+    """Return ``soften(scores, mask, begin, end, softcap, sink, start)`` and what it calls.
 
     It replaces a row's scores from slot ``begin`` on, a multiple of the lanes, to before slot ``end``, by ``exp(score -
-    largest score)``. A score x is first bounded to ``softcap * tanh(x / softcap)``, unless ``softcap`` is 0. Slots
-    whose byte of the mask is 0 get exactly 0, whatever their scores are. Scores and mask continue to a multiple of the
-    lanes, and the mask with zeros.
+    largest score)``, the ``sink`` among the scores, and stores that of the sink at ``start``. A score x is first
+    bounded to ``softcap * tanh(x / softcap)``, unless ``softcap`` is 0. Slots whose byte of the mask is 0 get exactly
+    0, whatever their scores are. Scores and mask continue to a multiple of the lanes, and the mask with zeros.
     """
     return [_exponential(vectors), _tangent(vectors), _soften(vectors)]
 
 
 def _soften(vectors: Vectors) -> str:
     lanes, wide = vectors.lanes, vectors.wide
-    code = Code("internal void @soften(ptr %scores, ptr %mask, i64 %begin, i64 %end, float %softcap) #0")
+    operands = "ptr %scores, ptr %mask, i64 %begin, i64 %end, float %softcap, float %sink, ptr %start"
+    code = Code(f"internal void @soften({operands}) #0")
     cap = vectors.spread(code, "%softcap")
     has_cap = code.value("fcmp one float %softcap, 0.0")
     code.branch(has_cap, "capped", "masked")
@@ -34,8 +35,8 @@ def _soften(vectors: Vectors) -> str:
         code.effect(f"store {wide} {code.value(f'fmul {wide} {tangent}, {cap}')}, ptr {place}, align 4")
     code.effect("br label %masked")
     code.start("masked")
-    lowest = vectors.constant(float("-inf"))
-    with code.repeated("each_score", "%begin", "%end", lanes, (wide, lowest)) as scores:
+    lowest, sink = vectors.constant(float("-inf")), vectors.spread(code, "%sink")
+    with code.repeated("each_score", "%begin", "%end", lanes, (wide, sink)) as scores:
         place = code.at("float", "%scores", scores.index)
         bytes_ = code.load(f"<{lanes} x i8>", code.at("i8", "%mask", scores.index), 1)
         is_seen = code.value(f"icmp ne <{lanes} x i8> {bytes_}, zeroinitializer")
@@ -50,6 +51,9 @@ def _soften(vectors: Vectors) -> str:
         below = code.value(f"fsub {wide} {code.load(wide, place, 4)}, {highest}")
         weight = code.value(f"call {wide} @exponential({wide} {below})")
         code.effect(f"store {wide} {weight}, ptr {place}, align 4")
+    below = code.value(f"fsub {wide} {sink}, {highest}")
+    weight = code.value(f"call {wide} @exponential({wide} {below})")
+    code.effect(f"store float {code.value(f'extractelement {wide} {weight}, i32 0')}, ptr %start, align 4")
     code.effect("ret void")
     return code.text()
 

@@ -27,10 +27,7 @@ def with_experts(
     assert experts is not None
     inside = f"{_LAYER}{mlp}."
     block: dict[str, Source] = {"mlp.router.weights": f"{inside}{router}"}
-    for ours, theirs in linears.items():
-        block[f"mlp.experts.{ours}"] = tuple(
-            f"{inside}experts.{expert}.{theirs}.weight" for expert in range(experts.num_experts)
-        )
+    block |= single_matrices(config, inside, linears)
     for ours, theirs in _LINEARS.items() if experts.shared_dim else ():
         block[f"mlp.shared.{ours}.kernel"] = f"{_LAYER}{shared}.{theirs}.weight"
     if experts.shared_gate:
@@ -42,6 +39,15 @@ def with_experts(
     if experts.shared_gate:  # a vector there
         single["mlp.shared_gate.weights"] = Part(f"{_LAYER}{shared}_gate.weight", shape=(config.model_dim,))
     return replace(names, block={**names.block, **block}, others=(joined, single))
+
+
+def single_matrices(config: DecoderConfig, inside: str, linears: Mapping[str, str] = _LINEARS) -> dict[str, Source]:
+    """Name a tensor for each kernel of each expert, after ``inside`` in a block."""
+    count, *_ = _sizes(config)
+    return {
+        f"mlp.experts.{ours}": tuple(f"{inside}experts.{expert}.{theirs}.weight" for expert in range(count))
+        for ours, theirs in linears.items()
+    }
 
 
 def joined_stacks(config: DecoderConfig, gate_up: str, down: str) -> dict[str, Source]:
@@ -64,6 +70,21 @@ def single_stacks(config: DecoderConfig) -> dict[str, Source]:
         f"mlp.experts.{ours}": Part(f"{_LAYER}mlp.experts.{theirs}.weight", shape=shapes[ours])
         for ours, theirs in _LINEARS.items()
     }
+
+
+def transposed_stacks(config: DecoderConfig, gate_up: str, down: str) -> dict[str, Source]:
+    """Name two tensors ``[E, D, 2 F]`` and ``[E, F, D]`` in a block, gate and up taking turns, and those of biases."""
+    count, width, model_dim = _sizes(config)
+    wide, narrow = (count, model_dim, 2 * width), (count, width, model_dim)
+    kernels, biases = "mlp.experts", "mlp.expert_biases"
+    block: dict[str, Source] = {
+        f"{kernels}.down": Part(f"{_LAYER}{down}", transposed=True, shape=narrow, every=1),
+        f"{biases}.down": f"{_LAYER}{down}_bias",
+    }
+    for first, ours in enumerate(("gate", "up")):
+        block[f"{kernels}.{ours}"] = Part(f"{_LAYER}{gate_up}", first, transposed=True, shape=wide, every=2)
+        block[f"{biases}.{ours}"] = Part(f"{_LAYER}{gate_up}_bias", first, shape=(count, 2 * width), every=2)
+    return block
 
 
 def _sizes(config: DecoderConfig) -> tuple[int, int, int]:

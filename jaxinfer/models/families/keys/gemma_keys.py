@@ -46,14 +46,14 @@ def read_softcap(reader: ConfigReader, key: str, default: float | None) -> float
 
 
 def read_window_layers(
-    reader: ConfigReader, decoder: DecoderConfig, period: int, local_rope: Rope | None = None
+    reader: ConfigReader, decoder: DecoderConfig, period: int, local_rope: Rope | None = None, *, width: int = 4096
 ) -> DecoderConfig:
     """Return the decoder with its layers' windows.
 
     Without ``layer_types``, the last of every ``period`` layers attends to the whole sequence. ``local_rope`` are the
-    other layers' rotary positions, None if they are the same.
+    other layers' rotary positions, None if they are the same; ``width`` is the default of their windows.
     """
-    window, slides = read_window(reader, default=4096), read_layer_types(reader, decoder.num_layers)
+    window, slides = read_window(reader, default=width), read_layer_types(reader, decoder.num_layers)
     if slides is None:
         slides = tuple((layer + 1) % period != 0 for layer in range(decoder.num_layers))
     if any(slides) and window is None:

@@ -95,6 +95,9 @@ _GRANITE_HYBRID = """
 # Dropout, and how experts were trained.
 _EXPERTS = _DROPOUT | {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 
+# A second name of a key that is read, and the length that the rotation was trained for, which its section has too.
+_GPT_OSS = frozenset({"experts_per_token", "initial_context_length"})
+
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
 
@@ -130,6 +133,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "exaone4": _DROPOUT | {"sliding_window_pattern", "cache_implementation"},
         "granitemoehybrid": _DROPOUT | frozenset(_GRANITE_HYBRID.split()),
         **dict.fromkeys(("mixtral", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe"), _EXPERTS),
+        "gpt_oss": _EXPERTS | _GPT_OSS,
         **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},
         "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),
