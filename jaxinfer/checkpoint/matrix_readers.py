@@ -11,6 +11,7 @@ from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader, join_layers, ro
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource
 from jaxinfer.models.few_bits import is_kernel, is_table
+from jaxinfer.models.layers import EXPERTS
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits
 from jaxinfer.ops.few_bits.formats import Format
@@ -98,6 +99,8 @@ class StoredReader:
 
     def _reason(self, leaf: Leaf, forms: list[Format | None]) -> str | None:
         """Return why a parameter of tensors of these forms is widened."""
+        if EXPERTS in leaf.path:
+            return "experts, which are not multiplied in few bits yet"
         if not (is_kernel(leaf.path) or is_table(leaf.path)):
             return "what is no matrix of products"
         known = [form for form in forms if form is not None]

@@ -10,6 +10,7 @@ from jaxinfer.checkpoint.published.bitsandbytes import read_bitsandbytes
 from jaxinfer.checkpoint.published.compressed_tensors import read_compressed_tensors
 from jaxinfer.checkpoint.published.fp8 import read_fbgemm_fp8, read_fp8
 from jaxinfer.checkpoint.published.gptq import read_gptq
+from jaxinfer.checkpoint.published.mxfp4 import read_mxfp4
 from jaxinfer.checkpoint.published.quantization_keys import QuantizationKeys
 from jaxinfer.checkpoint.published.scheme import Scheme
 from jaxinfer.checkpoint.published.tensors import PublishedTensors
@@ -27,12 +28,7 @@ _METHODS: Mapping[str, Callable[[QuantizationKeys], Scheme]] = MappingProxyType(
         "fbgemm_fp8": read_fbgemm_fp8,
         "bitsandbytes": read_bitsandbytes,
         "torchao": read_torchao,
-    }
-)
-# Known methods that are refused, and why.
-_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "mxfp4": "its blocks hold experts of a mixture, which no supported family has",
+        "mxfp4": read_mxfp4,
     }
 )
 
@@ -68,9 +64,8 @@ def read_scheme(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme | 
         method = "bitsandbytes"  # the first files do not say so
     read = _METHODS.get(method) if isinstance(method, str) else None
     if read is None:
-        why = _REFUSED.get(method) if isinstance(method, str) else None
-        why = f"known methods are {', '.join(_METHODS)}" if why is None else why
-        raise UnsupportedModel(f"config.json: {KEY}.quant_method = {shown(method)} is not supported: {why}")
+        known = f"known methods are {', '.join(_METHODS)}"
+        raise UnsupportedModel(f"config.json: {KEY}.quant_method = {shown(method)} is not supported: {known}")
     keys = QuantizationKeys(found, str(method), f"{KEY}.")
     keys.without_effect("quant_method")
     return {key: value for key, value in config.items() if key != KEY}, read(keys)

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from jaxinfer.checkpoint.published.coded_matrix import CodedMatrix
 from jaxinfer.checkpoint.source import DescribedSource
 from jaxinfer.errors import InvalidCheckpoint
+from jaxinfer.ops.few_bits.formats import Format
 
 # Of scales; products multiply them as they are.
 FLOATS = ("float32", "float16", "bfloat16")
@@ -16,11 +17,26 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix ``shape`` of the checkpoint, the names of the tensors that make it up, and how it is read."""
+    """A matrix ``shape`` of the checkpoint, the names of the tensors that make it up, and how it is read.
+
+    ``holds`` is a dtype that holds its numbers without loss, None if that is not known.
+    """
 
     parts: tuple[str, ...]
     shape: tuple[int, int]
-    read: Callable[[], CodedMatrix]
+    read: Callable[[], "Matrix"]
+    holds: str | None = None
+
+
+class Matrix(Protocol):
+    """A matrix in few bits; one without a `form` is only read as plain numbers."""
+
+    @property
+    def form(self) -> Format | None: ...
+
+    def dense(self) -> np.ndarray:
+        """Return the weights in float32."""
+        ...
 
 
 class Stored:

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxinfer.checkpoint.published.coded_matrix import CodedMatrix
 from jaxinfer.checkpoint.published.scheme import Scheme
 from jaxinfer.checkpoint.published.stored import FLOATS, Layer, Stored
 from jaxinfer.checkpoint.source import DescribedSource, StoredForm
@@ -40,8 +41,11 @@ class PublishedTensors:
         return {**self._plain, **{name: layer.shape for name, layer in self._layers.items()}}
 
     def stored_dtype(self, name: str) -> np.dtype | None:
-        """Return the dtype in which a tensor is stored, None for a matrix in few bits."""
-        return None if name in self._layers else self._source.stored_dtype(name)
+        """Return the dtype in which a tensor is stored, for a matrix in few bits one that holds it, or None."""
+        if name not in self._layers:
+            return self._source.stored_dtype(name)
+        holds = self._layers[name].holds
+        return None if holds is None else np.dtype(holds)
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as plain numbers."""
@@ -60,7 +64,9 @@ class PublishedTensors:
 
     def quantized(self, name: str) -> QuantizedArray:
         """Read a matrix in few bits."""
-        return self._layers[name].read().quantized()
+        matrix = self._layers[name].read()
+        assert isinstance(matrix, CodedMatrix)
+        return matrix.quantized()
 
     def is_spare(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros that belongs to a matrix in few bits.

@@ -93,7 +93,7 @@ GROUP = ("config_groups", "group_0")
 CONFIGS = [
     ("gptq", key("quant_method", "quark"), "quant_method = 'quark'"),
     ("gptq", key("quant_method", ["gptq"]), "quant_method = ['gptq']"),
-    ("gptq", key("quant_method", "mxfp4"), "experts of a mixture"),
+    ("gptq", key("quant_method", "nvfp4"), "quant_method = 'nvfp4'"),
     ("gptq", key("bits", 3), "bits = 3"),
     ("gptq", key("bits", True), "bits = True"),
     ("gptq", key("group_size", 0), "group_size = 0"),

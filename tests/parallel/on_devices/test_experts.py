@@ -1,5 +1,7 @@
 """Experts split over devices: each computes its own for all tokens, and holds no other's weights."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -19,19 +21,40 @@ from tests.toys import TINY_LLAMA
 MESHES = ("expert=2", "tensor=2", "data=2,expert=2", "expert=3", "sequence=2", "pipeline=2", "expert=2,tensor=2")
 
 
+# Two key heads are copied over four devices, with half of the query heads and of their sinks each.
+MESHES_OF_SINKS = (*MESHES, "tensor=4", "sequence=2,tensor=2", "sequence=4")
+
+
 @pytest.fixture(scope="module")
 def single():
-    """Return a model with a shared expert, and the logits of two texts on one device."""
-    lm = make_model("qwen2_moe")
-    texts = random_prompts()[:2]
-    return lm, texts, np.asarray(lm.logits(texts))
+    """Return a function that makes a model, with the logits of two texts on one device."""
+
+    @functools.cache
+    def make(name: str):
+        # Two stages have a layer of each kind.
+        lm = make_model(name, num_layers=4 if name == "gpt_oss" else 2)
+        texts = random_prompts()[:2]
+        return lm, texts, np.asarray(lm.logits(texts))
+
+    return make
 
 
 @pytest.mark.parametrize(
-    "mesh", [pytest.param(mesh, marks=() if "expert=2,t" in mesh else pytest.mark.exhaustive) for mesh in MESHES]
+    ("mesh", "model"),
+    [
+        *(
+            pytest.param(mesh, "qwen2_moe", marks=() if "expert=2,t" in mesh else pytest.mark.exhaustive)
+            for mesh in MESHES
+        ),
+        *(
+            pytest.param(mesh, "gpt_oss", marks=pytest.mark.slow if "expert=2,t" in mesh else pytest.mark.exhaustive)
+            for mesh in MESHES_OF_SINKS
+        ),
+    ],
 )
-def test_logits_are_those_of_one_device(single, mesh):
-    lm, texts, expected = single
+def test_logits_are_those_of_one_device(single, mesh, model):
+    """Of a model with a shared expert, and of one with biases, limits and attention sinks."""
+    lm, texts, expected = single(model)
     split = on_mesh(lm, mesh)
     found = np.asarray(split.logits(texts))
     for row, text in enumerate(texts):
@@ -39,17 +62,19 @@ def test_logits_are_those_of_one_device(single, mesh):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "strategy"),
+    ("mesh", "model", "strategy"),
     [
-        pytest.param("expert=2,tensor=2", "prompt_lookup", marks=pytest.mark.exhaustive),
-        pytest.param("data=2,expert=2", "layerskip", marks=pytest.mark.exhaustive),
-        pytest.param("expert=2", "medusa+jacobi", marks=pytest.mark.exhaustive),
-        pytest.param("expert=2", "streams", marks=pytest.mark.exhaustive),
-        pytest.param("expert=2,tensor=2", "mtp", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2,tensor=2", "qwen2_moe", "prompt_lookup", marks=pytest.mark.exhaustive),
+        pytest.param("data=2,expert=2", "qwen2_moe", "layerskip", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2", "qwen2_moe", "medusa+jacobi", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2", "qwen2_moe", "streams", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2,tensor=2", "qwen2_moe", "mtp", marks=pytest.mark.exhaustive),
+        pytest.param("expert=2,tensor=2", "gpt_oss", "prompt_lookup", marks=pytest.mark.exhaustive),
+        pytest.param("sequence=2,tensor=2", "gpt_oss", "lookahead", marks=pytest.mark.exhaustive),
     ],
 )
-def test_bits_are_those_of_each_row_alone(monkeypatch, mesh, strategy):
-    test_bits.check(monkeypatch, mesh, "qwen2_moe", "float32", [strategy])
+def test_bits_are_those_of_each_row_alone(monkeypatch, mesh, model, strategy):
+    test_bits.check(monkeypatch, mesh, model, "float32", [strategy])
 
 
 @pytest.mark.slow

@@ -43,12 +43,12 @@ def split(backend: Backend, num_devices: int) -> Backend:
 
 
 def check_ring(split: Backend, whole: Backend, num_tokens: int, head_dim: int, window, softcap) -> None:
-    """Compare output and cache of a layer of grouped heads; slots past the prompt are left over on every device."""
+    """Compare output and cache of a layer of grouped heads with sinks; slots past the prompt are left over on every device."""
     rng = np.random.default_rng(3)
     query, keys, values = (
         jnp.asarray(rng.normal(size=(2, num_tokens, heads, head_dim)), jnp.float32) for heads in (4, 2, 2)
     )
-    results = []
+    results, scores = [], Scores(head_dim**-0.5, softcap, jnp.linspace(-2.0, 3.0, 4))
     for backend in (whole, split):
         cache = create_dense_cache(2, 2, num_tokens + 40, 2 * head_dim, backend, window)
 
@@ -59,7 +59,7 @@ def check_ring(split: Backend, whole: Backend, num_tokens: int, head_dim: int, w
                 order_T = ring_attention.ring_order(num_tokens, backend)
                 placement = placement._replace(seen=placement.seen._replace(order_T=jnp.asarray(order_T)))
                 heads = [each[:, order_T] for each in heads]
-            mixed, cache = cache.attend(1, placement, *heads, Scores(head_dim**-0.5, softcap), backend)
+            mixed, cache = cache.attend(1, placement, *heads, scores, backend)
             if backend is split:
                 mixed = ring_attention.in_text_order(mixed.reshape(2, num_tokens, -1), backend).reshape(mixed.shape)
             return mixed, cache
