@@ -183,9 +183,10 @@ def test_numbers_of_nodes_that_take_turns_change_no_bit(covered, harnesses):
 
 
 @pytest.mark.exhaustive
-def test_load_changes_no_bit_of_a_model_of_experts():
-    covered = cover_random("glm4_moe", DTYPE)
-    strategy = CASES["prompt_lookup"].strategy("glm4_moe", covered.lm, covered.whole.texts)
+@pytest.mark.parametrize("model", ["glm4_moe", "gpt_oss"])
+def test_load_changes_no_bit_of_a_model_of_experts(model):
+    covered = cover_random(model, DTYPE)
+    strategy = CASES["prompt_lookup"].strategy(model, covered.lm, covered.whole.texts)
     harness = Harness(covered.lm, strategy, small(covered, strategy), covered.stopped.eos_token_ids)
     check_patterns(covered, harness, 30, ("cached", "cancelled"))
 

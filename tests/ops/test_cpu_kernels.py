@@ -245,21 +245,24 @@ def test_gradients_are_those_of_xla():
     rows, weights, lines = drawn(rng, (2, 3, 4, 32)), drawn(rng, (2, 2, 7, 100)), drawn(rng, (2, 2, 9, 100))
     mask = rng.random((2, 2, 7)) < 0.6
 
-    def own(rows, weights, lines):
+    def own(rows, weights, lines, sinks_CR):
         first = products.multiply(rows, weights, 1, 6)
-        second = attend_to_seen(rows.reshape(2, 3, 2, 2, 32), weights, lines[:, :, :7], 1, jnp.asarray(mask))
+        held = weights, lines[:, :, :7], 1, jnp.asarray(mask)
+        second = attend_to_seen(rows.reshape(2, 3, 2, 2, 32), *held, sink_logits_CR=sinks_CR)
         return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.sin(3 * second))
 
-    def plain(rows, weights, lines):
+    def plain(rows, weights, lines, sinks_CR):
         first = jnp.einsum("bcmk,bnck->bcmn", rows, weights[1, :, :6, :96].reshape(2, 6, 3, 32), precision="highest")
         keys, values = (stack[1, :, :7, :96].reshape(2, 7, 3, 32) for stack in (weights, lines))
         scores = jnp.einsum("bcrth,bsch->bcrts", rows.reshape(2, 3, 2, 2, 32), keys, precision="highest")
-        seen = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -1e30))
+        sinks = jnp.broadcast_to(sinks_CR[..., None, None], (*scores.shape[:4], 1))
+        scores = jnp.concatenate([jnp.where(mask[:, None, None], scores, -1e30), sinks], axis=-1)
+        seen = jax.nn.softmax(scores)[..., :-1]
         second = jnp.einsum("bcrts,bsch->bcrth", seen, values, precision="highest")
         return jnp.sum(jnp.sin(first)) + jnp.sum(jnp.sin(3 * second))
 
-    arguments = rows, weights, lines
-    by_both = (jax.jit(jax.grad(function, (0, 1, 2)))(*arguments) for function in (own, plain))
+    arguments = rows, weights, lines, drawn(rng, (3, 2))
+    by_both = (jax.jit(jax.grad(function, (0, 1, 2, 3)))(*arguments) for function in (own, plain))
     for found, expected in zip(*by_both):
         np.testing.assert_allclose(found, expected, atol=1e-4)
         assert np.any(expected)

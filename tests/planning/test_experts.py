@@ -14,6 +14,8 @@ from jaxinfer.planning.hlo.walk import total
 from jaxinfer.planning.known_models import planned_config
 
 MIXTRAL = dataclasses.replace(planned_config("mixtral-8x7b"), num_layers=2)
+# Its layers are scanned in pairs, with a window and without, so that all compile as fast as few.
+GPT_OSS = planned_config("gpt-oss-20b")
 STACK = 3 * 4096 * 14336  # the weights of one expert of one layer
 
 
@@ -69,4 +71,21 @@ def test_a_step_reads_experts_where_they_lie_and_adds_up_once_a_layer_and_axis(m
     own = 2 * STACK * 2 * (8 // mesh.expert) // mesh.tensor
     others = program.argument_bytes - own - 2 * 32000 * 4096 // mesh.tensor
     assert counted.hbm_bytes == pytest.approx(own // (8 // mesh.expert) + others, rel=0.1)
+    assert set(counted.collectives) == {"all-reduce"}
+
+
+@pytest.mark.exhaustive
+def test_a_step_of_gpt_oss_reads_the_experts_of_its_tokens_and_the_cache_once():
+    """Bytes within a tenth of the floor: biases, sinks and windows add nothing to it, and kernels read the cache."""
+    asked = Deployment(GPT_OSS, "v5e:2x4", MeshConfig(expert=8), batch=1, max_len=8192, prompt_tokens=256)
+    found = count_footprint(asked)
+    compiled = {"batch": 1, "max_len": 8192, "mesh": asked.mesh, "prompt_tokens": None}
+    program = compile_programs(GPT_OSS, "v5e:2x4", **compiled)["decode"]
+    assert "attend_cache" in program.hlo
+    stack = found.expert_bytes // (4 * 24)  # of one of a device's four experts of a layer
+    assert program.temporary_bytes < stack / 4
+    # A loop of unknown length counts once: one expert a layer and device.
+    counted = total(program.instructions())
+    floor = found.read_bytes - found.expert_bytes + 24 * stack + found.cache_bytes
+    assert floor < counted.hbm_bytes < 1.1 * floor
     assert set(counted.collectives) == {"all-reduce"}

@@ -43,7 +43,7 @@ def split(backend: Backend, num_devices: int) -> Backend:
 
 
 def check_ring(split: Backend, whole: Backend, num_tokens: int, head_dim: int, window, softcap) -> None:
-    """Compare output and cache of a layer of grouped heads with sinks; slots past the prompt are left over on every device."""
+    """Compare output and cache of a layer of grouped heads with sinks; each device has slots past the prompt."""
     rng = np.random.default_rng(3)
     query, keys, values = (
         jnp.asarray(rng.normal(size=(2, num_tokens, heads, head_dim)), jnp.float32) for heads in (4, 2, 2)
