@@ -60,9 +60,7 @@ def random_params(config: DecoderConfig, seed: int = 0, scan_layers: bool = Fals
         center, deviation = 0.0, 0.02
         if names[-1] == "scale":
             center, deviation = neutral, 0.3
-        elif names[-1] == "bias":
-            deviation = 0.5
-        elif names[-2] == "expert_biases":
+        elif names[-1] == "bias" or names[-2] == "expert_biases":
             deviation = 0.5
         elif names[-1] == "sink_logits":
             deviation = 2.0
