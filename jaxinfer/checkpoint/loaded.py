@@ -70,6 +70,11 @@ class LoadedTensors:
         result = np.empty(self._shape(name), dtype)
         for leaf, layer, place in self._parts[name]:
             source, count = leaf.sources[layer][place], leaf.num_rows
+            if source.across:
+                heads, outputs, inputs = leaf.shape
+                turned = _unpadded(leaf, layer).swapaxes(1, 2).reshape(-1, outputs)
+                result[source.rows(heads * inputs)] = turned
+                continue
             rows = result if source.shape is None else result.reshape(-1, *leaf.rows_shape[1:])
             rows = rows.T if source.transposed else rows
             if leaf.is_matrix_each:

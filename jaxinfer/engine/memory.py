@@ -36,7 +36,8 @@ def page_bytes(config: EngineConfig, decoder: Decoder) -> int:
     """Return how many bytes a page takes in all layers."""
     model, backend = decoder.config, decoder.backend
     lanes = backend.cache_lanes(model.num_kv_heads, model.head_dim)
-    return 2 * model.num_layers * config.page_size * lanes * jnp.dtype(backend.cache_dtype).itemsize
+    buffers = 2 if model.latent is None else 1
+    return buffers * model.num_layers * config.page_size * lanes * jnp.dtype(backend.cache_dtype).itemsize
 
 
 def _bytes_held(config: EngineConfig, decoder: Decoder, features: int) -> float:

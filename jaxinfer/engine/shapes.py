@@ -60,11 +60,12 @@ def described_pools(
     """Describe pools of so many pages, page 0 included: a pair for each kind of layer, and one of features."""
     lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
 
-    def pool(count: int) -> Any:
+    def pool(count: int, lanes: int) -> Any:
         return jax.ShapeDtypeStruct((count, num_pages, page_size, lanes), backend.cache_dtype)
 
     counts = (config.layers.count(kind) for kind in config.kinds)
-    pools = tuple(Pool(pool(count), pool(count)) for count in counts)
+    of_values = lanes if config.latent is None else 0
+    pools = tuple(Pool(pool(count, lanes), pool(count, of_values)) for count in counts)
     if not features:
         return pools
     shape = 1, num_pages, page_size, len(features) * config.model_dim

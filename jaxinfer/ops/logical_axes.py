@@ -13,6 +13,10 @@ SPLIT_BY: Mapping[str, str | None] = MappingProxyType(
     {
         "heads": TENSOR,
         "kv_heads": TENSOR,
+        "latent_heads": TENSOR,
+        "content_heads": TENSOR,
+        "rotary_heads": TENSOR,
+        "value_heads": TENSOR,
         "ffn": TENSOR,
         "shared_ffn": TENSOR,
         "expert_ffn": TENSOR,

@@ -92,10 +92,13 @@ def test_bits_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["glm4_moe", "deepseek_v3"])
 @pytest.mark.parametrize("name", CASES)
-def test_bits_of_experts_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
+def test_bits_of_experts_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name, model):
+    if model == "deepseek_v3" and "streams" in name:
+        return  # they have adapters, which latent attention does not take
     rng = random.Random(name)
-    check(monkeypatch, alone, name, "glm4_moe", rng.choice(DTYPES), rng.choice(BATCHES), rng.choice(CUTS), 256, 3)
+    check(monkeypatch, alone, name, model, rng.choice(DTYPES), rng.choice(BATCHES), rng.choice(CUTS), 256, 3)
 
 
 @pytest.mark.slow

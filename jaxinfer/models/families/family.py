@@ -19,7 +19,9 @@ class Part:
     positions of the checkpoint turn neighbouring rows 2i and 2i + 1 of each head together: a head's rows, and how many
     of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
     ``heads`` is set where other rows stand between the heads', or the experts': the rows of one, and how far it is from
-    the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, or the rows of all experts.
+    the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, the rows of all experts, or
+    those of other parameters too. ``across`` means that the parameter is a stack ``[N, out, in]`` of matrices, each of
+    which is stored ``[in, out]``, its rows those of a head.
     """
 
     tensor: str
@@ -29,6 +31,7 @@ class Part:
     rotary: tuple[int, int] | None = None
     heads: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
+    across: bool = False
 
     def rows(self, count: int) -> "slice | np.ndarray":
         """Return where the ``count`` rows of the parameter stand in the tensor."""

@@ -95,6 +95,9 @@ _GRANITE_HYBRID = """
 # Dropout, and how experts were trained.
 _EXPERTS = _DROPOUT | {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 
+# Training, and where the model's own code is.
+_DEEPSEEK = _EXPERTS | {"aux_loss_alpha", "auto_map", "ep_size", "pretraining_tp", "seq_aux"}
+
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
 
@@ -130,6 +133,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "exaone4": _DROPOUT | {"sliding_window_pattern", "cache_implementation"},
         "granitemoehybrid": _DROPOUT | frozenset(_GRANITE_HYBRID.split()),
         **dict.fromkeys(("mixtral", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe"), _EXPERTS),
+        **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _DEEPSEEK),
         **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},
         "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),
