@@ -17,6 +17,7 @@ from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLay
 from jaxinfer.cache.paged import create_paged_cache, even_table
 from jaxinfer.cache.ring import create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import create_streaming_cache
+from jaxinfer.models.cache_rows import cache_lanes
 from jaxinfer.models.config import DecoderConfig, LayerKind
 from jaxinfer.models.layer_range import run_layers
 from jaxinfer.models.pipeline import run_stages
@@ -182,7 +183,7 @@ def create_cache(
     tokens past the current one a decoding step may write. The ``layout`` must suit the model (`check_layout`).
     ``features`` are the layers whose inputs it keeps too (`jaxinfer.cache.features`), ascending.
     """
-    lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
+    lanes = cache_lanes(config, backend)
     has_values = config.latent is None
 
     def part(kind: LayerKind) -> Cache:

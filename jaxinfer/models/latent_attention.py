@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Cache, Scores
+from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.latent import NORM_EPS
 from jaxinfer.models.linear import Linear, parameter, project
@@ -74,6 +75,8 @@ class LatentAttention(nn.Module):
         key_BT1P = rotate(key_BTP[:, :, None], *rotation)
         row_BT1H = jnp.concatenate([key_BT1P, norm("latent_norm", latent_BTR)[:, :, None]], axis=-1)
         row_BT1H = tap(self, "rotated_keys", row_BT1H)
+        zeros = ((0, 0), (0, 0), (0, 0), (0, cached_width(config, backend) - config.head_dim))
+        query_BTNH, row_BT1H = jnp.pad(query_BTNH, zeros), jnp.pad(row_BT1H, zeros)
         in_bytes = holds_bytes(backend.cache_dtype)
         if in_bytes:
             query_BTNH, row_BT1H = even_out(query_BTNH, row_BT1H, backend.platform)
@@ -93,7 +96,7 @@ class LatentAttention(nn.Module):
             # Rows are mixed as they stand in the cache, evened out.
             mixed_BTNH = evened_query(mixed_BTNH, backend.platform)
         value_heads_NVR = HeadMatrices(config.num_heads, latent.value_dim, latent.rank, backend, name="value_heads")()
-        values_BTNV = multiply_heads(mixed_BTNH[..., rotary_dim:], value_heads_NVR, backend)
+        values_BTNV = multiply_heads(mixed_BTNH[..., rotary_dim : config.head_dim], value_heads_NVR, backend)
         mixed = tap(self, "mixed", values_BTNV).reshape(*values_BTNV.shape[:2], -1)
         output = Linear(config.model_dim, ("embed", "value_heads"), backend, config.output_bias, name="output")
         return tap(self, "result", output(mixed)), cache
