@@ -16,10 +16,7 @@ MARKS = {"granite": pytest.mark.slow, "glm4_moe": pytest.mark.slow, "deepseek_v3
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=MARKS.get(name, pytest.mark.exhaustive))
-        for name in OTHER_CONFIGS
-    ],
+    [pytest.param(name, marks=MARKS.get(name, pytest.mark.exhaustive)) for name in OTHER_CONFIGS],
 )
 def test_prompt_lookup_writes_what_plain_decoding_of_each_row_alone_writes(name):
     lm = random_model(name)
