@@ -107,6 +107,8 @@ def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format
         raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
     if model.config.experts is not None:
         check_no_experts((EXPERTS,), f"weights {weights!r}")
+    if model.config.latent is not None:
+        raise InvalidOption(f"weights {weights!r}: no method knows latent attention: round by load(weights=...)")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
         raise InvalidOption("the model's weights are in few bits already: load it without weights=")
     return form

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import move_slots, path_moves, slots_for, slots_in_tiles
+from jaxinfer.cache.slots import empty_buffers, move_slots, path_moves, slots_for, slots_in_tiles
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
@@ -98,15 +98,22 @@ def place_in_order(
 
 
 def create_dense_cache(
-    num_layers: int, batch: int, num_slots: int, lanes: int, backend: Backend, window: int | None = None
+    num_layers: int,
+    batch: int,
+    num_slots: int,
+    lanes: int,
+    backend: Backend,
+    window: int | None = None,
+    has_values: bool = True,
 ) -> DenseCache:
     """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots with ``lanes`` values each, K * H or more.
 
-    If slots are split over devices, a few are added so that each device has the same number of whole tiles.
+    If slots are split over devices, a few are added so that each device has the same number of whole tiles. Without
+    values of their own, keys are values too (`jaxinfer.models.latent`).
     """
     shards = backend.slot_shards
     if shards > 1:
         num_slots = slots_for(-(-num_slots // shards)) * shards
     num_slots = slots_in_tiles(num_slots // shards, backend) * shards
     shape = (num_layers, batch, num_slots, lanes)
-    return DenseCache(jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype), window)
+    return DenseCache(*empty_buffers(shape, backend, has_values), window)

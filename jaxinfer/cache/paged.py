@@ -16,7 +16,7 @@ import numpy as np
 from jaxinfer.cache.dense import place_in_order
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.page_places import page_places
-from jaxinfer.cache.slots import path_moves
+from jaxinfer.cache.slots import empty_buffers, path_moves
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import attend_to_pages
@@ -98,12 +98,18 @@ class PagedCache:
 
 
 def create_paged_cache(
-    num_layers: int, num_pages: int, page_size: int, table_BX: Any, lanes: int, backend: Backend, window: int | None
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    table_BX: Any,
+    lanes: int,
+    backend: Backend,
+    window: int | None,
+    has_values: bool = True,
 ) -> PagedCache:
     """Return a pool of zeros of so many pages, page 0 included, and the rows' tables."""
     shape = (num_layers, num_pages, page_size, lanes)
-    keys, values = (jnp.zeros(shape, backend.cache_dtype) for _ in range(2))
-    return PagedCache(keys, values, jnp.asarray(table_BX, jnp.int32), window)
+    return PagedCache(*empty_buffers(shape, backend, has_values), jnp.asarray(table_BX, jnp.int32), window)
 
 
 def even_table(batch: int, pages_per_row: int) -> np.ndarray:

@@ -119,6 +119,8 @@ class RetrievalCache:
         tail_BS = origin_B[:, None] + jnp.arange(slots - self.budget)
 
         def copied(source_BSI: jax.Array, chosen_BKC: jax.Array) -> jax.Array:
+            if not source_BSI.shape[-1]:  # values that are the keys
+                return jnp.zeros((source_BSI.shape[0], slots, 0), source_BSI.dtype)
             if in_bytes:
                 heads_BSKX = by_head(source_BSI, heads, head_dim, shards)
                 return from_heads(_copied(heads_BSKX, chosen_BKC, chunk, tail_BS), lanes, shards)
@@ -164,9 +166,9 @@ class RetrievalCache:
 
 def create_retrieval_cache(cache: DenseCache, budget: int, tail: int) -> RetrievalCache:
     """Return an empty retrieval cache for a dense cache, with a tail of at least ``tail`` slots."""
-    num_layers, batch, _, lanes = cache.keys.shape
-    shape, zero_B = (num_layers, batch, slots_for(budget + tail), lanes), jnp.zeros((batch,), jnp.int32)
-    keys, values = jnp.zeros(shape, cache.keys.dtype), jnp.zeros(shape, cache.values.dtype)
+    num_layers, batch, *_ = cache.keys.shape
+    shape, zero_B = (num_layers, batch, slots_for(budget + tail)), jnp.zeros((batch,), jnp.int32)
+    keys, values = (jnp.zeros((*shape, each.shape[3]), each.dtype) for each in (cache.keys, cache.values))
     return RetrievalCache(keys, values, zero_B, jnp.zeros_like(zero_B), budget)
 
 

@@ -27,6 +27,13 @@ def slots_in_tiles(num_slots: int, backend: Backend) -> int:
     return (tiles + 1 - tiles % 2) * _SLOT_TILE
 
 
+def empty_buffers(shape: tuple[int, ...], backend: Backend, has_values: bool = True) -> tuple[Array, Array]:
+    """Return zeros for keys and for values; these have no lanes where keys are values too."""
+    return jnp.zeros(shape, backend.cache_dtype), jnp.zeros(
+        shape if has_values else (*shape[:-1], 0), backend.cache_dtype
+    )
+
+
 def move_slots(
     buffer: Num[Array, "L B S KH"], from_BM: Int[Array, "B M"], to_BM: Int[Array, "B M"]
 ) -> Num[Array, "L B S KH"]:

@@ -16,7 +16,15 @@ import jax.numpy as jnp
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Placement, Scores
 from jaxinfer.cache.layouts import StreamingLayout
-from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, read_slots, slots_for, slots_in_tiles
+from jaxinfer.cache.slots import (
+    copy_slots,
+    empty_buffers,
+    move_slots,
+    path_moves,
+    read_slots,
+    slots_for,
+    slots_in_tiles,
+)
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.attention import Sinks, attend
@@ -176,7 +184,13 @@ def next_places(start_B: Int[Array, " B"], sinks: int, capacity: int) -> Int[Arr
 
 
 def create_streaming_cache(
-    num_layers: int, batch: int, layout: StreamingLayout, headroom: int, lanes: int, backend: Backend
+    num_layers: int,
+    batch: int,
+    layout: StreamingLayout,
+    headroom: int,
+    lanes: int,
+    backend: Backend,
+    has_values: bool = True,
 ) -> StreamingCache:
     """Return a streaming cache of zeros for ``batch`` rows with ``lanes`` values per slot, K * H or more."""
     if headroom > layout.window:
@@ -186,8 +200,7 @@ def create_streaming_cache(
         )
     shape = (num_layers, batch, slots_for(layout.sinks + layout.window + headroom), lanes)
     shape = (*shape[:2], slots_in_tiles(shape[2], backend), lanes)
-    zeros, also_zeros = jnp.zeros(shape, backend.cache_dtype), jnp.zeros(shape, backend.cache_dtype)
-    return StreamingCache(zeros, also_zeros, layout.sinks, layout.window)
+    return StreamingCache(*empty_buffers(shape, backend, has_values), layout.sinks, layout.window)
 
 
 def streaming_part(

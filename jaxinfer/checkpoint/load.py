@@ -158,6 +158,9 @@ def _read_rows(checkpoint: Checkpoint, leaf: Leaf, source: Part, dtype: np.dtype
     tensor = checkpoint.tensors.read(source.tensor, dtype)
     if source.every:
         return source.of_experts(tensor).reshape(leaf.rows_shape)
+    if source.across:
+        count, outputs, inputs = leaf.shape
+        return tensor[source.rows(count * inputs)].reshape(count, inputs, outputs).swapaxes(1, 2)
     tensor = tensor if source.shape is None else tensor.reshape(-1, *leaf.rows_shape[1:])
     return (tensor.T if source.transposed else tensor)[source.rows(leaf.num_rows)]
 

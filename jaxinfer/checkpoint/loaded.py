@@ -73,6 +73,11 @@ class LoadedTensors:
             if source.every:
                 source.of_experts(result)[...] = _unpadded(leaf, layer)
                 continue
+            if source.across:
+                heads, outputs, inputs = leaf.shape
+                turned = _unpadded(leaf, layer).swapaxes(1, 2).reshape(-1, outputs)
+                result[source.rows(heads * inputs)] = turned
+                continue
             rows = result if source.shape is None else result.reshape(-1, *leaf.rows_shape[1:])
             rows = rows.T if source.transposed else rows
             if leaf.is_matrix_each:

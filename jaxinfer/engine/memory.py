@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.engine.config import EngineConfig
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.cache_rows import cache_lanes
 from jaxinfer.models.decoder import Decoder
 
 _CPU_SHARE, _CPU_MOST, _DEVICE_SHARE = 0.3, 2 << 30, 0.8
@@ -35,8 +36,9 @@ def count_pages(config: EngineConfig, decoder: Decoder, num_slots: int, features
 def page_bytes(config: EngineConfig, decoder: Decoder) -> int:
     """Return how many bytes a page takes in all layers."""
     model, backend = decoder.config, decoder.backend
-    lanes = backend.cache_lanes(model.num_kv_heads, model.head_dim)
-    return 2 * model.num_layers * config.page_size * lanes * jnp.dtype(backend.cache_dtype).itemsize
+    lanes = cache_lanes(model, backend)
+    buffers = 2 if model.latent is None else 1
+    return buffers * model.num_layers * config.page_size * lanes * jnp.dtype(backend.cache_dtype).itemsize
 
 
 def _bytes_held(config: EngineConfig, decoder: Decoder, features: int) -> float:

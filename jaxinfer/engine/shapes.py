@@ -15,6 +15,7 @@ from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategy import Prefilled, Strategy
 from jaxinfer.engine.programs import NO_CACHE, Pools, Rows
+from jaxinfer.models.cache_rows import cache_lanes
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
@@ -58,13 +59,14 @@ def described_pools(
     config: DecoderConfig, backend: Backend, num_pages: int, page_size: int, features: tuple[int, ...] = ()
 ) -> Pools:
     """Describe pools of so many pages, page 0 included: a pair for each kind of layer, and one of features."""
-    lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
+    lanes = cache_lanes(config, backend)
 
-    def pool(count: int) -> Any:
+    def pool(count: int, lanes: int) -> Any:
         return jax.ShapeDtypeStruct((count, num_pages, page_size, lanes), backend.cache_dtype)
 
     counts = (config.layers.count(kind) for kind in config.kinds)
-    pools = tuple(Pool(pool(count), pool(count)) for count in counts)
+    of_values = lanes if config.latent is None else 0
+    pools = tuple(Pool(pool(count, lanes), pool(count, of_values)) for count in counts)
     if not features:
         return pools
     shape = 1, num_pages, page_size, len(features) * config.model_dim

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.notation import Array, Int, Params
 
@@ -45,8 +46,10 @@ _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
 def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
     """Return the shape ``[out, in]`` of every linear layer's kernel in a block, by its name.
 
-    In a model of experts these are attention's: experts have no adapters.
+    In a model of experts these are attention's: experts have no adapters. Raises InvalidOption for latent attention.
     """
+    if config.latent is not None:
+        raise InvalidOption(f"adapters: the latent attention of {config.family} takes none yet: leave them out")
     sizes = {
         "embed": config.model_dim,
         "heads": config.num_heads * config.head_dim,

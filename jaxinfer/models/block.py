@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxinfer.cache.interface import Cache, LayeredCache, Scores
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.experts import MixtureOfExperts
+from jaxinfer.models.latent_attention import LatentAttention
 from jaxinfer.models.linear import Linear, parameter, project
 from jaxinfer.models.mlp import MLP
 from jaxinfer.models.norm import Norm
@@ -95,7 +96,8 @@ class Block(nn.Module):
     ) -> tuple[tuple[Float[Array, "B T D"], LayeredCache], None]:
         hidden_BTD, cache = carry
         form = self.config.block
-        attention = Attention(self.config, self.backend, self.kind, name="attention")
+        form_of_attention = Attention if self.config.latent is None else LatentAttention
+        attention = form_of_attention(self.config, self.backend, self.kind, name="attention")
         mlp = (MixtureOfExperts if self.sparse else MLP)(self.config, self.backend, name="mlp")
 
         def norm(name: str, inputs_BTD: jax.Array) -> jax.Array:

@@ -4,6 +4,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from jaxinfer.models.latent import Latent
+
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 NormKind = Literal["rms", "rms_plus_one", "layer", "scaled_layer", "plain_layer"]
@@ -118,7 +120,8 @@ class DecoderConfig:
     the position table for a sequence's first token, None without a table. ``embedding_dim`` is the width of the
     embedding and the output matrix if it differs from the blocks' width; projections join them. The last
     ``vocab_padding`` of their ``vocab_size`` rows are padding and never drawn. ``experts`` describes the layers whose
-    feed-forward part is a mixture; ``ffn_dim`` is the width of the others.
+    feed-forward part is a mixture; ``ffn_dim`` is the width of the others. With ``latent`` (`jaxinfer.models.latent`)
+    the one key/value head is a row of the cache, ``head_dim`` its width, and there is an ``attention_scale``.
     """
 
     family: str
@@ -157,11 +160,19 @@ class DecoderConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     experts: Experts | None = None
+    latent: Latent | None = None
 
     @property
     def query_heads_per_kv_head(self) -> int:
         """G: how many query heads share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def own_heads(self) -> tuple[int, int]:
+        """The key/value heads of a drafter's attention beside this model's, and their width."""
+        if self.latent is None:
+            return self.num_kv_heads, self.head_dim
+        return self.num_heads, self.latent.value_dim
 
     @property
     def head_norm(self) -> NormKind:

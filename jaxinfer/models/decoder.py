@@ -17,6 +17,7 @@ from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLay
 from jaxinfer.cache.paged import create_paged_cache, even_table
 from jaxinfer.cache.ring import create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import create_streaming_cache
+from jaxinfer.models.cache_rows import cache_lanes
 from jaxinfer.models.config import DecoderConfig, LayerKind
 from jaxinfer.models.layer_range import run_layers
 from jaxinfer.models.pipeline import run_stages
@@ -182,19 +183,21 @@ def create_cache(
     tokens past the current one a decoding step may write. The ``layout`` must suit the model (`check_layout`).
     ``features`` are the layers whose inputs it keeps too (`jaxinfer.cache.features`), ascending.
     """
-    lanes = backend.cache_lanes(config.num_kv_heads, config.head_dim)
+    lanes = cache_lanes(config, backend)
+    has_values = config.latent is None
 
     def part(kind: LayerKind) -> Cache:
         count = config.layers.count(kind)
         if isinstance(layout, StreamingLayout) and streams(kind, layout):
-            return create_streaming_cache(count, batch, layout, headroom, lanes, backend)
+            return create_streaming_cache(count, batch, layout, headroom, lanes, backend, has_values)
         if isinstance(layout, PagedLayout):
             table_BX = even_table(batch, -(-num_slots // layout.page))
-            return create_paged_cache(count, 1 + table_BX.size, layout.page, table_BX, lanes, backend, kind.window)
+            pages = 1 + table_BX.size, layout.page, table_BX
+            return create_paged_cache(count, *pages, lanes, backend, kind.window, has_values)
         if kind.window is not None and ring_capacity(kind.window, headroom) < num_slots:
             return create_ring_cache(count, batch, kind.window, headroom, lanes, backend)
         window = kind.window if kind.window is not None and kind.window < num_slots else None
-        return create_dense_cache(count, batch, num_slots, lanes, backend, window)
+        return create_dense_cache(count, batch, num_slots, lanes, backend, window, has_values)
 
     kept = _create_features(config, batch, num_slots, backend, layout, features) if features else None
     return LayeredCache(tuple(part(kind) for kind in config.kinds), kept)

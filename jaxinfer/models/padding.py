@@ -127,12 +127,23 @@ def _axis_sources(config: DecoderConfig, shards: int) -> Mapping[str, np.ndarray
     query_heads = np.where(is_kept_KG, query_KG, -1).reshape(-1)
     return {
         **of_experts,
+        **_latent_sources(config, query_heads),
         "heads": _lanes(query_heads, config.head_dim),
         "query_heads": query_heads,
         "kv_heads": _lanes(np.where(is_kept_K, kv_head_K, -1), config.head_dim),
         "ffn": _filled(config.ffn_dim, padded.ffn_dim),
         "vocab": _filled(config.vocab_size, padded.vocab_size),
     }
+
+
+def _latent_sources(config: DecoderConfig, heads: np.ndarray) -> Mapping[str, np.ndarray]:
+    """Return the sources of the axes that latent attention has for each query head."""
+    (rope,) = {kind.rope for kind in config.kinds} if config.latent is not None else (None,)
+    if config.latent is None or rope is None:
+        return {}
+    widths = {"content_heads": config.latent.content_dim, "rotary_heads": rope.dim}
+    widths["value_heads"] = config.latent.value_dim
+    return {"latent_heads": heads, **{axis: _lanes(heads, width) for axis, width in widths.items()}}
 
 
 def _pad_experts(experts: Experts, shards: int) -> Experts:

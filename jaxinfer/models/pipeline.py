@@ -129,7 +129,7 @@ def _run_ticks(
     (_, results, parts), _ = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks, dtype=jnp.int32))
     results = jax.lax.psum(jnp.where(stage == span.last, results, 0), PIPELINE)
     joined = jax.tree.map(
-        lambda leaf, whole: _join(leaf.reshape(-1, count, *leaf.shape[1:]), 1, shards) if _has_layers(whole) else leaf,
+        lambda leaf, whole: _join(_apart(leaf, count), 1, shards) if _has_layers(whole) else leaf,
         parts,
         cache,
     )
@@ -216,7 +216,13 @@ def _join(leaf: jax.Array, axis: int, shards: int) -> jax.Array:
 
 
 def _merge(leaf: jax.Array) -> jax.Array:
-    return leaf.reshape(-1, *leaf.shape[2:])
+    # Not -1: a buffer may have no lanes.
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+
+
+def _apart(leaf: jax.Array, count: int) -> jax.Array:
+    """Undo `_merge` of microbatches."""
+    return leaf.reshape(leaf.shape[0] // count, count, *leaf.shape[1:])
 
 
 def _has_layers(leaf: Any) -> bool:

@@ -52,10 +52,16 @@ class Layer(NamedTuple):
         return pages_BXZF.reshape(pages_BXZF.shape[0], -1, self.num_lanes)[:, : self.extent]
 
 
+def values_of(keys: Any, values: Any) -> Any:
+    """Return the values of slots, each an array or a `Layer`: where these have no lanes, the keys are values too."""
+    lanes = values.num_lanes if isinstance(values, Layer) else values.shape[-1]
+    return values if lanes else keys
+
+
 def attend(
     query_BTNH: Float[Array, "B T N H"],
     keys_BSKH: Num[Array, "B S KH"] | Layer,
-    values_BSKH: Num[Array, "B S KH"] | Layer,
+    values_BSKH: Num[Array, "B S _"] | Layer,
     mask_BTS: Bool[Array, "B T S"],
     scale: float,
     backend: Backend,
@@ -68,16 +74,17 @@ def attend(
     """Attend with softmax in float32 or wider; a query whose mask is empty gets the mean of all values.
 
     Keys and values hold the heads of a slot side by side: ``K * H`` lanes, and possibly more if ``num_kv_heads`` gives
-    the number of heads, or rows in bytes, which needs it. ``N`` is a multiple of ``K``. A ``softcap`` c bounds each
-    scaled score x by ``c * tanh(x / c)`` (Gemma 2, 2408.00118). ``order`` says in which order slots hold the sequence
-    (None: as they stand); sums are in that order where the CPU kernels attend, whose first ``near_slots`` are the
-    sinks. ``sink_logits_N`` are scores without a key or a value: they take a part of the weights (gpt-oss, 2508.10925).
+    the number of heads, or rows in bytes, which needs it. Values without lanes are the keys. ``N`` is a multiple of
+    ``K``. A ``softcap`` c bounds each scaled score x by ``c * tanh(x / c)`` (Gemma 2, 2408.00118). ``order`` says in
+    which order slots hold the sequence (None: as they stand); sums are in that order where the CPU kernels attend,
+    whose first ``near_slots`` are the sinks. ``sink_logits_N`` are scores without a key or a
+    value: they take a part of the weights (gpt-oss, 2508.10925).
 
     For few rows on a TPU, each query head is padded with zeros to the lanes of all key/value heads. Then one product
     over all lanes reads the cache in its layout. One product per head would make the compiler rearrange a layer's keys
     and values first, at five times the cycles and 4.5 layers' slices of memory.
     """
-    head_dim = query_BTNH.shape[3]
+    head_dim, values_BSKH = query_BTNH.shape[3], values_of(keys_BSKH, values_BSKH)
     kernels = backend.cpu_kernels and query_BTNH.size and values_BSKH.dtype == keys_BSKH.dtype
     kernels = kernels and attends(keys_BSKH.dtype, head_dim)
     keys, values = (_layer(held, num_kv_heads, head_dim, backend, not kernels) for held in (keys_BSKH, values_BSKH))
@@ -194,7 +201,7 @@ def _with_sinks(weighted: Any, largest: Any, totals: Any, sink_logits: Any) -> t
 def attend_partially(
     query_BTNH: Float[Array, "B T N H"],
     keys_BSKH: Num[Array, "B S KH"],
-    values_BSKH: Num[Array, "B S KH"],
+    values_BSKH: Num[Array, "B S _"],
     mask_BTS: Bool[Array, "#B T S"],
     scale: float,
     backend: Backend,
@@ -202,7 +209,7 @@ def attend_partially(
     num_kv_heads: int | None = None,
 ) -> Partial:
     """Attend as `attend` does, to some of the slots."""
-    shape = num_kv_heads, query_BTNH.shape[3]
+    shape, values_BSKH = (num_kv_heads, query_BTNH.shape[3]), values_of(keys_BSKH, values_BSKH)
     held = _layer(keys_BSKH, *shape, backend), _layer(values_BSKH, *shape, backend)
     weighted_BCRTI, largest_BCRT1, totals_BCRT1, joined = _weigh(
         query_BTNH, *held, mask_BTS, scale, backend, softcap, None, num_kv_heads

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int, Num
-from jaxinfer.ops.attention import Layer, Sinks, attend
+from jaxinfer.ops.attention import Layer, Sinks, attend, values_of
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.attention import Order
 from jaxinfer.ops.each_device import on_each_device
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 def attend_to_layer(
     query_BTNH: Float[Array, "B T N H"],
     keys_LBSF: Num[Array, "L B S F"],
-    values_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S _"],
     layer: Int[Array, ""] | int,
     seen: Seen,
     scale: float,
@@ -58,7 +58,7 @@ def attend_to_layer(
     the layer where it lies, and no slots that are not seen. Larger trees than the kernel's are left to XLA, which
     prompts are not.
     """
-    num_tokens = query_BTNH.shape[1]
+    num_tokens, values_LBSF = query_BTNH.shape[1], values_of(keys_LBSF, values_LBSF)
     means = choose_means(backend, keys_LBSF)
 
     def by_xla() -> Any:
@@ -105,7 +105,7 @@ def attend_to_layer(
 def attend_to_pages(
     query_BTNH: Float[Array, "B T N H"],
     keys_LPZF: Num[Array, "L P Z F"],
-    values_LPZF: Num[Array, "L P Z F"],
+    values_LPZF: Num[Array, "L P Z _"],
     layer: Int[Array, ""] | int,
     table_BX: Int[Array, "B X"],
     seen: Seen,
@@ -123,6 +123,7 @@ def attend_to_pages(
     gathers them first.
     """
     num_tokens, means = query_BTNH.shape[1], choose_means(backend, keys_LPZF)
+    values_LPZF = values_of(keys_LPZF, values_LPZF)
 
     def by_xla() -> Any:
         extent = seen.mask_BTS.shape[-1]
@@ -173,7 +174,7 @@ def attend_to_pages(
 def attend_to_ring(
     query_BTNH: Float[Array, "B T N H"],
     keys_LBSF: Num[Array, "L B S F"],
-    values_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S _"],
     layer: Int[Array, ""] | int,
     seen: Seen,
     scale: float,
@@ -191,7 +192,7 @@ def attend_to_ring(
     A sink's position p is slot p, any other is slot ``num_sinks + (p - num_sinks) % C``; the mask covers all slots. If
     ``sink_query_BTNH`` is given, sinks use that query.
     """
-    means = choose_means(backend, keys_LBSF)
+    means, values_LBSF = choose_means(backend, keys_LBSF), values_of(keys_LBSF, values_LBSF)
 
     def by_xla() -> Any:
         sinks = None if sink_query_BTNH is None else Sinks(sink_query_BTNH, num_sinks)

@@ -25,29 +25,33 @@ class Around(NamedTuple):
 
 def write_to_layer(
     keys_LBSF: Num[Array, "L B S F"],
-    values_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S _"],
     keys_BTKH: Float[Array, "B T K H"],
     values_BTKH: Float[Array, "B T K H"],
     layer: Int[Array, ""] | int,
     slots_BT: Int[Array, "B T"],
     backend: Backend,
     around: Around | None = None,
-) -> tuple[Num[Array, "L B S F"], Num[Array, "L B S F"]]:
+) -> tuple[Num[Array, "L B S F"], Num[Array, "L B S _"]]:
     """Write one layer's new rows in place; slots past the end are dropped, the others must differ within a row.
 
     A row's slots are consecutive, or go ``around`` a ring. XLA writes single tokens: for one token its scatter is as
     fast as the kernel; for more it takes six to twelve times as long.
     """
     num_tokens = slots_BT.shape[1]
-    new = [as_rows(rows_BTKH, keys_LBSF, backend) for rows_BTKH in (keys_BTKH, values_BTKH)]
+    new = as_rows(keys_BTKH, keys_LBSF, backend), as_rows(values_BTKH, values_LBSF, backend)
+
+    has_values = bool(values_LBSF.shape[3])
 
     def by_xla() -> tuple[Any, Any]:
         keys_BTF, values_BTF = new
+        if not has_values:
+            return write_in_rows(keys_LBSF, layer, slots_BT, keys_BTF), values_LBSF
         return write_in_rows(keys_LBSF, layer, slots_BT, keys_BTF), write_in_rows(
             values_LBSF, layer, slots_BT, values_BTF
         )
 
-    if num_tokens == 1 or choose_means(backend, keys_LBSF) != "kernel":
+    if num_tokens == 1 or not has_values or choose_means(backend, keys_LBSF) != "kernel":
         return by_xla()
     # Imported here: a CPU need not wait for Pallas.
     from pallas_kernels.cache_write.op import cache_write, fits_ring
@@ -65,7 +69,12 @@ def write_to_layer(
 
 
 def as_rows(rows_BTKH: Float[Array, "B T K H"], buffer: Num[Array, "*lead F"], backend: Backend) -> Num[Array, "B T F"]:
-    """Arrange new keys or values as in a cache: heads side by side, and zeros in the lanes after them, or in bytes."""
+    """Arrange new keys or values as in a cache: heads side by side, and zeros in the lanes after them, or in bytes.
+
+    Where keys are values too, a buffer of values has no lanes.
+    """
+    if not buffer.shape[-1]:
+        return jnp.zeros((*rows_BTKH.shape[:2], 0), buffer.dtype)
     if holds_bytes(buffer.dtype):
         return to_bytes(rows_BTKH, buffer.dtype, buffer.shape[-1], backend.kv_shards)
     rows_BTI = rows_BTKH.reshape(*rows_BTKH.shape[:2], -1).astype(buffer.dtype)

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import SEQUENCE, TENSOR, Array, Float, Int, Num
-from jaxinfer.ops.attention import Partial, attend_partially
+from jaxinfer.ops.attention import Partial, attend_partially, values_of
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.each_device import rows_axis
@@ -54,7 +54,7 @@ def in_text_order(hidden_BTD: Float[Array, "B T D"], backend: Backend) -> Float[
 def attend_around_ring(
     query_BTNH: Float[Array, "B T N H"],
     keys_LBSF: Num[Array, "L B S F"],
-    values_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S _"],
     keys_BTKH: Float[Array, "B T K H"],
     values_BTKH: Float[Array, "B T K H"],
     layer: Int[Array, ""] | int,
@@ -64,7 +64,7 @@ def attend_around_ring(
     softcap: float | None = None,
     window: int | None = None,
     sink_logits_N: Float[Array, " N"] | None = None,
-) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S F"]]:
+) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S _"]]:
     """Attend within prompts that start in slot 0 of a cache with split slots, and write one layer of it.
 
     Tokens are in `ring_order`. Each device keeps the tokens of its own slots as they pass by on the ring. Slots past
@@ -110,6 +110,7 @@ class _Rule:
             interpret = self.backend.kernels == "interpret"
             options: dict[str, Any] = {"num_kv_heads": self.num_kv_heads, "scale": self.scale, "interpret": interpret}
             query_BTNH = query_BTNH.astype(held.keys_BTF.dtype)
+            held = held._replace(values_BTF=values_of(*held))
             mixed_BTNH, logsumexp_BTN = attend_block(
                 query_BTNH, *held, distance, softcap=self.softcap, window=self.window, **options
             )

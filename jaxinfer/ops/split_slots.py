@@ -34,7 +34,7 @@ def has_split_slots(keys_LBSF: Num[Array, "L B S F"], backend: Backend) -> bool:
 def attend_to_split_slots(
     query_BTNH: Float[Array, "B T N H"],
     keys_LBSF: Num[Array, "L B S F"],
-    values_LBSF: Num[Array, "L B S F"],
+    values_LBSF: Num[Array, "L B S _"],
     keys_BTKH: Float[Array, "B T K H"],
     values_BTKH: Float[Array, "B T K H"],
     layer: Int[Array, ""] | int,
@@ -46,7 +46,7 @@ def attend_to_split_slots(
     softcap: float | None = None,
     window: int | None = None,
     sink_logits_N: Float[Array, " N"] | None = None,
-) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S F"]]:
+) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S _"]]:
     """Write one layer's new tokens and attend from them to all slots.
 
     Slots past the end are dropped. XLA joins what the devices find; they send as much data as the queries have. If the

@@ -101,6 +101,23 @@ OTHER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "truncate": False,
             },
         },
+        # Latent attention, with compressed queries; the first of two layers is dense.
+        "deepseek_v3": {
+            "model_type": "deepseek_v3",
+            **_SIZES,
+            "intermediate_size": 48,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 20,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 12,
+            "v_head_dim": 10,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+        },
         "qwen2_moe": {
             "model_type": "qwen2_moe",
             **_LLAMA_LIKE,

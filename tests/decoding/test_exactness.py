@@ -103,6 +103,14 @@ def test_texts_of_every_family_are_those_of_plain_decoding(covered, name, model)
     check_covered(one, CASES[name].strategy(model, one.lm, one.whole.texts))
 
 
+# Streams have adapters, which latent attention does not take.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in CASES if "streams" not in name])
+def test_texts_of_latent_attention_are_those_of_plain_decoding(covered, name):
+    one = covered("deepseek_v3", "float32")
+    check_covered(one, CASES[name].strategy("deepseek_v3", one.lm, one.whole.texts))
+
+
 @pytest.mark.parametrize(("name", "model", "dtype"), OTHER_DTYPES)
 def test_texts_of_every_dtype_are_those_of_plain_decoding(covered, name, model, dtype):
     one = covered(model, dtype)

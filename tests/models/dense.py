@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from jaxinfer.models.config import DecoderConfig, Rope
 from jaxinfer.models.rope_frequencies import long_frequencies, static_frequencies
 from jaxinfer.notation import Params
+from tests.models.dense_latent import latent_attention
 from tests.models.restack import at
 
 _erf = np.vectorize(math.erf)
@@ -66,6 +68,8 @@ def _block(config: DecoderConfig, block: Params, layer: int, hidden_TD: np.ndarr
 
 def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: np.ndarray) -> np.ndarray:
     kind, count = config.layers[layer], len(inputs_TD)
+    if config.latent is not None:
+        return latent_attention(config, attention, inputs_TD, _linear, partial(_rotated, kind.rope))
 
     def heads(name: str) -> np.ndarray:
         heads_TNH = _linear(attention[name], inputs_TD).reshape(count, -1, config.head_dim)

@@ -37,6 +37,7 @@ ORDINARY = (
     "arcee",
     "cohere-qk_norm",
     "cohere2",
+    "deepseek_v2-groups-yarn",
     "glm4",
     "gpt2-n_inner-untied-scales",
     "gpt_neox",
@@ -74,9 +75,17 @@ SECOND = (
     "stablelm",
     "starcoder2-no_bias-untied",
 )
-MIXTURES = ("qwen2_moe-shared-one_dense", "glm4_moe-groups")
+MIXTURES = ("qwen2_moe-shared-one_dense", "glm4_moe-groups", "deepseek_v3-bias")
 # Further families with experts, of which all that is computed is that of others.
-THIRD = ("mixtral-window", "qwen3_moe-every_second", "olmoe", "granitemoe", "granitemoeshared-bias")
+THIRD = (
+    "mixtral-window",
+    "qwen3_moe-every_second",
+    "olmoe",
+    "granitemoe",
+    "granitemoeshared-bias",
+    "deepseek_v2-greedy",
+    "glm4_moe_lite",
+)
 
 
 def tier(name: str, ordinary: bool) -> Any:

@@ -158,10 +158,9 @@ def read_shape(options: argparse.Namespace, lm: LanguageModel) -> DFlashConfig:
         mask_token = next((one for one in lm.eos_token_ids if one < config.vocab_size), 0)
     if mask_token >= config.num_tokens:
         raise InvalidOption(f"--mask-token {mask_token}: the base has the tokens 0 to {config.num_tokens - 1}")
-    if config.head_dim % 2:
-        raise InvalidOption(
-            f"the base's heads of {config.head_dim} channels cannot turn in pairs: take another drafter"
-        )
+    _, head_dim = config.own_heads
+    if head_dim % 2:
+        raise InvalidOption(f"the base's heads of {head_dim} channels cannot turn in pairs: take another drafter")
     return dflash_for(config, options.layers, options.block_size, mask_token, features, options.ffn)
 
 

@@ -28,6 +28,7 @@ class Cost:
 def decode_cost(config: DecoderConfig, params: Params, cache_itemsize: int, batch: int, length: float) -> Cost:
     """Return the cost of one plain step of ``batch`` rows over sequences of ``length`` tokens."""
     kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_itemsize * length
+    kv_bytes /= 1 if config.latent is None else 2
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * length
     per_row = 2 * (_block_weights(config, params) + config.vocab_size * config.model_dim) + attention
     return Cost(float(_read_bytes(config, params, batch) + batch * kv_bytes), float(batch * per_row))

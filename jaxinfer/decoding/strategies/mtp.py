@@ -34,7 +34,7 @@ class Mtp(Strategy):
     """
 
     name: ClassVar[str] = "mtp"
-    description: ClassVar[str] = "draft with the checkpoint's own layer for further tokens (GLM-4.5, MiMo)"
+    description: ClassVar[str] = "draft with the checkpoint's own layer for further tokens (GLM-4.5, DeepSeek-V3, MiMo)"
 
     heads: str = ""
     num_draft_tokens: int = 1

@@ -19,6 +19,7 @@ from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Target, Verified
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.masks import causal_ancestors
@@ -155,7 +156,7 @@ class TriForce(Strategy):
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Smaller:
         # Until the first verification has asked for something, the first chunks stand in.
         config, backend, full = model.config, model.decoder.backend, self._full_parts(model, state)
-        shape = state.lengths_B.shape[0], config.num_heads, config.head_dim
+        shape = state.lengths_B.shape[0], config.num_heads, cached_width(config, backend)
         dtype = jnp.dtype(backend.compute_dtype)
         sizes, held_B = self.sizes(full[0].keys.shape[2]), jnp.maximum(state.lengths_B - 1, 0)
         retrieval, streaming = [], []
@@ -184,8 +185,9 @@ class TriForce(Strategy):
 
     def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         """Run the target over the chain, and return its queries as well."""
-        config, dtype = model.config, jnp.dtype(model.decoder.backend.compute_dtype)
-        shape = *nodes.positions_BM.shape, config.num_heads, config.head_dim
+        config, backend = model.config, model.decoder.backend
+        dtype = jnp.dtype(backend.compute_dtype)
+        shape = *nodes.positions_BM.shape, config.num_heads, cached_width(config, backend)
         full = self._full_parts(model, state)
         recording = [RecordingCache(part, jnp.zeros((part.keys.shape[0], *shape), dtype)) for part in full]
         cache = self._with_full_parts(model, state.cache, recording)

@@ -186,6 +186,7 @@ def dflash_for(
     """
     ropes = [kind.rope for kind in config.kinds if kind.rope is not None]
     theta = max((rope.theta for rope in ropes), default=10000.0)
+    num_kv_heads, head_dim = config.own_heads
     decoder = DecoderConfig(
         family="qwen3",
         vocab_size=config.num_tokens,
@@ -193,11 +194,11 @@ def dflash_for(
         model_dim=config.model_dim,
         ffn_dim=ffn_dim or config.ffn_dim,
         num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         max_position=config.max_position,
         norm_eps=config.norm_eps,
-        layer_pattern=(LayerKind(Rope(theta, config.head_dim)),),
+        layer_pattern=(LayerKind(Rope(theta, head_dim)),),
         qk_norm="head",
         tied_embeddings=True,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.cohere import COHERE, COHERE2
+from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from jaxinfer.models.families.exaone import EXAONE4
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.gemma import GEMMA
@@ -40,6 +41,7 @@ _ALL = (
     *(OLMO2, OLMO3, SMOLLM3, GRANITE, GRANITE_HYBRID, GLM, GLM4, STABLELM, STARCODER2, COHERE, COHERE2),
     *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4, GPT_NEOX),
     *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE, GPT_OSS, MIMO),
+    *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

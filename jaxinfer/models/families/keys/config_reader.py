@@ -46,6 +46,14 @@ class ConfigReader:
             raise self.refuse(key, value, f"it must be an integer from 0 to {_LARGEST_INT}")
         return value
 
+    def optional_int(self, key: str, default: int | None = None) -> int | None:
+        """Read an integer of at least 1, or None if it is null."""
+        self._read.add(key)
+        value = self._config.get(key, default)
+        if value is not None and (not _is_int(value) or not 1 <= value <= _LARGEST_INT):
+            raise self.refuse(key, value, f"it must be an integer from 1 to {_LARGEST_INT}, or null")
+        return value
+
     def positive_float(self, key: str, default: float | None = None, least: float = 0.0) -> float:
         """Read a finite number above 0 and not below ``least``."""
         value = self._value(key, default)

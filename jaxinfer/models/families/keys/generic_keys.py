@@ -97,6 +97,8 @@ _EXPERTS = _DROPOUT | {"output_router_logits", "router_aux_loss_coef", "router_j
 
 # A second name of a key that is read, and the length that the rotation was trained for, which its section has too.
 _GPT_OSS = frozenset({"experts_per_token", "initial_context_length"})
+# Training, and where the model's own code is.
+_DEEPSEEK = _EXPERTS | {"aux_loss_alpha", "auto_map", "ep_size", "pretraining_tp", "seq_aux"}
 
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
@@ -134,6 +136,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "granitemoehybrid": _DROPOUT | frozenset(_GRANITE_HYBRID.split()),
         **dict.fromkeys(("mixtral", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe"), _EXPERTS),
         "gpt_oss": _EXPERTS | _GPT_OSS,
+        **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _DEEPSEEK),
         **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},
         "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),
