@@ -96,7 +96,7 @@ def measure_sparsity(
     for index, step in enumerate(steps):
         ids_BT = np.asarray(tokens, np.int32)[places[step]]
         seconds = _seconds((dense, lm), ids_BT, step[1], repeats)
-        found.append(StepSpeed(*step, _skipped(lm, [layer.needed[index] for layer in layers], step), *seconds))
+        found.append(StepSpeed(*step, skipped_share(lm, [layer.needed[index] for layer in layers], step), *seconds))
         advance(f"{step[0]}x{step[1]}")
     return SparsityReport(
         model=name,
@@ -127,7 +127,7 @@ def _needed(active_TF: np.ndarray, places_BT: np.ndarray, unit: int) -> float:
     return float(active_F.reshape(-1, unit).any(axis=1).mean())
 
 
-def _skipped(lm: LanguageModel, needed: Sequence[float], step: tuple[int, int]) -> float:
+def skipped_share(lm: LanguageModel, needed: Sequence[float], step: tuple[int, int]) -> float:
     """Return the share of all weights that a step does not read, by what each layer needs."""
     if step[0] * step[1] > MOST_ROWS:
         return 0.0
