@@ -23,6 +23,8 @@ from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_adapters import ModelAdapters
 from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
 from jaxinfer.model_params import loaded_checkpoint, stored_fingerprint
+from jaxinfer.model_sparsity import check_sparse_params, check_sparsity
+from jaxinfer.models.active_columns import ActiveColumns
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
@@ -80,6 +82,7 @@ class LanguageModel:
         partitioner = partitioner_of(mesh)
         check_mesh(layout, partitioner)
         partitioner.check(config)
+        check_sparsity(config, backend, partitioner)
         part = partitioner.partition(config, backend)
         self.config = config
         self.params = partitioner.place_params(config, backend, params)
@@ -92,6 +95,8 @@ class LanguageModel:
         self._is_rounded = is_rounded
         self._resolved: dict[Strategy, Strategy] = {}
         self._has_engine = False
+        check_sparse_params(self.params, backend)
+        self._columns = None if backend.sparsity is None else ActiveColumns(self.params)
         self.loaded_adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint)
         if tokenizer is not None:
             self.tokenizer = tokenizer
@@ -307,8 +312,12 @@ class LanguageModel:
 
     @property
     def adapted_params(self) -> Params:
-        """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own."""
-        return self.loaded_adapters.beside(self.params)
+        """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own.
+
+        A model that leaves features out has columns of some kernels there too.
+        """
+        params = self.loaded_adapters.beside(self.params)
+        return params if self._columns is None else self._columns.beside(params)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load a low-rank adapter (LoRA, rsLoRA, DoRA) from a folder that PEFT saved, under a name for `generate`.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from jax.sharding import Mesh
@@ -14,8 +15,10 @@ from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_max_len, check_mesh, read_tokenizer
 from jaxinfer.model_params import check_few_bits, check_form, check_kernels, read_params
+from jaxinfer.model_sparsity import check_sparsity
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.sparsity import parse_sparsity
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import partitioner_of
 from jaxinfer.start_times import Clock, LoadTimes
@@ -30,6 +33,7 @@ def load(
     layers: int | None = None,
     weights: str | None = None,
     activations: str | None = None,
+    sparsity: str | None = None,
     exact: str | None = None,
     max_len: int | None = None,
     cache: str | CacheLayout = "dense",
@@ -50,6 +54,8 @@ def load(
     of a model that was trained for it, as by LayerSkip. ``weights`` are rounded to ``"int8"``, ``"int4:group=64"``,
     ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``): faster, and except for ``"gguf"`` another text.
     ``activations="int8"`` rounds what int8 and int4 weights multiply to bytes too: faster again, another text again.
+    ``sparsity`` leaves out features of feed-forward layers: ``"exact"`` those that ReLU makes zero, in the same bits;
+    ``"threshold:0.01"`` or ``"topk:512"`` more of them, another text (``jaxinfer/ops/cpu_kernels/active``).
     ``exact`` is what strategies share with plain decoding: ``"bits"``, or the tokens up to rounding, ``"margin"``
     (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
     ``max_len`` bounds prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``,
@@ -72,6 +78,7 @@ def load(
         collectives=collectives,
         activations=activations,
     )
+    backend = replace(backend, sparsity=parse_sparsity(sparsity))
     layout, partitioner, few_bits = parse_layout(cache), partitioner_of(mesh), parse_few_bits(weights)
     times, clock = LoadTimes(), Clock()
     checkpoint = open_checkpoint(model, revision=revision, token=token, notice=notice, progress=progress)
@@ -83,6 +90,9 @@ def load(
     check_few_bits(few_bits, backend)
     check_form(few_bits, activations)
     partitioner.check(config)
+    check_sparsity(config, backend, partitioner)
+    if sparsity is not None and weights is not None:
+        raise InvalidOption(f"sparsity {sparsity!r} does not go with weights {weights!r} yet: leave out one of them")
     times.open_seconds = clock.lap()
     tokenizer = None
     with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it

@@ -130,5 +130,5 @@ def read_params(
         return convert()
     weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
     # Weights are the same whatever is asked of steps.
-    layout = (config, replace(backend, step_rows=1, activations=None))
+    layout = (config, replace(backend, step_rows=1, activations=None, sparsity=None))
     return weights.load(checkpoint, layout if few_bits is None else (*layout, few_bits), convert)

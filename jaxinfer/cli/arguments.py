@@ -80,6 +80,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
     if has_weights:
         add_weights_argument(group)
         add_activations_argument(group)
+    add_sparsity_argument(group)
     add_exact_argument(group)
     group.add_argument(
         "--max-len",
@@ -168,6 +169,16 @@ def add_activations_argument(parser: Any) -> None:
         "--activations",
         metavar="A",
         help="round what int8 and int4 weights multiply to bytes too: int8 (default: as wide as computed)",
+    )
+
+
+def add_sparsity_argument(parser: Any) -> None:
+    """Add which features are left out."""
+    parser.add_argument(
+        "--sparsity",
+        metavar="S",
+        help="leave out features of feed-forward layers: exact, those that ReLU makes zero; threshold:T or topk:K, "
+        "more of them, which changes the text (default: none)",
     )
 
 

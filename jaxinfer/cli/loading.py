@@ -22,6 +22,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             layers=options.layers,
             weights=options.weights,
             activations=options.activations,
+            sparsity=options.sparsity,
             exact=options.exact,
             max_len=options.max_len,
             cache=options.cache,

@@ -1,12 +1,13 @@
 """Linear layers and tables as Linen modules; their parameters have logical axis names for sharding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.active_columns import COLUMNS
 from jaxinfer.models.adapters import ADAPTER, LOADED
 from jaxinfer.models.layers import KERNEL, TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float, Int
@@ -76,17 +77,26 @@ class Linear(nn.Module):
         return _adapted(output, inputs, self.get_variable("params", ADAPTER), self.backend, self.split)
 
     @property
+    def columns(self) -> Any:
+        """The kernel once more, ``[in, out]``; None if the parameters do not hold it (`models.active_columns`)."""
+        return self.get_variable("params", COLUMNS) if self.has_variable("params", COLUMNS) else None
+
+    @property
     def loaded(self) -> Any:
         """The stacks of loaded adapters, None if no adapter has a part in this layer."""
         return self.get_variable("params", LOADED) if self.has_variable("params", LOADED) else None
 
 
 def project(
-    inputs: Float[Array, "*rows d_in"], layers: Sequence[Linear], adapters_B: Int[Array, " B"] | None = None
+    inputs: Float[Array, "*rows d_in"],
+    layers: Sequence[Linear],
+    adapters_B: Int[Array, " B"] | None = None,
+    products: Callable[..., list[Any]] | None = None,
 ) -> list[Float[Array, "*rows _"]]:
     """Return the outputs of several linear layers of one module, backend and split for the same inputs.
 
-    With ``adapters_B`` inputs are ``[B, T, d_in]``, and each row takes the loaded adapter of that number.
+    With ``adapters_B`` inputs are ``[B, T, d_in]``, and each row takes the loaded adapter of that number. ``products``
+    are those of `jaxinfer.ops.matmul.linears`.
     """
     backend, split = layers[0].backend, layers[0].split
     assert all(layer.split == split for layer in layers)
@@ -98,7 +108,7 @@ def project(
     # A gain is of the kernel's output alone.
     later = [each is not None and "gain" in each for each in loaded]
     weights = [(kernel, None if is_later else bias) for (kernel, bias), is_later in zip(weights, later)]
-    outputs = linears(inputs, weights, backend, backend.transposed_kernels, split)
+    outputs = linears(inputs, weights, backend, backend.transposed_kernels, split, products)
     if adapters_B is not None and any(each is not None for each in loaded):
         outputs = _with_own(outputs, inputs, loaded, biases, adapters_B, backend, split)
     return [layer.adapt(output, inputs) for layer, output in zip(layers, outputs)]

@@ -1,6 +1,7 @@
 """The dense feed-forward layer."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.active_products import MOST_ROWS, active_inputs, chosen_outputs, pays
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.rounding import rounded
 
@@ -48,12 +50,22 @@ class MLP(nn.Module):
             Linear(self.width or config.ffn_dim, (axis, "embed"), self.backend, config.mlp_bias, name=name)
             for name in (("gate", "up") if config.gated_mlp else ("up",))
         ]
-        first_BTF, *rest = (
-            tap(self, f"{layer.name}_product", flat) for layer, flat in zip(wide, project(inputs_BTD, wide, adapters_B))
-        )
-        hidden_BTF = activate(first_BTF)
-        for other_BTF in rest:
-            hidden_BTF = hidden_BTF * other_BTF
-        tap(self, "activated", hidden_BTF)
         down = Linear(config.model_dim, ("embed", axis), self.backend, config.mlp_bias, name="down")
-        return tap(self, "result", down(hidden_BTF, adapters_B))
+        columns, sparsity = down.columns, self.backend.sparsity
+        # A product that leaves outputs out comes after what says which.
+        in_turn = inputs_BTD.shape[0] * inputs_BTD.shape[1] <= MOST_ROWS
+        at_first = wide[:1] if columns is not None and in_turn else wide
+        first_BTF, *rest = project(inputs_BTD, at_first, adapters_B)
+        hidden_BTF = activate(tap(self, f"{wide[0].name}_product", first_BTF))
+        if sparsity is not None:
+            hidden_BTF = sparsity.keep(hidden_BTF)
+        products = None
+        if columns is not None and in_turn:
+            is_few = pays(hidden_BTF, columns.dtype)
+            products = partial(active_inputs, columns=columns, is_few=is_few)
+            chosen = partial(chosen_outputs, active=hidden_BTF, is_few=is_few)
+            rest = [flat for layer in wide[1:] for flat in project(inputs_BTD, [layer], adapters_B, chosen)]
+        for layer, other_BTF in zip(wide[1:], rest):
+            hidden_BTF = hidden_BTF * tap(self, f"{layer.name}_product", other_BTF)
+        tap(self, "activated", hidden_BTF)
+        return tap(self, "result", project(hidden_BTF, [down], adapters_B, products)[0])

@@ -30,6 +30,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import PIPELINE, SEQUENCE
 from jaxinfer.ops.cpu_kernels import machine_code
 from jaxinfer.ops.rows_in_bytes import CACHE_DTYPES, holds_bytes, row_lanes
+from jaxinfer.ops.sparsity import Sparsity
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -63,7 +64,8 @@ class Backend:
     tables and find the best token, too. ``step_rows`` is the number of nodes that a step is filled up to, or to a
     multiple of, where no kernels keep bits (`fixed_rows`). ``collectives`` is what devices send each other to add up
     activations: ``int8``, or None for what they are (`quantized_sums`). ``activations`` is what rows are rounded to
-    before blocks' quantized kernels multiply them: ``int8`` (`rounded_products`), or None.
+    before blocks' quantized kernels multiply them: ``int8`` (`rounded_products`), or None. ``sparsity`` says which
+    features of a feed-forward layer are left out; None is none.
     """
 
     platform: Platform
@@ -85,6 +87,7 @@ class Backend:
     step_rows: int = 1
     collectives: str | None = None
     activations: str | None = None
+    sparsity: Sparsity | None = None
 
     @property
     def slot_shards(self) -> int:

@@ -1,7 +1,7 @@
 """Products with weights, accumulated in float32 or wider."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,9 +49,13 @@ def linears(
     backend: Backend,
     transposed: bool = False,
     split: Split = WHOLE,
+    products: Callable[..., list[Any]] | None = None,
 ) -> list[Float[Array, "*rows _"]]:
-    """Apply `linear` with each of several kernels and their biases, in one call if that is faster."""
-    outputs = _products(inputs, [kernel for kernel, _ in weights], backend, transposed, split)
+    """Apply `linear` with each of several kernels and their biases, in one call if that is faster.
+
+    ``products`` multiplies by the kernels in another way (`jaxinfer.ops.active_products`).
+    """
+    outputs = (products or _products)(inputs, [kernel for kernel, _ in weights], backend, transposed, split)
     biases = [bias for _, bias in weights]
     outputs = [output if bias is None else output + bias.astype(output.dtype) for output, bias in zip(outputs, biases)]
     return [output.astype(backend.compute_dtype) for output in outputs]

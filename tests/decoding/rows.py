@@ -54,7 +54,7 @@ def run(
     num_rows: int | None = None,
 ) -> list[Row]:
     """Decode requests as one batch to their end."""
-    batch = RunningBatch(lm.programs, lm.params, strategy, requests, eos_token_ids, lm.max_len, num_rows)
+    batch = RunningBatch(lm.programs, lm.adapted_params, strategy, requests, eos_token_ids, lm.max_len, num_rows)
     rows: list[list[int]] = [[] for _ in requests]
     while True:
         for row, news in zip(rows, batch.new_tokens()):

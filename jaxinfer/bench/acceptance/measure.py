@@ -118,7 +118,7 @@ class AcceptanceRun:
             # Step costs are measured at one cache size only: that of the prompt of median length.
             length = statistics.median_high(len(sample.tokens) for sample in self.samples)
             slots = cache_bucket(length + self.workload.max_new_tokens, 1, self.model.max_len)
-            decoder, params = self.model.programs.decoder, self.model.params
+            decoder, params = self.model.programs.decoder, self.model.adapted_params
             self.costs[batch] = measure_step_costs(decoder, params, batch, slots, self.workload.node_counts)
             for name, strategy in self.strategies.items():
                 self.drafters[batch, name] = drafter_seconds(strategy, batch, slots)

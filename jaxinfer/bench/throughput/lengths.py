@@ -27,7 +27,7 @@ def run_static(
 ) -> int:
     """Decode prompts, each to its number of new tokens, as one batch until all have ended; return the tokens in all."""
     requests = [Request(list(prompt), len(prompt) + limit, sampling) for prompt, limit in asked]
-    batch = RunningBatch(lm.programs, lm.params, lm.resolve(strategy), requests, (), lm.max_len)
+    batch = RunningBatch(lm.programs, lm.adapted_params, lm.resolve(strategy), requests, (), lm.max_len)
     while not batch.done:
         batch.advance(_STEPS)
     return sum(map(len, batch.new_tokens()))

@@ -14,7 +14,7 @@ from jaxinfer.cli.arguments import (
     add_weights_argument,
     whole_number,
 )
-from jaxinfer.cli.commands import acceptance, quality, throughput
+from jaxinfer.cli.commands import acceptance, quality, sparsity, throughput
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.errors import InvalidOption
 
@@ -57,12 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quality.add_arguments(
         kinds.add_parser("quality", help="perplexity, agreement and exact answers, with weights in fewer bits")
     )
+    sparsity.add_arguments(
+        kinds.add_parser("sparsity", help="features that are zero, weights that are not read, speed by batch and tree")
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table, or one JSON object."""
-    others = {"acceptance": acceptance.run, "throughput": throughput.run, "quality": quality.run}
-    return others.get(options.kind, _run_latency)(options)
+    others = {"acceptance": acceptance, "throughput": throughput, "quality": quality, "sparsity": sparsity}
+    return others[options.kind].run(options) if options.kind in others else _run_latency(options)
 
 
 def _run_latency(options: argparse.Namespace) -> int:

@@ -89,6 +89,7 @@ def drafter_backend(backend: Backend) -> Backend:
         remat_layers=False,
         collectives=None,
         activations=None,
+        sparsity=None,
     )
 
 

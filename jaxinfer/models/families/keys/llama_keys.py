@@ -50,7 +50,7 @@ def read_llama_keys(
     if head_dim % 2:
         raise reader.refuse("head_dim", head_dim, "rotary positions need an even head_dim")
     if activation is None:
-        activation = reader.choice("hidden_act", {"silu": "silu", "swish": "silu"}, default="silu")
+        activation = reader.choice("hidden_act", {"silu": "silu", "swish": "silu", "relu": "relu"}, default="silu")
     return DecoderConfig(
         family=family,
         vocab_size=reader.positive_int("vocab_size", defaults["vocab_size"]),

@@ -1,0 +1,48 @@
+"""Refuses sparsity where a model has none, or where it does not run yet."""
+
+import jax.numpy as jnp
+
+from jaxinfer.errors import InvalidOption
+from jaxinfer.models.active_columns import feed_forward_kernels
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.layers import KERNEL
+from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels.active.products import leaves_out
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.parallel.partitioner import Partitioner
+
+_WITH_ZEROS = ("relu", "relu_squared")
+
+
+def check_sparsity(config: DecoderConfig, backend: Backend, partitioner: Partitioner) -> None:
+    """Refuse sparsity, if it is asked for, by what is known before weights are read."""
+    sparsity = backend.sparsity
+    if sparsity is None:
+        return
+    asked = f"sparsity {sparsity.name!r}"
+    if partitioner.mesh is not None:
+        raise InvalidOption(f"{asked} runs on one device: leave out the mesh, or the sparsity")
+    if config.experts is not None:
+        raise InvalidOption(f"{asked} is for dense feed-forward layers, not for experts: leave it out")
+    if sparsity.kind == "exact" and config.activation not in _WITH_ZEROS:
+        raise InvalidOption(
+            f"{asked}: {config.family} with {config.activation} has no zeros to leave out: use threshold:T or topk:K, "
+            "which change the text, or a model with ReLU (python -m train.relufy makes one)"
+        )
+    if not backend.cpu_kernels or not leaves_out(backend.param_dtype, config.ffn_dim, config.model_dim):
+        raise InvalidOption(f"{asked} has no products for {backend.param_dtype} on this processor: leave it out")
+
+
+def check_sparse_params(params: Params, backend: Backend) -> None:
+    """Refuse sparsity, if it is asked for, with kernels in few bits or with weights of which zeros are not zero."""
+    if backend.sparsity is None:
+        return
+    asked = f"sparsity {backend.sparsity.name!r}"
+    for name, mlp in feed_forward_kernels(params).items():
+        for part in {"up", "down"} & mlp.keys():
+            kernel = mlp[part][KERNEL]
+            if isinstance(kernel, QuantizedArray):
+                raise InvalidOption(f"{asked} does not go with weights in few bits yet: {name}.{part} has them")
+            if not bool(jnp.all(jnp.isfinite(kernel))):
+                raise InvalidOption(f"{asked}: {name}.{part} has weights that are not finite, which zeros leave NaN")

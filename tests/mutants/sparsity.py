@@ -1,0 +1,115 @@
+"""Faults of features that are left out: their lists, the order of sums, which layout is read, what is counted."""
+
+from tests.mutants.fault import Fault
+
+_ACTIVE = "jaxinfer/ops/cpu_kernels/active"
+_PRODUCTS, _TEXTS = "tests/ops/test_active_products.py", "tests/decoding/test_sparsity.py"
+_BITS = f"{_PRODUCTS}::test_products_by_columns_have_the_bits_of_those_by_rows_and_read_no_more_than_they_need"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "only the first row says which features are active",
+        f"{_ACTIVE}/lists.py",
+        'code.repeated("each_row", 0, "%rows", 1, (some, everything))',
+        'code.repeated("each_row", 0, 1, 1, (some, everything))',
+        _BITS,
+    ),
+    Fault(
+        "a zero with a sign is active",
+        f"{_ACTIVE}/lists.py",
+        "_WITHOUT_SIGNS = {False: 0x7FFFFFFF, True: 0x7FFF7FFF}",
+        "_WITHOUT_SIGNS = {False: -1, True: -1}",
+        _BITS,
+    ),
+    Fault(
+        "classes are added one after the other, not as lanes are",
+        f"{_ACTIVE}/column_code.py",
+        "zip(of_classes[::2], of_classes[1::2])",
+        "zip(of_classes[: len(of_classes) // 2], of_classes[len(of_classes) // 2 :])",
+        _BITS,
+    ),
+    Fault(
+        "the sums of a second block of rows are written over the first's",
+        f"{_ACTIVE}/column_code.py",
+        'row = code.arithmetic("add", block.index, each_row.index)',
+        'row = code.arithmetic("add", 0, each_row.index)',
+        _BITS,
+    ),
+    Fault(
+        "a zero made of underflow keeps its sign",
+        f"{_ACTIVE}/column_code.py",
+        "code.value(f\"and i1 {is_negative}, {code.value('xor i1 %has_all, true')}\")",
+        "code.value(f\"and i1 false, {code.value('xor i1 %has_all, true')}\")",
+        f"{_PRODUCTS}::test_a_zero_made_of_underflow_has_the_sign_that_it_has_with_all_terms",
+    ),
+    Fault(
+        "outputs that nobody chose keep what was in memory",
+        f"{_ACTIVE}/row_code.py",
+        'with code.repeated("each_zeros", 0, rows) as each:',
+        'with code.repeated("each_zeros", 1, rows) as each:',
+        f"{_PRODUCTS}::test_chosen_rows_of_weights_have_the_bits_of_all_and_no_other_is_read",
+    ),
+    Fault(
+        "a threshold itself is kept",
+        "jaxinfer/ops/sparsity.py",
+        "sizes <= self.amount",
+        "sizes < self.amount",
+        f"{_PRODUCTS}::test_thresholds_and_counts_decide_what_is_kept",
+    ),
+    Fault(
+        "one more than K are kept",
+        "jaxinfer/ops/sparsity.py",
+        "keepdims=True) >= count",
+        "keepdims=True) > count",
+        f"{_PRODUCTS}::test_thresholds_and_counts_decide_what_is_kept",
+    ),
+    Fault(
+        "whatever is active, features are left out",
+        "jaxinfer/ops/active_products.py",
+        "<= LARGEST_SHARE[products.unit_of(dtype)]",
+        "<= 1.0",
+        f"{_TEXTS}::test_few_active_features_pay_and_many_do_not",
+    ),
+    Fault(
+        "a prompt reads columns too",
+        "jaxinfer/models/mlp.py",
+        "<= MOST_ROWS",
+        "<= 2 * MOST_ROWS",
+        f"{_TEXTS}::test_columns_are_what_a_step_reads_and_rows_what_a_prompt_reads",
+    ),
+    Fault(
+        "a step reads rows of down as a prompt does",
+        "jaxinfer/models/mlp.py",
+        "project(hidden_BTF, [down], adapters_B, products)",
+        "project(hidden_BTF, [down], adapters_B)",
+        f"{_TEXTS}::test_columns_are_what_a_step_reads_and_rows_what_a_prompt_reads",
+    ),
+    Fault(
+        "the first feature is never active for up",
+        "jaxinfer/models/mlp.py",
+        "active=hidden_BTF, is_few=is_few",
+        "active=hidden_BTF * (jnp.arange(hidden_BTF.shape[2]) > 0), is_few=is_few",
+        f"{_TEXTS}::test_with_a_gate_texts_are_those_of_all_features",
+    ),
+    Fault(
+        "a model without zeros has exact sparsity",
+        "jaxinfer/model_sparsity.py",
+        'sparsity.kind == "exact" and config.activation',
+        "sparsity.kind == sparsity.name and not config.activation",
+        f"{_TEXTS}::test_what_has_no_sparsity_is_refused_in_one_line",
+    ),
+    Fault(
+        "infinite weights of down are not looked for",
+        "jaxinfer/model_sparsity.py",
+        'for part in {"up", "down"} & mlp.keys():',
+        'for part in {"up"} & mlp.keys():',
+        f"{_TEXTS}::test_what_has_no_sparsity_is_refused_in_one_line",
+    ),
+    Fault(
+        "a layer that reads everything is said to leave weights out",
+        "jaxinfer/bench/sparsity/measure.py",
+        "if share <= LARGEST_SHARE[unit_of(lm.backend.param_dtype)]:",
+        "if share <= 1.0:",
+        "tests/bench/test_sparsity.py::test_weights_are_not_read_where_leaving_them_out_pays",
+    ),
+)
