@@ -19,8 +19,10 @@ from tests.cache.test_laws import (
     write_chunk,
 )
 
+WIDE = ("ring-window-3", "retrieval-tail", "streaming-2-3")
 
-@pytest.mark.parametrize("name", ["dense", "paged", "ring-window-3", "retrieval-tail", "streaming-2-3"])
+
+@pytest.mark.parametrize("name", ["dense", "paged", *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE)])
 def test_keys_are_values_too(name):
     rng = np.random.default_rng(0)
 

@@ -10,13 +10,12 @@ SAMPLINGS = [
     SamplingParams(temperature=0.7, top_k=6, seed=3, ignore_eos=True, logprobs=True),
 ]
 
-# Latent attention in every run.
-MARKS = {"granite": pytest.mark.slow, "glm4_moe": pytest.mark.slow, "deepseek_v3": ()}
+WIDE = ("granite", "glm4_moe", "deepseek_v3")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=MARKS.get(name, pytest.mark.exhaustive)) for name in OTHER_CONFIGS],
+    [pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in OTHER_CONFIGS],
 )
 def test_prompt_lookup_writes_what_plain_decoding_of_each_row_alone_writes(name):
     lm = random_model(name)

@@ -55,7 +55,7 @@ def tiny():
     return random_model("deepseek_v3")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_engine_writes_what_the_model_writes(tiny):
     prompts = random_prompts()[:3]
     expected = [one.tokens for one in tiny.generate(prompts, max_new_tokens=12)]
@@ -89,6 +89,7 @@ def folders(tmp_path_factory):
     return plain, published
 
 
+@pytest.mark.slow
 def test_blocks_of_floats_of_8_bits_are_what_they_stand_for(folders):
     plain, published = (jaxinfer.load(folder) for folder in folders)
     text = list(range(2, 40))

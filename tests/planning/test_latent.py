@@ -14,6 +14,7 @@ DEEPSEEK_V3 = planned_config("deepseek-v3")
 ROW = 640 * 2
 
 
+@pytest.mark.slow
 def test_a_step_reads_one_row_a_token_and_layer():
     mesh = MeshConfig(expert=4, tensor=8)
     deployment = Deployment(DEEPSEEK_V3, "v5p:4x4x2", mesh, batch=32, max_len=4096, prompt_tokens=512)

@@ -127,7 +127,7 @@ def split_experts(tensors: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@pytest.fixture(scope="module", params=["mimo", "glm", pytest.param("deepseek", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["mimo", "glm", pytest.param("deepseek", marks=pytest.mark.exhaustive)])
 def published(request, tmp_path_factory):
     reference = Reference(request.param)
     return reference, reference.write(tmp_path_factory.mktemp(request.param))

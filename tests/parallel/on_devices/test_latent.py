@@ -25,7 +25,8 @@ def single():
 
 
 @pytest.mark.parametrize(
-    "mesh", [pytest.param(mesh, marks=() if mesh == MESHES[1] else pytest.mark.exhaustive) for mesh in MESHES]
+    "mesh",
+    [pytest.param(mesh, marks=pytest.mark.slow if mesh == MESHES[1] else pytest.mark.exhaustive) for mesh in MESHES],
 )
 def test_logits_are_those_of_one_device(single, mesh):
     lm, texts, expected = single
