@@ -99,8 +99,8 @@ def test_columns_are_what_a_step_reads_and_rows_what_a_prompt_reads(gated):
     np.testing.assert_array_equal(
         blocks["layer_0"]["mlp"]["down"][COLUMNS].T, exact.params["blocks"]["layer_0"]["mlp"]["down"]["kernel"]
     )
-    exact._columns._columns = {name: -columns for name, columns in exact._columns._columns.items()}
-    exact._columns._last = None
+    held = exact._beside_columns.__self__
+    held._columns, held._last = {name: -columns for name, columns in held._columns.items()}, None
     (found,) = run(exact, REQUESTS[:1])
     assert found.logprobs[0] == expected[0].logprobs[0]
     assert found.logprobs[1:] != expected[0].logprobs[1:]
