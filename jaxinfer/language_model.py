@@ -23,8 +23,7 @@ from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_adapters import ModelAdapters
 from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
 from jaxinfer.model_params import loaded_checkpoint, stored_fingerprint
-from jaxinfer.model_sparsity import check_sparse_params, check_sparsity
-from jaxinfer.models.active_columns import ActiveColumns
+from jaxinfer.model_sparsity import columns_beside
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
@@ -82,21 +81,17 @@ class LanguageModel:
         partitioner = partitioner_of(mesh)
         check_mesh(layout, partitioner)
         partitioner.check(config)
-        check_sparsity(config, backend, partitioner)
         part = partitioner.partition(config, backend)
-        self.config = config
+        self.config, self.backend = config, backend
         self.params = partitioner.place_params(config, backend, params)
-        self.backend = backend
         self.max_len = max_len or (_ENDLESS if is_endless(layout) else config.max_position)
         programs = None if kept is None else KeptPrograms(KeptFolder(Path(kept) / "programs", _MAX_PROGRAMS_BYTES))
         self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner, programs)
         self.load_times = load_times or LoadTimes()
-        self._checkpoint = checkpoint
-        self._is_rounded = is_rounded
+        self._checkpoint, self._is_rounded = checkpoint, is_rounded
         self._resolved: dict[Strategy, Strategy] = {}
         self._has_engine = False
-        check_sparse_params(self.params, backend)
-        self._columns = None if backend.sparsity is None else ActiveColumns(self.params)
+        self._beside_columns = columns_beside(config, self.params, backend, partitioner)
         self.loaded_adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint)
         if tokenizer is not None:
             self.tokenizer = tokenizer
@@ -312,12 +307,8 @@ class LanguageModel:
 
     @property
     def adapted_params(self) -> Params:
-        """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own.
-
-        A model that leaves features out has columns of some kernels there too.
-        """
-        params = self.loaded_adapters.beside(self.params)
-        return params if self._columns is None else self._columns.beside(params)
+        """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own."""
+        return self._beside_columns(self.loaded_adapters.beside(self.params))
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load a low-rank adapter (LoRA, rsLoRA, DoRA) from a folder that PEFT saved, under a name for `generate`.

@@ -1,9 +1,11 @@
 """Refuses sparsity where a model has none, or where it does not run yet."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.active_columns import feed_forward_kernels
+from jaxinfer.models.active_columns import ActiveColumns, feed_forward_kernels
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import KERNEL
 from jaxinfer.notation import Params
@@ -32,6 +34,17 @@ def check_sparsity(config: DecoderConfig, backend: Backend, partitioner: Partiti
         )
     if not backend.cpu_kernels or not leaves_out(backend.param_dtype, config.ffn_dim, config.model_dim):
         raise InvalidOption(f"{asked} has no products for {backend.param_dtype} on this processor: leave it out")
+
+
+def columns_beside(
+    config: DecoderConfig, params: Params, backend: Backend, partitioner: Partitioner
+) -> Callable[[Params], Params]:
+    """Return what adds a model's columns to its parameters, and nothing to one without sparsity; refuse as above."""
+    if backend.sparsity is None:
+        return lambda params: params
+    check_sparsity(config, backend, partitioner)
+    check_sparse_params(params, backend)
+    return ActiveColumns(params).beside
 
 
 def check_sparse_params(params: Params, backend: Backend) -> None:

@@ -27,7 +27,7 @@ def test_weights_are_not_read_where_leaving_them_out_pays(folder):
     assert skipped_share(lm, [0.25, 0.25], (65, 1)) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_shares_are_those_of_the_activations_and_weights_those_of_the_shares(folder):
     lm = load(folder, sparsity="topk:8")
     tokens = encode_bytes(fable(2))[:40]
@@ -58,7 +58,7 @@ def test_shares_are_those_of_the_activations_and_weights_those_of_the_shares(fol
     assert lines[5].split()[:2] == ["mean", f"{mean:.1%}"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_prints_one_object(folder, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(fable(4))
     given = ["bench", "sparsity", "--model", str(folder), "--text", str(tmp_path / "text.txt"), "--repeats", "1"]

@@ -18,7 +18,7 @@ from tests.decoding.rows import request, run
 from tests.decoding.strategy_cases import CASES
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
-WIDE = ("medusa", "layerskip", "draft_model")
+WIDE = "layerskip"  # drafts with the same layers
 # Prompts of more rows than features are left out for.
 LENGTHS = (MOST_ROWS + 3, MOST_ROWS + 1, MOST_ROWS + 9)
 REQUESTS = [
@@ -79,9 +79,8 @@ def test_with_a_gate_texts_are_those_of_all_features(gated):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WIDE)
-def test_texts_are_those_of_all_features(dense, name):
-    check(dense, name)
+def test_texts_are_those_of_all_features(dense):
+    check(dense, WIDE)
 
 
 @pytest.mark.exhaustive
@@ -100,15 +99,20 @@ def test_columns_are_what_a_step_reads_and_rows_what_a_prompt_reads(gated):
     np.testing.assert_array_equal(
         blocks["layer_0"]["mlp"]["down"][COLUMNS].T, exact.params["blocks"]["layer_0"]["mlp"]["down"]["kernel"]
     )
-    exact._columns._columns = {name: -columns for name, columns in exact._columns._columns.items()}
-    exact._columns._last = None
+    held = exact._beside_columns.__self__
+    held._columns, held._last = {name: -columns for name, columns in held._columns.items()}, None
     (found,) = run(exact, REQUESTS[:1])
     assert found.logprobs[0] == expected[0].logprobs[0]
     assert found.logprobs[1:] != expected[0].logprobs[1:]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sparsity", ["exact", "topk:8", "threshold:0.4"])
+@pytest.mark.parametrize(
+    "sparsity",
+    [
+        pytest.param("topk:8", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("exact", "threshold:0.4")),
+    ],
+)
 def test_with_a_gate_a_step_has_the_bits_of_a_prompt(gated, sparsity):
     """A prompt reads all weights, a step those of active features; other kinds than exact change the text."""
     dense, expected = gated

@@ -80,7 +80,7 @@ def test_mistakes_end_in_one_line(folder, data, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_dry_run_makes_nothing(folder, data, tmp_path, capsys):
     assert train("--model", folder, "--data", data, *OPTIONS, "--out", tmp_path / "run", "--dry-run") == 0
     assert "memory of a step: " in capsys.readouterr().out
