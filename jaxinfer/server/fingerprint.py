@@ -6,14 +6,16 @@ from jaxinfer.ops.rows_in_bytes import holds_bytes
 
 
 def system_fingerprint(lm: LanguageModel, adapter: str | None = None) -> str:
-    """Return the version, the dtype, what is rounded on the way, the weights and an adapter's, as answers name them."""
-    backend = lm.backend
-    rounded = {
+    """Return the version, the dtype, what is rounded or left out, the weights and an adapter's, as answers name them."""
+    backend, sparsity = lm.backend, lm.backend.sparsity
+    changed = {
         "activations": backend.activations,
         "cache": backend.cache_dtype if holds_bytes(backend.cache_dtype) else None,
         "collectives": backend.collectives,
+        # What is exact decides nothing.
+        "sparsity": None if sparsity is None or sparsity.kind == "exact" else sparsity.name,
     }
     parts = [f"jaxinfer-{__version__}", backend.param_dtype]
-    parts += [f"{what}_{dtype}" for what, dtype in rounded.items() if dtype is not None]
+    parts += [f"{what}_{how}" for what, how in changed.items() if how is not None]
     parts += [lm.fingerprint, *([] if adapter is None else [lm.loaded_adapters.fingerprint(adapter)])]
     return "-".join(parts)

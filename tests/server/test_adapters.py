@@ -72,5 +72,10 @@ def test_a_fingerprint_names_all_that_decides_an_answer(tiny_llama_folder, tmp_p
     plain, one, same, other = (system_fingerprint(lm, name) for name in (None, "one", "same", "other"))
     assert len({plain, one, other}) == 3
     assert one == same
-    ways = ({"weights": "int8"}, {"weights": "int8", "activations": "int8"}, {"cache_dtype": "int8"})
-    assert len({plain, *(system_fingerprint(jaxinfer.load(folder, **way)) for way in ways)}) == 4
+    ways = (
+        {"weights": "int8"},
+        {"weights": "int8", "activations": "int8"},
+        {"cache_dtype": "int8"},
+        {"sparsity": "topk:4"},
+    )
+    assert len({plain, *(system_fingerprint(jaxinfer.load(folder, **way)) for way in ways)}) == 5
