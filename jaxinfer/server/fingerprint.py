@@ -6,7 +6,7 @@ from jaxinfer.ops.rows_in_bytes import holds_bytes
 
 
 def system_fingerprint(lm: LanguageModel, adapter: str | None = None) -> str:
-    """Return the version, the dtype, what is rounded or left out, the weights and an adapter's, as answers name them."""
+    """Return the version, the dtype, what is rounded or left out, the weights and an adapter's, as answers do."""
     backend, sparsity = lm.backend, lm.backend.sparsity
     changed = {
         "activations": backend.activations,
