@@ -102,9 +102,7 @@ def test_texts_of_every_strategy_are_those_of_plain_decoding(quantized, name, fo
     check(quantized, form, name)
 
 
-@pytest.mark.parametrize(
-    "is_rounded", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
     plain, rounded_lm, _ = quantized("int4")
     lm = rounded_lm if is_rounded else plain

@@ -139,10 +139,10 @@ FAULTS: tuple[Fault, ...] = (
         "tests/server/test_adapters.py::test_a_fingerprint_names_all_that_decides_an_answer",
     ),
     Fault(
-        "a fingerprint does not say what is rounded on the way",
+        "a fingerprint does not say what is rounded or left out",
         "jaxinfer/server/fingerprint.py",
-        "rounded.items() if dtype is not None]",
-        "rounded.items() if dtype == '']",
+        "changed.items() if how is not None]",
+        "changed.items() if how == '']",
         "tests/server/test_adapters.py::test_a_fingerprint_names_all_that_decides_an_answer",
     ),
     Fault(

@@ -66,7 +66,6 @@ def test_texts_of_this_file_are_screened(lm, requests, oracle):
     assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in oracle])) > LEAST_MARGIN
 
 
-@pytest.mark.exhaustive
 def test_streams_that_predict_well_are_taken_as_their_definition_has_it(lm, requests, oracle, fitted):
     """Step by step against NumPy: the streams of the right token, in the right layers, at the right depth."""
     rows = check_same(lm, requests, oracle, Streams(params=fitted, num_layers=1, paths=TREE))
