@@ -111,7 +111,7 @@ def test_the_chart_shows_the_engine_beside_static_batches_of_the_same_lengths(tm
     assert "2.50x" in lines[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command(trained_folder, tmp_path, capsys):
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))

@@ -35,7 +35,7 @@ from tests.toys import encode_bytes
 
 WIDE_TELLERS = ("draft_model+prompt_lookup",)
 WRITERS = ("prompt_lookup",)
-WIDE_WRITERS = ("streams+prompt_lookup",)
+WIDE_WRITERS = ()
 
 
 def in_runs(ordinary: Collection[str], wide: Collection[str]) -> list[Any]:

@@ -67,7 +67,7 @@ def test_a_row_is_the_same_in_a_shorter_context(tiny_llama_folder, requests, bat
     check_same(run(jaxinfer.load(tiny_llama_folder(), max_len=64), requests), batch)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_row_is_the_same_when_layers_are_scanned(lm, tiny_llama_folder, requests, batch):
     """By XLA's products, which round differently."""
     assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in batch])) > LEAST_MARGIN

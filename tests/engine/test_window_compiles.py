@@ -82,7 +82,7 @@ def test_a_window_of_single_tokens_reads_pages_where_they_lie(cache_dtype):
     check_pools(program, backend)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_chunk_of_a_prompt_writes_pages_where_they_lie():
     table_1X, tokens_1T = number(jnp.int32, 1, SLOTS // PAGE), number(jnp.int32, 1, 512)
     numbers = number(), number(), number(), number()

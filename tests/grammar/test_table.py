@@ -135,7 +135,7 @@ def test_grammars_are_parts_of_others():
     assert {text: bool(run(found, text)) for text in texts} == texts
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_would_take_all_memory_is_bounded():
     with pytest.raises(InvalidOption, match="too large"):
         automaton(Grammar.regex("(a|b)*a(a|b){22}"))

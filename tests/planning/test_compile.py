@@ -23,7 +23,7 @@ def one_chip() -> dict[str, CompiledProgram]:
     return compile_programs(LLAMA_2_7B, "v5e:1x1", batch=1, max_len=SLOTS)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_llama_2_7b_fits_one_chip_of_16_gib_and_writes_its_cache_in_place(one_chip, name):
     program = one_chip[name]

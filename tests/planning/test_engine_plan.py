@@ -158,7 +158,7 @@ def test_a_window_that_does_not_compile_is_one_clear_error(monkeypatch):
         compile_window(asked, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 def test_a_window_on_one_chip_reads_weights_and_pages_once_and_where_they_lie():
     """The pools are too large to be kept in vector memory, where a program may read them for nothing."""

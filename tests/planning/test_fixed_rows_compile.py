@@ -80,7 +80,7 @@ def test_a_tree_and_plain_decoding_multiply_the_same_shapes(config):
 @pytest.mark.parametrize(
     ("config", "batch", "devices", "least", "most"),
     [
-        pytest.param(LLAMA_2_7B, 1, 1, 1.0, 1.01, marks=pytest.mark.slow),
+        pytest.param(LLAMA_2_7B, 1, 1, 1.0, 1.01, marks=pytest.mark.exhaustive),
         pytest.param(LLAMA_2_7B, 8, 8, 1.0, 1.03, marks=pytest.mark.exhaustive),
         # Why it is not the default: the logits of 16 nodes are large beside a small model's weights.
         pytest.param(planned_config("smollm2-135m"), 8, 1, 1.03, 1.2, marks=pytest.mark.exhaustive),

@@ -140,7 +140,7 @@ def check_in_place(alias_bytes: int, temporary_bytes: int, cache_bytes: int, hlo
     assert temporary_bytes < 0.05 * cache_bytes, largest_buffers(hlo)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_tree_with_a_grammar_takes_its_table_as_an_argument():
     """A model of one layer, as what a grammar adds comes after them; the cache and the table stay where they are."""
     width, rows, states, classes, vocab_size = 256, 8, 2048, 256, LLAMA_68M.vocab_size

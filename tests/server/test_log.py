@@ -101,7 +101,7 @@ def test_a_log_is_replayed_with_the_same_bits_and_any_other_bit_is_found(
     assert f"{bits!r}" in told[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_calls_and_responses_are_replayed_too(
     calls: Running,  # noqa: F811
     run: Callable[..., Outcome],  # noqa: F811

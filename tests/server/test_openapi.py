@@ -198,7 +198,7 @@ def test_nothing_that_is_drawn_makes_it_fail(document: dict[str, Any], server: R
     assert found.count(200) > 15
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_of_hundreds_that_are_drawn_makes_it_fail(document: dict[str, Any], server: Running) -> None:
     rng = random.Random(4)
     found = [check(document, server, path, draw_body(document, path, rng)) for _ in range(120) for path in POSTED]

@@ -81,7 +81,7 @@ def test_streams_that_predict_well_are_taken_as_their_definition_has_it(lm, requ
     assert sum(one.later_siblings for one in expected) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pruning_drops_drafts_and_changes_no_token(lm, requests, oracle, fitted):
     strategy = Streams(params=fitted, num_layers=1, paths=TREE, keep_nodes=8, prune_below=0.05)
     assert strategy.num_kept == 9

@@ -48,7 +48,7 @@ def test_no_token_changes_and_drafts_are_taken_and_refused(lm, asked):
 
 @pytest.mark.parametrize(
     "asked",
-    [pytest.param("greedy", marks=pytest.mark.slow), pytest.param("sampled", marks=pytest.mark.exhaustive)],
+    [pytest.param("greedy", marks=pytest.mark.exhaustive), pytest.param("sampled", marks=pytest.mark.exhaustive)],
     indirect=True,
 )
 def test_the_inner_speculation_is_lossless(lm, asked):

@@ -133,7 +133,7 @@ def test_a_quantized_base_computes_with_the_numbers_that_it_stands_for(batch, le
     np.testing.assert_allclose(run(quantized), run(plain), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rematerialized_and_quantized_bases_have_the_same_step(batch, learned):
     trained, frozen = learned
     quantized = {**frozen, "params": quantize_base(frozen["params"], "nf4")}
@@ -190,7 +190,7 @@ def texts(tmp_path_factory):
 OPTIONS = ("--held-out", 0.1, "--eval-every", 10, "--batch-size", 4, "--dtype", "float32", "--learning-rate", 2e-3)
 
 
-@pytest.mark.parametrize("recipe", ["self-distillation", pytest.param("two-stage", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recipe", ["self-distillation", pytest.param("two-stage", marks=pytest.mark.exhaustive)])
 def test_the_exported_model_is_the_one_that_was_trained(trained_folder, texts, tmp_path, capsys, recipe):
     """Its heads are for its weights and no others, and draft for it without changing a token.
 

@@ -89,7 +89,7 @@ def test_a_model_that_was_trained_longer_drafts_well(scratch, tmp_path):
     assert 0.4 < best_figures(lines)["acceptance"][0] < best_figures(lines)["acceptance"][1] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stopped_run_goes_on_to_the_same_model(run, scratch, tmp_path, monkeypatch):
     """Stopped between two checkpoints; bit for bit, the layers that are dropped included."""
     arguments = ("--init", scratch, "--data", scratch / "texts.jsonl", *SCRATCH, "--out", tmp_path / "run")
@@ -109,7 +109,7 @@ def test_a_stopped_run_goes_on_to_the_same_model(run, scratch, tmp_path, monkeyp
     assert written == (run / "model" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_adapters_alone_raise_the_exits_of_a_model_that_had_none(trained_folder, scratch, tmp_path):
     """What is written has them merged; before any training the exit of its first layer is that of the base."""
     arguments = ("--model", trained_folder, "--data", scratch / "texts.jsonl", *OPTIONS[:-2], "--lora-rank", 4)

@@ -91,7 +91,7 @@ def test_streams_are_trained_through_the_layers_of_a_base_in_few_bits(tiny_llama
     tokens_per_step(jaxinfer.load(folder, weights="int4:group=32"), f"streams:heads={out / 'streams'}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, answers, run, tmp_path):
     """From the checkpoint before the last: the picks and the order of the rows are those of the steps."""
     copied = shutil.copytree(run, tmp_path / "run")
@@ -110,7 +110,7 @@ def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, an
     assert after == before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_joint_training_makes_another_model_and_streams_for_it_alone(trained_folder, answers, tmp_path):
     options = ("--joint", "--lora-rank", 2, "--epochs", 3, "--soft-targets", 0.5, "--loss-vocab", 60)
     out = tmp_path / "run"
