@@ -25,8 +25,10 @@ def write_in_pages(
 ) -> Num[Array, "L P Z F"]:
     """Set slots of one layer's pages; those that are not dropped must differ.
 
-    Where pages are in bytes, page 0 may be written instead of nothing.
+    Where pages are in bytes, page 0 may be written instead of nothing. A pool without lanes stays as it is.
     """
+    if not pool_LPZF.shape[3]:
+        return pool_LPZF
     if pool_LPZF.dtype.itemsize == 1:
         operands = pool_LPZF, jnp.asarray(layer), pages_BT, slots_BT, rows_BTF
         return jax.lax.platform_dependent(*operands, tpu=write_one_by_one, default=_write_by_scatter)
@@ -42,6 +44,8 @@ def _write_by_scatter(pool_LPZF: Any, layer: Any, pages_BT: Any, slots_BT: Any, 
 
 def move_in_pages(pool_LPZF: Num[Array, "L P Z F"], moved_from: Places, moved_to: Places) -> Num[Array, "L P Z F"]:
     """Copy slots of every layer's pages; all are read before any is written."""
+    if not pool_LPZF.shape[3]:
+        return pool_LPZF
     if pool_LPZF.dtype.itemsize == 1:
         operands = pool_LPZF, moved_from, moved_to
         return jax.lax.platform_dependent(*operands, tpu=move_one_by_one, default=_move_by_scatter)

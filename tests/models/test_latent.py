@@ -56,8 +56,11 @@ def tiny():
 
 
 @pytest.mark.exhaustive
-def test_an_engine_writes_what_the_model_writes(tiny):
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+def test_an_engine_writes_what_the_model_writes(tiny, cache_dtype):
     prompts = random_prompts()[:3]
+    if cache_dtype is not None:
+        tiny = tiny.changed(tiny.params, backend=replace(tiny.backend, cache_dtype=cache_dtype))
     expected = [one.tokens for one in tiny.generate(prompts, max_new_tokens=12)]
     with tiny.engine(EngineConfig(max_rows=4, page_size=16)) as engine:
         handles = [engine.submit(prompt, max_new_tokens=12) for prompt in prompts]
@@ -67,6 +70,7 @@ def test_an_engine_writes_what_the_model_writes(tiny):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Write a model as DeepSeek-V3 is published, in blocks of floats of 8 bits, and what these stand for."""
+    pytest.importorskip("torch")
     variant = VARIANTS["deepseek_v3-bias"]
     plain = save_model(build_model(variant), tmp_path_factory.mktemp("plain"), variant)
     published = tmp_path_factory.mktemp("published")
