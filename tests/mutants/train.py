@@ -277,8 +277,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "weights that are trained for few bits are not rounded in the loss",
-        "train/qat/loss.py",
-        "self.distill(rounded(trained, self.form), frozen",
+        "train/distill/own_teacher.py",
+        "self.distill(self.prepare(trained), frozen",
         "self.distill(trained, frozen",
         "tests/train/qat/test_qat.py::test_what_is_written_is_nearer_to_the_teacher_than_what_is_rounded",
     ),

@@ -18,6 +18,7 @@ from jaxinfer.planning.known_models import planned_config
 from jaxinfer.planning.topology import chip_of, topology_mesh, without_persistent_cache
 from train.distill.divergences import forward_kl
 from train.distill.loss import DistillBatch, DistillLoss
+from train.distill.own_teacher import ChangedLoss
 from train.heads.joint import raise_rate
 from train.heads.joint_loss import JointBatch, JointLoss
 from train.heads.loss import HeadLoss, Windows
@@ -25,7 +26,7 @@ from train.heads.shapes import HeadShape, init_heads
 from train.loop.placement import describe_learned
 from train.loop.step import Schedule, StepSettings, TrainState, compile_step
 from train.model.lora import init_lora
-from train.qat.loss import RoundedLoss
+from train.qat.rounding import rounded
 from train.texts.batches import Batch
 
 pytestmark = pytest.mark.tpu_compile
@@ -101,7 +102,7 @@ def test_a_step_of_training_for_few_bits_updates_its_state_in_place():
     texts = Batch(ids, describe(ids.shape, jnp.bool_, mesh, None, DATA), ids)
     batch = DistillBatch(texts, describe((1, 4), jnp.bool_, mesh, None, DATA))
     decoder = Decoder(config, backend)
-    loss = RoundedLoss(DistillLoss(decoder, decoder, forward_kl), int4(64, False))
+    loss = ChangedLoss(DistillLoss(decoder, decoder, forward_kl), partial(rounded, form=int4(64, False)))
     check(compile_it(loss, trained, params, batch, mesh, Schedule(1000).build_optimizer(), 1))
 
 

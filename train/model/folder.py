@@ -54,6 +54,14 @@ def write_model(
         ) from None
 
 
+def write_card(folder: Path, card: str) -> None:
+    """Write a card into a model's folder, in place of one that is there."""
+    try:
+        (folder / CARD).write_text(card)
+    except OSError as error:
+        raise WriteFailed(f"{folder / CARD}: {error.strerror}; the model itself is whole") from None
+
+
 def _write_tokenizer(folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
     if checkpoint.folder is not None:
         copy_files(checkpoint.folder, folder)

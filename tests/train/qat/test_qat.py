@@ -1,7 +1,5 @@
 """A model that is trained for few bits is nearer to itself than a rounded one, and is saved as it was trained."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,9 @@ from jaxinfer.ops.few_bits.formats import INT8, int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import nearest_values
 from tests.toys import BEGIN, encode_bytes, fable
+from tests.train.fables import write_fables
 from train.command import run_command
+from train.distill import own_teacher
 from train.loop.fit import read_metrics
 from train.qat import __main__ as qat
 from train.qat.rounding import rounded, straight_through
@@ -32,12 +32,7 @@ def folder(tiny_llama_folder):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
-    lines = [
-        {"prompt_tokens": [BEGIN], "tokens": list(encode_bytes(line + "\n"))} for line in fable(60, 7).splitlines()
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_fables(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +81,7 @@ def test_what_is_written_is_nearer_to_the_teacher_than_what_is_rounded(folder, r
 def test_a_stopped_run_goes_on_to_the_same_codes(folder, data, run, tmp_path, monkeypatch):
     given = ("--model", folder, "--weights", FORM, "--data", data, *OPTIONS)
     given = (*given, "--epochs", 4, "--save-every", 10, "--out", tmp_path / "run")
-    place, calls = qat.place_batch, []
+    place, calls = own_teacher.place_batch, []
 
     def stop(batch, mesh):
         calls.append(batch)
@@ -94,10 +89,10 @@ def test_a_stopped_run_goes_on_to_the_same_codes(folder, data, run, tmp_path, mo
             raise KeyboardInterrupt
         return place(batch, mesh)
 
-    monkeypatch.setattr(qat, "place_batch", stop)
+    monkeypatch.setattr(own_teacher, "place_batch", stop)
     assert train(*given) == 130
     assert not (tmp_path / "run" / "model").exists()
-    monkeypatch.setattr(qat, "place_batch", place)
+    monkeypatch.setattr(own_teacher, "place_batch", place)
     assert train(*given) == 0
     assert train(*given) == 0  # and once more, over what is there
     one, other = (jaxinfer.load(folder / "model").params for folder in (run, tmp_path / "run"))
