@@ -43,15 +43,12 @@ def columns_beside(
     if backend.sparsity is None:
         return lambda params: params
     check_sparsity(config, backend, partitioner)
-    check_sparse_params(params, backend)
+    _check_params(params, f"sparsity {backend.sparsity.name!r}")
     return ActiveColumns(params).beside
 
 
-def check_sparse_params(params: Params, backend: Backend) -> None:
-    """Refuse sparsity, if it is asked for, with kernels in few bits or with weights of which zeros are not zero."""
-    if backend.sparsity is None:
-        return
-    asked = f"sparsity {backend.sparsity.name!r}"
+def _check_params(params: Params, asked: str) -> None:
+    """Refuse sparsity with kernels in few bits, or with weights that zeros do not make zero."""
     for name, mlp in feed_forward_kernels(params).items():
         for part in {"up", "down"} & mlp.keys():
             kernel = mlp[part][KERNEL]

@@ -58,7 +58,7 @@ class DenseCache:
         new = keys_BTKH, values_BTKH
         if has_split_slots(self.keys, backend):
             held = self.keys, self.values, *new
-            rule: Any = {"softcap": scores.softcap, "window": self.window, "sink_logits_N": scores.sink_logits_N}
+            rule = {**scores.rule, "window": self.window}
             if placement.seen.order_T is not None:
                 attended = attend_around_ring(query_BTNH, *held, layer, scores.scale, backend, **rule)
             else:
@@ -67,8 +67,7 @@ class DenseCache:
             mixed, keys, values = attended
             return mixed, replace(self, keys=keys, values=values)
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
-        options: Any = {"softcap": scores.softcap, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}
-        options["sink_logits_N"] = scores.sink_logits_N
+        options = {**scores.rule, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}
         mixed = attend_to_layer(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **options)
         return mixed, replace(self, keys=keys, values=values)
 

@@ -47,6 +47,11 @@ class Scores(NamedTuple):
     softcap: float | None = None
     sink_logits_N: Any = None
 
+    @property
+    def rule(self) -> dict[str, Any]:
+        """All but the scale, as options of what attends."""
+        return {"softcap": self.softcap, "sink_logits_N": self.sink_logits_N}
+
 
 @runtime_checkable
 class Cache(Protocol):

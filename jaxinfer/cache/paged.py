@@ -81,8 +81,7 @@ class PagedCache:
             write_in_pages(pool, layer, *places, as_rows(rows_BTKH, pool, backend))
             for pool, rows_BTKH in ((self.keys, keys_BTKH), (self.values, values_BTKH))
         )
-        options: Any = {"softcap": scores.softcap, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}
-        options["sink_logits_N"] = scores.sink_logits_N
+        options = {**scores.rule, "window": self.window, "num_kv_heads": keys_BTKH.shape[2]}
         pages = keys, values, layer, self.table_BX
         mixed = attend_to_pages(query_BTNH, *pages, placement.seen, scores.scale, backend, **options)
         return mixed, replace(self, keys=keys, values=values)

@@ -72,8 +72,7 @@ class RetrievalCache:
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend)
         held = keys[layer], values[layer]
-        rule: Any = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}
-        rule["sink_logits_N"] = scores.sink_logits_N
+        rule = {**scores.rule, "num_kv_heads": keys_BTKH.shape[2]}
         mixed = attend(query_BTNH, *held, placement.mask_BTS, scores.scale, backend, **rule)
         return mixed, replace(self, keys=keys, values=values)
 

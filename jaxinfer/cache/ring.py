@@ -85,8 +85,7 @@ class RingCache:
         values_BTKH = gather_tokens(values_BTKH, placement.seen, backend)
         new = keys_BTKH, values_BTKH
         keys, values = write_to_layer(self.keys, self.values, *new, layer, placement.slots_BT, backend, around)
-        rule: dict[str, Any] = {"softcap": scores.softcap, "num_kv_heads": keys_BTKH.shape[2]}
-        rule["sink_logits_N"] = scores.sink_logits_N
+        rule = {**scores.rule, "num_kv_heads": keys_BTKH.shape[2]}
         if placement.mask_BTS.shape[-1] == self.capacity:
             rule["window"] = self.window
             mixed = attend_to_ring(query_BTNH, keys, values, layer, placement.seen, scores.scale, backend, **rule)

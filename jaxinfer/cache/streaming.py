@@ -134,11 +134,10 @@ class StreamingCache:
                 scores.scale,
                 backend,
                 window=self.window,
-                softcap=scores.softcap,
+                **scores.rule,
                 num_sinks=self.sinks,
                 sink_query_BTNH=sink_query_BTNH,
                 num_kv_heads=keys_BTKH.shape[2],
-                sink_logits_N=scores.sink_logits_N,
             )
         else:
             mixed = attend(
@@ -148,11 +147,10 @@ class StreamingCache:
                 placement.mask_BTS,
                 scores.scale,
                 backend,
-                softcap=scores.softcap,
+                **scores.rule,
                 sinks=None if sink_query_BTNH is None else Sinks(sink_query_BTNH, self.sinks),
                 num_kv_heads=keys_BTKH.shape[2],
                 order=ring_order(placement.seen.start_B, self.sinks, self.keys.shape[2]),
-                sink_logits_N=scores.sink_logits_N,
             )
         return mixed, replace(self, keys=keys, values=values)
 

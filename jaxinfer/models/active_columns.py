@@ -32,11 +32,6 @@ class ActiveColumns:
         self._columns = {name: jnp.array(mlp["down"][KERNEL].T) for name, mlp in feed_forward_kernels(params).items()}
         self._last: tuple[Params, Params] | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """The memory that they take."""
-        return sum(columns.nbytes for columns in self._columns.values())
-
     def beside(self, params: Params) -> Params:
         """Return parameters with the columns; for the same object the same one."""
         if self._last is None or self._last[0] is not params:

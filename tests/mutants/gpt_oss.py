@@ -48,15 +48,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pages are attended to without sinks",
         "jaxinfer/cache/paged.py",
-        'options["sink_logits_N"] = scores.sink_logits_N',
-        'options["sink_logits_N"] = None',
+        '{**scores.rule, "window": self.window,',
+        '{"softcap": scores.softcap, "window": self.window,',
         _LAWS,
     ),
     Fault(
         "rings are attended to without sinks",
         "jaxinfer/cache/ring.py",
-        'rule["sink_logits_N"] = scores.sink_logits_N',
-        'rule["sink_logits_N"] = None',
+        '{**scores.rule, "num_kv_heads"',
+        '{"softcap": scores.softcap, "num_kv_heads"',
         _LAWS,
     ),
     Fault(
