@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ import jaxinfer
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.notation import Params
 from tests.toys import random_params
 
 CONFIG = {
@@ -23,13 +25,17 @@ CONFIG = {
 }  # fmt: skip
 FAMILY = family_of(CONFIG)
 DECODER = FAMILY.translate(CONFIG)
-PARAMS = jax.tree.map(np.asarray, random_params(DECODER, seed=1))
 Tensors = Mapping[str, np.ndarray]
+
+
+@cache
+def params() -> Params:
+    return jax.tree.map(np.asarray, random_params(DECODER, seed=1))
 
 
 def each_of_its_own() -> Tensors:
     """Return the tensors that Hugging Face publishes."""
-    tensors = LoadedTensors(PARAMS, FAMILY.tensor_names(DECODER), None)
+    tensors = LoadedTensors(params(), FAMILY.tensor_names(DECODER), None)
     return {name: tensors.read(name, np.dtype(np.float32)) for name in tensors.shapes()}
 
 
@@ -78,11 +84,11 @@ def equal(found: object, expected: object) -> bool:
 )
 def test_experts_load_from_every_form_that_is_published(tmp_path, form: Callable[[Tensors], Tensors]):
     folder = write(tmp_path / "model", form(each_of_its_own()))
-    assert equal(jaxinfer.load(folder, scan_layers=False).params, PARAMS)
+    assert equal(jaxinfer.load(folder, scan_layers=False).params, params())
     # The layers are two stacks and a single one: each parameter has its layer's tensors.
     scanned = jaxinfer.load(folder, scan_layers=True).params["blocks"]
     assert set(scanned) == {"layer_0", "layer_1", "layer_2"}
-    assert equal(scanned["layer_2"]["mlp"], PARAMS["blocks"]["layer_2"]["mlp"])
+    assert equal(scanned["layer_2"]["mlp"], params()["blocks"]["layer_2"]["mlp"])
 
 
 def test_a_missing_expert_and_one_too_many_are_refused_by_name(tmp_path):
@@ -121,5 +127,5 @@ def test_a_model_is_saved_with_the_tensors_that_it_was_published_with(tmp_path):
     lm = jaxinfer.load(write(tmp_path / "model", joined(each_of_its_own())))
     lm.save(tmp_path / "saved")
     again = jaxinfer.load(tmp_path / "saved")
-    assert equal(again.params, PARAMS)
+    assert equal(again.params, params())
     assert again.fingerprint == lm.fingerprint

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,33 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
-PARAMS = random_params(TINY_LLAMA)
 LAYOUT = (TINY_LLAMA, float32_backend())
+
+
+@cache
+def random_llama() -> Params:
+    return random_params(TINY_LLAMA)
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     (tmp_path / "model.gguf").write_bytes(b"quantized")
-    tensors = LoadedTensors(PARAMS, LLAMA.tensor_names(TINY_LLAMA), None)
+    tensors = LoadedTensors(random_llama(), LLAMA.tensor_names(TINY_LLAMA), None)
     return Checkpoint("model", {}, tensors, converted_files=(tmp_path / "model.gguf",))
 
 
 class Loading:
     """Loads as a process does, and tells whether it had to convert."""
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, layout: Any = LAYOUT, params: Params = PARAMS) -> None:
+    def __init__(
+        self, folder: Path, checkpoint: Checkpoint, layout: Any = LAYOUT, params: Params | None = None
+    ) -> None:
         self.converted = False
         kept = KeptParams(KeptFolder(folder / "weights", 1 << 24))
 
         def convert() -> Params:
             self.converted = True
-            return params
+            return random_llama() if params is None else params
 
         self.params = kept.load(checkpoint, layout, convert)
         kept.wait()
@@ -57,7 +64,7 @@ def assert_same(one: Params, other: Params) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_second_process_maps_what_the_first_converted(tmp_path: Path, checkpoint: Checkpoint, dtype: str) -> None:
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), PARAMS)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_llama())
     params["odd"] = {"bias": jnp.arange(7, dtype=dtype), "number": jnp.asarray(3, dtype)}
     first, second = (Loading(tmp_path, checkpoint, params=params) for _ in range(2))
     assert (first.converted, second.converted) == (True, False)

@@ -15,12 +15,13 @@ from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.registry import decoder_config
 from jaxinfer.notation import Params
+from tests.late_imports import late
 from tests.models.dense import dense_logits
 from tests.models.hugging_face import build_model, greedy_tokens, logits_of, save_model
 from tests.models.variants import VARIANTS
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = late("torch")
+late("transformers")
 pytestmark = pytest.mark.parity
 
 # Beyond the 64 positions or fewer that the stretched variants name as their original length, and short ones beside.

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.token_recycling import TokenRecycling
+from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import read_tree
 from jaxinfer.grammar.table import TokenTable
@@ -76,28 +77,30 @@ def mtp_layer() -> dict:
     return jax.eval_shape(lambda key: init_mtp(LLAMA_2_7B, BACKEND, key), jax.random.key(0))
 
 
-# Those whose options name weights, or that are to be large here; every other strategy is as its name alone says.
-_SHAPED = {
-    "auto": parse_strategy("auto:nodes=16"),
-    "draft_model": DraftModel(
-        schedule="bass", config=LLAMA_68M, backend=BACKEND, params=abstract_params(LLAMA_68M, BACKEND)
-    ),
-    "lookahead": parse_strategy("lookahead:window=7,ngram=5,guesses=7"),
-    "layerskip": parse_strategy("layerskip:exit_layer=8"),
-    "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
-    "mtp": Mtp(num_draft_tokens=3, params=mtp_layer(), layer=LLAMA_2_7B.num_layers),
-    "triforce": parse_strategy("triforce:budget=512"),
-    "eagle": Eagle(growth=Growth(16, 5), catch_up=6, shape=shape_for(LLAMA_2_7B), params=eagle()),
-    "dflash": block_drafter(),
-    "streams": Streams(paths=read_tree("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
-    # The logits of 64 nodes, whose likeliest tokens it asks for, would be more than a twentieth of the cache.
-    "token_recycling": TokenRecycling(growth=Growth(32, 6)),
-}
-# Beam search, which has a loop of its own, is held below.
-CASES = {name: _SHAPED.get(name) or parse_strategy(name) for name in STRATEGIES if name != "beam"} | {
-    "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads())
-}
+@cache
+def shaped() -> dict[str, Strategy]:
+    """Return those whose options name weights, or that are to be large here; every other is as its name alone says."""
+    return {
+        "auto": parse_strategy("auto:nodes=16"),
+        "draft_model": DraftModel(
+            schedule="bass", config=LLAMA_68M, backend=BACKEND, params=abstract_params(LLAMA_68M, BACKEND)
+        ),
+        "lookahead": parse_strategy("lookahead:window=7,ngram=5,guesses=7"),
+        "layerskip": parse_strategy("layerskip:exit_layer=8"),
+        "medusa": Medusa(paths=read_tree("mc_sim_7b_63"), params=four_heads()),
+        "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads()),
+        "mtp": Mtp(num_draft_tokens=3, params=mtp_layer(), layer=LLAMA_2_7B.num_layers),
+        "triforce": parse_strategy("triforce:budget=512"),
+        "eagle": Eagle(growth=Growth(16, 5), catch_up=6, shape=shape_for(LLAMA_2_7B), params=eagle()),
+        "dflash": block_drafter(),
+        "streams": Streams(paths=read_tree("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
+        # The logits of 64 nodes, whose likeliest tokens it asks for, would be more than a twentieth of the cache.
+        "token_recycling": TokenRecycling(growth=Growth(32, 6)),
+    }
 
+
+# Beam search, which has a loop of its own, is held below.
+CASES = (*(name for name in STRATEGIES if name != "beam"), "medusa:tree=dynamic:64")
 # It has a table.
 WIDE = ("token_recycling",)
 
@@ -108,7 +111,7 @@ WIDE = ("token_recycling",)
 )
 def test_a_step_copies_no_cache(name):
     """Temporaries stay under a twentieth of the cache, of which a copy would take half."""
-    strategy = CASES[name]
+    strategy = shaped().get(name) or parse_strategy(name)
     max_len = -(-(2048 + strategy.headroom) // 16) * 16
     found = compile_programs(LLAMA_2_7B, "v5e:1x1", batch=1, max_len=max_len, prompt_tokens=None, strategy=strategy)[
         "decode"

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import openai
 
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.server.options import ServerOptions
 from jaxinfer.server.served import Served
 from jaxinfer.server.serving import Serving, listen
+from tests.late_imports import late
+
+openai = late("openai")
 
 MODEL = "fable"
 STRATEGY = "prompt_lookup"
@@ -46,10 +48,10 @@ class Running:
         alone = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.Client(base_url=address, timeout=SECONDS, limits=alone, verify=False, trust_env=False)
 
-    def client(self, key: str = "none") -> openai.OpenAI:
+    def client(self, key: str = "none") -> "openai.OpenAI":
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key=key, max_retries=0, timeout=SECONDS)
 
-    def async_client(self) -> openai.AsyncOpenAI:
+    def async_client(self) -> "openai.AsyncOpenAI":
         return openai.AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=SECONDS)
 
     def get(self, path: str, **options: Any) -> httpx.Response:

@@ -5,12 +5,14 @@ import itertools
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from jaxinfer import SamplingParams, __version__
+from tests.late_imports import late
 from tests.server.harness import MODEL, PROMPT, SECONDS, Running
 from tests.toys import encode_bytes
+
+openai = late("openai")
 
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 4, "max_tokens": 24}
 MESSAGES: list[Any] = [{"role": "user", "content": "What did the fox do?"}]
@@ -179,7 +181,7 @@ def test_a_chat_without_a_limit_fills_the_context(server: Running) -> None:
 
 
 def test_the_async_client_streams_many_answers_at_once(server: Running) -> None:
-    async def read(client: openai.AsyncOpenAI, seed: int) -> str:
+    async def read(client: "openai.AsyncOpenAI", seed: int) -> str:
         stream = await client.chat.completions.create(
             model=MODEL, messages=MESSAGES, seed=seed, temperature=0.9, max_tokens=24, stream=True
         )

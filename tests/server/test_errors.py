@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from jaxinfer.errors import EngineBusy, EngineClosed, EngineError, InvalidOption, RequestCancelled, RequestTimedOut
 from jaxinfer.server.api.errors import from_library
 from jaxinfer.server.http.keys import hash_key, read_keys
+from tests.late_imports import late
 from tests.server.harness import LONG, MODEL, PROMPT, Running, http_request
 from tests.toys import encode_bytes
+
+openai = late("openai")
 
 SHORT: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
 # The official client takes fields that OpenAI has not by another way.

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from jaxinfer import SamplingParams
@@ -21,9 +20,12 @@ from jaxinfer.server.api.sampling import Job, Limits
 from jaxinfer.server.api.tools import Calling, calling_of, take_tools
 from jaxinfer.server.tools.formats import BY_NAME
 from jaxinfer.tokenizers import ChatTemplate
+from tests.late_imports import late
 from tests.server.harness import MODEL, SECONDS, Running
 from tests.server.test_tools import NUMBER, TEMPLATE
 from tests.toys import encode_bytes
+
+openai = late("openai")
 
 ASKED: dict[str, Any] = {"model": MODEL, "temperature": 0.9, "max_output_tokens": 24, "extra_body": {"seed": 4}}
 CONVERSATION: Any = [{"role": "user", "content": "What did the fox do?"}]
@@ -35,12 +37,12 @@ CALLING = Calling(BY_NAME["hermes"])
 
 
 @pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
+def client(server: Running) -> Iterator["openai.OpenAI"]:
     with server.client() as client:
         yield client
 
 
-def test_a_response_is_the_answer_of_the_model(server: Running, client: openai.OpenAI) -> None:
+def test_a_response_is_the_answer_of_the_model(server: Running, client: "openai.OpenAI") -> None:
     for given, messages in (
         ({"input": CONVERSATION[0]["content"]}, CONVERSATION),
         (
@@ -65,7 +67,7 @@ def test_a_response_is_the_answer_of_the_model(server: Running, client: openai.O
         assert (found.store, found.error, found.to_dict()["seed"]) == (False, None, 4)
 
 
-def test_a_stream_has_the_events_of_the_api_and_joins_to_the_whole(client: openai.OpenAI) -> None:
+def test_a_stream_has_the_events_of_the_api_and_joins_to_the_whole(client: "openai.OpenAI") -> None:
     whole = client.responses.create(**ASKED, input=CONVERSATION)
     events = list(client.responses.create(**ASKED, input=CONVERSATION, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -89,7 +91,7 @@ def test_a_stream_has_the_events_of_the_api_and_joins_to_the_whole(client: opena
         assert stream.until_done().get_final_response().output_text == whole.output_text
 
 
-def test_a_response_follows_its_schema(client: openai.OpenAI) -> None:
+def test_a_response_follows_its_schema(client: "openai.OpenAI") -> None:
     schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "owl"]}, "age": {"type": "boolean"}}}
     text: Any = {"format": {"type": "json_schema", "name": "animal", "schema": {**schema, "required": ["kind", "age"]}}}
     found = client.responses.create(**{**ASKED, "max_output_tokens": 60}, input="hi", text=text)
@@ -99,7 +101,7 @@ def test_a_response_follows_its_schema(client: openai.OpenAI) -> None:
 
 
 def test_functions_are_called_and_their_results_read(
-    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    server: Running, client: "openai.OpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert server.served.calling.style is None
     tokenizer: Any = server.lm.tokenizer
@@ -148,7 +150,7 @@ def test_text_and_calls_are_items_of_their_own() -> None:
     assert [event["output_index"] for event in events] == sorted(event["output_index"] for event in events)
 
 
-def test_a_stream_that_fails_says_why(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_fails_says_why(client: "openai.OpenAI", monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("nobody should read this")
 
@@ -229,6 +231,6 @@ def test_what_nothing_here_can_do_is_refused_by_name(fields: dict[str, Any], par
     assert "\n" not in caught.value.message
 
 
-def test_the_client_is_told_what_is_refused(client: openai.OpenAI) -> None:
+def test_the_client_is_told_what_is_refused(client: "openai.OpenAI") -> None:
     with pytest.raises(openai.BadRequestError, match="nothing is stored"):
         client.responses.create(**ASKED, input="hi", previous_response_id="resp_1")

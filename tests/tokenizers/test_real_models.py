@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.tokenizers import TextStream, load_tokenizer
+from tests.late_imports import late
 from tests.shared_data import shared_data
 from tests.tokenizers import texts
 from tests.tokenizers.vocabularies import open_folder, open_gguf, to_gguf_metadata
 
 pytestmark = pytest.mark.parity
-transformers = pytest.importorskip("transformers")
-generate_merges = pytest.importorskip("transformers.tokenization_utils_base").generate_merges
+transformers = late("transformers")
+tokenization = late("transformers.tokenization_utils_base")
 
 ALL_TEXTS = texts.TEXTS + texts.SPECIAL_TEXTS
 FOLDERS = ["models/smollm2-135m-instruct", "tokenizers/gpt2", "models/stories260K-hf"]
@@ -89,7 +90,7 @@ def order_merges_by_score(source: Path) -> tokenizers.models.BPE:
     ids = range(model.vocab_size())
     vocabulary = {model.id_to_piece(token): token for token in ids}
     scores = {model.id_to_piece(token): model.get_score(token) for token in ids}
-    merges = generate_merges(vocabulary, scores)
+    merges = tokenization.generate_merges(vocabulary, scores)
     return tokenizers.models.BPE(vocabulary, merges, fuse_unk=True, byte_fallback=True)
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from tests.late_imports import late
 from tests.models.hugging_face import build_model, logits_of, save_model
 from tests.models.variants import VARIANTS
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("peft")
+torch = late("torch")
+late("peft")
 pytestmark = pytest.mark.parity
 
 PROMPT = np.random.default_rng(0).integers(2, 96, 21).tolist()

@@ -17,9 +17,10 @@ from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidCheckpoint, JaxinferError, UnsupportedModel
 from tests.checkpoint.examples import examples
 from tests.checkpoint.gguf.architectures import CASES, build_model, gguf_tensors, hf_tensors, write_model
+from tests.late_imports import late
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+late("torch")
+late("transformers")
 pytestmark = pytest.mark.parity
 
 F32 = np.dtype(np.float32)

@@ -5,10 +5,11 @@ import pytest
 
 import jaxinfer
 from tests.checkpoint.gguf.architectures import CASES, build_model, write_model
+from tests.late_imports import late
 from tests.models.dense import dense_logits
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = late("torch")
+late("transformers")
 pytestmark = pytest.mark.parity
 
 # Past the windows of 24 tokens and the original lengths of 40, and short of both.

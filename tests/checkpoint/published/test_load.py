@@ -13,8 +13,9 @@ from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.planning.known_models import planned_config
 from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import plain_model, write_published
+from tests.late_imports import late
 
-pytest.importorskip("torch")
+late("torch")
 
 PROMPTS = [[5, 9, 17, 5, 9, 17, 5, 9], [3, 3, 3, 4]]
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxinfer.checkpoint.convert import convert
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, UnsupportedModel
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.notation import Params
 from tests.toys import random_params
 
 EXPERTS, DIM, INNER = 3, 64, 32
@@ -28,13 +30,17 @@ CONFIG = {
 METHOD = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 FAMILY = family_of(CONFIG)
 DECODER = FAMILY.translate(CONFIG)
-PARAMS = jax.tree.map(lambda leaf: np.asarray(leaf, ml_dtypes.bfloat16), random_params(DECODER, seed=2))
 Tensors = dict[str, np.ndarray]
+
+
+@cache
+def params() -> Params:
+    return jax.tree.map(lambda leaf: np.asarray(leaf, ml_dtypes.bfloat16), random_params(DECODER, seed=2))
 
 
 def plain() -> Tensors:
     """Return the tensors that transformers writes of a model in bfloat16."""
-    tensors = LoadedTensors(PARAMS, FAMILY.tensor_names(DECODER), None)
+    tensors = LoadedTensors(params(), FAMILY.tensor_names(DECODER), None)
     return {name: tensors.read(name, np.dtype(ml_dtypes.bfloat16)) for name in tensors.shapes()}
 
 
@@ -94,11 +100,11 @@ def test_blocks_stand_for_what_transformers_makes_of_them_and_are_converted_with
 def test_a_model_in_bfloat16_is_read_and_saved_as_it_came(tmp_path):
     folder = write(tmp_path / "model", plain(), None)
     lm = jaxinfer.load(folder, dtype="bfloat16", scan_layers=False)
-    assert equal(lm.params, PARAMS)
+    assert equal(lm.params, params())
     scanned = jaxinfer.load(folder, dtype="bfloat16", scan_layers=True)
     scanned.save(tmp_path / "saved")
     again = jaxinfer.load(tmp_path / "saved", dtype="bfloat16", scan_layers=False)
-    assert equal(again.params, PARAMS)
+    assert equal(again.params, params())
     assert again.fingerprint == lm.fingerprint
     written = LoadedTensors(scanned.params, FAMILY.tensor_names(DECODER), None)
     original = load_file(folder / "model.safetensors")

@@ -11,9 +11,10 @@ from jaxinfer.checkpoint.hf_folder import open_hf_folder
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import plain_model, write_published
+from tests.late_imports import late
 from tests.models.hugging_face import logits_of
 
-pytest.importorskip("torch")
+late("torch")
 
 IDS = np.random.default_rng(7).integers(1, 96, 24).tolist()
 ORDINARY, SLOW = ("gptq_act_order",), ("fp8_blocks", "nf4")

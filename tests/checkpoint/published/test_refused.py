@@ -12,8 +12,9 @@ from jaxinfer.errors import InvalidCheckpoint, JaxinferError, UnsupportedModel
 from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import as_torch, write_folder
 from tests.checkpoint.published.packing import Tensors
+from tests.late_imports import late
 
-pytest.importorskip("torch")
+late("torch")
 
 OUTPUTS, WIDTH = 64, 128
 NAME = "m.q_proj"

@@ -13,11 +13,12 @@ from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.decoding.strategies.beam import BeamSearch
 from tests.decoding.beam.beams import Text, search, search_with_transformers
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, request, run
+from tests.late_imports import late
 from tests.models.hugging_face import build_model, save_model
 from tests.models.variants import VARIANTS
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+late("torch")
+late("transformers")
 pytestmark = pytest.mark.parity
 
 NUM_NEW = 20

@@ -13,12 +13,13 @@ from jaxinfer import SamplingParams
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 from tests.decoding.recorded import record
 from tests.decoding.rows import request
+from tests.late_imports import late
 from tests.models.hugging_face import build_model
 from tests.models.variants import VARIANTS
 from tests.models.variants.variant import Variant
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = late("torch")
+late("transformers")
 
 PROMPTS = [np.random.default_rng(length).integers(2, 96, length).tolist() for length in (9, 2)]
 MIMO = Variant({"use_sliding_window": False}, model_type="qwen2")
