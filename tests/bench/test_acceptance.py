@@ -155,7 +155,7 @@ def test_so_many_of_each_category_are_picked() -> None:
     assert pick(samples, None) == samples
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_json_is_one_object_that_agrees_with_the_library_and_a_chart_is_drawn(
     bench: Any, model: LanguageModel, tmp_path: Path
 ) -> None:

@@ -134,7 +134,7 @@ def test_an_interrupt_shows_what_is_done(tiny_llama_folder, tmp_path, capsys, mo
     assert "as they are" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
     given = ["bench", "quality", "--model", str(tiny_llama_folder()), "--text", str(tmp_path / "text.txt"), "--json"]

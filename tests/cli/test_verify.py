@@ -61,7 +61,7 @@ class Gullible(PromptLookup):
         return 0.0, 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_identical_strategy_passes_on_prompts_that_nobody_gave(verify: Run) -> None:
     outcome = verify("--strategy", "prompt_lookup", "--temperature", "0.5", "--seed", "3")
     lines = outcome.out.splitlines()

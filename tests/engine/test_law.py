@@ -25,8 +25,6 @@ MODEL, DTYPE, CACHE_DTYPE = "gemma2", "bfloat16", "int8"
 # One that drafts by a model of its own, which a returning sequence has to find again, and one that learns as it goes.
 USUAL = ("draft_model",)
 SERVED = [name for name in CASES if "triforce" not in name]
-# A chain of guesses, and a tree of heads.
-WIDE = ("medusa",)
 
 
 @pytest.fixture(scope="module")
@@ -167,15 +165,14 @@ def test_load_changes_no_bit(covered, harnesses, name):
     check_patterns(covered, harnesses(name), 20)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in SERVED]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SERVED)
 def test_load_changes_no_bit_with_any_strategy(covered, harnesses, name):
     # Drafts that are taken often end a text before another one wants its pages.
     check_patterns(covered, harnesses(name), 30, ("cached", "cancelled"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_numbers_of_nodes_that_take_turns_change_no_bit(covered, harnesses):
     harness = harnesses("prompt_lookup:num_draft_tokens=4,min_ngram=1+token_recycling:tree=dynamic:8+nodes=8")
     assert list(harness.core._device.strategies) == [1, 4, 8]

@@ -93,6 +93,7 @@ def folders(tmp_path_factory):
     return plain, published
 
 
+@pytest.mark.parity
 @pytest.mark.slow
 def test_blocks_of_floats_of_8_bits_are_what_they_stand_for(folders):
     plain, published = (jaxinfer.load(folder) for folder in folders)

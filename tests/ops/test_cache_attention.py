@@ -85,7 +85,7 @@ WITH_PADDING = replace(float32_backend(), lane_tile=128)
 @pytest.mark.parametrize(
     ("strategy", "cache", "backend"),
     [
-        pytest.param("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED, marks=pytest.mark.slow),
+        pytest.param("lookahead:window=3,ngram=3,guesses=3", "dense", PADDED, marks=pytest.mark.exhaustive),
         pytest.param("lookahead:window=3,ngram=3,guesses=3", "paged:page=32", PADDED, marks=pytest.mark.exhaustive),
         pytest.param("prompt_lookup:num_draft_tokens=4", STREAMING, PADDED, marks=pytest.mark.exhaustive),
         pytest.param("triforce:budget=32,chunk=8,window=16", "dense", WITH_PADDING, marks=pytest.mark.exhaustive),

@@ -112,7 +112,7 @@ def test_random_caches_end_in_zeros_where_their_heads_do():
     assert jnp.all(jnp.any(keys_LBSF[..., :192] != 0, axis=-1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_calls_are_counted_apart_from_what_starts_them(monkeypatch):
     """By a clock that goes 5 seconds on whenever it is read and 3 with each call."""
     clock = [0.0]

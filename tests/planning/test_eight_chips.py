@@ -20,7 +20,9 @@ Programs = dict[str, CompiledProgram]
 # A peak counts what is fetched ahead into vector memory, here the whole of a device's output matrix. Without that it
 # is of main memory and of what the program computes.
 NO_PREFETCH = {"xla_vf_vmem_max_outstanding_prefetches": "0"}
-by_heads = pytest.mark.parametrize("programs", ["eight_chips", pytest.param("grouped_heads", marks=pytest.mark.slow)])
+by_heads = pytest.mark.parametrize(
+    "programs", ["eight_chips", pytest.param("grouped_heads", marks=pytest.mark.exhaustive)]
+)
 
 
 @pytest.fixture(scope="module")

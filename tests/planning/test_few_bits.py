@@ -113,9 +113,11 @@ def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
     assert not any(each.bytes >= 1024 * 512 for each in copies)
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("weights", ["int8", "int4:group=64"])
+@pytest.mark.parametrize(
+    "weights",
+    [pytest.param("int8", marks=pytest.mark.slow), pytest.param("int4:group=64", marks=pytest.mark.exhaustive)],
+)
 def test_rows_in_bytes_multiply_codes_where_they_lie(weights):
     """In int32 by the matrix unit, of int8: no weight is widened in memory."""
     program = deployed(TINY, weights, batch=8, activations="int8").compile()["decode"]

@@ -61,7 +61,7 @@ def tiles(program: CompiledProgram) -> Counter[tuple[object, ...]]:
 
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(NARROW, marks=pytest.mark.slow), pytest.param(LLAMA_2_7B, marks=pytest.mark.exhaustive)],
+    [pytest.param(NARROW, marks=pytest.mark.exhaustive), pytest.param(LLAMA_2_7B, marks=pytest.mark.exhaustive)],
     ids=["narrow", "7b"],
 )
 def test_a_tree_and_plain_decoding_multiply_the_same_shapes(config):

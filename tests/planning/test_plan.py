@@ -74,10 +74,7 @@ def test_what_does_not_fit_is_estimated(refused):
 @CHECKED_BY_COMPILING
 @pytest.mark.parametrize(
     "temporaries",
-    [
-        *(pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.0, 0.4)),
-        pytest.param(0.02, marks=pytest.mark.slow),
-    ],
+    [pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.0, 0.02, 0.4)],
 )
 def test_what_fits_instead_is_the_most_that_does(refused, monkeypatch, temporaries):
     """The compiler's part is played by a sum in which temporaries are a share of the cache, rounded as it rounds."""

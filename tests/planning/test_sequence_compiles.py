@@ -31,7 +31,7 @@ def sent(program: CompiledProgram, loops: int) -> Counter[str | None]:
     return Counter(found.collective for found in program.collectives() if found.loops == loops and not found.branches)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_prompt_of_128k_tokens_fits_where_a_device_has_a_part_of_everything(long_prompt):
     prefill = long_prompt["prefill"]
     assert prefill.peak_bytes < prefill.total_bytes < 6 * 2**30
@@ -40,7 +40,7 @@ def test_a_prompt_of_128k_tokens_fits_where_a_device_has_a_part_of_everything(lo
     assert prefill.temporary_bytes < 2**30
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_keys_and_values_travel_while_kernels_attend(long_prompt):
     """In the loop over turns, inside that over layers, all four arrays are on their way during both kernels."""
     prefill = long_prompt["prefill"]
@@ -54,14 +54,14 @@ def test_keys_and_values_travel_while_kernels_attend(long_prompt):
     assert max(at[KINDS[0]]) < min(at[KINDS[1]]) <= max(at[KINDS[1]]) < min(at[KINDS[2]])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_layer_of_prefill_scatters_two_sums_and_gathers_twice(long_prompt):
     layer = sent(long_prompt["prefill"], 1)
     assert layer["reduce-scatter"] == layer["all-gather"] == 2
     assert layer["all-reduce"] == layer["all-to-all"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_layer_of_decode_joins_what_devices_attend_to_and_moves_weights_and_cache_once(long_prompt):
     decode = long_prompt["decode"]
     inside = [found for found in decode.instructions() if found.loops == 2 and not found.branches]

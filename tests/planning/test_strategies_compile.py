@@ -101,14 +101,11 @@ def shaped() -> dict[str, Strategy]:
 
 # Beam search, which has a loop of its own, is held below.
 CASES = (*(name for name in STRATEGIES if name != "beam"), "medusa:tree=dynamic:64")
-# It has a table.
-WIDE = ("token_recycling",)
 
 
 # In the ordinary run test_eight_chips compiles plain decoding and a given tree.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in CASES]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_copies_no_cache(name):
     """Temporaries stay under a twentieth of the cache, of which a copy would take half."""
     strategy = shaped().get(name) or parse_strategy(name)

@@ -40,7 +40,13 @@ def divergence(one, other, texts) -> float:
     return float((np.exp(known) * (known - found)).sum(axis=-1).mean())
 
 
-@pytest.mark.parametrize("method", [pytest.param(name, marks=pytest.mark.slow) for name in ("gptq", "awq", "awq+gptq")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("awq", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gptq", "awq+gptq")),
+    ],
+)
 def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strategy(toy, method):
     texts, done = [fable_tokens(200)[3000:3064]], []
     chosen = quantize(toy, "int4:group=32", method=method, advance=done.append, **ASKED)

@@ -56,7 +56,7 @@ def test_a_few_clients_of_every_kind(server: Running) -> None:
 @pytest.mark.parametrize(
     ("count", "connections"),
     [
-        pytest.param(120, 32, id="many", marks=pytest.mark.slow),
+        pytest.param(120, 32, id="many", marks=pytest.mark.exhaustive),
         pytest.param(5000, 64, id="most", marks=pytest.mark.exhaustive),
     ],
 )

@@ -16,6 +16,7 @@ from tests.checkpoint.published.folders import plain_model, write_published
 from tests.late_imports import late
 
 late("torch")
+pytestmark = pytest.mark.parity
 
 PROMPTS = [[5, 9, 17, 5, 9, 17, 5, 9], [3, 3, 3, 4]]
 

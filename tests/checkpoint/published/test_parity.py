@@ -15,6 +15,7 @@ from tests.late_imports import late
 from tests.models.hugging_face import logits_of
 
 late("torch")
+pytestmark = pytest.mark.parity
 
 IDS = np.random.default_rng(7).integers(1, 96, 24).tolist()
 ORDINARY, SLOW = ("gptq_act_order",), ("fp8_blocks", "nf4")

@@ -15,6 +15,7 @@ from tests.checkpoint.published.packing import Tensors
 from tests.late_imports import late
 
 late("torch")
+pytestmark = pytest.mark.parity
 
 OUTPUTS, WIDTH = 64, 128
 NAME = "m.q_proj"

@@ -111,7 +111,7 @@ def test_trees_of_distinct_siblings_follow_the_law(distance, count):
     assert game.later_N.sum() > 500
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_of_trees_of_a_draft_model_follow_the_law():
     lm, strategy = model_of(random_params(CONFIG, 1)), DraftModel(tree="3.2.1", verify="rejection")
     good, poor = (

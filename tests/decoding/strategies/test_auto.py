@@ -44,7 +44,7 @@ def tokens(results):
     return [result.tokens for result in results]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_of_a_batch_are_those_of_plain_decoding_and_of_more_prompts_than_it_holds(lm, nodes):
     plain = lm.generate(PROMPTS, max_new_tokens=40, sampling=SAMPLING)
     assert nodes == []

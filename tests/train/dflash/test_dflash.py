@@ -38,7 +38,7 @@ def run(trained_folder, answers, tmp_path_factory):
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_trained_drafter_drafts_well_and_comes_with_trees_and_a_card(trained_model, run):
     """On sentences of another seed than those in training; no token may change."""
     lm, folder = trained_model, run / "dflash"
