@@ -5,20 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.head_groups import LANES, spread_tokens
+from pallas_kernels.window import Chunk, Window, oldest
 
 
 def encode_ancestors(
     ancestors_BTT: jax.Array | None,
     num_tokens: int,
-    window: int | None,
+    window: Window | None,
     repeats: int,
     rows: int,
-    last_depth_B: jax.Array | None = None,
+    start_B: jax.Array,
+    num_sinks: int = 0,
 ) -> jax.Array:
     """Return ``[B or 1, R, A]`` in bfloat16: lane j is 1 if a row attends to new token j, the last lane is its depth.
 
     Tokens attend to themselves and their ancestors; in a chain (None), to all tokens before them. A ``window`` keeps
-    the last ``window`` tokens along the path, and those no deeper than ``last_depth_B``. Rows are those of
+    what it spans along the path from position ``start_B`` on, and the first ``num_sinks`` positions. Rows are those of
     `spread_queries`, with ``repeats`` = J * G; rows past the tokens attend to nothing. Zero, one and depths up to 256
     are exact in bfloat16.
     """
@@ -27,9 +29,11 @@ def encode_ancestors(
     depth_BT = jnp.sum(ancestors_BTT, axis=-1, dtype=jnp.int32) - 1
     seen_BTT = ancestors_BTT
     if window is not None:
-        is_near_BTT = depth_BT[:, None, :] > depth_BT[:, :, None] - window
-        if last_depth_B is not None:
-            is_near_BTT = is_near_BTT | (depth_BT[:, None, :] <= last_depth_B[:, None, None])
+        # Where a chunk begins depends on the row.
+        place_BT = start_B[:, None] + depth_BT if isinstance(window, Chunk) else depth_BT
+        is_near_BTT = place_BT[:, None, :] >= oldest(window, place_BT)[:, :, None]
+        if num_sinks:
+            is_near_BTT = is_near_BTT | (depth_BT[:, None, :] <= (num_sinks - 1 - start_B)[:, None, None])
         seen_BTT = seen_BTT & is_near_BTT
         depth_BT = jnp.broadcast_to(depth_BT, seen_BTT.shape[:2])
     lanes = encoded_lanes(num_tokens)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.ancestors import depth_of_rows, sees_new_token
+from pallas_kernels.window import Window, oldest
 
 
 @runtime_checkable
@@ -27,8 +28,8 @@ class SlotOrder(Protocol):
         ...
 
     @property
-    def window(self) -> int | None:
-        """The number of tokens that a query attends to, itself included, without sinks."""
+    def window(self) -> Window | None:
+        """How far back a query attends, without sinks."""
         ...
 
     @property
@@ -63,7 +64,7 @@ class DenseOrder:
 
     num_tokens: int
     num_slots: int
-    window: int | None
+    window: Window | None
 
     @property
     def num_sinks(self) -> int:
@@ -80,7 +81,7 @@ class DenseOrder:
         last_B = (self.end(start_B) - 1) // block
         if self.window is None:
             return jnp.zeros_like(last_B), last_B
-        return jnp.maximum(start_B - self.window + 1, 0) // block, last_B
+        return jnp.maximum(oldest(self.window, start_B), 0) // block, last_B
 
     def first_new_slots(self, start_B: jax.Array) -> jax.Array:
         """Return the starts."""
@@ -95,14 +96,14 @@ class DenseOrder:
         is_old = first_slot + slots <= start
         if self.window is None:
             return is_old
-        return is_old & (first_slot > start + self.num_tokens - 1 - self.window)
+        return is_old & (first_slot >= oldest(self.window, start + self.num_tokens - 1))
 
     def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
         """Return the visible slots: old slots in the window, and the new tokens' ancestors."""
         offset_1S = slot_1S - start
         old_RS = offset_1S < 0
         if self.window is not None:
-            old_RS &= offset_1S > depth_of_rows(encoded_RA) - self.window
+            old_RS &= slot_1S >= oldest(self.window, start + depth_of_rows(encoded_RA))
         return old_RS | ((slot_1S < self.num_slots) & sees_new_token(encoded_RA, offset_1S))
 
 
@@ -115,22 +116,22 @@ class ChainOrder(DenseOrder):
 
     def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
         """Return the visible slots: those up to the token's own, in the window."""
-        behind_RS = start + encoded_RA[:, :1] - slot_1S
-        seen_RS = behind_RS >= 0
-        return seen_RS if self.window is None else seen_RS & (behind_RS < self.window)
+        own_R1 = start + encoded_RA[:, :1]
+        seen_RS = slot_1S <= own_R1
+        return seen_RS if self.window is None else seen_RS & (slot_1S >= oldest(self.window, own_R1))
 
 
 @dataclass(frozen=True)
 class RingOrder:
-    """The first ``num_sinks`` positions, then a ring for all later ones; a query attends to ``window`` of the ring's.
+    """The first ``num_sinks`` positions, then a ring for all later ones; a query attends to a ``window`` of the ring's.
 
-    Position p is slot p, or ``num_sinks + (p - num_sinks) % capacity``. At most capacity - window + 1 tokens are new,
-    so that none overwrites a visible one.
+    Position p is slot p, or ``num_sinks + (p - num_sinks) % capacity``. At most capacity + 1 less the window's width
+    are new, so that none overwrites a visible one.
     """
 
     num_tokens: int
     num_slots: int
-    window: int
+    window: Window
     num_sinks: int
 
     @property
@@ -159,14 +160,14 @@ class RingOrder:
         """Tell whether a block is in the ring, older than the new tokens, and in every window."""
         first = jnp.maximum(start, self.num_sinks)
         offset = self._around(first_slot - first_new)
-        oldest = first + offset - self.capacity
+        held = first + offset - self.capacity
         return (
             (first_slot >= self.num_sinks)
             & (first_slot + slots <= self.num_slots)
             & (first + offset - start >= self.num_tokens)
             & (offset + slots <= self.capacity)
-            & (oldest >= self.num_sinks)
-            & (oldest > start + self.num_tokens - 1 - self.window)
+            & (held >= self.num_sinks)
+            & (held >= oldest(self.window, start + self.num_tokens - 1))
         )
 
     def visible(self, start: Any, first_new: Any, slot_1S: jax.Array, encoded_RA: jax.Array) -> jax.Array:
@@ -184,7 +185,7 @@ class RingOrder:
             jnp.logical_not(is_sink_1S)
             & jnp.logical_not(is_new_1S)
             & (held_1S >= self.num_sinks)
-            & (held_1S > position_R1 - self.window)
+            & (held_1S >= oldest(self.window, position_R1))
             & (slot_1S < self.num_slots)
         )
         return old_RS | (is_new_1S & sees_new_token(encoded_RA, offset_1S))

@@ -17,7 +17,7 @@ from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
 from jaxinfer.ops.cache_write import write_to_layer
-from jaxinfer.ops.masks import visible_slots
+from jaxinfer.ops.masks import Window, visible_slots
 from jaxinfer.ops.ring_attention import attend_around_ring
 from jaxinfer.ops.split_slots import attend_to_split_slots, has_split_slots
 
@@ -27,12 +27,12 @@ from jaxinfer.ops.split_slots import attend_to_split_slots, has_split_slots
 class DenseCache:
     """Keys and values ``[L, B, S, K*H]``; slot ``s`` of a row holds the token at position ``s``.
 
-    ``window`` is how many tokens a query attends to, itself included; None means all.
+    ``window`` is how far back a query attends; None means to all.
     """
 
     keys: Any
     values: Any
-    window: int | None = None
+    window: Window | None = None
 
     def place(
         self,
@@ -84,7 +84,7 @@ def place_in_order(
     ancestors_BTA: Bool[Array, "#B T A"],
     counts_B: Int[Array, " B"] | None,
     num_slots: int,
-    window: int | None,
+    window: Window | None,
 ) -> Placement:
     """Place new tokens where slot ``s`` of a row holds the token at position ``s``; see `Cache.place`.
 
@@ -102,7 +102,7 @@ def create_dense_cache(
     num_slots: int,
     lanes: int,
     backend: Backend,
-    window: int | None = None,
+    window: Window | None = None,
     has_values: bool = True,
 ) -> DenseCache:
     """Return a cache of zeros for ``batch`` rows of ``num_slots`` slots with ``lanes`` values each, K * H or more.

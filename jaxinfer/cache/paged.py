@@ -21,6 +21,7 @@ from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import attend_to_pages
 from jaxinfer.ops.cache_write import as_rows
+from jaxinfer.ops.masks import Window
 from jaxinfer.ops.pages import move_in_pages, write_in_pages
 
 
@@ -36,14 +37,13 @@ class Pool(NamedTuple):
 class PagedCache:
     """Keys and values ``[L, P, Z, K*H]``; slot s of row b is slot ``s % Z`` of page ``table_BX[b, s // Z]``.
 
-    Rows may share pages that they only read. ``window`` is how many tokens a query attends to, itself included; None
-    means all.
+    Rows may share pages that they only read. ``window`` is how far back a query attends; None means to all.
     """
 
     keys: Any
     values: Any
     table_BX: Any
-    window: int | None = None
+    window: Window | None = None
 
     @property
     def page_size(self) -> int:
@@ -103,7 +103,7 @@ def create_paged_cache(
     table_BX: Any,
     lanes: int,
     backend: Backend,
-    window: int | None,
+    window: Window | None,
     has_values: bool = True,
 ) -> PagedCache:
     """Return a pool of zeros of so many pages, page 0 included, and the rows' tables."""

@@ -19,21 +19,21 @@ from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_ring, ring_order
 from jaxinfer.ops.cache_write import Around, as_rows, write_to_layer
-from jaxinfer.ops.masks import in_window, node_depths
+from jaxinfer.ops.masks import Window, in_window, node_depths, widest
 from jaxinfer.ops.split_tokens import gather_tokens
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["window"])
 @dataclass(frozen=True)
 class RingCache:
-    """Keys and values ``[L, B, C, K*H]``; a query attends to ``window`` tokens, itself included.
+    """Keys and values ``[L, B, C, K*H]``; a query attends to those in its ``window``.
 
-    Decoding may go back at most C - window + 1 written positions.
+    Decoding may go back at most C + 1 written positions less the window's width.
     """
 
     keys: Any
     values: Any
-    window: int
+    window: Window
 
     @property
     def capacity(self) -> int:
@@ -57,7 +57,7 @@ class RingCache:
         old_BTC = in_window(position_BT, old_position_BC, self.window) & (old_position_BC >= 0)[:, None, :]
         new_BTT = ancestors_BTA & in_window(position_BT, position_BT, self.window)
         slots_BT = (start_B[:, None] + index_T) % capacity
-        if num_tokens > capacity - self.window + 1:
+        if num_tokens > capacity - widest(self.window) + 1:
             last_B1 = num_tokens if counts_B is None else jnp.minimum(counts_B, num_tokens)[:, None]
             is_written_BT = (index_T < last_B1) & (index_T >= last_B1 - capacity)
             mask_BTS = jnp.concatenate([old_BTC, new_BTT], axis=-1)
@@ -104,13 +104,13 @@ class RingCache:
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
 
 
-def ring_capacity(window: int, headroom: int) -> int:
+def ring_capacity(window: Window, headroom: int) -> int:
     """Return how many slots a window needs if a step writes up to ``headroom`` tokens past the current one."""
-    return slots_for(window + headroom)
+    return slots_for(widest(window) + headroom)
 
 
 def create_ring_cache(
-    num_layers: int, batch: int, window: int, headroom: int, lanes: int, backend: Backend
+    num_layers: int, batch: int, window: Window, headroom: int, lanes: int, backend: Backend
 ) -> RingCache:
     """Return a ring of zeros for ``batch`` rows with ``lanes`` values per slot, K * H or more."""
     shape = (num_layers, batch, slots_in_tiles(ring_capacity(window, headroom), backend), lanes)

@@ -157,7 +157,7 @@ def _read_each(
 def _read_rows(checkpoint: Checkpoint, leaf: Leaf, source: Part, dtype: np.dtype) -> np.ndarray:
     tensor = checkpoint.tensors.read(source.tensor, dtype)
     if source.every:
-        return source.of_experts(tensor).reshape(leaf.rows_shape)
+        return source.of_experts(tensor, leaf.shape).reshape(leaf.rows_shape)
     if source.across:
         count, outputs, inputs = leaf.shape
         return tensor[source.rows(count * inputs)].reshape(count, inputs, outputs).swapaxes(1, 2)

@@ -71,7 +71,8 @@ class LoadedTensors:
         for leaf, layer, place in self._parts[name]:
             source, count = leaf.sources[layer][place], leaf.num_rows
             if source.every:
-                source.of_experts(result)[...] = _unpadded(leaf, layer)
+                values = _unpadded(leaf, layer)
+                source.of_experts(result, values.shape)[...] = values
                 continue
             if source.across:
                 heads, outputs, inputs = leaf.shape

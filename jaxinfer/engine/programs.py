@@ -21,7 +21,7 @@ from jaxinfer.decoding.strategy import Prefilled, Strategy
 from jaxinfer.engine.row_axes import put_batch, take_batch
 from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.decoder import Decoder, cache_window
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Int, Params
 from jaxinfer.ops.backend import Backend
@@ -221,7 +221,7 @@ def _on_own_devices(tree: Any, backend: Backend) -> Any:
 def _cache(config: DecoderConfig, pools: Pools, table_BX: Any) -> LayeredCache:
     features = [replace(pool, table_BX=table_BX) for pool in pools if isinstance(pool, FeatureCache)]
     of_kinds = [pool for pool in pools if isinstance(pool, Pool)]
-    parts = (PagedCache(*pool, table_BX, kind.window) for pool, kind in zip(of_kinds, config.kinds, strict=True))
+    parts = (PagedCache(*pool, table_BX, cache_window(kind)) for pool, kind in zip(of_kinds, config.kinds, strict=True))
     return LayeredCache(tuple(parts), *features)
 
 

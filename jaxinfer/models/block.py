@@ -34,13 +34,15 @@ class Attention(nn.Module):
         self, inputs: Float[Array, "B T d_in"], cache: Cache, index: Int[Array, ""] | int, step: Step
     ) -> tuple[Float[Array, "B T D"], Cache]:
         config, rotation = self.config, step.rotations[self.kind]
+        # A rotation changes no norm, so it is the same before it and after it.
+        has_norms = config.qk_norm is not None and (config.qk_norm != "rotated_heads" or rotation is not None)
 
         def heads(name: str, count: int, axis: str) -> Linear:
             return Linear(count * config.head_dim, (axis, "embed"), self.backend, config.qkv_bias, name=name)
 
         def place(name: str, axis: str, heads_BTNH: jax.Array) -> jax.Array:
-            if config.qk_norm is not None:
-                axis = "head_dim" if config.qk_norm == "head" else axis
+            if has_norms:
+                axis = "head_dim" if config.qk_norm in ("head", "rotated_heads") else axis
                 norm = Norm(config, self.backend, axis, config.head_norm, name=f"{name}_norm")
                 shape = heads_BTNH.shape
                 normed = heads_BTNH.reshape(*shape[:2], -1) if config.qk_norm == "all_heads" else heads_BTNH
@@ -57,6 +59,8 @@ class Attention(nn.Module):
             for name, flat in zip(("queries", "keys", "values"), project(inputs, linears, step.adapters_B))
         )
         query_BTNH = tap(self, "rotated_queries", place("query", "heads", query_BTNH))
+        if step.query_scales and (scales_BT := step.query_scales[self.kind]) is not None:
+            query_BTNH = query_BTNH * scales_BT[..., None, None]
         if config.scores_by_depth:
             query_BTNH = query_BTNH / jnp.asarray(index + 1, query_BTNH.dtype)
         keys_BTKH = tap(self, "rotated_keys", place("key", "kv_heads", keys_BTKH))

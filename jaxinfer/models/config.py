@@ -8,9 +8,9 @@ from jaxinfer.models.latent import Latent
 
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
-NormKind = Literal["rms", "rms_plus_one", "layer", "scaled_layer", "plain_layer"]
-HeadNorm = Literal["head", "own_head", "all_heads"]
-Scoring = Literal["softmax", "chosen_softmax", "sigmoid"]
+NormKind = Literal["rms", "rms_plus_one", "plain_rms", "layer", "scaled_layer", "plain_layer"]
+HeadNorm = Literal["head", "own_head", "all_heads", "rotated_heads"]
+Scoring = Literal["softmax", "chosen_softmax", "sigmoid", "chosen_sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,29 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Sharpening:
+    """Queries grow with their place: by ``strength * log(1 + n)`` at the n-th multiple of ``interval`` tokens.
+
+    So scores keep their contrast in long texts (2501.19399). The token that completes an interval counts in the next
+    one (Llama 4).
+    """
+
+    strength: float
+    interval: int
+
+
+@dataclass(frozen=True)
 class LayerKind:
     """The attention variant of some layers.
 
-    ``window`` is how many tokens a query attends to, itself included; None means all before it. ``rope`` None means no
-    rotary positions.
+    ``window`` is how many tokens a query attends to at most, itself included; None means all before it. A ``chunked``
+    window does not slide: it begins anew at every multiple of its width. ``rope`` None means no rotary positions.
     """
 
     rope: Rope | None
     window: int | None = None
+    chunked: bool = False
+    sharpening: Sharpening | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +81,13 @@ class Experts:
     Widths are in elements; ``shared_dim`` is that of an expert that every token has beside the chosen ones, 0 without
     one, and ``shared_gate`` multiplies what it adds by a sigmoid of the token (Qwen2-MoE). Of a token's logits,
     ``scoring`` makes the experts' scores: a ``softmax`` over all (Switch Transformers, 2101.03961), over the chosen
-    alone (``chosen_softmax``), or a ``sigmoid`` of each (DeepSeek-V3, 2412.19437). The best scores choose, the lower
+    alone (``chosen_softmax``), a ``sigmoid`` of each (DeepSeek-V3, 2412.19437), or of the chosen's, which the logits
+    choose (``chosen_sigmoid``). The best scores choose, the lower
     expert among equals. ``correction_bias`` is added for the choice only. With several ``groups``, the choice is among
     the experts of the ``kept_groups`` whose best score (``best``, DeepSeek-V2, 2405.04434) or sum of two best
     (``two_best``) is largest. A chosen expert's result is multiplied by its score, with ``normalised`` divided by the
-    sum of the chosen ones', and by ``scale``. ``bias`` adds biases to the logits and to the products of every expert.
+    sum of the chosen ones', and by ``scale``; with ``scales_inputs`` its input is instead (Llama 4). ``bias`` adds
+    biases to the logits and to the products of every expert.
     With a ``limit``, gates are bounded by it from above, what they multiply on both sides, and one is added to the
     latter (gpt-oss, 2508.10925). ``layer_pattern`` says which layers have experts; it repeats over the
     layers, and the others are dense.
@@ -85,6 +101,7 @@ class Experts:
     scoring: Scoring = "softmax"
     normalised: bool = False
     scale: float = 1.0
+    scales_inputs: bool = False
     correction_bias: bool = False
     groups: int = 1
     kept_groups: int = 1
@@ -112,7 +129,8 @@ class DecoderConfig:
     ``parallel_norms`` (two norms of the same inputs). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored
     minus one), ``layer`` (LayerNorm with a bias), ``scaled_layer`` (without it) or ``plain_layer`` (without weights
     too). ``qk_norm`` adds norms without biases to queries and keys: ``head`` to each head, with the same weights,
-    ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector. ``residual_scale`` multiplies each
+    ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector; ``rotated_heads`` adds RMS norms
+    without weights to each head, in layers that rotate (Llama 4). ``residual_scale`` multiplies each
     part's result before its sum, ``embedding_scale`` the embedding, ``logit_scale`` the logits. ``attention_scale``
     multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of layer n by n + 1;
     soft-caps bound scores and logits by ``cap * tanh(x / cap)``; ``attention_sinks`` are learned scores, one of each
@@ -177,6 +195,8 @@ class DecoderConfig:
     @property
     def head_norm(self) -> NormKind:
         """The kind of norm of queries and keys."""
+        if self.qk_norm == "rotated_heads":
+            return "plain_rms"
         return "scaled_layer" if self.norm == "layer" else self.norm
 
     @property

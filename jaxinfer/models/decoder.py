@@ -27,6 +27,7 @@ from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.columns import ColumnArray
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from jaxinfer.ops.masks import Chunk, Window
 from jaxinfer.ops.split_tokens import enter_region
 
 
@@ -187,20 +188,25 @@ def create_cache(
     has_values = config.latent is None
 
     def part(kind: LayerKind) -> Cache:
-        count = config.layers.count(kind)
+        count, window = config.layers.count(kind), cache_window(kind)
         if isinstance(layout, StreamingLayout) and streams(kind, layout):
             return create_streaming_cache(count, batch, layout, headroom, lanes, backend, has_values)
         if isinstance(layout, PagedLayout):
             table_BX = even_table(batch, -(-num_slots // layout.page))
             pages = 1 + table_BX.size, layout.page, table_BX
-            return create_paged_cache(count, *pages, lanes, backend, kind.window, has_values)
-        if kind.window is not None and ring_capacity(kind.window, headroom) < num_slots:
-            return create_ring_cache(count, batch, kind.window, headroom, lanes, backend)
-        window = kind.window if kind.window is not None and kind.window < num_slots else None
+            return create_paged_cache(count, *pages, lanes, backend, window, has_values)
+        if window is not None and ring_capacity(window, headroom) < num_slots:
+            return create_ring_cache(count, batch, window, headroom, lanes, backend)
+        window = window if kind.window is not None and kind.window < num_slots else None
         return create_dense_cache(count, batch, num_slots, lanes, backend, window, has_values)
 
     kept = _create_features(config, batch, num_slots, backend, layout, features) if features else None
     return LayeredCache(tuple(part(kind) for kind in config.kinds), kept)
+
+
+def cache_window(kind: LayerKind) -> Window | None:
+    """Return how far back a query attends in layers of this kind, None if to all."""
+    return Chunk(kind.window) if kind.chunked and kind.window is not None else kind.window
 
 
 def _create_features(

@@ -1,6 +1,8 @@
 """The feed-forward layer of a mixture of experts (Shazeer et al., 1701.06538)."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -41,7 +43,8 @@ class MixtureOfExperts(nn.Module):
         kernels = Stacks(config, backend, name="experts")()
         biases = Biases(config, backend, name="expert_biases")() if experts.bias else None
         gating = gating_of(ACTIVATIONS[config.activation], experts.limit)
-        output_BTD = apply_experts(inputs_BTD, chosen_BTC, weights_BTC, kernels, gating, backend, biases)
+        apply = partial(apply_experts, kernels=kernels, gating=gating, backend=backend, biases=biases)
+        output_BTD = (_to_scaled if experts.scales_inputs else _to_alike)(apply, inputs_BTD, chosen_BTC, weights_BTC)
         output_BTD = tap(self, "chosen", output_BTD)
         if experts.shared_dim:
             shared_BTD = MLP(config, backend, experts.shared_dim, "shared_ffn", name="shared")(inputs_BTD)
@@ -50,6 +53,23 @@ class MixtureOfExperts(nn.Module):
                 shared_BTD = rounded(jax.nn.sigmoid(logit_BT1).astype(shared_BTD.dtype) * shared_BTD)
             output_BTD = output_BTD + shared_BTD
         return tap(self, "result", output_BTD)
+
+
+def _to_alike(apply: Callable[..., jax.Array], inputs_BTD: jax.Array, *routed_BTC: jax.Array) -> jax.Array:
+    return apply(inputs_BTD, *routed_BTC)
+
+
+def _to_scaled(
+    apply: Callable[..., jax.Array], inputs_BTD: jax.Array, chosen_BTC: jax.Array, weights_BTC: jax.Array
+) -> jax.Array:
+    """Give each expert the token times its weight, as if there were a token for each, and return the sum."""
+    batch, num_tokens, per_token = chosen_BTC.shape
+    scaled_BTCD = rounded(inputs_BTD[:, :, None] * weights_BTC[..., None].astype(inputs_BTD.dtype))
+    each_BX1 = chosen_BTC.reshape(batch, -1, 1)
+    output_BXD = apply(
+        scaled_BTCD.reshape(batch, num_tokens * per_token, -1), each_BX1, jnp.ones_like(each_BX1, weights_BTC.dtype)
+    )
+    return output_BXD.reshape(batch, num_tokens, per_token, -1).sum(axis=2)
 
 
 class Scores(nn.Module):

@@ -42,7 +42,7 @@ class Norm(nn.Module):
         kind, dtype = self.kind or self.config.norm, jnp.dtype(self.backend.param_dtype)
         width = inputs.shape[2:] if self.axis in ("heads", "kv_heads") else inputs.shape[-1:]
         scale = bias = None
-        if kind != "plain_layer":
+        if kind not in ("plain_layer", "plain_rms"):
             neutral = nn.initializers.zeros if kind == "rms_plus_one" else nn.initializers.ones
             scale = parameter(self, "scale", neutral, (self.axis,), (math.prod(width),), dtype).reshape(width)
         if kind == "layer":

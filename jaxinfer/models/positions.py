@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxinfer.models.config import Rope, RopeScaling
+from jaxinfer.models.config import Rope, RopeScaling, Sharpening
 from jaxinfer.models.rope_frequencies import long_frequencies, static_frequencies
 from jaxinfer.notation import Array, Float, Int
 
@@ -65,3 +65,9 @@ def unbounded_tables(
         exact_BTR = wrapped_BTR.astype(wide) * np.float32(2.0**-32) + positions_BT[..., None].astype(wide) * rest
         angles_BTR = exact_BTR * np.float32(2 * math.pi)
     return jnp.cos(angles_BTR), jnp.sin(angles_BTR)
+
+
+def sharpened(sharpening: Sharpening, positions_BT: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T"]:
+    """Return what the queries of tokens at ``positions_BT`` are multiplied by."""
+    count_BT = ((positions_BT + 1) // sharpening.interval).astype(jnp.promote_types(dtype, jnp.float32))
+    return (1 + sharpening.strength * jnp.log1p(count_BT)).astype(dtype)

@@ -27,6 +27,8 @@ def choose_experts(
     weights_BTC = jnp.take_along_axis(scores_BTE, chosen_BTC, axis=-1)
     if experts.scoring == "chosen_softmax":
         weights_BTC = _softmax(weights_BTC)
+    if experts.scoring == "chosen_sigmoid":  # not of all: large logits differ where their sigmoids are equal
+        weights_BTC = jax.nn.sigmoid(weights_BTC)
     if experts.normalised:
         weights_BTC = weights_BTC / (_sum(weights_BTC) + _LEAST_SUM)
     return chosen_BTC, weights_BTC * experts.scale if experts.scale != 1.0 else weights_BTC

@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache, Placement
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.positions import rotary_tables, unbounded_tables
+from jaxinfer.models.positions import rotary_tables, sharpened, unbounded_tables
 from jaxinfer.models.rope_frequencies import static_frequencies
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
@@ -36,13 +35,15 @@ class Step(NamedTuple):
 
     ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions), ``placements`` the new
     tokens' places. ``held`` says what the caches hold; None is all layers. ``adapters_B`` says which loaded adapter
-    each row has (`jaxinfer.models.adapters`); None is none anywhere.
+    each row has (`jaxinfer.models.adapters`); None is none anywhere. ``query_scales`` ``[B, T]`` multiply the queries
+    of a kind (None: nothing does).
     """
 
     rotations: tuple[Any, ...]
     placements: tuple[Placement, ...]
     held: tuple[Held, ...] | None = None
     adapters_B: Any = None
+    query_scales: tuple[Any, ...] = ()
 
 
 def build_step(
@@ -55,9 +56,9 @@ def build_step(
 ) -> Step:
     """Compute what all blocks share in a forward pass of tokens at these positions."""
     dtype = jnp.dtype(backend.compute_dtype)
-    rotations, placed = [], []
+    rotations, placed, scales = [], [], []
 
-    def kept(tables: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def kept(tables: Any) -> Any:
         return computed_once(tables, context_lengths_B, backend)
 
     for kind, placement in zip(config.kinds, placements, strict=True):
@@ -71,4 +72,5 @@ def build_step(
             rotations.append(kept((cosines_BTR * factor, sines_BTR * factor)))
             placement = placement._replace(rotation=kept(unbounded_tables(kind.rope, placement.shift_BT, dtype)))
         placed.append(placement)
-    return Step(tuple(rotations), tuple(placed), adapters_B=adapters_B)
+        scales.append(None if kind.sharpening is None else kept(sharpened(kind.sharpening, positions_BT, dtype)))
+    return Step(tuple(rotations), tuple(placed), adapters_B=adapters_B, query_scales=tuple(scales))

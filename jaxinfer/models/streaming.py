@@ -27,6 +27,16 @@ def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
         )
     held, known = layout.sinks + layout.window, config.longest_text
     for kind in config.kinds:
+        if kind.sharpening is not None:
+            raise InvalidOption(
+                f"cache streaming: {config.family} multiplies queries by their place in the text, which would have no "
+                "end: use the dense cache"
+            )
+        if kind.chunked and streams(kind, layout):
+            raise InvalidOption(
+                f"cache streaming: layers of {config.family} attend in chunks of {kind.window} tokens: choose sinks + "
+                f"window above {kind.window}"
+            )
         scaling = None if kind.rope is None else kind.rope.scaling
         if scaling is not None and scaling.kind in ("dynamic", "longrope"):
             # Such a model changes its rotations with the sequence's length past the original one.

@@ -15,6 +15,7 @@ from jaxinfer.ops.cpu_kernels.attention import Order
 from jaxinfer.ops.each_device import on_each_device
 from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.rows_in_bytes import holds_bytes, to_numbers
+from pallas_kernels.window import Window
 
 # The slots, and the tokens of a prompt, that kernels take at a time where rows are fixed: sums then have the same order
 # in caches of all lengths. Tuning, which looks at the length, chooses the same for most steps of 16 nodes.
@@ -48,7 +49,7 @@ def attend_to_layer(
     backend: Backend,
     *,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     sink_logits_N: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N H"]:
@@ -113,7 +114,7 @@ def attend_to_pages(
     backend: Backend,
     *,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     sink_logits_N: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N H"]:
@@ -180,7 +181,7 @@ def attend_to_ring(
     scale: float,
     backend: Backend,
     *,
-    window: int,
+    window: Window,
     softcap: float | None = None,
     num_sinks: int = 0,
     sink_query_BTNH: Float[Array, "B T N H"] | None = None,

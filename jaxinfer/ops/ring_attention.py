@@ -26,6 +26,7 @@ from jaxinfer.ops.kernel_choice import choose_means
 from jaxinfer.ops.masks import in_window
 from jaxinfer.ops.rows_in_bytes import holds_bytes
 from jaxinfer.ops.split_slots import on_one_device
+from pallas_kernels.window import Chunk, Window
 
 # Without a kernel, only this many queries' scores are held at a time.
 _QUERY_BLOCK = 512
@@ -62,7 +63,7 @@ def attend_around_ring(
     backend: Backend,
     *,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     sink_logits_N: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S _"]]:
     """Attend within prompts that start in slot 0 of a cache with split slots, and write one layer of it.
@@ -73,6 +74,8 @@ def attend_around_ring(
     num_kv_heads = keys_BTKH.shape[2] // backend.kv_shards
     is_tiled = query_BTNH.shape[1] // (2 * backend.slot_shards) % _KERNEL_TILE == 0
     by_kernel = is_tiled and choose_means(backend, keys_LBSF) == "kernel" and not holds_bytes(keys_LBSF.dtype)
+    # The kernel knows how far apart two parts are, but not where chunks begin in them.
+    by_kernel = by_kernel and not isinstance(window, Chunk)
     rule = _Rule(scale, softcap, window, num_kv_heads, on_one_device(backend), by_kernel)
 
     def run(query: Any, keys: Any, values: Any, new_keys: Any, new_values: Any, layer: Any, logits_N: Any) -> Any:
@@ -96,13 +99,13 @@ class _Rule:
 
     scale: float
     softcap: float | None
-    window: int | None
+    window: Window | None
     num_kv_heads: int
     backend: Backend
     by_kernel: bool
 
-    def attend(self, query_BTNH: jax.Array, held: "_Held", distance: Any) -> Partial:
-        """Attend to keys that start ``distance`` positions before the queries."""
+    def attend(self, query_BTNH: jax.Array, held: "_Held", first: Any, distance: Any) -> Partial:
+        """Attend to keys from position ``first`` on; the queries start ``distance`` positions after them."""
         if self.by_kernel:
             # Imported here: a CPU need not wait for Pallas.
             from pallas_kernels.flash_prefill.op import attend_block
@@ -117,18 +120,18 @@ class _Rule:
             return Partial(mixed_BTNH.astype(jnp.float32), logsumexp_BTN, jnp.ones_like(logsumexp_BTN))
         num_tokens = query_BTNH.shape[1]
         if num_tokens <= _QUERY_BLOCK or num_tokens % _QUERY_BLOCK:
-            return self._attend(query_BTNH, held, distance)
+            return self._attend(query_BTNH, held, first, distance)
         count = num_tokens // _QUERY_BLOCK
         blocks = jnp.moveaxis(query_BTNH.reshape(query_BTNH.shape[0], count, _QUERY_BLOCK, *query_BTNH.shape[2:]), 1, 0)
         starts = jnp.arange(count, dtype=jnp.int32) * _QUERY_BLOCK
-        found = lax.map(lambda block: self._attend(block[0], held, distance + block[1]), (blocks, starts))
+        found = lax.map(lambda block: self._attend(block[0], held, first, distance + block[1]), (blocks, starts))
         return jax.tree.map(
             lambda part: jnp.moveaxis(part, 0, 1).reshape(part.shape[1], num_tokens, *part.shape[3:]), found
         )
 
-    def _attend(self, query_BTNH: jax.Array, held: "_Held", distance: Any) -> Partial:
-        query_1T = distance + jnp.arange(query_BTNH.shape[1])[None]
-        key_1T = jnp.arange(held.keys_BTF.shape[1])[None]
+    def _attend(self, query_BTNH: jax.Array, held: "_Held", first: Any, distance: Any) -> Partial:
+        query_1T = first + distance + jnp.arange(query_BTNH.shape[1])[None]
+        key_1T = first + jnp.arange(held.keys_BTF.shape[1])[None]
         mask_1TT = (key_1T[:, None, :] <= query_1T[:, :, None]) & in_window(query_1T, key_1T, self.window)
         return attend_partially(query_BTNH, *held, mask_1TT, self.scale, self.backend, self.softcap, self.num_kv_heads)
 
@@ -164,7 +167,7 @@ class _Ring:
         """Return this device's attention results, and the keys and values of its ``num_slots`` slots."""
         query = _Parts(*jnp.split(query_BTNH, 2, axis=1))
         held = _Parts(*(_Held(*pair) for pair in zip(*(jnp.split(each, 2, axis=1) for each in new))))
-        front = rule.attend(query.front, held.front, 0)
+        front = rule.attend(query.front, held.front, lax.axis_index(SEQUENCE) * query.front.shape[1], 0)
         slots = _Slots.empty(held.front, num_slots)
         found = _Found(front, front.none(), slots.padded)
 
@@ -188,12 +191,14 @@ class _Ring:
         for part, number in zip(held, (origin, 2 * count - 1 - origin)):
             slots = slots.with_part(part, number * size - place * slots.num_slots)
         # The front part that is held always comes before this device's back part.
-        back = found.back.joined_with(rule.attend(query.back, held.front, (2 * count - 1 - place - origin) * size))
+        distance, last = (2 * count - 1 - place - origin) * size, 2 * count - 1 - origin
+        back = found.back.joined_with(rule.attend(query.back, held.front, origin * size, distance))
         # It also comes before this device's front part, or else the held back part is not after this device's back
         # part.
         is_before = origin < place
         mine, theirs = _where(is_before, query.front, query.back), _where(is_before, held.front, held.back)
-        more = rule.attend(mine, theirs, jnp.abs(place - origin) * size)
+        first = jnp.where(is_before, origin, last) * size
+        more = rule.attend(mine, theirs, first, jnp.abs(place - origin) * size)
         joined = _where(is_before, found.front, back).joined_with(more)
         return _Found(_where(is_before, joined, found.front), _where(is_before, back, joined), slots.padded)
 

@@ -24,6 +24,7 @@ from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.each_device import rows_axis, tokens_axis
 from jaxinfer.ops.masks import visible_slots
 from jaxinfer.ops.rows import write_in_rows
+from pallas_kernels.window import Window
 
 
 def has_split_slots(keys_LBSF: Num[Array, "L B S F"], backend: Backend) -> bool:
@@ -44,7 +45,7 @@ def attend_to_split_slots(
     backend: Backend,
     *,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     sink_logits_N: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Num[Array, "L B S F"], Num[Array, "L B S _"]]:
     """Write one layer's new tokens and attend from them to all slots.
@@ -72,7 +73,7 @@ def attend_to_split_slots(
             mixed = attend(query, all_keys, all_values, mask_BTS, scale, own, sink_logits_N=logits_N, **rule)
             return mixed, keys, values
         start_B, ancestors_BTT = masks
-        mask_BTS = visible_slots(start_B - first, ancestors_BTT, used, window)
+        mask_BTS = visible_slots(start_B, ancestors_BTT, used, window, first)
         partial = attend_partially(query, *held, mask_BTS, scale, own, **rule)
         return join_over(SEQUENCE, partial, logits_N).astype(backend.compute_dtype), keys, values
 

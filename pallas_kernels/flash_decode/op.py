@@ -13,6 +13,7 @@ from pallas_kernels.flash_decode.kernel import Tiling, attend_cache
 from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
 from pallas_kernels.slot_order import DenseOrder, SlotOrder
 from pallas_kernels.tuning import tuned_blocks
+from pallas_kernels.window import Window, widest
 
 MAX_TOKENS = 8
 Described = jax.Array | jax.ShapeDtypeStruct
@@ -27,7 +28,7 @@ def flash_decode(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     block_slots: int | None = None,
     lane_parts: int | None = None,
@@ -37,7 +38,7 @@ def flash_decode(
     """Attend with T = 1 to 8 new tokens per row to ``cache[layer]``, which already holds them: ``[B, T, N, H]``.
 
     The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. New token i of row b is in slot ``start_B[b] +
-    i`` and attends to all slots up to its own, or to the last ``window``. Starts are clipped to 0..S. Tokens past the
+    i`` and attends to all slots up to its own, or to those in its ``window``. Starts are cut to 0..S. Tokens past the
     cache's end get means of the existing slots. ``scale`` is ``H ** -0.5`` by default. Slots that are not visible are
     read only as the rest of a block of ``block_slots``, a multiple of 128. ``lane_parts`` splits the heads among cores.
     If K*H is no multiple of 128, XLA uses another layout for the cache and copies it for the kernel. To avoid that, pad
@@ -120,7 +121,8 @@ def attend_flat(
             order.window,
             repeats,
             rows,
-            order.num_sinks - 1 - start_B if order.num_sinks else None,
+            start_B,
+            order.num_sinks,
         ),
         None if sink_query_BTNH is None else spread(sink_query_BTNH),
         spread_sinks(sink_logits_N, groups, tokens, rows),
@@ -148,7 +150,7 @@ def check_attention(
     start_B: jax.Array,
     num_kv_heads: int,
     softcap: float | None,
-    window: int | None,
+    window: Window | None,
 ) -> None:
     """Raise ValueError if shapes or options do not match."""
     if query_BTNH.ndim != 4 or keys_LBSF.ndim != 4:
@@ -169,7 +171,7 @@ def check_attention(
         )
     if keys_LBSF.shape[1] != batch or start_B.shape != (batch,):
         raise ValueError(f"{kernel}: {batch} rows of queries, {keys_LBSF.shape[1]} of cache, starts {start_B.shape}")
-    if window is not None and window < 1:
+    if window is not None and widest(window) < 1:
         raise ValueError(f"{kernel}: window={window} must be at least 1")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"{kernel}: softcap={softcap} must be above 0")

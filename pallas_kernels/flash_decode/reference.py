@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from pallas_kernels.byte_rows import to_numbers
+from pallas_kernels.window import Window, oldest
 
 
 def reference_attention(
@@ -17,14 +18,14 @@ def reference_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:
     """Attend to ``cache[layer]`` with every score computed, masked and normalised in float32: ``[B, T, N, H]``.
 
     Token i of row b is in slot ``start_B[b] + i``. It attends to all slots before ``start``, to itself and to its
-    ancestors among the new tokens (None: all before it); of these, to the last ``window`` along its path.
+    ancestors among the new tokens (None: all before it); of these, to the ``window`` along its path.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots, width = keys_LBSF.shape[2:]
@@ -64,7 +65,7 @@ def softmax_beside(scores_BKGTS: jax.Array, sink_logits_N: ArrayLike | None) -> 
 
 
 def visible_slots(
-    start_B: jax.Array, ancestors_BTT: jax.Array | None, tokens: int, num_slots: int, window: int | None
+    start_B: jax.Array, ancestors_BTT: jax.Array | None, tokens: int, num_slots: int, window: Window | None
 ) -> jax.Array:
     """Return ``[B, T, S]``: what each new token attends to."""
     if ancestors_BTT is None:
@@ -79,5 +80,6 @@ def visible_slots(
     depth_B1S = jnp.where(is_new_B1S, jnp.take_along_axis(depth_BT[:, None, :], index_B1S, axis=2), offset_BS[:, None])
     visible_BTS = (offset_BS < 0)[:, None, :] | new_BTS
     if window is not None:
-        visible_BTS &= depth_B1S > depth_BT[..., None] - window
+        own_BT1 = start_B[:, None, None] + depth_BT[..., None]
+        visible_BTS &= start_B[:, None, None] + depth_B1S >= oldest(window, own_BT1)
     return visible_BTS

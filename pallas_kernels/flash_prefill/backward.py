@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.block_attention import ScoreRule
+from pallas_kernels.window import Window, oldest
 
 
 def attention_gradients(
@@ -25,7 +26,7 @@ def attention_gradients(
     logsumexp_BNT: jax.Array,
     gradient_BTNH: jax.Array,
     rule: ScoreRule,
-    window: int | None,
+    window: Window | None,
     block_slots: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the gradients of queries ``[B, T, N, H]``, keys and values ``[B, S, K*H]`` in float32.
@@ -57,7 +58,7 @@ def attention_gradients(
         slot_C = first + jnp.arange(keys_BCF.shape[1])
         seen_BTC = (slot_C <= own_BT1) & is_token_BT1
         if window is not None:
-            seen_BTC &= slot_C > own_BT1 - window
+            seen_BTC &= slot_C >= oldest(window, own_BT1)
         # Slots past the end may hold NaN, and zero times NaN is NaN.
         is_held_BC1 = (slot_C < end_B1)[..., None]
         keys, values = (

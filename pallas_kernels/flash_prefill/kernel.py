@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.block_attention import LOWEST, SINK_TOTAL, ScoreRule
 from pallas_kernels.flash_prefill.lane_windows import LaneWindows
 from pallas_kernels.head_groups import LANES
+from pallas_kernels.window import Chunk, Window, oldest
 
 # More than the default of 16 MB; the smallest vector memory of the chips in use is 64 MB.
 _VMEM_LIMIT_BYTES = 56 << 20
@@ -57,7 +58,7 @@ class Prefill:
     windows: LaneWindows
     tiling: Tiling
     rule: ScoreRule
-    window: int | None
+    window: Window | None
     from_zero: bool
 
     def last_block(self, length: Any) -> Any:
@@ -71,7 +72,7 @@ class Prefill:
         end = jnp.clip(end, 1, self.slots)
         if self.window is None:
             return jnp.zeros_like(end), end
-        return jnp.clip(start + first_token - self.window + 1, 0, end - 1), end
+        return jnp.clip(oldest(self.window, start + first_token), 0, end - 1), end
 
 
 def attend_prompt(
@@ -189,7 +190,7 @@ def _kernel(
         if prefill.window is None:
             whole_start = lowest
         else:
-            cut = fold.first_slot + tiling.block_q - prefill.window
+            cut = oldest(prefill.window, fold.first_slot + tiling.block_q - 1)
             whole_start = lax.div(jnp.maximum(cut, 0) + tiling.block_k - 1, tiling.block_k)
         whole_start = jnp.clip(whole_start, lowest, jnp.maximum(whole_end, lowest))
         fresh = s_block == first_here
@@ -280,7 +281,10 @@ class _Fold:
         self._attend(chunks, jnp.int32(0), fresh, finish=True)
 
     def _cuts_triangle(self) -> bool:
-        return self.prefill.window is not None and self.prefill.window < self.prefill.tiling.block_q
+        window, block_q = self.prefill.window, self.prefill.tiling.block_q
+        if isinstance(window, Chunk):  # where one begins inside the triangle
+            return window.size % block_q != 0
+        return window is not None and window < block_q
 
     def _load(self, here: Any, size: int, clean: bool) -> tuple[jax.Array, jax.Array]:
         """Return keys and values; ``clean`` sets values past the end to zero, because they may be NaN."""
@@ -300,9 +304,14 @@ class _Fold:
         behind_RL = row_RL - lane_RL
         # Padding queries attend to the tokens' last slots, so that the slots after these are never read.
         offset = tile * LANES - chunk.row - ahead
-        seen_RL = behind_RL >= offset
-        if self.prefill.window is not None:
-            seen_RL &= behind_RL < offset + self.prefill.window
+        seen_RL, window = behind_RL >= offset, self.prefill.window
+        if isinstance(window, Chunk):
+            own_R1 = self.first_slot + chunk.row + lax.broadcasted_iota(jnp.int32, (chunk.rows, 1), 0)
+            # The slot of a lane, as that of the query of the same number is ``ahead`` after the first one's.
+            first = self.first_slot - ahead + tile * LANES
+            seen_RL &= lane_RL >= oldest(window, own_R1) - first
+        elif window is not None:
+            seen_RL &= behind_RL < offset + window
         return seen_RL
 
     def _load_rows(self, chunk: "_Chunk", fresh: Any) -> tuple[jax.Array, ...]:

@@ -14,6 +14,7 @@ from pallas_kernels.flash_prefill.kernel import Prefill, Tiling, attend_prompt
 from pallas_kernels.flash_prefill.lane_windows import LaneWindows
 from pallas_kernels.head_groups import LANES
 from pallas_kernels.tuning import tuned_blocks
+from pallas_kernels.window import Chunk, Window, widest
 
 KERNEL = "flash_prefill"
 Described = jax.Array | jax.ShapeDtypeStruct
@@ -30,7 +31,7 @@ def flash_prefill(
     num_kv_heads: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     block_q: int | None = None,
     block_k: int | None = None,
     block_s: int | None = None,
@@ -41,7 +42,7 @@ def flash_prefill(
 
     The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. A prompt without a cache passes its own keys
     ``[B, T, K, H]`` as ``[1, B, T, K*H]``. Token t of row b is in slot ``start_B[b] + t`` (None: the prompt starts in
-    slot 0, known at compile time and faster). It attends to all slots up to its own, or to the last ``window``.
+    slot 0, known at compile time and faster). It attends to all slots up to its own, or those in its ``window``.
     ``length_B`` is the number of a row's real tokens, 0 to T; the others give zeros. Starts and lengths are clipped to
     the cache. Slots that no token attends to may hold anything, and are read only as the rest of a block. ``scale`` is
     ``H ** -0.5`` by default. Lanes after those of ``num_kv_heads`` heads must be zeros. Differentiable once in queries,
@@ -93,7 +94,7 @@ def attend_block(
     num_kv_heads: int,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attend from one block of a sequence to an earlier one, ``distance`` tokens before it, as far as it is visible.
@@ -106,6 +107,8 @@ def attend_block(
         query_BTNH, keys_BSF[None], values_BSF[None], None, None, num_kv_heads, scale, softcap, window
     )
     num_slots, width = keys_BSF.shape[1:]
+    if isinstance(window, Chunk):
+        raise ValueError(f"{KERNEL}: blocks that are {distance} tokens apart do not say where chunks begin")
     if num_slots % LANES:
         raise ValueError(f"{KERNEL}: {num_slots} tokens to attend to are not a multiple of {LANES}")
     from_zero = isinstance(distance, int) and distance == 0
@@ -133,13 +136,13 @@ def attend_block(
 
 
 def prefill_shape(
-    query_BTNH: Described, keys_LBSF: Described, num_kv_heads: int, from_zero: bool, window: int | None
+    query_BTNH: Described, keys_LBSF: Described, num_kv_heads: int, from_zero: bool, window: Window | None
 ) -> dict[str, int | str]:
     """Return the key in tuned.json: what the best blocks depend on."""
     _, tokens, num_heads, head_dim = query_BTNH.shape
     shape: dict[str, int | str] = {"T": tokens, "S": keys_LBSF.shape[2], "N": num_heads, "K": num_kv_heads}
     shape |= {"H": head_dim, "dtype": jnp.dtype(keys_LBSF.dtype).name, "start": "zero" if from_zero else "any"}
-    return shape if window is None else {**shape, "W": window}
+    return shape if window is None else {**shape, "W": widest(window)}
 
 
 def _check(
@@ -151,7 +154,7 @@ def _check(
     num_kv_heads: int | None,
     scale: float | None,
     softcap: float | None,
-    window: int | None,
+    window: Window | None,
 ) -> tuple[int, int, int, int]:
     """Return the queries' shape; raise ValueError if shapes or options do not match."""
     shape, cache = query_BTNH.shape, keys_LBSF.shape
@@ -176,7 +179,7 @@ def _check(
     for name, numbers_B in (("starts", start_B), ("lengths", length_B)):
         if numbers_B is not None and numbers_B.shape != (batch,):
             raise ValueError(f"{KERNEL}: {name} {numbers_B.shape} are not one for each of {batch} rows")
-    for name, number in (("scale", scale), ("softcap", softcap), ("window", window)):
+    for name, number in (("scale", scale), ("softcap", softcap), ("window", window and widest(window))):
         if number is not None and number <= 0:
             raise ValueError(f"{KERNEL}: {name}={number} must be above 0")
     return batch, tokens, num_heads, head_dim

@@ -6,6 +6,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from pallas_kernels.flash_decode.reference import softmax_beside
+from pallas_kernels.window import Window, oldest
 
 
 def reference_prefill(
@@ -18,12 +19,12 @@ def reference_prefill(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:
     """Return ``[B, T, N, H]`` in float32, zeros for tokens past a row's length.
 
-    Token t of row b is in slot ``start_B[b] + t`` and attends to the slots up to its own, or to the last ``window``.
+    Token t of row b is in slot ``start_B[b] + t`` and attends to the slots up to its own, or those in its ``window``.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots = keys_LBSF.shape[2]
@@ -33,7 +34,7 @@ def reference_prefill(
     own_BT1 = (start_B[:, None] + token_T)[..., None]
     seen_BTS = slot_S <= own_BT1
     if window is not None:
-        seen_BTS &= slot_S > own_BT1 - window
+        seen_BTS &= slot_S >= oldest(window, own_BT1)
     is_token_BT = token_T < length_B[:, None]
     # Slots that no token attends to may hold anything, even NaN.
     used_BS = jnp.any(seen_BTS & is_token_BT[..., None], axis=1)

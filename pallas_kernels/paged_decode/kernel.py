@@ -21,6 +21,7 @@ from pallas_kernels.byte_rows import ByteRows
 from pallas_kernels.head_groups import LANES
 from pallas_kernels.slot_order import DenseOrder
 from pallas_kernels.step_list import list_steps
+from pallas_kernels.window import oldest
 
 VMEM_LIMIT_BYTES = 64 << 20
 BLOCK_ROWS = 128
@@ -172,15 +173,15 @@ def _attend_step(
     pages_per_row = table_X.shape[0] * rows_per_table // start_B.shape[0]
 
     def seen_slots(start: Any) -> tuple[Any, Any]:
-        oldest = 0 if order.window is None else jnp.maximum(start - order.window + 1, 0)
-        return oldest, order.end(start)
+        first = 0 if order.window is None else jnp.maximum(oldest(order.window, start), 0)
+        return first, order.end(start)
 
     def needed_pages(step: Any) -> tuple[Any, Any]:
         """Return the first page of a step to copy, and the one after the last."""
-        oldest, end = seen_slots(start_B[row_I[step]])
+        first_seen, end = seen_slots(start_B[row_I[step]])
         before = block_I[step] * layout.per_block
         last = lax.div(end + layout.size - 1, layout.size)
-        return jnp.maximum(lax.div(oldest, layout.size) - before, 0), jnp.minimum(last - before, layout.per_block)
+        return jnp.maximum(lax.div(first_seen, layout.size) - before, 0), jnp.minimum(last - before, layout.per_block)
 
     def fetch(step: Any) -> None:
         table_row = lax.div(row_I[step], rows_per_table)

@@ -13,6 +13,7 @@ from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
 from pallas_kernels.slot_order import DenseOrder
 from pallas_kernels.tuning import tuned_blocks
+from pallas_kernels.window import Window, widest
 
 MAX_TOKENS = 128
 PAGE_SIZES = (16, 32, 64, 128)
@@ -30,7 +31,7 @@ def paged_decode(
     ancestors_BTT: jax.Array | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     block_slots: int | None = None,
     sink_logits_N: ArrayLike | None = None,
@@ -42,7 +43,7 @@ def paged_decode(
     x * Z + Z - 1 of row b; rows may share pages. Only the entries of visible slots are read, clipped to 0..P-1. New
     token i of row b is in its slot ``start_B[b] + i``. It attends to all slots before ``start``, to itself and to its
     ancestors among the new tokens: ``ancestors_BTT[b, i, j]`` is true if j is i or an ancestor of i. One tree may serve
-    all rows; None is a chain. A ``window`` keeps the last ``window`` tokens along a token's path. Starts are clipped to
+    all rows; None is a chain. A ``window`` keeps what it spans along a token's path. Starts are clipped to
     0..X * Z. Lanes after those of ``num_kv_heads`` heads must be zeros, fewer than 128.
 
     Pages of int8 hold rows in bytes (`byte_rows`). ``block_slots``, a multiple of 128, is how many slots are computed
@@ -69,14 +70,15 @@ def paged_decode(
     query, byte_rows = queries_for(query_BTNH, key_pages_LPZF, num_kv_heads, repeats // joined * tokens)
     width = byte_rows.lanes if byte_rows else width
     rows = padded_rows(repeats * tokens, 32 // query.dtype.itemsize, BLOCK_ROWS)
+    start_B = jnp.clip(start_B.astype(jnp.int32), 0, num_slots)
     flat = is_flat(query, width)
     mixed = attend_pages(
         query.reshape(batch, tokens, -1) if flat else spread_queries(query, num_kv_heads, rows, width),
         [key_pages_LPZF, value_pages_LPZF],
         jnp.asarray(layer, jnp.int32),
         table_BX.astype(jnp.int32),
-        jnp.clip(start_B.astype(jnp.int32), 0, num_slots),
-        encode_ancestors(ancestors_BTT, tokens, window, repeats, rows),
+        start_B,
+        encode_ancestors(ancestors_BTT, tokens, window, repeats, rows, start_B),
         spread_sinks(sink_logits_N, num_kv_heads // joined, tokens, rows),
         order=DenseOrder(tokens, num_slots, window),
         layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * tokens, rows, flat, byte_rows),
@@ -131,7 +133,7 @@ def check_pages(
     start_B: jax.Array,
     num_kv_heads: int,
     softcap: float | None,
-    window: int | None,
+    window: Window | None,
 ) -> None:
     """Raise ValueError if shapes, dtypes or options do not match."""
     batch, _, num_heads, head_dim = query_BTNH.shape
@@ -151,5 +153,5 @@ def check_pages(
         )
     if table_BX.ndim != 2 or table_BX.shape[0] != batch or start_B.shape != (batch,):
         raise ValueError(f"{kernel}: table {table_BX.shape} and starts {start_B.shape} are not of {batch} rows")
-    if (window is not None and window < 1) or (softcap is not None and softcap <= 0):
+    if (window is not None and widest(window) < 1) or (softcap is not None and softcap <= 0):
         raise ValueError(f"{kernel}: window={window} must be at least 1, and softcap={softcap} above 0")

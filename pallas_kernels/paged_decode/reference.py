@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 
 from pallas_kernels.byte_rows import to_numbers
 from pallas_kernels.flash_decode.reference import reference_attention
+from pallas_kernels.window import Window
 
 
 def reference_paged(
@@ -21,7 +22,7 @@ def reference_paged(
     ancestors_BTT: jax.Array | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:

@@ -13,6 +13,7 @@ from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
 from pallas_kernels.paged_decode.op import check_pages, fit_block, is_flat, paged_shape, queries_for
 from pallas_kernels.slot_order import ChainOrder
 from pallas_kernels.tuning import tuned_blocks
+from pallas_kernels.window import Window
 
 KERNEL = "paged_prefill"
 # The most bytes of a block of queries: with them their sums, six times as large, stay on the chip.
@@ -30,7 +31,7 @@ def paged_prefill(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     block_q: int | None = None,
     block_slots: int | None = None,
@@ -39,7 +40,7 @@ def paged_prefill(
 ) -> jax.Array:
     """Attend with T new tokens per row to pages of ``layer``, which already hold them: ``[B, T, N, H]``.
 
-    Token t of row b is in slot ``start_B[b] + t`` and attends to all slots up to its own, or to the last ``window``.
+    Token t of row b is in slot ``start_B[b] + t`` and attends to all slots up to its own, or those in its ``window``.
     ``length_B`` is the number of a row's real tokens, 0 to T (None: T); the others give zeros. The other arguments are
     those of `paged_decode`. Blocks are ``block_q`` tokens by ``block_slots`` slots: a row's pages are
     read once for each block of its tokens that holds a real one.

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from pallas_kernels.flash_prefill.reference import reference_prefill
+from pallas_kernels.window import Window
 
 
 def reference_chunk(
@@ -18,7 +19,7 @@ def reference_chunk(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     sink_logits_N: ArrayLike | None = None,
 ) -> jax.Array:

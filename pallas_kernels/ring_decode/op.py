@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 from pallas_kernels.flash_decode.op import attend_flat
 from pallas_kernels.head_groups import LANES
 from pallas_kernels.slot_order import RingOrder
+from pallas_kernels.window import Window, widest
 
 MAX_TOKENS = 128
 MAX_SINKS = LANES
@@ -22,7 +23,7 @@ def ring_decode(
     ancestors_BTT: jax.Array | None = None,
     sink_query_BTNH: jax.Array | None = None,
     *,
-    window: int,
+    window: Window,
     num_sinks: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
@@ -36,9 +37,9 @@ def ring_decode(
 
     The token at position p of a sequence is in slot p if p < ``num_sinks``, else in ``num_sinks + (p - num_sinks) %
     C``, where C is the rest of the S slots. Token i of row b is in the slot of position ``start_B[b] + i``. It attends
-    to the sinks and to the last ``window`` positions up to itself; of the new tokens, only to its ancestors (as in
-    `tree_verify`), at the position of its depth. C must be at least window + T - 1. Padding among the new tokens need
-    not be written. Starts are clipped to 0..2**30.
+    to the sinks and to the ``window`` up to itself; of the new tokens, only to its ancestors (as in
+    `tree_verify`), at the position of its depth. C must hold the window and T - 1 tokens more. Padding among the new
+    tokens need not be written. Starts are clipped to 0..2**30.
 
     Keys are stored rotated for their position in the sequence. If rotary positions are places in the cache
     (StreamingLLM, 2309.17453), sinks are closer than that: ``sink_query_BTNH`` is the query rotated back by the number
@@ -50,7 +51,7 @@ def ring_decode(
         raise ValueError(f"ring_decode takes 1 to {MAX_TOKENS} new tokens, not {tokens}")
     if not 0 <= num_sinks <= MAX_SINKS:
         raise ValueError(f"ring_decode takes 0 to {MAX_SINKS} sinks, not {num_sinks}")
-    if capacity < window + tokens - 1:
+    if capacity < widest(window) + tokens - 1:
         raise ValueError(
             f"ring_decode: {num_slots} slots less {num_sinks} sinks do not hold window={window} and {tokens} new tokens"
         )

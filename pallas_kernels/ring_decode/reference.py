@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from pallas_kernels.flash_decode.reference import softmax_beside
+from pallas_kernels.window import Window, oldest
 
 
 def reference_ring(
@@ -16,7 +17,7 @@ def reference_ring(
     ancestors_BTT: jax.Array | None = None,
     sink_query_BTNH: jax.Array | None = None,
     *,
-    window: int,
+    window: Window,
     num_sinks: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
@@ -26,7 +27,7 @@ def reference_ring(
 
     The token at position p < ``num_sinks`` is in slot p, any other in ``num_sinks + (p - num_sinks) % C``. Token i of a
     row is in the slot of position ``start + i``, but its position is ``start`` plus its depth. It attends to sinks and
-    to the last ``window`` positions.
+    to those in its ``window``.
     """
     batch, tokens, num_heads, head_dim = query_BTNH.shape
     num_slots, width = keys_LBSF.shape[2:]
@@ -43,8 +44,8 @@ def reference_ring(
     is_held_BX = (old_BX < start_B[:, None]) & (is_sink_X | (old_BX >= num_sinks))
     text_BT = start_B[:, None] + jnp.arange(tokens)
     position_BT = start_B[:, None] + jnp.sum(ancestors_BTT, axis=-1) - 1
-    sees_old_BTX = is_held_BX[:, None] & (is_sink_X | (old_BX[:, None] > position_BT[..., None] - window))
-    near_BTT = (position_BT[:, None] < num_sinks) | (position_BT[:, None] > position_BT[..., None] - window)
+    sees_old_BTX = is_held_BX[:, None] & (is_sink_X | (old_BX[:, None] >= oldest(window, position_BT)[..., None]))
+    near_BTT = (position_BT[:, None] < num_sinks) | (position_BT[:, None] >= oldest(window, position_BT)[..., None])
     visible_BTX = jnp.concatenate([sees_old_BTX, ancestors_BTT & near_BTT], axis=-1)
     text_BX = jnp.concatenate([old_BX, text_BT], axis=1)
     slot_BX = jnp.where(text_BX < num_sinks, text_BX, num_sinks + (text_BX - num_sinks) % capacity)

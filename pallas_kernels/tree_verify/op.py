@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 
 from pallas_kernels.flash_decode.op import attend_flat
 from pallas_kernels.slot_order import DenseOrder
+from pallas_kernels.window import Window
 
 MAX_NODES = 128
 
@@ -21,7 +22,7 @@ def tree_verify(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     num_kv_heads: int | None = None,
     block_slots: int | None = None,
     lane_parts: int | None = None,
@@ -32,8 +33,8 @@ def tree_verify(
 
     The cache ``[L, B, S, K*H]`` holds the heads of a slot side by side. Node i of row b is in slot ``start_B[b] + i``.
     It attends to all slots before ``start``, to itself and to its ancestors: ``ancestors_BMM[b, i, j]`` is true if j is
-    i or an ancestor of i. One tree may serve all rows; None is a chain. A ``window`` keeps the last ``window`` tokens
-    along a node's path. The other options are those of `flash_decode` (SpecInfer, 2305.09781).
+    i or an ancestor of i. One tree may serve all rows; None is a chain. A ``window`` keeps what it
+    spans along a node's path. The other options are those of `flash_decode` (SpecInfer, 2305.09781).
     """
     batch, nodes = query_BMNH.shape[:2]
     if not 1 <= nodes <= MAX_NODES:

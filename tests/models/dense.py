@@ -75,16 +75,27 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
         heads_TNH = _linear(attention[name], inputs_TD).reshape(count, -1, config.head_dim)
         if name == "value":
             return heads_TNH
-        if config.qk_norm is not None:
+        if config.qk_norm not in (None, "rotated_heads"):
             heads_TNH = _head_norm(config, attention[f"{name}_norm"], heads_TNH)
-        return heads_TNH if kind.rope is None else _rotated(kind.rope, heads_TNH)
+        if kind.rope is None:
+            return heads_TNH
+        heads_TNH = _rotated(kind.rope, heads_TNH)
+        if config.qk_norm == "rotated_heads":
+            heads_TNH = heads_TNH / np.sqrt((heads_TNH**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+        return heads_TNH
 
     query_TNH, keys_TKH, values_TKH = heads("query"), heads("key"), heads("value")
+    if kind.sharpening is not None:
+        intervals_T = np.floor((np.arange(count) + 1) / kind.sharpening.interval)
+        query_TNH = query_TNH * (1 + kind.sharpening.strength * np.log(1 + intervals_T))[:, None, None]
     keys_TNH, values_TNH = (np.repeat(each, config.query_heads_per_kv_head, axis=1) for each in (keys_TKH, values_TKH))
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     scores_NTS = np.einsum("tnh,snh->nts", query_TNH, keys_TNH) * scale / (layer + 1 if config.scores_by_depth else 1)
     distance_TS = np.arange(count)[:, None] - np.arange(count)
     is_seen_TS = (distance_TS >= 0) & (distance_TS < (kind.window or count))
+    if kind.chunked:
+        chunk_T = np.arange(count) // kind.window
+        is_seen_TS = (distance_TS >= 0) & (chunk_T[:, None] == chunk_T)
     scores_NTS = np.where(is_seen_TS, _capped(scores_NTS, config.attention_softcap), -np.inf)
     weights_NTS = np.exp(scores_NTS - scores_NTS.max(axis=-1, keepdims=True))
     totals_NT1 = weights_NTS.sum(axis=-1, keepdims=True)
@@ -142,10 +153,12 @@ def _mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray) -> np.nda
     chosen = np.argsort(-choice_E, kind="stable")[: experts.per_token]
     weights = scores_E[chosen]
     weights = _normed_powers(weights) if experts.scoring == "chosen_softmax" else weights
+    weights = 1 / (1 + np.exp(-weights)) if experts.scoring == "chosen_sigmoid" else weights
     weights = experts.scale * (weights / weights.sum() if experts.normalised else weights)
     total_D = np.zeros_like(inputs_D)
     for expert, weight in zip(chosen, weights):
-        total_D = total_D + weight * _one_expert(config, mlp, expert, inputs_D)
+        inner, outer = (weight, 1) if experts.scales_inputs else (1, weight)
+        total_D = total_D + outer * _one_expert(config, mlp, expert, inner * inputs_D)
     if experts.shared_dim:
         shared_D = _mlp(config, mlp["shared"], inputs_D)
         if experts.shared_gate:

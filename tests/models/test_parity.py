@@ -44,6 +44,7 @@ ORDINARY = (
     "gpt_neox",
     "gpt_oss",
     "granite",
+    "llama4",
     "granite4",
     "mistral-window",
     "olmo3",

@@ -21,9 +21,9 @@ class Part:
     ``heads`` is set where other rows stand between the heads', or the experts': the rows of one, and how far it is from
     the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, the rows of all experts, or
     those of other parameters too. With ``every`` the tensor has an axis for experts, and the parameter is every so
-    manieth number of its last axis from ``first`` on; ``transposed`` is then meant of each expert's matrix. ``across``
-    means that the parameter is a stack ``[N, out, in]`` of matrices, each of which is stored ``[in, out]``, its rows
-    those of a head.
+    manieth number of its last axis from ``first`` on, as many as it has; ``transposed`` is then meant of each expert's
+    matrix. ``across`` means that the parameter is a stack ``[N, out, in]`` of matrices, each of which is stored
+    ``[in, out]``, its rows those of a head.
     """
 
     tensor: str
@@ -36,9 +36,10 @@ class Part:
     every: int = 0
     across: bool = False
 
-    def of_experts(self, tensor: np.ndarray) -> np.ndarray:
-        """Return the view of a tensor that is the parameter, where there is ``every``."""
-        part = tensor[..., self.first :: self.every]
+    def of_experts(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the view of a tensor that is the parameter of this shape, where there is ``every``."""
+        count = shape[-2] if self.transposed else shape[-1]
+        part = tensor[..., self.first : self.first + count * self.every : self.every]
         return part.swapaxes(-1, -2) if self.transposed else part
 
     def rows(self, count: int) -> "slice | np.ndarray":

@@ -3,30 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import Activation, DecoderConfig
 from jaxinfer.models.families.family import Family, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
-from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
 from jaxinfer.models.families.keys.llama_names import interleaved, tensor_names
 from jaxinfer.models.families.keys.rope import read_rope
 
-_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_MORE = ("num_key_value_heads", "head_dim", "max_position_embeddings")
-
-
-def _defaults(*sizes: int | None) -> Mapping[str, int]:
-    named = zip((*_KEYS, *_MORE), sizes, strict=True)
-    return MappingProxyType({key: size for key, size in named if size is not None})
-
-
 _ARCEE_ACTIVATIONS: Mapping[str, Activation] = {"relu2": "relu_squared"}
-_SEED_OSS = _defaults(155136, 4096, 27648, 64, 80, 8, 128, 524288)
-_ARCEE = _defaults(32000, 2560, 18432, 32, 32, None, None, 4096)
-_HELIUM = _defaults(48000, 2560, 7040, 24, 20, 20, 128, 4096)
-_ERNIE = _defaults(103424, 1024, 3072, 18, 16, 2, 128, 131072)
+_SEED_OSS = sizes(155136, 4096, 27648, 64, 80, 8, 128, 524288)
+_ARCEE = sizes(32000, 2560, 18432, 32, 32, None, None, 4096)
+_HELIUM = sizes(48000, 2560, 7040, 24, 20, 20, 128, 4096)
+_ERNIE = sizes(103424, 1024, 3072, 18, 16, 2, 128, 131072)
 
 
 def translate_seed_oss(config: Mapping[str, Any]) -> DecoderConfig:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _EXPERTS = """
-    qwen3_next qwen3_5_moe deepseek_v32 llama4 llama4_text phimoe flex_olmo dbrx jetmoe glm_moe_dsa dots1 ernie4_5_moe
+    qwen3_next qwen3_5_moe deepseek_v32 phimoe flex_olmo dbrx jetmoe glm_moe_dsa dots1 ernie4_5_moe
     hunyuan_v1_moe minimax minimax_m2 kimi_k25 afmoe longcat_flash
     bailing_moe solar_open cohere2_moe lfm2_moe
 """

@@ -21,6 +21,7 @@ from jaxinfer.models.families.gpt_oss import GPT_OSS
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
 from jaxinfer.models.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from jaxinfer.models.families.llama import LLAMA
+from jaxinfer.models.families.llama4 import LLAMA4, LLAMA4_TEXT
 from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_OSS
 from jaxinfer.models.families.mistral import MINISTRAL, MISTRAL
 from jaxinfer.models.families.mixtral import MIXTRAL
@@ -41,7 +42,7 @@ _ALL = (
     *(OLMO2, OLMO3, SMOLLM3, GRANITE, GRANITE_HYBRID, GLM, GLM4, STABLELM, STARCODER2, COHERE, COHERE2),
     *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4, GPT_NEOX),
     *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE, GPT_OSS, MIMO),
-    *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE),
+    *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE, LLAMA4_TEXT, LLAMA4),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

@@ -12,7 +12,7 @@ from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
 from jaxinfer.models.families.keys.llama_names import tensor_names
 from jaxinfer.models.families.keys.rope import read_rope
-from jaxinfer.models.families.keys.windows import read_layer_types, read_window
+from jaxinfer.models.families.keys.windows import read_layer_types, read_rotating_layers, read_window
 
 _DEFAULTS = MappingProxyType(
     {
@@ -37,10 +37,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     rope = partial(read_rope, theta=2e6)
     decoder = read_llama_keys(reader, "smollm3", _DEFAULTS, 128000, (128001,), tied=True, rope=rope)
     attention_bias, mlp_bias = (reader.boolean(key, default=False) for key in ("attention_bias", "mlp_bias"))
-    interval = reader.positive_int("no_rope_layer_interval", default=4)
-    rotates = tuple((layer + 1) % interval != 0 for layer in range(decoder.num_layers))
-    if reader.has("no_rope_layers"):
-        rotates = reader.flags("no_rope_layers", decoder.num_layers)
+    rotates = read_rotating_layers(reader, decoder.num_layers)
     width = read_window(reader, default=None)
     window = width if reader.boolean("use_sliding_window", default=False) else None
     slides = read_layer_types(reader, decoder.num_layers) or tuple(not one for one in rotates)

@@ -87,6 +87,17 @@ def transposed_stacks(config: DecoderConfig, gate_up: str, down: str) -> dict[st
     return block
 
 
+def halves_of_stacks(config: DecoderConfig, gate_up: str, down: str) -> dict[str, Source]:
+    """Name two tensors ``[E, D, 2 F]`` and ``[E, F, D]``, the columns of gate before those of up."""
+    count, width, model_dim = _sizes(config)
+    wide = Part(gate_up, transposed=True, shape=(count, model_dim, 2 * width), every=1)
+    return {
+        "mlp.experts.gate": wide,
+        "mlp.experts.up": replace(wide, first=width),
+        "mlp.experts.down": Part(down, transposed=True, shape=(count, width, model_dim), every=1),
+    }
+
+
 def _sizes(config: DecoderConfig) -> tuple[int, int, int]:
     assert config.experts is not None
     return config.experts.num_experts, config.experts.ffn_dim, config.model_dim

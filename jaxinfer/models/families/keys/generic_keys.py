@@ -100,6 +100,14 @@ _GPT_OSS = frozenset({"experts_per_token", "initial_context_length"})
 # Training, and where the model's own code is.
 _DEEPSEEK = _EXPERTS | {"aux_loss_alpha", "auto_map", "ep_size", "pretraining_tp", "seq_aux"}
 
+# Training, the class of the KV cache, and a mark of another library.
+_LLAMA4 = _EXPERTS | {"cache_implementation", "for_llm_compressor"}
+# The vision model, and the tokens that represent an image.
+_LLAMA4_IMAGES = """
+    vision_config boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
+    tie_word_embeddings
+"""
+
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
 
@@ -137,6 +145,8 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         **dict.fromkeys(("mixtral", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe"), _EXPERTS),
         "gpt_oss": _EXPERTS | _GPT_OSS,
         **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _DEEPSEEK),
+        "llama4_text": _LLAMA4,
+        "llama4": frozenset(_LLAMA4_IMAGES.split()),
         **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},
         "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),

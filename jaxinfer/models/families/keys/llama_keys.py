@@ -20,6 +20,21 @@ LLAMA_SIZES: Mapping[str, int] = MappingProxyType(
 )
 
 
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+
+
+def sizes(*numbers: int | None) -> Mapping[str, int]:
+    """Return a family's values for absent keys: vocabulary, widths, layers, heads, head_dim and positions, in order.
+
+    Without a number of key/value heads or a ``head_dim`` (None) there is no default for them.
+    """
+    named = zip(_SIZES, numbers, strict=True)
+    return MappingProxyType({key: number for key, number in named if number is not None})
+
+
 def read_llama_keys(
     reader: ConfigReader,
     family: str,

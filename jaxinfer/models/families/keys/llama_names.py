@@ -35,7 +35,7 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
         top["final_norm.bias"] = "model.norm.bias"
         block["attention_norm.bias"] = "model.layers.{layer}.input_layernorm.bias"
         block["mlp_norm.bias"] = "model.layers.{layer}.post_attention_layernorm.bias"
-    if config.qk_norm is not None:
+    if config.qk_norm not in (None, "rotated_heads"):
         block["attention.query_norm.scale"] = "model.layers.{layer}.self_attn.q_norm.weight"
         block["attention.key_norm.scale"] = "model.layers.{layer}.self_attn.k_norm.weight"
     return TensorNames(top, block, tuple(ignored))
