@@ -17,7 +17,7 @@ from jaxinfer.cache.retrieval import RetrievalCache
 from jaxinfer.cache.ring import RingCache, create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import StreamingCache
 from jaxinfer.decoding.trees.tree import ancestors
-from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.ops.masks import Chunk, Window, causal_ancestors, widest
 from tests.toys import float32_backend
 
 LAYERS, ROWS, SLOTS, NODES, KV_HEADS, WIDTH = 2, 2, 16, 4, 2, 4
@@ -36,12 +36,14 @@ class Layout:
     """A cache with room for SLOTS tokens or the least number of slots that its laws allow, and what a query sees."""
 
     create: Callable[[], Cache]
-    window: int = SLOTS
+    window: Window = SLOTS
     sinks: int = 0
 
     def seen(self, length):
         """Return which of the first ``length`` tokens the last of them sees."""
-        return np.array([at for at in range(length) if at < self.sinks or at >= length - self.window], np.int32)
+        last = length - 1
+        first = last - last % self.window.size if isinstance(self.window, Chunk) else length - self.window
+        return np.array([at for at in range(length) if at < self.sinks or at >= first], np.int32)
 
     def needed(self, length):
         """Return which of ``length`` committed tokens a later one sees: one fewer, as it sees itself."""
@@ -73,7 +75,7 @@ def dense(window=None) -> DenseCache:
 
 def ring(window) -> RingCache:
     """Return a ring that has not one slot to spare."""
-    shape = (LAYERS, ROWS, window + NODES - 1, KV_HEADS * WIDTH)
+    shape = (LAYERS, ROWS, widest(window) + NODES - 1, KV_HEADS * WIDTH)
     return RingCache(jnp.zeros(shape), jnp.zeros(shape), window)
 
 
@@ -108,6 +110,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "ring-window-1": Layout(lambda: ring(1), 1),
     "ring-window-3": Layout(lambda: ring(3), 3),
     "ring-window-7": Layout(lambda: ring(7), 7),
+    "dense-chunk-3": Layout(lambda: dense(Chunk(3)), Chunk(3)),
+    "paged-chunk-4": Layout(lambda: paged(Chunk(4)), Chunk(4)),
+    "ring-chunk-5": Layout(lambda: ring(Chunk(5)), Chunk(5)),
     "retrieval-tail": Layout(lambda: retrieval(6)),
     "streaming-0-4": Layout(lambda: streaming(0, 4), 4),
     "streaming-2-3": Layout(lambda: streaming(2, 3), 3, 2),

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh
 
 from jaxinfer.notation import SEQUENCE
 from jaxinfer.ops.attention import Partial, attend_partially
+from jaxinfer.ops.masks import Chunk
 from jaxinfer.ops.ring_attention import _Ring, _Rule, ring_order
 from jaxinfer.ops.split_slots import join_over
 from tests.toys import float32_backend
@@ -63,7 +64,7 @@ def test_parts_of_the_slots_join_to_attention_to_all():
     np.testing.assert_allclose(joined.with_sinks(SINKS_N).mean_BTNH(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("window", [None, 7, Chunk(7)])
 def test_a_prompt_around_a_ring_is_attended_to_and_written_in_its_order(window):
     tokens, slots = 24, 7
     query, keys, values = drawn(tokens, tokens)
@@ -79,8 +80,9 @@ def test_a_prompt_around_a_ring_is_attended_to_and_written_in_its_order(window):
 
     mine = [of_devices(each[:, order]) for each in (query, *flat)]
     mixed, held = jax.jit(jax.vmap(attend, axis_name=SEQUENCE))(*mine)
-    behind = np.arange(tokens)[:, None] - np.arange(tokens)
-    mask = np.broadcast_to((behind >= 0) & (behind < (window or tokens)), (2, tokens, tokens))
+    behind, first_of_chunk = np.arange(tokens)[:, None] - np.arange(tokens), np.arange(tokens)[:, None] // 7 * 7
+    is_near = behind < (window or tokens) if not isinstance(window, Chunk) else np.arange(tokens) >= first_of_chunk
+    mask = np.broadcast_to((behind >= 0) & is_near, (2, tokens, tokens))
     expected = whole_attention(query, keys, values, mask)
     np.testing.assert_allclose(np.concatenate(mixed, axis=1), expected, atol=1e-5)
     for found, written in zip(held, flat):

@@ -13,7 +13,7 @@ from jaxinfer.cache.dense import create_dense_cache
 from jaxinfer.cache.interface import Scores
 from jaxinfer.ops import ring_attention
 from jaxinfer.ops.backend import Backend, choose_backend
-from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.ops.masks import Chunk, causal_ancestors
 from tests.parallel.on_devices.meshes import Single, make_model
 
 
@@ -22,6 +22,7 @@ from tests.parallel.on_devices.meshes import Single, make_model
     [
         (3, 20, 3.0),
         pytest.param(2, 7, None, marks=pytest.mark.slow),
+        pytest.param(4, Chunk(20), None, marks=pytest.mark.slow),
         pytest.param(8, None, None, marks=pytest.mark.slow),
     ],
 )
