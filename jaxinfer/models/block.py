@@ -41,13 +41,15 @@ class Attention(nn.Module):
             return Linear(count * config.head_dim, (axis, "embed"), self.backend, config.qkv_bias, name=name)
 
         def place(name: str, axis: str, heads_BTNH: jax.Array) -> jax.Array:
+            if rotation is not None and config.norm_after_rotation:
+                heads_BTNH = rotate(heads_BTNH, *rotation)
             if has_norms:
                 axis = "head_dim" if config.qk_norm in ("head", "rotated_heads") else axis
                 norm = Norm(config, self.backend, axis, config.head_norm, name=f"{name}_norm")
                 shape = heads_BTNH.shape
                 normed = heads_BTNH.reshape(*shape[:2], -1) if config.qk_norm == "all_heads" else heads_BTNH
                 heads_BTNH = norm(normed).reshape(shape)
-            return heads_BTNH if rotation is None else rotate(heads_BTNH, *rotation)
+            return heads_BTNH if rotation is None or config.norm_after_rotation else rotate(heads_BTNH, *rotation)
 
         linears = (
             heads("query", config.num_heads, "heads"),

@@ -10,7 +10,7 @@ RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 NormKind = Literal["rms", "rms_plus_one", "plain_rms", "layer", "scaled_layer", "plain_layer"]
 HeadNorm = Literal["head", "own_head", "all_heads", "rotated_heads"]
-Scoring = Literal["softmax", "chosen_softmax", "sigmoid", "chosen_sigmoid"]
+Scoring = Literal["softmax", "chosen_softmax", "sigmoid", "chosen_sigmoid", "sparse_mixer"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,13 @@ class Rope:
 class Sharpening:
     """Queries grow with their place: by ``strength * log(1 + n)`` at the n-th multiple of ``interval`` tokens.
 
-    So scores keep their contrast in long texts (2501.19399). The token that completes an interval counts in the next
-    one (Llama 4).
+    So scores keep their contrast in long texts (2501.19399). With ``ahead`` 1, the token that completes an interval
+    counts in the next one (Llama 4).
     """
 
     strength: float
     interval: int
+    ahead: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,15 @@ class Experts:
     one, and ``shared_gate`` multiplies what it adds by a sigmoid of the token (Qwen2-MoE). Of a token's logits,
     ``scoring`` makes the experts' scores: a ``softmax`` over all (Switch Transformers, 2101.03961), over the chosen
     alone (``chosen_softmax``), a ``sigmoid`` of each (DeepSeek-V3, 2412.19437), or of the chosen's, which the logits
-    choose (``chosen_sigmoid``). The best scores choose, the lower
-    expert among equals. ``correction_bias`` is added for the choice only. With several ``groups``, the choice is among
-    the experts of the ``kept_groups`` whose best score (``best``, DeepSeek-V2, 2405.04434) or sum of two best
-    (``two_best``) is largest. A chosen expert's result is multiplied by its score, with ``normalised`` divided by the
-    sum of the chosen ones', and by ``scale``; with ``scales_inputs`` its input is instead (Llama 4). ``bias`` adds
-    biases to the logits and to the products of every expert.
-    With a ``limit``, gates are bounded by it from above, what they multiply on both sides, and one is added to the
-    latter (gpt-oss, 2508.10925). ``layer_pattern`` says which layers have experts; it repeats over the
-    layers, and the others are dense.
+    choose (``chosen_sigmoid``). A ``sparse_mixer`` (2409.12136) makes a softmax for each choice, over the experts not
+    chosen before whose logits are no further than ``spread`` below the best, as a share of the larger of the two. The
+    best scores choose, the lower expert among equals. ``correction_bias`` is added for the choice only. With several
+    ``groups``, the choice is among the experts of the ``kept_groups`` whose best score (``best``, DeepSeek-V2,
+    2405.04434) or sum of two best (``two_best``) is largest. A chosen expert's result is multiplied by its score, with
+    ``normalised`` divided by the sum of the chosen ones', and by ``scale``; with ``scales_inputs`` its input is instead
+    (Llama 4). ``bias`` adds biases to the logits and to the products of every expert. With a ``limit``, gates are
+    bounded by it from above, what they multiply on both sides, and one is added to the latter (gpt-oss, 2508.10925).
+    ``layer_pattern`` says which layers have experts; it repeats over the layers, and the others are dense.
     """
 
     num_experts: int
@@ -102,6 +103,7 @@ class Experts:
     normalised: bool = False
     scale: float = 1.0
     scales_inputs: bool = False
+    spread: float = 0.0
     correction_bias: bool = False
     groups: int = 1
     kept_groups: int = 1
@@ -130,7 +132,8 @@ class DecoderConfig:
     minus one), ``layer`` (LayerNorm with a bias), ``scaled_layer`` (without it) or ``plain_layer`` (without weights
     too). ``qk_norm`` adds norms without biases to queries and keys: ``head`` to each head, with the same weights,
     ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector; ``rotated_heads`` adds RMS norms
-    without weights to each head, in layers that rotate (Llama 4). ``residual_scale`` multiplies each
+    without weights to each head, in layers that rotate (Llama 4); ``norm_after_rotation`` says that heads are normed
+    when they have been rotated. ``residual_scale`` multiplies each
     part's result before its sum, ``embedding_scale`` the embedding, ``logit_scale`` the logits. ``attention_scale``
     multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of layer n by n + 1;
     soft-caps bound scores and logits by ``cap * tanh(x / cap)``; ``attention_sinks`` are learned scores, one of each
@@ -162,6 +165,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     head_bias: bool = False
     qk_norm: HeadNorm | None = None
+    norm_after_rotation: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
     scores_by_depth: bool = False

@@ -69,5 +69,5 @@ def unbounded_tables(
 
 def sharpened(sharpening: Sharpening, positions_BT: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T"]:
     """Return what the queries of tokens at ``positions_BT`` are multiplied by."""
-    count_BT = ((positions_BT + 1) // sharpening.interval).astype(jnp.promote_types(dtype, jnp.float32))
+    count_BT = ((positions_BT + sharpening.ahead) // sharpening.interval).astype(jnp.promote_types(dtype, jnp.float32))
     return (1 + sharpening.strength * jnp.log1p(count_BT)).astype(dtype)

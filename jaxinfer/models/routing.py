@@ -19,6 +19,8 @@ def choose_experts(
     logits_BTE: Float[Array, "B T E"], correction_E: Float[Array, " E"] | None, experts: Experts
 ) -> tuple[Int[Array, "B T C"], Float[Array, "B T C"]]:
     """Return each token's experts, the best first and of equal ones the lower first, and their weights."""
+    if experts.scoring == "sparse_mixer":
+        return _one_by_one(logits_BTE, experts)
     scores_BTE = _scores(logits_BTE, experts)
     choice_BTE = scores_BTE if correction_E is None else scores_BTE + correction_E.astype(scores_BTE.dtype)
     if experts.groups > 1:
@@ -32,6 +34,20 @@ def choose_experts(
     if experts.normalised:
         weights_BTC = weights_BTC / (_sum(weights_BTC) + _LEAST_SUM)
     return chosen_BTC, weights_BTC * experts.scale if experts.scale != 1.0 else weights_BTC
+
+
+def _one_by_one(logits_BTE: Array, experts: Experts) -> tuple[Array, Array]:
+    """Return experts of which each is the best that is left, with its share among those that are left and near it."""
+    left_BTE, weights = jnp.ones_like(logits_BTE, bool), []
+    best_BTC, chosen_BTC = jax.lax.top_k(logits_BTE, experts.per_token)
+    for place in range(experts.per_token):
+        best_BT1 = best_BTC[..., place : place + 1]
+        is_near_BTE = best_BT1 - logits_BTE <= experts.spread * jnp.maximum(jnp.abs(logits_BTE), best_BT1)
+        shares_BTE = _softmax(jnp.where(left_BTE & is_near_BTE, logits_BTE, -jnp.inf))
+        here_BT1 = chosen_BTC[..., place : place + 1]
+        weights.append(jnp.take_along_axis(shares_BTE, here_BT1, axis=-1))
+        left_BTE &= jnp.arange(experts.num_experts) != here_BT1
+    return chosen_BTC, jnp.concatenate(weights, axis=-1)
 
 
 def _scores(logits: Array, experts: Experts) -> Array:

@@ -25,6 +25,11 @@ def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
         raise InvalidOption(
             f"cache streaming: {config.family} has learned positions, which end with its context: use the dense cache"
         )
+    if config.norm_after_rotation:
+        raise InvalidOption(
+            f"cache streaming: {config.family} norms keys after their rotation, which cannot be changed then: use the "
+            "dense cache"
+        )
     held, known = layout.sinks + layout.window, config.longest_text
     for kind in config.kinds:
         if kind.sharpening is not None:

@@ -75,18 +75,20 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
         heads_TNH = _linear(attention[name], inputs_TD).reshape(count, -1, config.head_dim)
         if name == "value":
             return heads_TNH
-        if config.qk_norm not in (None, "rotated_heads"):
+        if config.qk_norm not in (None, "rotated_heads") and not config.norm_after_rotation:
             heads_TNH = _head_norm(config, attention[f"{name}_norm"], heads_TNH)
         if kind.rope is None:
             return heads_TNH
         heads_TNH = _rotated(kind.rope, heads_TNH)
+        if config.norm_after_rotation:
+            heads_TNH = _head_norm(config, attention[f"{name}_norm"], heads_TNH)
         if config.qk_norm == "rotated_heads":
             heads_TNH = heads_TNH / np.sqrt((heads_TNH**2).mean(axis=-1, keepdims=True) + config.norm_eps)
         return heads_TNH
 
     query_TNH, keys_TKH, values_TKH = heads("query"), heads("key"), heads("value")
     if kind.sharpening is not None:
-        intervals_T = np.floor((np.arange(count) + 1) / kind.sharpening.interval)
+        intervals_T = np.floor((np.arange(count) + kind.sharpening.ahead) / kind.sharpening.interval)
         query_TNH = query_TNH * (1 + kind.sharpening.strength * np.log(1 + intervals_T))[:, None, None]
     keys_TNH, values_TNH = (np.repeat(each, config.query_heads_per_kv_head, axis=1) for each in (keys_TKH, values_TKH))
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
@@ -144,6 +146,8 @@ def _mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray) -> np.nda
     elif experts.scoring == "softmax":
         scores_E = _normed_powers(logits_E)
     choice_E = scores_E + (_array(mlp["router"], "correction") if experts.correction_bias else 0)
+    if experts.scoring == "sparse_mixer":
+        return _sparse_mixture(config, mlp, inputs_D, logits_E)
     if experts.groups > 1:
         grouped_GX = np.sort(choice_E.reshape(experts.groups, -1))
         best_G = grouped_GX[:, -1] + (grouped_GX[:, -2] if experts.group_score == "two_best" else 0)
@@ -164,6 +168,21 @@ def _mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray) -> np.nda
         if experts.shared_gate:
             shared_D = shared_D / (1 + np.exp(-_array(mlp["shared_gate"], "weights") @ inputs_D))
         total_D = total_D + shared_D
+    return total_D
+
+
+def _sparse_mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray, logits_E: np.ndarray) -> np.ndarray:
+    """Return the sum of experts that are chosen one after another, each by a softmax of those near the best."""
+    experts, chosen, total_D = config.experts, [], np.zeros_like(inputs_D)
+    assert experts is not None
+    for _ in range(experts.per_token):
+        left = [expert for expert in range(experts.num_experts) if expert not in chosen]
+        best = max(left, key=lambda expert: logits_E[expert])
+        top = logits_E[best]
+        near = [each for each in left if top - logits_E[each] <= experts.spread * max(abs(logits_E[each]), top)]
+        weight = 1 / sum(np.exp(logits_E[each] - top) for each in near)
+        total_D = total_D + weight * _one_expert(config, mlp, best, inputs_D)
+        chosen.append(best)
     return total_D
 
 

@@ -87,6 +87,14 @@ THIRD = (
     "granitemoeshared-bias",
     "deepseek_v2-greedy",
     "glm4_moe_lite",
+    "llama4-two-bias",
+    "phimoe",
+    "dots1",
+    "ernie4_5_moe",
+    "minimax_m2",
+    "hunyuan_v1_moe",
+    "hunyuan_v1_dense-tied-bias",
+    "ministral3",
 )
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig, LayerKind, shortest_pattern
+from jaxinfer.models.config import DecoderConfig, LayerKind, Sharpening, shortest_pattern
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.keys.config_reader import ConfigReader
-from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
 from jaxinfer.models.families.keys.llama_names import tensor_names
 from jaxinfer.models.families.keys.windows import read_layer_types, read_window
 
@@ -23,6 +23,9 @@ _DEFAULTS = MappingProxyType(
         "max_position_embeddings": 131072,
     }
 )
+# How fast queries grow, and a length that says nothing more than the one outside.
+_BETA, _LENGTH = "llama_4_scaling_beta", "max_position_embeddings"
+_MINISTRAL3 = sizes(131072, 4096, 14336, 34, 32, 8, 128, 262144)
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
@@ -47,5 +50,23 @@ def translate_ministral(config: Mapping[str, Any]) -> DecoderConfig:
     return reader.finish(replace(decoder, layer_pattern=shortest_pattern(layers)))
 
 
+def translate_ministral3(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of ``model_type`` ministral3: queries grow with their place, in every layer."""
+    words, strength = dict(config), None
+    for name in ("rope_scaling", "rope_parameters"):
+        section = config.get(name) or {}
+        if "llama_4_scaling_beta" in section:
+            outer = ConfigReader(section, "ministral3", f"{name}.")
+            strength, original = outer.optional_float(_BETA), outer.positive_int("original_max_position_embeddings")
+            words[name] = {key: value for key, value in section.items() if key not in (_BETA, _LENGTH)}
+    reader = ConfigReader(words, family="ministral3")
+    decoder = read_llama_keys(reader, "ministral3", _MINISTRAL3, 1, (2,), norm_eps=("rms_norm_eps", 1e-5))
+    (kind,) = decoder.layer_pattern
+    growth = Sharpening(strength, original, ahead=0) if strength else None
+    kind = LayerKind(kind.rope, read_window(reader, default=None), sharpening=growth)
+    return reader.finish(replace(decoder, layer_pattern=(kind,)))
+
+
+MINISTRAL3 = Family("ministral3", ("Ministral3ForCausalLM",), translate_ministral3, tensor_names)
 MISTRAL = Family("mistral", ("MistralForCausalLM",), translate, tensor_names)
 MINISTRAL = Family("ministral", ("MinistralForCausalLM",), translate_ministral, tensor_names)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _EXPERTS = """
-    qwen3_next qwen3_5_moe deepseek_v32 phimoe flex_olmo dbrx jetmoe glm_moe_dsa dots1 ernie4_5_moe
-    hunyuan_v1_moe minimax minimax_m2 kimi_k25 afmoe longcat_flash
+    qwen3_next qwen3_5_moe deepseek_v32 flex_olmo dbrx jetmoe glm_moe_dsa
+    minimax kimi_k25 afmoe longcat_flash
     bailing_moe solar_open cohere2_moe lfm2_moe
 """
 _STATE_SPACE = """

@@ -8,6 +8,8 @@ from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.cohere import COHERE, COHERE2
 from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
+from jaxinfer.models.families.dots import DOTS1
+from jaxinfer.models.families.ernie_moe import ERNIE_MOE
 from jaxinfer.models.families.exaone import EXAONE4
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.gemma import GEMMA
@@ -20,16 +22,19 @@ from jaxinfer.models.families.gpt_neox import GPT_NEOX
 from jaxinfer.models.families.gpt_oss import GPT_OSS
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
 from jaxinfer.models.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from jaxinfer.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.llama4 import LLAMA4, LLAMA4_TEXT
 from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_OSS
-from jaxinfer.models.families.mistral import MINISTRAL, MISTRAL
+from jaxinfer.models.families.minimax import MINIMAX_M2
+from jaxinfer.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from jaxinfer.models.families.mixtral import MIXTRAL
 from jaxinfer.models.families.olmo import OLMO, OLMO2, OLMO3
 from jaxinfer.models.families.olmoe import OLMOE
 from jaxinfer.models.families.opt import OPT
 from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
+from jaxinfer.models.families.phimoe import PHIMOE
 from jaxinfer.models.families.qwen import MIMO, QWEN2, QWEN3
 from jaxinfer.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from jaxinfer.models.families.refused import WHAT
@@ -43,6 +48,7 @@ _ALL = (
     *(OLMO, MINISTRAL, SEED_OSS, ARCEE, HELIUM, ERNIE, EXAONE4, GPT_NEOX),
     *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE, GPT_OSS, MIMO),
     *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE, LLAMA4_TEXT, LLAMA4),
+    *(PHIMOE, DOTS1, ERNIE_MOE, MINIMAX_M2, HUNYUAN_DENSE, HUNYUAN_MOE, MINISTRAL3),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

@@ -100,6 +100,13 @@ _GPT_OSS = frozenset({"experts_per_token", "initial_context_length"})
 # Training, and where the model's own code is.
 _DEEPSEEK = _EXPERTS | {"aux_loss_alpha", "auto_map", "ep_size", "pretraining_tp", "seq_aux"}
 
+# Layers that predict further tokens, and where the model's own code is.
+_MINIMAX = "use_mtp num_mtp_modules mtp_transformer_layers auto_map"
+# Tokens that other programs look for, and classes that were not kept.
+_HUNYUAN = """
+    eod_token_id eos_token_id_list pretraining_tp add_classification_head class_num use_rotary_pos_emb auto_map
+    use_mixed_mlp_moe norm_type pool_type
+"""
 # Training, the class of the KV cache, and a mark of another library.
 _LLAMA4 = _EXPERTS | {"cache_implementation", "for_llm_compressor"}
 # The vision model, and the tokens that represent an image.
@@ -146,6 +153,12 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gpt_oss": _EXPERTS | _GPT_OSS,
         **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _DEEPSEEK),
         "llama4_text": _LLAMA4,
+        "phimoe": _EXPERTS | {"auto_map", "input_jitter_noise"},
+        "dots1": _DEEPSEEK,
+        "ernie4_5_moe": _EXPERTS | {"moe_norm_min", "moe_use_aux_free", "moe_capacity", "num_nextn_predict_layers"},
+        "minimax_m2": _EXPERTS | frozenset(_MINIMAX.split()),
+        **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _EXPERTS | frozenset(_HUNYUAN.split())),
+        "ministral3": _DROPOUT,
         "llama4": frozenset(_LLAMA4_IMAGES.split()),
         **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},
