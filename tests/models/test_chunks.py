@@ -18,9 +18,7 @@ from tests.toys import TINY_LLAMA, float32_backend, random_params
 SIZE = 24
 CHUNKED, GROWING = LayerKind(Rope(1e4, 8), SIZE, chunked=True), LayerKind(None, sharpening=Sharpening(0.5, 10))
 EXPERTS = Experts(4, 2, 24, shared_dim=24, scoring="chosen_sigmoid", scales_inputs=True, layer_pattern=(False, True))
-CONFIG: DecoderConfig = replace(
-    TINY_LLAMA, num_layers=3, layer_pattern=(CHUNKED, CHUNKED, GROWING), experts=EXPERTS, qk_norm="rotated_heads"
-)
+CONFIG: DecoderConfig = replace(TINY_LLAMA, layer_pattern=(CHUNKED, GROWING), experts=EXPERTS, qk_norm="rotated_heads")
 # Longer than two chunks, and ending at the end of one.
 PROMPTS = [np.random.default_rng(length).integers(2, 258, length).tolist() for length in (70, 48, 5)]
 
@@ -69,7 +67,7 @@ def test_kernels_and_pages_give_the_logits_of_the_definition(params, cache):
     [
         pytest.param("lookahead:window=3,ngram=3,guesses=3", "dense", marks=pytest.mark.slow),
         pytest.param("prompt_lookup", "paged:page=16", marks=pytest.mark.exhaustive),
-        pytest.param("layerskip:exit_layer=2", "dense", marks=pytest.mark.exhaustive),
+        pytest.param("layerskip:exit_layer=1", "dense", marks=pytest.mark.exhaustive),
         pytest.param("triforce:budget=16,chunk=4,window=8", "dense", marks=pytest.mark.exhaustive),
     ],
 )
@@ -85,9 +83,22 @@ def test_drafts_change_no_token(params, plain, strategy, cache):
         assert best.argmax(axis=-1).tolist() == list(result.tokens)
 
 
+def test_heads_are_normed_after_their_rotation():
+    """Whose weights do not turn with them (Hunyuan)."""
+    config = replace(TINY_LLAMA, num_layers=1, qk_norm="head", norm_after_rotation=True)
+    drawn = random_params(config)
+    found = np.asarray(LanguageModel(config, drawn, float32_backend()).logits(PROMPTS[2:]))[0]
+    expected = dense_logits(config, drawn, PROMPTS[2])
+    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
 def test_a_text_without_end_is_refused():
-    for kinds, named in (((GROWING,), "multiplies queries by their place"), ((CHUNKED,), "above 24")):
-        config = replace(CONFIG, layer_pattern=kinds)
+    for changes, named in (
+        ({"layer_pattern": (GROWING,)}, "multiplies queries by their place"),
+        ({"layer_pattern": (CHUNKED,)}, "above 24"),
+        ({"qk_norm": "head", "norm_after_rotation": True}, "after their rotation"),
+    ):
+        config = replace(TINY_LLAMA, **changes)
         with pytest.raises(InvalidOption, match=named) as error:
             LanguageModel(config, random_params(config), float32_backend(), cache="streaming:sinks=4,window=16")
         assert "\n" not in str(error.value)

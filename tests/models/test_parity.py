@@ -44,7 +44,6 @@ ORDINARY = (
     "gpt_neox",
     "gpt_oss",
     "granite",
-    "llama4",
     "granite4",
     "mistral-window",
     "olmo3",
@@ -77,7 +76,7 @@ SECOND = (
     "stablelm",
     "starcoder2-no_bias-untied",
 )
-MIXTURES = ("qwen2_moe-shared-one_dense", "glm4_moe-groups", "deepseek_v3-bias")
+MIXTURES = ("qwen2_moe-shared-one_dense", "glm4_moe-groups", "deepseek_v3-bias", "llama4")
 # Further families with experts, of which all that is computed is that of others.
 THIRD = (
     "mixtral-window",

@@ -56,6 +56,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "mlp_bias": (False,),
         "lm_head_bias": (False,),
         "full_attn_mod": (1,),
+        "no_rope_layers": (None,),
+        "moe_layers": (None,),
+        "moe_layer_end_index": (None,),
         "interpolate_factor": (1,),
     }
 )
