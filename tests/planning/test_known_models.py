@@ -11,7 +11,8 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.planning.known_models import known_models, planned_config
 from tests.planning.models import LLAMA_2_7B, LLAMA_3_8B
 
-# As the Hugging Face hub counts the tensors of each; that of OPT-66B, which is pickled there, by its published sizes.
+# As the Hugging Face hub counts the tensors of each; that of OPT-66B, which is pickled there, and those of text decoders
+# beside a vision model, by their published sizes.
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
@@ -44,6 +45,13 @@ PUBLISHED = {
     "gpt-oss-120b": 116_829_156_672,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,
+    "llama-4-scout": 107_769_861_120,
+    "llama-4-maverick": 400_711_848_960,
+    "dots.llm1": 142_774_381_696,
+    "ernie-4.5-21b-a3b": 21_825_437_888,
+    "minimax-m2": 228_689_764_864,
+    "hunyuan-a13b": 80_393_183_232,
+    "ministral-3-8b": 8_489_553_920,
 }
 
 

@@ -137,7 +137,7 @@ def test_what_transformers_5_writes_is_read():
 @pytest.mark.parametrize(
     ("model_type", "what"),
     [
-        *((name, "a mixture of experts of another kind") for name in ("dbrx", "deepseek_v32", "llama4")),
+        *((name, "a mixture of experts of another kind") for name in ("dbrx", "deepseek_v32", "jetmoe")),
         ("mamba", "a model with state-space or recurrent layers"),
         ("t5", "a model with an encoder and a decoder"),
         ("qwen2_5_vl", "a model of images, sound or video beside text"),
