@@ -11,8 +11,8 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.planning.known_models import known_models, planned_config
 from tests.planning.models import LLAMA_2_7B, LLAMA_3_8B
 
-# As the Hugging Face hub counts the tensors of each; that of OPT-66B, which is pickled there, and those of text decoders
-# beside a vision model, by their published sizes.
+# As the Hugging Face hub counts the tensors of each; those of OPT-66B, which is pickled there, and of text decoders
+# beside a vision model by their published sizes.
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,

@@ -33,7 +33,9 @@ class MergedTensors:
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor, merged."""
-        low = self.adapter.matrices.get(name)
+        low, change = self.adapter.matrices.get(name), self.adapter.changes.get(name)
+        if change is not None:
+            return change.applied_to(self.source.read(name, np.promote_types(dtype, np.float32))).astype(dtype)
         if low is None:
             return self.source.read(name, dtype)
         kernel = self.source.read(name, np.promote_types(dtype, np.float32))
@@ -50,8 +52,9 @@ def merge_into(checkpoint: Checkpoint, folder: Any) -> Checkpoint:
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     names = family.tensor_names(config)
-    adapter = open_adapter(folder, names, config.num_layers, kernel_shapes(config))
-    spelled = places_of(names.spelled_in(checkpoint.tensors.shapes()), config.num_layers)
+    stored = checkpoint.tensors.shapes()
+    adapter = open_adapter(folder, names, config.num_layers, kernel_shapes(config), stored)
+    spelled = places_of(names.spelled_in(stored), config.num_layers)
     own = dict(zip(places_of(names, config.num_layers), spelled))
     matrices, places = (
         {own[tensor]: value for tensor, value in each.items()} for each in (adapter.matrices, adapter.places)

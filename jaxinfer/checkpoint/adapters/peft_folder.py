@@ -3,13 +3,15 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxinfer.checkpoint.adapters.low_rank import LowRank
+from jaxinfer.checkpoint.adapters.other_tensors import PREFIX, Change, read_changes
 from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_settings
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
@@ -18,37 +20,14 @@ from jaxinfer.models.adapters import ADAPTED
 from jaxinfer.models.families.family import Part, TensorNames
 
 WEIGHTS = "adapter_model.safetensors"
-# PEFT's own names come before the base model's.
-PREFIX = "base_model.model."
 _ENDINGS = {
     "lora_A.weight": "down",
     "lora_B.weight": "up",
     "lora_magnitude_vector.weight": "magnitude",
     "lora_magnitude_vector": "magnitude",
 }
+_MERGED_ALONE = "can only be merged: jaxinfer convert SRC DST --adapter PATH"
 _MODULE = re.compile(rf"(?P<module>.+)\.(?P<ending>{'|'.join(map(re.escape, _ENDINGS))})")
-
-
-class LowRank(NamedTuple):
-    """What an adapter adds to a matrix ``[out, in]``: ``up down``, with ``up`` scaled already; float32.
-
-    With a ``magnitude`` ``[out]`` the rows of the sum then get these norms (DoRA; Liu et al., 2402.09353).
-    """
-
-    down_RI: np.ndarray
-    up_OR: np.ndarray
-    magnitude_O: np.ndarray | None = None
-
-    def added_to(self, kernel_OI: np.ndarray) -> np.ndarray:
-        """Return the adapted matrix, in float32 or wider."""
-        wide = kernel_OI.astype(np.promote_types(kernel_OI.dtype, np.float32)) + self.up_OR @ self.down_RI
-        return wide if self.magnitude_O is None else wide * self.gain(kernel_OI)[:, None]
-
-    def gain(self, kernel_OI: np.ndarray) -> np.ndarray:
-        """Return what the rows of the sum with a matrix are multiplied by, ``[out]``."""
-        assert self.magnitude_O is not None
-        norms = np.linalg.norm(kernel_OI.astype(np.float32) + self.up_OR @ self.down_RI, axis=1)
-        return self.magnitude_O / norms
 
 
 class Place(NamedTuple):
@@ -61,11 +40,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that has been read: its matrices by the name of the base model's tensor, and these tensors' places."""
+    """An adapter that has been read: its matrices by the name of the base model's tensor, and these tensors' places.
+
+    ``changes`` are those of other tensors, by the names of a checkpoint that it is merged into.
+    """
 
     origin: str
     matrices: Mapping[str, LowRank]
     places: Mapping[str, tuple[Place, ...]]
+    changes: Mapping[str, Change] = field(default_factory=dict)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -80,15 +63,20 @@ class Adapter:
     @property
     def rank(self) -> int:
         """The largest rank of a kernel's adapter."""
-        return max(low.down_RI.shape[0] for low in self.matrices.values())
+        return max((low.down_RI.shape[0] for low in self.matrices.values()), default=0)
 
 
 def open_adapter(
-    folder: str | Path, names: TensorNames, num_layers: int, shapes: Mapping[str, tuple[int, int]]
+    folder: str | Path,
+    names: TensorNames,
+    num_layers: int,
+    shapes: Mapping[str, tuple[int, int]],
+    stored: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Adapter:
     """Read a PEFT folder for a base model with these tensor names.
 
-    ``shapes`` maps a kernel's name in a block to ``(out, in)``. Raises InvalidOption for what is no path,
+    ``shapes`` maps a kernel's name in a block to ``(out, in)``. To be merged into a checkpoint whose tensors have the
+    shapes ``stored``, an adapter may change any of these. Raises InvalidOption for what is no path,
     :class:`UnsupportedModel` for an adapter of more than the blocks' linear layers, and :class:`InvalidCheckpoint` for
     one that does not fit.
     """
@@ -98,11 +86,20 @@ def open_adapter(
     if not (path / CONFIG).is_file():
         raise CheckpointNotFound(f"{path}: no {CONFIG}: give a folder that PEFT saved an adapter in")
     settings = read_settings(path)
-    return read_matrices(path, settings, names, num_layers, shapes)
+    if stored is None and (settings.saved or settings.token_rows):
+        key, value = ("modules_to_save", settings.saved) if settings.saved else ("trainable_token_indices", "")
+        what = f"{key} {shown(list(value))}" if value else key
+        raise UnsupportedModel(f"{path}: {what} {_MERGED_ALONE}")
+    return read_matrices(path, settings, names, num_layers, shapes, stored)
 
 
 def read_matrices(
-    path: Path, settings: AdapterSettings, names: TensorNames, num_layers: int, shapes: Mapping[str, tuple[int, int]]
+    path: Path,
+    settings: AdapterSettings,
+    names: TensorNames,
+    num_layers: int,
+    shapes: Mapping[str, tuple[int, int]],
+    stored: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Adapter:
     """Read an adapter's tensors, and check that they are what its settings and the base model ask for.
 
@@ -113,7 +110,9 @@ def read_matrices(
     for tensor in tensors.shapes():
         match = _MODULE.fullmatch(tensor)
         if match is None:
-            raise UnsupportedModel(f"{path}: {_what(tensor)}")
+            if stored is None:
+                raise UnsupportedModel(f"{path}: {_what(tensor)}")
+            continue
         module = match["module"].removeprefix(PREFIX)
         found.setdefault(module, {})[_ENDINGS[match["ending"]]] = tensor
     spellings = [names, names.moved(names.optional_prefix, names.other_prefix)]
@@ -126,9 +125,14 @@ def read_matrices(
     # A model of experts has names of dense layers, too, in which no adapter has a part.
     places = {tensor: held for tensor, held in places.items() if all(place.name in shapes for place in held)}
     matrices: dict[str, LowRank] = {}
+    others: dict[str, LowRank] = {}
     for module, parts in found.items():
         if f"{module}.weight" not in places:
-            raise UnsupportedModel(f"{path}: it adapts {shown(module)}, which is no linear layer of the model's blocks")
+            if stored is None:
+                where = f"it adapts {shown(module)}, which is no linear layer of the model's blocks"
+                raise UnsupportedModel(f"{path}: {where} and {_MERGED_ALONE}")
+            others[module] = _read(path, settings, module, tensors, parts)
+            continue
         matrices[f"{module}.weight"] = _read(path, settings, module, tensors, parts)
     _check_targets(path, settings, found, places)
     for tensor, low in matrices.items():
@@ -137,6 +141,7 @@ def read_matrices(
         str(path),
         {own[tensor]: low for tensor, low in matrices.items()},
         {own[tensor]: places[tensor] for tensor in matrices},
+        {} if stored is None else read_changes(path, settings, tensors, names, stored, others),
     )
 
 
@@ -167,8 +172,8 @@ def _open_tensors(path: Path) -> SafetensorsFile:
 def _what(tensor: str) -> str:
     """Say why a tensor of an adapter is not followed."""
     if "lora_embedding_" in tensor:
-        return f"{shown(tensor)} adapts an embedding, which is not supported: merge the adapter with PEFT"
-    return f"{shown(tensor)} is not supported: an adapter has lora_A, lora_B and lora_magnitude_vector alone"
+        return f"{shown(tensor)} adapts an embedding, which {_MERGED_ALONE}"
+    return f"{shown(tensor)} is no low rank of a linear layer, and {_MERGED_ALONE}"
 
 
 def _read(
@@ -197,9 +202,9 @@ def _check_targets(
     wanted = {module for tensor in places if settings.targets(module := tensor.removesuffix(".weight"))}
     if missing := sorted(wanted - found.keys()):
         raise InvalidCheckpoint(f"{path}: {CONFIG} targets {missing[0]}, which {WEIGHTS} has no matrices for")
-    if extra := sorted(found.keys() - wanted):
+    if extra := sorted(module for module in found.keys() - wanted if not settings.targets(module)):
         raise InvalidCheckpoint(f"{path}: {WEIGHTS} has matrices for {extra[0]}, which {CONFIG} does not target")
-    if not found:
+    if not found and not settings.saved and not settings.token_rows:
         raise InvalidCheckpoint(f"{path}: {CONFIG} targets no layer of this model")
 
 

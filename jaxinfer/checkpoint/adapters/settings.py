@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ CONFIG = "adapter_config.json"
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "bias": (None, "none"),
     "lora_bias": (None, False),
-    "modules_to_save": (None, []),
-    "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
@@ -38,7 +36,8 @@ class AdapterSettings:
     """The part of a PEFT configuration that inference needs; `read_settings` makes one.
 
     ``targets`` tells of a module's name whether it has an adapter, ``ranks`` and ``alphas`` have patterns of names and
-    the numbers that stand instead of ``rank`` and ``alpha`` there.
+    the numbers that stand instead of ``rank`` and ``alpha`` there. ``saved`` are modules whose tensors are stored
+    whole, ``token_rows`` the rows of embeddings that are, by a module's name; an empty name is the embedding's.
     """
 
     rank: int
@@ -48,6 +47,8 @@ class AdapterSettings:
     is_rank_stabilized: bool
     is_dora: bool
     targets: Callable[[str], bool]
+    saved: tuple[str, ...] = ()
+    token_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's adapter."""
@@ -57,6 +58,11 @@ class AdapterSettings:
         """Return what the product of a module's two matrices is multiplied by (rsLoRA: Kalajdzievski, 2312.03732)."""
         alpha, rank = _by_pattern(self.alphas, module, self.alpha), self.rank_of(module)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
+
+    def rows_of(self, module: str) -> tuple[int, ...]:
+        """Return the tokens whose rows of an embedding are stored, none if it is not named."""
+        named = (rows for name, rows in self.token_rows.items() if name and f".{module}".endswith(f".{name}"))
+        return next(named, self.token_rows.get("", ()))
 
 
 def read_settings(folder: Path) -> AdapterSettings:
@@ -90,7 +96,27 @@ def read_settings(folder: Path) -> AdapterSettings:
         is_rank_stabilized=_flag(path, "use_rslora", found),
         is_dora=_flag(path, "use_dora", found),
         targets=_read_targets(path, found),
+        saved=_read_saved(path, found.get("modules_to_save")),
+        token_rows=_read_token_rows(path, found.get("trainable_token_indices")),
     )
+
+
+def _read_saved(path: Path, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | None) or not all(isinstance(name, str) and name for name in value or ()):
+        raise InvalidCheckpoint(f"{path}: modules_to_save = {shown(value)} is no list of names")
+    return tuple(value or ())
+
+
+def _read_token_rows(path: Path, value: Any) -> Mapping[str, tuple[int, ...]]:
+    named = value if isinstance(value, Mapping) else {"": value or []}
+    rows = {}
+    for module, tokens in named.items():
+        is_list = isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens)
+        if not is_list or len(set(tokens)) != len(tokens):
+            raise InvalidCheckpoint(f"{path}: trainable_token_indices = {shown(value)} is no list of tokens")
+        if tokens:
+            rows[module] = tuple(tokens)
+    return rows
 
 
 def _read_targets(path: Path, found: Mapping[str, Any]) -> Callable[[str], bool]:

@@ -1,0 +1,146 @@
+"""What an adapter changes outside the blocks' linear layers, and which can only be merged: embeddings, norms, experts.
+
+Whole tensors (``modules_to_save``), rows of some tokens (``trainable_token_indices``), and low ranks of an embedding or
+of any other matrix that the checkpoint has by that name.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from jaxinfer.checkpoint.adapters.low_rank import LowRank
+from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings
+from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
+from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel, shown
+from jaxinfer.models.families.family import TensorNames, names_of
+
+# PEFT's own names come before the base model's.
+PREFIX = "base_model.model."
+_ROWS, _BASE = ".token_adapter.trainable_tokens_delta", ".base_layer.weight"
+_DOWN, _UP = ".lora_embedding_A", ".lora_embedding_B"
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happens to one tensor: it is replaced, then rows of it are, then a product of small matrices is added."""
+
+    whole: np.ndarray | None = None
+    rows: tuple[tuple[int, ...], np.ndarray] | None = None
+    low: LowRank | None = None
+
+    def applied_to(self, tensor: np.ndarray) -> np.ndarray:
+        """Return the changed tensor, in float32 or wider."""
+        wide = np.promote_types(tensor.dtype, np.float32)
+        tensor = (tensor if self.whole is None else self.whole).astype(wide)
+        if self.rows is not None:
+            tensor[list(self.rows[0])] = self.rows[1]
+        return tensor if self.low is None else self.low.added_to(tensor)
+
+
+def read_changes(
+    path: Path,
+    settings: AdapterSettings,
+    tensors: SafetensorsFile,
+    names: TensorNames,
+    shapes: Mapping[str, tuple[int, ...]],
+    matrices: Mapping[str, LowRank],
+) -> dict[str, Change]:
+    """Return the changes by the checkpoint's tensors, whose ``shapes`` are given.
+
+    ``matrices`` are low ranks by the name of a module that is no linear layer of the blocks. Raises
+    :class:`UnsupportedModel` for what this model has no tensor for, or cannot change alone.
+    """
+    changes = {_own(path, f"{module}.weight", names, shapes): Change(low=low) for module, low in matrices.items()}
+    for stored in tensors.shapes():
+        name = stored.removeprefix(PREFIX)
+        if name.endswith((_ROWS, _BASE, _DOWN, _UP)):
+            module = name[: name.rindex(next(end for end in (_ROWS, _BASE, _DOWN, _UP) if name.endswith(end)))]
+            name = f"{module}.weight"
+        elif ".lora_" in name:
+            continue
+        elif not is_saved(name, settings) and not is_saved(name, settings, ("embed_tokens", "lm_head")):
+            raise InvalidCheckpoint(f"{path}: it has {shown(stored)}, and no modules_to_save in {CONFIG} names it")
+        own = _own(path, name, names, shapes)
+        change = changes.get(own, Change())
+        if stored.endswith((_DOWN, _UP)):
+            if stored.endswith(_DOWN):
+                change = replace(change, low=_embedding(path, settings, tensors, stored))
+        elif stored.endswith(_ROWS):
+            values = _read(path, tensors, stored)
+            indices = settings.rows_of(name.removesuffix(".weight"))
+            if len(values) != len(indices) or values.shape[1:] != shapes[own][1:] or max(indices) >= shapes[own][0]:
+                raise InvalidCheckpoint(f"{path}: {shown(stored)} has no rows for trainable_token_indices in {CONFIG}")
+            change = replace(change, rows=(indices, values))
+        else:
+            change = replace(change, whole=_read(path, tensors, stored))
+        changes[own] = change
+    _check(path, names, shapes, changes)
+    return changes
+
+
+def is_saved(name: str, settings: AdapterSettings, modules: Iterable[str] | None = None) -> bool:
+    """Tell whether a tensor belongs to a module, or to one inside it, whose name ends as those saved or given do."""
+    parts = name.split(".")[:-1]
+    endings = tuple(settings.saved if modules is None else modules)
+    return any(".".join(parts[: count + 1]).endswith(endings) for count in range(len(parts)))
+
+
+def _embedding(path: Path, settings: AdapterSettings, tensors: SafetensorsFile, stored: str) -> LowRank:
+    """Return what is added to ``[V, D]``: PEFT's matrices are ``[R, V]`` and ``[D, R]``."""
+    other = stored.removesuffix(_DOWN) + _UP
+    if other not in tensors.shapes():
+        raise InvalidCheckpoint(f"{path}: it lacks {shown(other)}; fetch all files of the adapter")
+    module = stored.removeprefix(PREFIX).removesuffix(_DOWN)
+    down_RV, up_DR, rank = _read(path, tensors, stored), _read(path, tensors, other), settings.rank_of(module)
+    if not len(down_RV) == up_DR.shape[1] == rank:
+        raise InvalidCheckpoint(f"{path}: {module} has matrices of {len(down_RV)} rows, but its rank is {rank}")
+    return LowRank(np.ascontiguousarray(up_DR.T), down_RV.T * np.float32(settings.scale_of(module)))
+
+
+def _read(path: Path, tensors: SafetensorsFile, stored: str) -> np.ndarray:
+    values = tensors.read(stored, np.dtype(np.float32))
+    if not np.isfinite(values).all():
+        raise InvalidCheckpoint(f"{path}: {shown(stored)} has numbers that are not finite; fetch the adapter again")
+    return values
+
+
+def _own(path: Path, name: str, names: TensorNames, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the checkpoint's spelling of a tensor's name."""
+    one, other = names.optional_prefix, names.other_prefix
+    spelled = [name, *(to + name.removeprefix(of) for of, to in ((one, other), (other, one)) if name.startswith(of))]
+    found = next((each for each in spelled if each in shapes), None)
+    # A tied output matrix is not stored.
+    if found is None and name == _HEAD and "head.kernel" not in names.top:
+        return name
+    if found is None:
+        raise UnsupportedModel(f"{path}: it changes {shown(name)}, and no tensor of the model has that name")
+    return found
+
+
+def _check(path: Path, names: TensorNames, shapes: Mapping[str, tuple[int, ...]], changes: dict[str, Change]) -> None:
+    """Check shapes, and that an output matrix that is the embedding changes as it does."""
+    if "head.kernel" not in names.top:
+        (embedding,) = names_of(names.top["embed.embedding"])
+        spelled = {embedding, names.other_prefix + embedding.removeprefix(names.optional_prefix)}
+        of_embedding = next((changes[name] for name in spelled if name in changes), None)
+        of_head = changes.pop(_HEAD, None)
+        alike = of_head is None and (of_embedding is None or (of_embedding.whole is None and of_embedding.low is None))
+        if of_head is not None and of_embedding is not None and of_head.whole is not None:
+            alike = of_embedding.whole is not None and np.array_equal(of_head.whole, of_embedding.whole)
+            alike = alike and all(change.low is None and change.rows is None for change in (of_head, of_embedding))
+        if not alike:
+            raise UnsupportedModel(
+                f"{path}: it changes the embedding or the output matrix alone, which are one tensor of this model: "
+                "save the base model with tie_word_embeddings false, and train again"
+            )
+    for name, change in changes.items():
+        low = () if change.low is None else ((len(change.low.up_OR), change.low.down_RI.shape[1]),)
+        found = (*(() if change.whole is None else (change.whole.shape,)), *low)
+        for shape in found:
+            if tuple(shape) != tuple(shapes[name]):
+                raise InvalidCheckpoint(
+                    f"{path}: it changes {name} as {list(shape)}, but the model's is {list(shapes[name])}"
+                )
