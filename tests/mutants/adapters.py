@@ -105,7 +105,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("an adapter that changes the base is read", _SETTINGS, '"gaussian", "orthogonal"', '"pissa"', _OF_FOLDERS),
     Fault(
         "a magnitude is not followed",
-        _FOLDER,
+        "jaxinfer/checkpoint/adapters/low_rank.py",
         "return wide if self.magnitude_O is None else wide * self.gain(kernel_OI)[:, None]",
         "return wide",
         _OF_FOLDERS,

@@ -45,8 +45,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a window is one token too wide",
         _MASKS,
-        "key_BS[:, None, :] > query_BT[:, :, None] - window",
-        "key_BS[:, None, :] >= query_BT[:, :, None] - window",
+        "key_BS[:, None, :] >= oldest(window, query_BT)[:, :, None]",
+        "key_BS[:, None, :] >= oldest(window, query_BT)[:, :, None] - 1",
         f"{_TREES}[dense-window-3]",
     ),
     Fault(

@@ -118,8 +118,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gate and up do not take turns",
         "jaxinfer/models/families/family.py",
-        "part = tensor[..., self.first :: self.every]",
-        "part = np.split(tensor, self.every, axis=-1)[self.first]",
+        "part = tensor[..., self.first : self.first + count * self.every : self.every]",
+        "part = np.split(tensor, self.every, axis=-1)[self.first % self.every]",
         _PARITY,
     ),
     Fault(

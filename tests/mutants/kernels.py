@@ -17,15 +17,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "flash_prefill hides a token from itself",
         _PREFILL,
-        "seen_RL = behind_RL >= offset",
-        "seen_RL = behind_RL > offset",
+        "seen_RL, window = behind_RL >= offset,",
+        "seen_RL, window = behind_RL > offset,",
         _PREFILLS,
     ),
     Fault(
         "flash_prefill's window is one too long",
         _PREFILL,
-        "seen_RL &= behind_RL < offset + self.prefill.window",
-        "seen_RL &= behind_RL <= offset + self.prefill.window",
+        "seen_RL &= behind_RL < offset + window",
+        "seen_RL &= behind_RL <= offset + window",
         _PREFILLS,
     ),
     Fault(
@@ -45,8 +45,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "flash_prefill starts blocks that all queries see one too late for a window",
         _PREFILL,
-        "cut = fold.first_slot + tiling.block_q - prefill.window",
-        "cut = fold.first_slot - prefill.window",
+        "cut = oldest(prefill.window, fold.first_slot + tiling.block_q - 1)",
+        "cut = oldest(prefill.window, fold.first_slot - 1)",
         _PREFILLS,
     ),
     Fault(
@@ -73,15 +73,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "flash_decode's window counts from the first new token for all",
         _ORDER,
-        "old_RS &= offset_1S > depth_of_rows(encoded_RA) - self.window",
-        "old_RS &= offset_1S > -self.window",
+        "old_RS &= slot_1S >= oldest(self.window, start + depth_of_rows(encoded_RA))",
+        "old_RS &= slot_1S >= oldest(self.window, start)",
         _DECODES,
     ),
     Fault(
         "flash_decode begins a block after its window does",
         _ORDER,
-        "jnp.maximum(start_B - self.window + 1, 0) // block, last_B",
-        "jnp.minimum(jnp.maximum(start_B - self.window + 1, 0) // block + 1, last_B), last_B",
+        "jnp.maximum(oldest(self.window, start_B), 0) // block, last_B",
+        "jnp.minimum(jnp.maximum(oldest(self.window, start_B), 0) // block + 1, last_B), last_B",
         _DECODES,
     ),
     Fault(
@@ -94,15 +94,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a tree's window counts nodes, not depth",
         _ANCESTORS,
-        "is_near_BTT = depth_BT[:, None, :] > depth_BT[:, :, None] - window",
-        "is_near_BTT = (jnp.arange(num_tokens)[None, :] > jnp.arange(num_tokens)[:, None] - window)[None]",
+        "is_near_BTT = place_BT[:, None, :] >= oldest(window, place_BT)[:, :, None]",
+        "is_near_BTT = (jnp.arange(num_tokens) >= oldest(window, jnp.arange(num_tokens))[:, None])[None]",
         _VERIFIES,
     ),
     Fault(
         "a ring's slot that is written next still counts as old",
         _ORDER,
-        "& (held_1S > position_R1 - self.window)",
-        "& (held_1S >= position_R1 - self.window)",
+        "& (held_1S >= oldest(self.window, position_R1))",
+        "& (held_1S >= oldest(self.window, position_R1) - 1)",
         _GOES_AROUND,
     ),
     Fault(
@@ -129,8 +129,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a token of a prompt on pages sees the slot after its own",
         _ORDER,
-        "seen_RS = behind_RS >= 0",
-        "seen_RS = behind_RS >= -1",
+        "seen_RS = slot_1S <= own_R1",
+        "seen_RS = slot_1S <= own_R1 + 1",
         _READS_PROMPTS,
     ),
     Fault(

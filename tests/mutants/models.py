@@ -125,8 +125,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "keys have no norm",
         "jaxinfer/models/block.py",
-        "            if config.qk_norm is not None:\n",
-        '            if config.qk_norm is not None and name == "query":\n',
+        "            if has_norms:\n",
+        '            if has_norms and name == "query":\n',
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[qwen3-head_dim-tied]",
     ),
     Fault(

@@ -122,8 +122,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "windows of trees in several passes are a token too wide",
         "jaxinfer/ops/masks.py",
-        "> depth_BT[..., None] + 1 - window",
-        ">= depth_BT[..., None] + 1 - window",
+        "depth_BTA >= oldest(window, position_BT)[..., None]",
+        "depth_BTA >= oldest(window, position_BT)[..., None] - 1",
         "tests/ops/test_attention.py::test_the_last_tokens_of_a_tree_see_what_they_see_in_a_pass_over_all_of_it[2]",
     ),
 )

@@ -1,0 +1,155 @@
+"""Faults of chunked attention, of further families' routers and norms, and of what adapters change elsewhere."""
+
+from tests.mutants.fault import Fault
+
+_MASKS, _ROUTING, _BLOCK = "jaxinfer/ops/masks.py", "jaxinfer/models/routing.py", "jaxinfer/models/block.py"
+_OTHERS, _NAMES = "jaxinfer/checkpoint/adapters/other_tensors.py", "jaxinfer/models/families/keys/expert_names.py"
+_CHUNKS = "tests/models/test_chunks.py::test_chunks_are_kept_in_rings_and_seen_by_the_definition"
+_KERNELS = "tests/pallas_kernels/test_chunks.py"
+_ROUTED, _MERGED = "tests/models/test_routing.py", "tests/checkpoint/adapters/test_other_tensors.py"
+_LLAMA4 = "tests/models/families/test_published_llama4.py"
+_MIXTURES = "tests/models/families/test_published_mixtures.py"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a chunk slides",
+        "pallas_kernels/window.py",
+        "    if isinstance(window, Chunk):\n        return position - lax",
+        "    if isinstance(window, Chunk):\n        return position - window.size + 1\n        return position - lax",
+        f"{_KERNELS}::test_a_chunk_begins_at_every_multiple_of_its_size",
+    ),
+    Fault(
+        "a tree's chunks begin where the tree does",
+        "pallas_kernels/ancestors.py",
+        "start_B[:, None] + depth_BT if isinstance(window, Chunk) else depth_BT",
+        "depth_BT",
+        f"{_KERNELS}::test_kernels_attend_within_a_chunk",
+    ),
+    Fault(
+        "blocks that do not know their place take chunks",
+        "pallas_kernels/flash_prefill/op.py",
+        "    if isinstance(window, Chunk):\n        raise",
+        "    if isinstance(window, Chunk) and distance:\n        raise",
+        f"{_KERNELS}::test_blocks_that_do_not_know_their_place_take_no_chunks",
+    ),
+    Fault(
+        "a part of a ring of devices does not know where it begins",
+        "jaxinfer/ops/ring_attention.py",
+        "query_1T = first + distance + jnp.arange",
+        "query_1T = distance + jnp.arange",
+        "tests/ops/test_split_sequences.py::test_a_prompt_around_a_ring_is_attended_to_and_written_in_its_order",
+    ),
+    Fault(
+        "layers with chunks slide",
+        "jaxinfer/models/decoder.py",
+        "return Chunk(kind.window) if kind.chunked and kind.window is not None else kind.window",
+        "return kind.window",
+        _CHUNKS,
+    ),
+    Fault(
+        "queries grow a token late",
+        "jaxinfer/models/positions.py",
+        "(positions_BT + sharpening.ahead) //",
+        "(positions_BT + sharpening.ahead - 1) //",
+        _CHUNKS,
+    ),
+    Fault(
+        "layers that do not rotate have norms too",
+        _BLOCK,
+        'config.qk_norm is not None and (config.qk_norm != "rotated_heads" or rotation is not None)',
+        "config.qk_norm is not None",
+        _CHUNKS,
+    ),
+    Fault(
+        "weights multiply what experts return, not what they get",
+        "jaxinfer/models/experts.py",
+        "(_to_scaled if experts.scales_inputs else _to_alike)",
+        "_to_alike",
+        _CHUNKS,
+    ),
+    Fault(
+        "heads are normed before their rotation",
+        _BLOCK,
+        "            if rotation is not None and config.norm_after_rotation:\n                heads",
+        "            if config.norm_after_rotation and has_norms is None:\n                heads",
+        "tests/models/test_chunks.py::test_heads_are_normed_after_their_rotation",
+    ),
+    Fault(
+        "a text without end has queries that grow",
+        "jaxinfer/models/streaming.py",
+        "if kind.sharpening is not None:",
+        "if kind.sharpening is not None and kind.rope is not None:",
+        "tests/models/test_chunks.py::test_a_text_without_end_is_refused",
+    ),
+    Fault(
+        "sigmoids choose where logits do",
+        _ROUTING,
+        'return jax.nn.sigmoid(logits) if experts.scoring == "sigmoid" else logits',
+        'return jax.nn.sigmoid(logits) if "sigmoid" in experts.scoring else logits',
+        f"{_ROUTED}::test_sigmoids_of_the_chosen_leave_the_choice_to_the_logits",
+    ),
+    Fault(
+        "a sparse mixer weighs among all that are left",
+        _ROUTING,
+        "jnp.where(left_BTE & is_near_BTE, logits_BTE, -jnp.inf)",
+        "jnp.where(left_BTE, logits_BTE, -jnp.inf)",
+        f"{_ROUTED}::test_a_sparse_mixer_weighs_each_choice_among_those_near_it",
+    ),
+    Fault(
+        "a sparse mixer weighs the second beside the first",
+        _ROUTING,
+        "        left_BTE &= jnp.arange(experts.num_experts) != here_BT1\n",
+        "",
+        f"{_ROUTED}::test_a_sparse_mixer_weighs_each_choice_among_those_near_it",
+    ),
+    Fault(
+        "up has the columns of gate",
+        _NAMES,
+        '"mlp.experts.up": replace(wide, first=width)',
+        '"mlp.experts.up": wide',
+        f"{_LLAMA4}::test_experts_stand_side_by_side_in_the_columns_of_a_tensor",
+    ),
+    Fault(
+        "a base is stretched by alpha itself",
+        "jaxinfer/models/families/hunyuan.py",
+        "theta * alpha ** (head_dim / (head_dim - 2))",
+        "theta * alpha",
+        f"{_MIXTURES}::test_layers_are_those_of_the_published_models",
+    ),
+    Fault(
+        "two magnitudes of long rope are one",
+        "jaxinfer/models/families/phimoe.py",
+        "            if short != long:\n",
+        "            if short is long is None:\n",
+        f"{_MIXTURES}::test_what_the_decoder_does_not_do_is_refused_by_name",
+    ),
+    Fault(
+        "rows of tokens are stored in order",
+        _OTHERS,
+        "tensor[list(self.rows[0])] = self.rows[1]",
+        "tensor[sorted(self.rows[0])] = self.rows[1]",
+        f"{_MERGED}::test_tensors_are_replaced_by_name_by_row_and_added_to",
+    ),
+    Fault(
+        "what is added to an embedding is not scaled",
+        _OTHERS,
+        "down_RV.T * np.float32(settings.scale_of(module))",
+        "down_RV.T * np.float32(1)",
+        f"{_MERGED}::test_an_embedding_has_its_matrices_the_other_way_round",
+    ),
+    Fault(
+        "a tensor that nothing asks for is merged",
+        _OTHERS,
+        'elif not is_saved(name, settings) and not is_saved(name, settings, ("embed_tokens", "lm_head")):',
+        'elif not name.endswith("weight"):',
+        f"{_MERGED}::test_what_does_not_fit_is_refused_by_one_line",
+    ),
+    Fault(
+        "an adapter that is to be merged is loaded beside its model",
+        "jaxinfer/checkpoint/adapters/peft_folder.py",
+        "if stored is None and (settings.saved or settings.token_rows):",
+        "if stored is None and settings.token_rows:",
+        "tests/checkpoint/adapters/test_peft_folder.py"
+        "::test_what_does_not_fit_or_is_not_followed_is_refused_by_one_line",
+    ),
+)
