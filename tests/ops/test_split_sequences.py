@@ -64,7 +64,7 @@ def test_parts_of_the_slots_join_to_attention_to_all():
     np.testing.assert_allclose(joined.with_sinks(SINKS_N).mean_BTNH(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 7, Chunk(7)])
+@pytest.mark.parametrize("window", [None, 7, pytest.param(Chunk(7), marks=pytest.mark.slow)])
 def test_a_prompt_around_a_ring_is_attended_to_and_written_in_its_order(window):
     tokens, slots = 24, 7
     query, keys, values = drawn(tokens, tokens)
