@@ -159,10 +159,13 @@ class LanguageModel:
         check_whole("batch_size", batch_size, least=1)
         resolved = self.resolve(strategy)
         requests, params = self._requests(prompts, max_new_tokens, sampling, resolved, adapter), self.adapted_params
-        if self._keeps_pages(resolved, reuse or (resolved.adapts and len(requests) <= batch_size)):
-            yield self._kept_pages.results(params, resolved, requests, min(batch_size, len(requests)))
+        rows_each = resolved.rows_per_prompt
+        num_prompts = sum(request.request.sample == 0 for request in requests)
+        num_rows = len(requests) if rows_each is None else num_prompts * rows_each
+        if self._keeps_pages(resolved, reuse or (resolved.adapts and num_rows <= batch_size)):
+            yield self._kept_pages.results(params, resolved, requests, min(batch_size, num_rows))
             return
-        if self.refills(len(requests), batch_size, resolved):
+        if self.refills(num_rows, batch_size, resolved):
             from jaxinfer.engine.serve_all import serve_all
 
             yield from serve_all(
@@ -384,19 +387,22 @@ class LanguageModel:
         return own is None or says_alike(own, other)
 
     def refills(self, num_rows: int, batch_size: int, strategy: str | Strategy = "autoregressive") -> bool:
-        """Tell whether `generate` gives a row that ends to the next of ``num_rows`` prompts and samples."""
-        return num_rows > batch_size > 1 and self._can_share_pages(self.resolve(strategy))
+        """Tell whether `generate` gives rows that end to the next prompt, where all results need ``num_rows`` rows."""
+        resolved = self.resolve(strategy)
+        rows_each = resolved.rows_per_prompt or 1
+        return num_rows // rows_each > batch_size // rows_each > 1 and self._can_share_pages(resolved)
 
     def _can_share_pages(self, strategy: Strategy) -> bool:
         """Whether texts may run on pages, in any company, without that changing a bit."""
         programs = self.programs
         is_plain = programs.layout == DENSE and programs.partitioner.mesh is None
-        return is_plain and not strategy.needs_dense_cache and programs.decoder.backend.keeps_bits
+        runs_on_pages = strategy.exactness == "beam" or not strategy.needs_dense_cache
+        return is_plain and runs_on_pages and programs.decoder.backend.keeps_bits
 
     def _keeps_pages(self, strategy: Strategy, reuse: bool) -> bool:
         """Whether a call is to run on kept pages, and may."""
         is_wanted = reuse or ("_kept_pages" in self.__dict__ and self._kept_pages.holds)
-        return is_wanted and strategy.exactness != "beam" and self._can_share_pages(strategy)
+        return is_wanted and self._can_share_pages(strategy)
 
     @cached_property
     def _kept_pages(self) -> "KeptPages":

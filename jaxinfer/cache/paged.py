@@ -22,7 +22,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import attend_to_pages
 from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.masks import Window
-from jaxinfer.ops.pages import move_in_pages, write_in_pages
+from jaxinfer.ops.pages import copy_pages, move_in_pages, write_in_pages
 
 
 class Pool(NamedTuple):
@@ -94,6 +94,23 @@ class PagedCache:
         moves = [page_places(self.table_BX, slots_BM, self.keys) for slots_BM in slots]
         keys, values = (move_in_pages(pool, *moves) for pool in (self.keys, self.values))
         return replace(self, keys=keys, values=values)
+
+    def forked(self, parents_B: Int[Array, " B"], held_B: Int[Array, " B"]) -> "PagedCache":
+        """Let each row go on from the first ``held_B`` slots of another row, or of itself, of which as many are held.
+
+        A row gets the other's full pages into its table. The page that is not full is copied to the row's own, and the
+        pages after it stay the row's.
+        """
+        size, (num_pages, num_columns) = self.page_size, (self.keys.shape[1], self.table_BX.shape[1])
+        full_B1 = (held_B // size)[:, None]
+        theirs_BX = jnp.take(self.table_BX, parents_B, axis=0)
+        table_BX = jnp.where(jnp.arange(num_columns) < full_B1, theirs_BX, self.table_BX)
+        column_B1 = jnp.clip(full_B1, 0, num_columns - 1)
+        source_B, own_B = (jnp.take_along_axis(each, column_B1, axis=1)[:, 0] for each in (theirs_BX, self.table_BX))
+        is_copied_B = (held_B % size > 0) & (full_B1[:, 0] < num_columns) & (own_B > 0) & (source_B != own_B)
+        target_B = jnp.where(is_copied_B, own_B, num_pages)
+        keys, values = (copy_pages(pool, source_B, target_B) for pool in (self.keys, self.values))
+        return replace(self, keys=keys, values=values, table_BX=table_BX)
 
 
 def create_paged_cache(

@@ -1,30 +1,23 @@
 """The engine without its thread: one step is one action of the scheduler, run on the device and told to its request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from jaxinfer.decoding.fixed_rows import step_headroom
-from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.rope_crossing import reachable_lengths, switch_lengths
-from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.engine.config import EngineConfig
 from jaxinfer.engine.device import Device
 from jaxinfer.engine.kept_pace import KeptPace
-from jaxinfer.engine.memory import count_pages
 from jaxinfer.engine.metrics import Counters
 from jaxinfer.engine.output import SequenceOutput
-from jaxinfer.engine.pages import PagePool
 from jaxinfer.engine.prefix import PrefixOutput, PrefixRequest
-from jaxinfer.engine.prefixes import PrefixIndex
 from jaxinfer.engine.programs import Report
 from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
 from jaxinfer.engine.sequence import EngineSequence, Stage
 from jaxinfer.engine.shapes import Entry
 from jaxinfer.errors import EngineError, InvalidOption, RequestCancelled, RequestTimedOut
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.notation import Params
 from jaxinfer.results import StreamPiece
 
 
@@ -37,7 +30,7 @@ class _Started:
 
     window: Window
     nodes: int
-    report: Report
+    report: Any
     began: float
     waited: bool
 
@@ -179,10 +172,11 @@ class EngineCore:
         if chunk.copied is not None:
             self._device.copy_page(*chunk.copied)
         tokens = sequence.fill[chunk.start : chunk.start + chunk.count]
-        hidden_1D = self._device.compute(tokens, chunk.start, sequence.pages, sequence.context_length, sequence.adapter)
-        self.scheduler.computed(chunk)
+        pages = sequence.tables[chunk.row]
+        hidden_1D = self._device.compute(tokens, chunk.start, pages, sequence.context_length, sequence.adapter)
+        can_decode = self.scheduler.computed(chunk)
         self.counters.prompt_tokens += chunk.count
-        if not chunk.is_last:
+        if not can_decode:
             output.prefill_seconds += self._clock() - began
             return
         self.counters.cached_tokens += sequence.cached_tokens
@@ -192,16 +186,21 @@ class EngineCore:
             self.scheduler.end(sequence)
             output.request.finish()
             return
+        report = self._enter(sequence, hidden_1D)
+        output.prefill_seconds += self._clock() - began
+        if report is not None:
+            self._take([sequence], report)
+
+    def _enter(self, sequence: EngineSequence, hidden_1D: Any) -> Any:
+        """Put a sequence that is computed up to this hidden state into its row; return the report, if there is one."""
         context_1, longest_1 = (np.array([length]) for length in (sequence.context_length, sequence.max_length))
         limit = int(reachable_lengths(self._config, context_1, longest_1)[0])
         draws = len(sequence.tokens) == sequence.prompt_length
-        request = output.row.request.request
+        request = sequence.origin.row.request.request
         lengths = sequence.prompt_length, sequence.context_length, limit
         entry = Entry(sequence.tokens, *lengths, draws, request.sampling, request.sample, sequence.adapter)
         assert sequence.slot is not None
-        report = self._device.enter(sequence.slot, sequence.pages, hidden_1D, entry)
-        output.prefill_seconds += self._clock() - began
-        self._take([sequence], report)
+        return self._device.enter(sequence.slot, sequence.pages, hidden_1D, entry)
 
     def _restore(self, sequence: EngineSequence) -> None:
         assert sequence.slot is not None
@@ -220,8 +219,12 @@ class EngineCore:
             sequence.rests = rests
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
         began, made = self._clock(), self._device.compile_seconds
-        report = self._device.start(slots, [sequence.pages for sequence in sequences], window.steps, nodes)
+        report = self._device.start(slots, [self._pages_of(each) for each in sequences], window.steps, nodes)
         return _Started(window, nodes, report, began, self._device.compile_seconds != made)
+
+    def _pages_of(self, sequence: EngineSequence) -> Any:
+        """Return a running sequence's pages as the device takes them."""
+        return sequence.pages
 
     def _nodes(self, window: Window) -> int:
         """Return how many nodes the steps of a window verify."""
@@ -308,6 +311,8 @@ class EngineCore:
                 self._prefixes.pop(sequence.origin.name, None)
         # A program that failed may have consumed the pools and rows that it was given.
         self._ahead = None
+        for sequence in self.scheduler.running:
+            self._lose(sequence)
         self.scheduler.lose_all()
         self._device.reset()
         begun = {sequence.origin.name for sequence in self._alive() if sequence.is_prefix}
@@ -315,6 +320,9 @@ class EngineCore:
             if name not in begun:
                 again = PrefixOutput(name, PrefixRequest())
                 self.scheduler.add(replace(kept, stage=Stage.WAITING, pages=[], keys=[], origin=again))
+
+    def _lose(self, sequence: EngineSequence) -> None:
+        """Prepare a running sequence to begin anew without what the device held: its tokens are enough."""
 
 
 def salt_of(regime: str, cache_salt: str, adapter: int = 0) -> str:
@@ -341,52 +349,3 @@ def rotary_regime(config: DecoderConfig, context_length: int) -> str:
         if scaling is not None and scaling.kind == "dynamic":
             regimes.append(max(context_length, scaling.original_max_position))
     return ",".join(map(str, regimes))
-
-
-def make_core(
-    programs: Programs,
-    params: Params,
-    strategy: Strategy,
-    config: EngineConfig,
-    *,
-    max_len: int,
-    eos_token_ids: Sequence[int],
-    clock: Callable[[], float],
-    rounds_up: bool = False,
-    kept_pace: KeptPace | None = None,
-) -> EngineCore:
-    """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved.
-
-    If it ``rounds_up``, larger programs run until those that fit are compiled (`Device`).
-    """
-    decoder = programs.decoder
-    headroom = step_headroom(strategy, decoder.backend)
-    num_slots = max_len + headroom
-    num_pages = count_pages(config, decoder, num_slots, len(strategy.features))
-    device = Device(
-        programs,
-        params,
-        strategy,
-        num_rows=config.max_rows,
-        num_slots=num_slots,
-        num_pages=num_pages,
-        page_size=config.page_size,
-        most_steps=config.steps_per_look,
-        chunk=config.prefill_chunk,
-        eos_token_ids=eos_token_ids,
-        rounds_up=rounds_up,
-    )
-    pool = PagePool(num_pages)
-    scheduler = Scheduler(
-        config,
-        pool,
-        PrefixIndex(pool, config.page_size),
-        tokens_per_step=strategy.max_depth + 1,
-        headroom=headroom,
-        # Where a token's keys have the same bits whoever computes them, answers are as good as prompts.
-        shares_answers=config.prefix_cache == "all" or decoder.backend.keeps_bits,
-    )
-    kept_pace = KeptPace(programs) if kept_pace is None else kept_pace
-    core = EngineCore(decoder.config, device, scheduler, frozenset(eos_token_ids), clock, kept_pace)
-    scheduler.preempt = core.preempt
-    return core

@@ -56,7 +56,7 @@ UNDRAFTED = Undrafted()
 
 
 @dataclass(frozen=True)
-class _Shaped:
+class Shaped:
     """A program for certain shapes: what `Programs.run` takes, with arrays described."""
 
     name: Any
@@ -111,7 +111,7 @@ class Device:
         narrower = strategy.narrower if self.may_rest and not programs.decoder.backend.has_free_rows else ()
         self.strategies |= {each.num_nodes: each for each in (*reversed(narrower), strategy)}
         self._widths = self._sampling_widths([SamplingParams()])
-        self._entry_shapes = _described(self._state_of(ANY_ENTRY))
+        self._entry_shapes = described(self._state_of(ANY_ENTRY))
         self._axes = row_axes(self._described)
         self.reset()
 
@@ -125,7 +125,7 @@ class Device:
         )
         self._pools: Pools = made[0]
         self._rows: Rows = made[1]
-        self._held_shapes = self._placed(_described((self._pools, self._rows)))
+        self._held_shapes = self._placed(described((self._pools, self._rows)))
 
     def drop(self) -> None:
         """Let go of pools and rows; `reset` makes them anew."""
@@ -182,7 +182,7 @@ class Device:
         tokens_1T[0, : len(tokens)] = tokens
         numbers = tuple(map(np.int32, (start, len(tokens), context_length, adapter)))
         program = self._shaped_chunk(size, columns)
-        arguments = self._params, self._pools, _table([pages], columns), tokens_1T, *numbers
+        arguments = self._params, self._pools, table([pages], columns), tokens_1T, *numbers
         self._pools, hidden_1D = self._run(program, *arguments)
         return hidden_1D
 
@@ -201,7 +201,7 @@ class Device:
             self._pools,
             self._rows,
             np.int32(slot),
-            _table([pages], columns),
+            table([pages], columns),
             self._state_of(entry),
             hidden_1D,
             np.bool_(entry.draws),
@@ -213,7 +213,7 @@ class Device:
         """Begin a row's drafts anew, after windows without; it has so many tokens."""
         shapes = list(product(self._texts(num_tokens), self._columns_from(len(pages))))
         spanned, columns = self._pick(self._shaped_start, shapes)
-        arguments = np.int32(slot), _table([pages], columns)
+        arguments = np.int32(slot), table([pages], columns)
         held = self._params, self.strategy.parameters, self._pools, self._rows
         self._rows = self._run(self._shaped_start(spanned, columns), *held, *arguments)
 
@@ -255,26 +255,32 @@ class Device:
             self._pools,
             self._rows,
             np.array([*slots, *idle], np.int32),
-            _table([*pages, *([] for _ in idle)], columns),
+            table([*pages, *([] for _ in idle)], columns),
             np.arange(size) < len(slots),
             np.int32(max_steps),
         )
         self._pools, self._rows, report = self._run(self._shaped_window(strategy, size, columns), *arguments)
         return report
 
-    def read(self, report: Report) -> Report:
+    def read(self, report: Any) -> Any:
         """Wait for a window and return its report on the host."""
         return jax.device_get(report)
 
     def save(self, slot: int, pages: Sequence[int]) -> Saved:
         """Copy a sequence's pages and row to the host."""
+        return Saved(self.save_pages(pages), self.read_row(slot))
+
+    def save_pages(self, pages: Sequence[int]) -> Any:
+        """Copy the content of pages to the host."""
         content = self._programs.run(
             ("read_pages", *self._pool_size), read_pages, (), self._pools, self._padded(pages, 0)
         )
-        row = self._programs.run(
-            ("read_row", *self._row_sizes), partial(read_row, self._axes), (), self._rows, np.int32(slot)
-        )
-        return Saved(jax.tree.map(lambda array: array[:, : len(pages)], jax.device_get(content)), jax.device_get(row))
+        return jax.tree.map(lambda array: array[:, : len(pages)], jax.device_get(content))
+
+    def read_row(self, slot: int) -> Rows:
+        """Copy what the device holds of a row to the host."""
+        name, function = ("read_row", *self._row_sizes), partial(read_row, self._axes)
+        return jax.device_get(self._programs.run(name, function, (), self._rows, np.int32(slot)))
 
     def restore(self, slot: int, pages: Sequence[int], saved: Saved) -> None:
         """Put what `save` returned on other pages and into a row; there may be more pages than before."""
@@ -288,15 +294,18 @@ class Device:
         self._pools = self._programs.run(
             ("write_pages", *self._pool_size), write_pages, (0,), self._pools, places, content
         )
-        state = saved.row.state
+        self.write_row(slot, saved.row)
+
+    def write_row(self, slot: int, row: Rows) -> None:
+        """Put what `read_row` returned into a row."""
         # Others may have needed longer lists since.
-        row = saved.row._replace(state=state._replace(sampling=_widened(state.sampling, self._widths)))
+        row = row._replace(state=row.state._replace(sampling=widened(row.state.sampling, self._widths)))
         function = partial(write_row, self._axes)
         self._rows = self._programs.run(
             ("write_row", *self._row_sizes), function, (0,), self._rows, np.int32(slot), row
         )
 
-    def _pick(self, shaped: Callable[[int, int], _Shaped], shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    def _pick(self, shaped: Callable[[int, int], Shaped], shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Return the first shape that is ready, and have the first one of all prepared; the shapes grow."""
         if not self._rounds_up or len(shapes) == 1:
             return shapes[0]
@@ -312,25 +321,25 @@ class Device:
             self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
         return shape
 
-    def _run(self, program: _Shaped, *arguments: Any) -> Any:
+    def _run(self, program: Shaped, *arguments: Any) -> Any:
         return self._programs.run(program.name, program.function, program.donated, *arguments)
 
-    def _shaped_copy(self) -> _Shaped:
-        return _Shaped(
+    def _shaped_copy(self) -> Shaped:
+        return Shaped(
             ("copy_page", *self._pool_size),
             copy_page,
             (0,),
             (self._held_shapes[0], integers(), integers()),
         )
 
-    def _shaped_chunk(self, size: int, columns: int) -> _Shaped:
+    def _shaped_chunk(self, size: int, columns: int) -> Shaped:
         function = partial(compute_chunk, self._programs.decoder)
         numbers = [integers()] * 4
         pools, _ = self._held_shapes
         arguments = self._params, pools, integers(1, columns), integers(1, size), *numbers
-        return _Shaped(("chunk", size), function, (1,), arguments)
+        return Shaped(("chunk", size), function, (1,), arguments)
 
-    def _shaped_enter(self, num_tokens: int, columns: int) -> _Shaped:
+    def _shaped_enter(self, num_tokens: int, columns: int) -> Shaped:
         strategy, decoder = self.strategy, self._programs.decoder
         name = "enter", strategy, num_tokens
         function = partial(enter, decoder, strategy, self._axes, num_tokens)
@@ -338,19 +347,19 @@ class Device:
         draws = jax.ShapeDtypeStruct((), np.bool_)
         entry = self._entry_shapes, self._placed(hidden_1D), draws
         arguments = *self._shaped_rows(strategy), integers(), integers(1, columns), *entry
-        return _Shaped(name, function, (2, 3), arguments)
+        return Shaped(name, function, (2, 3), arguments)
 
-    def _shaped_start(self, num_tokens: int, columns: int) -> _Shaped:
+    def _shaped_start(self, num_tokens: int, columns: int) -> Shaped:
         name = "start drafting", self.strategy, num_tokens
         function = partial(start_drafting, self._programs.decoder, self.strategy, self._axes, num_tokens)
-        return _Shaped(name, function, (3,), (*self._shaped_rows(self.strategy), integers(), integers(1, columns)))
+        return Shaped(name, function, (3,), (*self._shaped_rows(self.strategy), integers(), integers(1, columns)))
 
-    def _shaped_window(self, strategy: Strategy, size: int, columns: int) -> _Shaped:
+    def _shaped_window(self, strategy: Strategy, size: int, columns: int) -> Shaped:
         most_new = self._most_steps * (strategy.max_depth + 1)
         name = "window", strategy, most_new
         function = partial(run_window, self._programs.decoder, strategy, self._axes, most_new)
         arguments = *self._shaped_rows(strategy), *described_window(size, columns)
-        return _Shaped(name, function, (2, 3), arguments)
+        return Shaped(name, function, (2, 3), arguments)
 
     def _shaped_rows(self, strategy: Strategy) -> tuple[Any, ...]:
         return self._params, strategy.parameters, *self._held_shapes
@@ -392,7 +401,7 @@ class Device:
     def _state_of(self, entry: Entry) -> DecodeState:
         config = self._programs.decoder.config
         arrays = sampling_arrays([entry.sampling], [entry.sample], self._eos_token_ids, config.num_tokens)
-        rows = state_of(entry, _widened(arrays, self._widths), self._num_slots, self.strategy.max_depth)
+        rows = state_of(entry, widened(arrays, self._widths), self._num_slots, self.strategy.max_depth)
         numbers = {"prompt_lengths_B": entry.prompt_length, "context_lengths_B": entry.context_length}
         if isinstance(entry.sampling.grammar, TokenTable):
             numbers["grammar_states_B"] = entry.sampling.grammar.after(entry.tokens[entry.prompt_length :])
@@ -413,10 +422,10 @@ class Device:
         widths = tuple(map(max, self._widths, self._sampling_widths([sampling])))
         if widths != self._widths:
             self._widths = widths
-            self._entry_shapes = _described(self._state_of(ANY_ENTRY))
+            self._entry_shapes = described(self._state_of(ANY_ENTRY))
             state = self._rows.state
-            self._rows = self._rows._replace(state=state._replace(sampling=_widened(state.sampling, widths)))
-            self._held_shapes = self._placed(_described((self._pools, self._rows)))
+            self._rows = self._rows._replace(state=state._replace(sampling=widened(state.sampling, widths)))
+            self._held_shapes = self._placed(described((self._pools, self._rows)))
 
 
 def _widths(arrays: SamplingArrays) -> tuple[int, ...]:
@@ -425,7 +434,7 @@ def _widths(arrays: SamplingArrays) -> tuple[int, ...]:
     return *(array.shape[1] for array in lists), *arrays.grammar_next_BNC.shape[1:], arrays.grammar_classes_BV.shape[1]
 
 
-def _widened(arrays: SamplingArrays, widths: tuple[int, ...]) -> SamplingArrays:
+def widened(arrays: SamplingArrays, widths: tuple[int, ...]) -> SamplingArrays:
     """Pad lists of biases and stop tokens, and grammars."""
     biases, stops, num_states, num_classes, vocab_size = widths
 
@@ -467,12 +476,14 @@ def _powers(count: int, most: int) -> list[int]:
     return [*powers, most]
 
 
-def _table(pages: Sequence[Sequence[int]], columns: int) -> np.ndarray:
+def table(pages: Sequence[Sequence[int]], columns: int) -> np.ndarray:
+    """Return rows' pages as programs take them, of so many columns; page 0 where a row has none."""
     table_BX = np.zeros((len(pages), columns), np.int32)
     for row, held in enumerate(pages):
         table_BX[row, : len(held)] = held
     return table_BX
 
 
-def _described(tree: Any) -> Any:
+def described(tree: Any) -> Any:
+    """Describe arrays."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

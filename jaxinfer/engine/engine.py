@@ -14,10 +14,10 @@ from typing import TypeGuard
 from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.arrivals import sequences_of
+from jaxinfer.engine.assembly import make_core
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.core import make_core
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
 from jaxinfer.engine.request import EngineRequest, RequestStats
 from jaxinfer.engine.sequence import EngineSequence
@@ -25,7 +25,7 @@ from jaxinfer.errors import EngineBusy, EngineClosed, EngineError, InvalidOption
 from jaxinfer.notation import Params
 from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.results import StreamPiece
-from jaxinfer.text_generation import TextRequest, start_row
+from jaxinfer.text_generation import TextRequest
 from jaxinfer.tokenizers import Tokenizer
 
 Callback = Callable[[StreamPiece], None]
@@ -56,7 +56,7 @@ class Engine:
         make_requests: Callable[..., list[TextRequest]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        if strategy.exactness == "beam" or strategy.needs_dense_cache:
+        if strategy.needs_dense_cache and strategy.exactness != "beam":
             raise InvalidOption(f"strategy {strategy.name} does not run in an engine: use generate")
         partitioner = HeldPartitioner(programs.partitioner.mesh)
         partitioner.check_axes()
@@ -74,7 +74,7 @@ class Engine:
             clock=time.monotonic,
             rounds_up=True,
         )
-        self._max_depth = strategy.max_depth
+        self._strategy = strategy
         self._numbers, self._names = itertools.count(), itertools.count()
         self._inbox: list[Callable[[], None]] = []
         self._changed = threading.Condition()
@@ -115,26 +115,21 @@ class Engine:
         tokenizer = self._tokenizer()
         now = time.monotonic()
         request = EngineRequest(len(texts), len(texts[0].request.prompt), self._cancel)
-        sequences = []
-        for text in texts:
-            row = start_row(text, self._eos_token_ids, tokenizer)
-            is_first = text.request.sample == 0
-            output = SequenceOutput(request, row, self._max_depth, now, callback if is_first else None)
-            sequences.append(
-                EngineSequence(
-                    number=next(self._numbers),
-                    tokens=list(text.request.prompt),
-                    max_length=text.request.max_length,
-                    arrival=now,
-                    priority=priority,
-                    deadline=None if timeout is None else now + timeout,
-                    salt=cache_salt,
-                    adapter=text.request.adapter,
-                    drafts=drafts,
-                    origin=output,
-                    leader=sequences[0] if sequences and self.config.prefix_cache != "off" else None,
-                )
-            )
+        sequences = sequences_of(
+            self._strategy,
+            texts,
+            request,
+            self._numbers,
+            eos_token_ids=self._eos_token_ids,
+            tokenizer=tokenizer,
+            now=now,
+            shares_prompt=self.config.prefix_cache != "off",
+            callback=callback,
+            priority=priority,
+            deadline=None if timeout is None else now + timeout,
+            salt=cache_salt,
+            drafts=drafts,
+        )
         self._core.check_fits(sequences[0])
         request.watch(partial(_stats_of, sequences[0]))
         with self._changed:

@@ -10,8 +10,9 @@ from jaxinfer.decoding.batch import cache_bucket
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.assembly import make_core
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.core import EngineCore, make_core
+from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.kept_pace import KeptPace
 from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
 from jaxinfer.engine.sequence import EngineSequence
@@ -139,7 +140,7 @@ class KeptPages:
     def _core_for(self, params: Params, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
         """Return a core that has room; texts that run on another one end there."""
         longest = max(longest, *(len(tokens) + 1 for tokens in self._held.values()), 1)
-        num_rows = min(num_rows, _MOST_ROWS)
+        num_rows = max(min(num_rows, _MOST_ROWS), strategy.rows_per_prompt or 1)
         held = sum(-(-(len(tokens) + 1) // self._page_size) for tokens in self._held.values())
         has_room = longest <= self._longest and num_rows <= self._rows and held <= self._pages_held
         is_same = self._strategy is strategy and self._params is params

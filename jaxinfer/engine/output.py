@@ -17,7 +17,7 @@ class SequenceOutput:
     """What a sequence has given so far; times are in seconds of the engine's clock.
 
     ``callback`` gets each piece in the engine's thread. ``compile_seconds`` tells what was spent compiling, where the
-    clock leaves that out.
+    clock leaves that out. ``decoded_from`` is when decoding began, where tokens do not come as they are drawn.
     """
 
     request: EngineRequest
@@ -31,6 +31,7 @@ class SequenceOutput:
     token_times: list[float] = field(default_factory=list)
     started: float | None = None
     prefill_seconds: float = 0.0
+    decoded_from: float | None = None
     _counters: dict[str, float] = field(default_factory=dict)
     _by_depth: np.ndarray | None = None
 
@@ -48,6 +49,14 @@ class SequenceOutput:
         by_depth = report.accepted_by_depth_BM[index]
         self._by_depth = by_depth if self._by_depth is None else self._by_depth + by_depth
         return add_details(self.row.take(tokens, is_last), self.row, self.from_draft, self.logprobs)
+
+    def take_whole(self, tokens: list[int], logprobs: list[float], steps: int, began: float, now: float) -> StreamPiece:
+        """Add a whole text, which took so many steps since ``began``; return all of it."""
+        self.logprobs, self.from_draft = logprobs, [False] * len(tokens)
+        self.token_times = [now - self.submitted] * len(tokens)
+        self.decoded_from = began - self.submitted
+        self._counters = {"steps": steps, "passes": float(steps)}
+        return add_details(self.row.take(tokens, True), self.row, self.from_draft, logprobs)
 
     def stats(self, cached_tokens: int = 0, preemptions: int = 0) -> RequestStats:
         """Return the times so far, of the tokens up to the end of a stop string; any thread may ask."""
@@ -73,6 +82,7 @@ class SequenceOutput:
             accepted=int(counters.get("accepted", 0)),
             accepted_by_depth=by_depth,
         )
-        decode_seconds = self.token_times[-1] - self.token_times[0] if self.token_times else 0.0
+        began = self.token_times[0] if self.token_times and self.decoded_from is None else self.decoded_from or 0.0
+        decode_seconds = self.token_times[-1] - began if self.token_times else 0.0
         times = RowTimes(self.prefill_seconds, decode_seconds, self.compile_seconds())
         return finish_row(self.row, counts, self.logprobs, self.from_draft, times)

@@ -38,10 +38,11 @@ NO_CACHE = LayeredCache(())
 class Rows(NamedTuple):
     """What the device holds of every row between windows: a `DecodeState` without its cache, and the drafter's memory.
 
-    ``hidden_BD`` are the hidden states that current tokens were drawn from, where the drafter rests.
+    ``hidden_BD`` are the hidden states that current tokens were drawn from, where the drafter rests. Of beam searches
+    it is a `BeamState` alone.
     """
 
-    state: DecodeState
+    state: Any
     memory: Any
     hidden_BD: Any
 
@@ -82,13 +83,13 @@ def compute_chunk(
     ``adapter`` is the sequence's loaded adapter, 0 for none.
     """
     start_B, count_B = start[None], count[None]
-    cache = _cache(decoder.config, pools, table_1X)
+    cache = cache_of(decoder.config, pools, table_1X)
     num_tokens = tokens_1T.shape[1]
     placements = cache.place(start_B, causal_ancestors(num_tokens)[None], count_B)
     positions_1T = start_B[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)
     model = Model.adapted(decoder, params, adapter[None])
     hidden_1TD, cache = model.forward(tokens_1T, positions_1T, cache, placements, context_length[None])
-    return _pools(cache), jnp.take(hidden_1TD, jnp.maximum(count - 1, 0), axis=1)
+    return pools_of(cache), jnp.take(hidden_1TD, jnp.maximum(count - 1, 0), axis=1)
 
 
 def enter(
@@ -112,12 +113,12 @@ def enter(
     ``num_tokens`` spans its tokens.
     """
     model = Model.adapted(decoder, params, entry.adapters_B)
-    before = entry._replace(cache=_cache(decoder.config, pools, table_1X))
+    before = entry._replace(cache=cache_of(decoder.config, pools, table_1X))
     after = draw_first(model, before, hidden_1D[:, None], draws.astype(jnp.int32)[None])
     memory = strategy.start(model, drafter_params, after, Prefilled(hidden_1D, num_tokens))
     report = _report(before, after, 1, jnp.int32(0))
     kept = Rows(after._replace(cache=NO_CACHE), memory, hidden_1D)
-    return _pools(after.cache), put_batch(rows, kept, axes, slot[None]), report
+    return pools_of(after.cache), put_batch(rows, kept, axes, slot[None]), report
 
 
 def start_drafting(
@@ -134,7 +135,7 @@ def start_drafting(
 ) -> Rows:
     """Begin a row's memory anew, after windows in which its drafter rested; ``num_tokens`` spans its tokens."""
     row = take_batch(rows, axes, slot[None])
-    state = row.state._replace(cache=_cache(decoder.config, pools, table_1X))
+    state = row.state._replace(cache=cache_of(decoder.config, pools, table_1X))
     model = Model.adapted(decoder, params, state.adapters_B)
     memory = strategy.start(model, drafter_params, state, Prefilled(row.hidden_BD, num_tokens))
     return rows._replace(memory=put_batch(rows.memory, memory, axes.memory, slot[None]))
@@ -164,8 +165,8 @@ def run_window(
     state, memory = take_batch((rows.state, used), (axes.state, their_axes), slots_B)
     ended_B = state.finished_B
     state = state._replace(finished_B=ended_B | ~runs_B)
-    state, table_BX = _on_own_devices((state, table_BX), decoder.backend)
-    state = state._replace(cache=_cache(decoder.config, pools, table_BX))
+    state, table_BX = on_own_devices((state, table_BX), decoder.backend)
+    state = state._replace(cache=cache_of(decoder.config, pools, table_BX))
     model = Model.adapted(decoder, params, state.adapters_B)
 
     def goes_on(carry: tuple[Any, DecodeState, Any]) -> Any:
@@ -183,7 +184,7 @@ def run_window(
     after_B = jnp.where(runs_B, after.finished_B, ended_B)
     kept = after._replace(cache=NO_CACHE, finished_B=after_B), memory
     new_state, used = put_batch((rows.state, used), kept, (axes.state, their_axes), slots_B)
-    return _pools(after.cache), rows._replace(state=new_state, **{remembers: used}), report
+    return pools_of(after.cache), rows._replace(state=new_state, **{remembers: used}), report
 
 
 def read_pages(pools: Pools, pages_X: Int[Array, " X"]) -> Pools:
@@ -211,21 +212,23 @@ def write_row(axes: Rows, rows: Rows, slot: Int[Array, ""], row: Rows) -> Rows:
     return put_batch(rows, row, axes, slot[None])
 
 
-def _on_own_devices(tree: Any, backend: Backend) -> Any:
+def on_own_devices(tree: Any, backend: Backend) -> Any:
     """Split arrays of a batch by rows, as far as these split evenly over a mesh."""
     if backend.mesh is None:
         return tree
     return jax.tree.map(lambda leaf: backend.constrained(leaf, PartitionSpec(rows_axis(leaf.shape[0], backend))), tree)
 
 
-def _cache(config: DecoderConfig, pools: Pools, table_BX: Any) -> LayeredCache:
+def cache_of(config: DecoderConfig, pools: Pools, table_BX: Any) -> LayeredCache:
+    """Return a cache on the pools' pages."""
     features = [replace(pool, table_BX=table_BX) for pool in pools if isinstance(pool, FeatureCache)]
     of_kinds = [pool for pool in pools if isinstance(pool, Pool)]
     parts = (PagedCache(*pool, table_BX, cache_window(kind)) for pool, kind in zip(of_kinds, config.kinds, strict=True))
     return LayeredCache(tuple(parts), *features)
 
 
-def _pools(cache: LayeredCache) -> Pools:
+def pools_of(cache: LayeredCache) -> Pools:
+    """Return the pools of `cache_of`."""
     pools = (Pool(part.keys, part.values) for part in cache.parts if isinstance(part, PagedCache))
     return *pools, *([] if cache.features is None else [replace(cache.features, table_BX=None)])
 

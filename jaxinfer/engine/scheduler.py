@@ -29,17 +29,18 @@ _MOST_PASSES = 16
 class Chunk:
     """Compute ``count`` tokens from ``start`` on of a sequence's text; the last chunk is followed by its first draw.
 
-    Before, copy one page to another, ``copied`` from and to.
+    Before, copy one page to another, ``copied`` from and to. They are tokens of the sequence's row ``row``.
     """
 
     sequence: EngineSequence
     start: int
     count: int
     copied: tuple[int, int] | None = None
+    row: int = 0
 
     @property
-    def is_last(self) -> bool:
-        """Whether the sequence can decode afterwards."""
+    def ends_row(self) -> bool:
+        """Whether the row is then computed; once it is the last one, the sequence can decode."""
         return self.start + self.count == self.sequence.to_fill
 
 
@@ -66,7 +67,7 @@ class Scheduler:
 
     ``tokens_per_step`` is the most tokens that a step adds to a sequence, ``headroom`` how many slots it writes past
     the text. ``shares_answers`` lets later prompts find decoded tokens too. ``preempt`` is called when a sequence loses
-    its row and pages, before these are given to others.
+    its row and pages, before these are given to others. Each sequence takes ``rows_each`` rows, which have one slot.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Scheduler:
         tokens_per_step: int,
         headroom: int,
         shares_answers: bool,
+        rows_each: int = 1,
     ) -> None:
         self.config = config
         self.pool = pool
@@ -93,7 +95,8 @@ class Scheduler:
         self._tokens_per_step, self._headroom = tokens_per_step, headroom
         self._shares_answers = shares_answers
         self.preempt: Callable[[EngineSequence], None] = lambda sequence: None
-        self._free_slots = list(range(config.max_rows - 1, -1, -1))
+        self._num_slots = config.max_rows // rows_each
+        self._free_slots = list(range(self._num_slots - 1, -1, -1))
         self._steps_since_admission = 0
         self._was_chunk = False
         self._is_turn_of_drafts = False
@@ -117,7 +120,9 @@ class Scheduler:
 
     def own_pages(self, sequence: EngineSequence, salt: str) -> int:
         """Return the most pages that a sequence may need besides the pinned ones that it finds."""
-        needed = self.pages_for(max(sequence.max_length, len(sequence.tokens) + 1))
+        of_row = self.pages_for(max(sequence.max_length, len(sequence.tokens) + 1))
+        # Texts of several rows have but their prompt in common for certain.
+        needed = of_row + (sequence.rows - 1) * (of_row - sequence.prompt_length // self.config.page_size)
         pinned = {key for keys in self._pinned_keys.values() for key in keys}
         if not pinned:
             return needed
@@ -164,6 +169,9 @@ class Scheduler:
         While a row is free, whoever comes would wait for both. Pages are those of two windows, and nobody makes room.
         """
         sequences = window.sequences
+        if sequences[0].rows > 1:
+            # The host does not know yet which pages they will have.
+            return None
         is_steady = not (self._free_slots or self.prefilling) and len(sequences) == len(self.running)
         if not is_steady or any(each.stage is not Stage.RUNNING for each in sequences):
             return None
@@ -178,15 +186,27 @@ class Scheduler:
             taken = taken[count:]
         return Window(sequences, self.config.steps_per_look)
 
-    def computed(self, chunk: Chunk) -> None:
-        """Note that a chunk is in the cache."""
+    def computed(self, chunk: Chunk) -> bool:
+        """Note that a chunk is in the cache; tell whether the sequence can decode now."""
         sequence = chunk.sequence
         sequence.computed = chunk.start + chunk.count
         self._share(sequence)
-        if chunk.is_last:
-            self._share_tail(sequence)
-            self.prefilling.remove(sequence)
-            self._run(sequence)
+        if not chunk.ends_row or sequence.next_row(self.config.page_size):
+            return False
+        self._share_tail(sequence)
+        self.prefilling.remove(sequence)
+        self._run(sequence)
+        return True
+
+    def forked(self, sequence: EngineSequence, tables: Sequence[Sequence[int]]) -> None:
+        """Note which pages the rows of a running sequence have now: all of them are pages that it had."""
+        before = [page for table in sequence.tables for page in table]
+        columns = len(sequence.pages)
+        sequence.hold([list(table[:columns]) for table in tables])
+        # First those that are kept, so that none is free in between.
+        for table in sequence.tables:
+            self.pool.share(table)
+        self.pool.release(before, self.index.holds)
 
     def restored(self, sequence: EngineSequence) -> None:
         """Note that a sequence is on the device again."""
@@ -245,12 +265,12 @@ class Scheduler:
         """Raise AssertionError if a page or a row is lost or has two owners."""
         users: dict[int, int] = {}
         alive = (*self.waiting, *self.prefilling, *self.running)
-        for pages in (*(each.pages for each in alive), *self.pinned.values()):
+        for pages in (*(table for each in alive for table in each.tables), *self.pinned.values()):
             for page in pages:
                 users[page] = users.get(page, 0) + 1
         self.pool.check(users)
         slots = [each.slot for each in alive if each.slot is not None]
-        assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_rows)), "a row is lost or used twice"
+        assert sorted([*slots, *self._free_slots]) == list(range(self._num_slots)), "a row is lost or used twice"
 
     def _next_prefill(self, now: float) -> Chunk | Restore | None:
         oldest = self.prefilling[0] if self.prefilling else None
@@ -259,7 +279,7 @@ class Scheduler:
             return self._chunk(oldest)
         action = self._admit(now) if self._may_admit() else None
         if action is None and oldest is not None:
-            action = self._chunk(min(self.prefilling, key=lambda each: each.to_fill - each.computed))
+            action = self._chunk(min(self.prefilling, key=lambda each: each.left_to_fill))
         if action is not None and oldest is not None and action.sequence is not oldest:
             oldest.skipped += 1
         return action
@@ -269,7 +289,7 @@ class Scheduler:
         size = self.config.prefill_chunk
         end = min((sequence.computed // size + 1) * size, sequence.to_fill)
         copied, sequence.fork = sequence.fork, None
-        return Chunk(sequence, sequence.computed, end - sequence.computed, copied)
+        return Chunk(sequence, sequence.computed, end - sequence.computed, copied, sequence.row_to_fill)
 
     def _may_admit(self) -> bool:
         """Whether new sequences may interrupt those that run."""
@@ -286,8 +306,8 @@ class Scheduler:
         config = self.config
         alone = not (self.running or self.prefilling)
         admitted = (*self.prefilling, *self.running)
-        uncomputed = sum(each.to_fill - each.computed for each in self.prefilling)
-        promised = sum(each.max_length for each in admitted)
+        uncomputed = sum(each.left_to_fill for each in self.prefilling)
+        promised = sum(each.most_tokens for each in admitted)
         # Samples of one prompt come once it is computed.
         ordered = self._ordered((each for each in self.waiting if not each.is_led), now)
         # Those further back may not pass, and a long queue costs no more to look at.
@@ -295,9 +315,9 @@ class Scheduler:
             if place and ordered[0].passed_over >= _MOST_PASSES:
                 return None
             within = config.max_batch_total_tokens is None or (
-                promised + sequence.max_length <= config.max_batch_total_tokens
+                promised + sequence.most_tokens <= config.max_batch_total_tokens
             )
-            to_compute = 0 if sequence.saved is not None else sequence.to_fill
+            to_compute = 0 if sequence.saved is not None else sequence.left_to_fill
             within &= uncomputed + to_compute <= config.max_batch_prefill_tokens
             if (alone or within) and self._give_pages(sequence):
                 if place:
@@ -315,10 +335,13 @@ class Scheduler:
 
     def _give_pages(self, sequence: EngineSequence) -> bool:
         """Give a sequence the pages of all that it has to compute, those that are there already first."""
-        needed = soon = self.pages_for(len(sequence.tokens) + 1)
+        size = self.config.page_size
+        owners = sequence.owners(self.pages_for(len(sequence.tokens) + 1), size)
+        needed = soon = _num_owned(owners)
         if sequence.preemptions:
             # With the pages of a first window too, or one that comes back would at once make room again.
-            soon = max(needed, self.pages_for(self._reach(sequence)))
+            reach = self.pages_for(self._reach(sequence))
+            soon = max(needed, _num_owned(sequence.owners(reach, size)))
         if soon > self.most_pages():
             # Only on pages that are pinned: these are found again, while what was saved has none of them.
             sequence.saved = None
@@ -327,28 +350,43 @@ class Scheduler:
         if sequence.saved is None and self.config.prefix_cache != "off":
             sequence.keys = self.index.keys(sequence.fill, sequence.salt, sequence.keys)
             found = self.index.find(sequence.keys[: self._most_found(sequence)])
-            size = self.config.page_size
             # Never the last token, nor past the page.
             rest = sequence.fill[len(found) * size : min((len(found) + 1) * size, sequence.to_fill - 1)]
             page, tail = self.index.find_tail(sequence.keys[: len(found)], sequence.salt, rest)
         # Those that run get their next pages first.
-        reserve = soon - needed + len(self.running)
+        reserve = soon - needed + sum(each.rows for each in self.running)
         taken = None if needed - len(found) + reserve > self.pool.available else self.pool.take(needed - len(found))
         if taken is None:
             self.pool.release(found, self.index.holds)
             return False
-        sequence.pages = found + taken
+        sequence.hold(self._tables(owners, [*found, *taken]))
         if sequence.saved is None:
-            sequence.computed = len(found) * self.config.page_size
+            sequence.computed = len(found) * size
             if tail >= _LEAST_COPIED and taken:
                 sequence.fork = page, taken[0]
                 sequence.computed += tail
             sequence.cached_tokens = max(sequence.cached_tokens, sequence.computed)
         return True
 
+    def _tables(self, owners: list[list[int]], pages: Sequence[int]) -> list[list[int]]:
+        """Return each row's pages: its own, one after the other, and those of rows before it, which it shares."""
+        following = iter(pages)
+        tables: list[list[int]] = []
+        for row, row_owners in enumerate(owners):
+            table = [
+                next(following) if owner == row else tables[owner][column] for column, owner in enumerate(row_owners)
+            ]
+            self.pool.share(page for page, owner in zip(table, row_owners) if owner != row)
+            tables.append(table)
+        return tables
+
     def _most_found(self, sequence: EngineSequence) -> int:
         """Return how many pages of others serve: the last token is computed again, for what follows it."""
-        return (sequence.to_fill - 1) // self.config.page_size
+        return (min(sequence.to_fill, self._longest_shared(sequence) + 1) - 1) // self.config.page_size
+
+    def _longest_shared(self, sequence: EngineSequence) -> int:
+        """Return how long a text is that later prompts may find; the texts of several rows end like leaves."""
+        return len(sequence.tokens) if sequence.rows == 1 else sequence.prompt_length
 
     def _reach(self, sequence: EngineSequence, windows: int = 1) -> int:
         """Return how long a text may be after so many windows."""
@@ -375,10 +413,11 @@ class Scheduler:
 
     def _grow(self, sequence: EngineSequence, now: float) -> None:
         while True:
-            missing = self.pages_for(self._reach(sequence)) - len(sequence.pages)
-            taken = self.pool.take(max(missing, 0))
+            missing = max(self.pages_for(self._reach(sequence)) - len(sequence.pages), 0)
+            taken = self.pool.take(missing * sequence.rows)
             if taken is not None:
-                sequence.pages += taken
+                for row, table in enumerate(sequence.tables):
+                    table += taken[row * missing : (row + 1) * missing]
                 return
             victim = self._ordered([*self.prefilling, *self.running], now)[-1]
             self._make_room(victim)
@@ -401,8 +440,10 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def _release(self, sequence: EngineSequence) -> None:
-        self.pool.release(sequence.pages, self.index.holds)
-        sequence.pages, sequence.computed = [], 0
+        for table in sequence.tables:
+            self.pool.release(table, self.index.holds)
+        sequence.hold([[] for _ in sequence.tables])
+        sequence.computed = 0
         if sequence.slot is not None:
             self._free_slots.append(sequence.slot)
             sequence.slot = None
@@ -416,7 +457,7 @@ class Scheduler:
         """Let later prompts find the pages that are full."""
         if self.config.prefix_cache == "off":
             return
-        shared = sequence.computed
+        shared = min(sequence.computed, self._longest_shared(sequence))
         if not self._shares_answers:
             shared = min(shared, sequence.prompt_length)
         sequence.keys = self.index.keys(sequence.tokens[:shared], sequence.salt, sequence.keys)
@@ -444,3 +485,8 @@ class Scheduler:
             return -(sequence.priority + (now - sequence.arrival) // aging), sequence.number
 
         return sorted(sequences, key=rank)
+
+
+def _num_owned(owners: list[list[int]]) -> int:
+    """Return how many pages rows have together."""
+    return sum(owner == row for row, row_owners in enumerate(owners) for owner in row_owners)

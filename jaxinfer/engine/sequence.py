@@ -68,6 +68,43 @@ class EngineSequence:
         return self.leader is not None and self.leader.stage in (Stage.WAITING, Stage.PREFILLING)
 
     @property
+    def rows(self) -> int:
+        """How many rows of a batch it takes."""
+        return 1
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """The pages of each of its rows, in the order of their slots."""
+        return [self.pages]
+
+    @property
+    def row_to_fill(self) -> int:
+        """Which of its rows is computed now."""
+        return 0
+
+    @property
+    def left_to_fill(self) -> int:
+        """How many tokens have to be computed before it decodes."""
+        return self.to_fill - self.computed
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens, prompt and output, it may reach."""
+        return self.max_length
+
+    def owners(self, columns: int, page_size: int) -> list[list[int]]:
+        """Return, for each row and each of so many pages, the first row that has this page, or will have it."""
+        return [[0] * columns]
+
+    def hold(self, tables: list[list[int]]) -> None:
+        """Take pages for each row."""
+        (self.pages,) = tables
+
+    def next_row(self, page_size: int) -> bool:
+        """Go on to the next row that has something to compute, once one is; tell whether there is one."""
+        return False
+
+    @property
     def to_fill(self) -> int:
         """How many tokens the cache must hold before the sequence decodes.
 

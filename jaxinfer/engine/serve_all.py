@@ -9,15 +9,16 @@ from jaxinfer.decoding.batch import cache_bucket
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.arrivals import sequences_of
+from jaxinfer.engine.assembly import make_core
 from jaxinfer.engine.config import Drafting, EngineConfig
-from jaxinfer.engine.core import EngineCore, make_core
+from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.kept_pace import KeptPace
-from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.engine.sequence import EngineSequence
 from jaxinfer.notation import Params
 from jaxinfer.results import GenerationResult, StreamPiece
-from jaxinfer.text_generation import TextRequest, start_row
+from jaxinfer.text_generation import TextRequest
 from jaxinfer.tokenizers import Tokenizer
 
 
@@ -111,39 +112,28 @@ def add_requests(
     callback: Callable[[StreamPiece], None] | None = None,
     into: list[EngineSequence] | None = None,
 ) -> list[EngineRequest]:
-    """Let requests, each sample one of its own, wait in a core; return what each prompt's results come to.
+    """Let requests wait in a core; return what each prompt's results come to.
 
     ``into`` gets their sequences.
     """
     handles: list[EngineRequest] = []
-    first = None
-    for at, request in enumerate(requests):
-        if request.request.sample == 0:
-            handles.append(EngineRequest(_num_samples(requests, at), len(request.request.prompt), lambda handle: None))
-        row = start_row(request, eos_token_ids, tokenizer)
-        output = SequenceOutput(
-            handles[-1], row, strategy.max_depth, now, callback=callback, compile_seconds=compile_seconds
+    starts = [at for at, request in enumerate(requests) if request.request.sample == 0]
+    for start, end in zip(starts, [*starts[1:], len(requests)]):
+        texts = requests[start:end]
+        handles.append(EngineRequest(len(texts), len(texts[0].request.prompt), lambda handle: None))
+        sequences = sequences_of(
+            strategy,
+            texts,
+            handles[-1],
+            numbers,
+            eos_token_ids=eos_token_ids,
+            tokenizer=tokenizer,
+            now=now,
+            callback=callback,
+            compile_seconds=compile_seconds,
         )
-        sequence = EngineSequence(
-            number=next(numbers),
-            tokens=list(request.request.prompt),
-            max_length=request.request.max_length,
-            arrival=now,
-            adapter=request.request.adapter,
-            origin=output,
-            leader=first if request.request.sample else None,
-        )
-        if not request.request.sample:
-            first = sequence
         if into is not None:
-            into.append(sequence)
-        core.add(sequence)
+            into += sequences
+        for sequence in sequences:
+            core.add(sequence)
     return handles
-
-
-def _num_samples(requests: Sequence[TextRequest], first: int) -> int:
-    """Return how many samples the prompt has whose first one this is."""
-    count = 1
-    while first + count < len(requests) and requests[first + count].request.sample == count:
-        count += 1
-    return count

@@ -61,6 +61,18 @@ def _move_by_scatter(pool_LPZF: Any, moved_from: Places, moved_to: Places) -> An
     return jax.lax.scatter(pool_LPZF, places, rows_LBTF, scattered, mode="drop", unique_indices=True)
 
 
+def copy_pages(
+    pool_LPZF: Num[Array, "L P Z F"], from_X: Int[Array, " X"], to_X: Int[Array, " X"]
+) -> Num[Array, "L P Z F"]:
+    """Copy pages of every layer, in as much more memory as one layer's take; all are read before any is written."""
+
+    def copy_in_layer(layer: Any, pool_LPZF: Any) -> Any:
+        pages_XZF = pool_LPZF.at[layer, from_X].get(mode="clip")
+        return pool_LPZF.at[layer, to_X].set(pages_XZF, mode="drop")
+
+    return jax.lax.fori_loop(0, pool_LPZF.shape[0], copy_in_layer, pool_LPZF) if pool_LPZF.shape[3] else pool_LPZF
+
+
 def write_one_by_one(pool_LPZF: Any, layer: Any, pages_BT: Any, slots_BT: Any, rows_BTF: Any) -> Any:
     """Do what `write_in_pages` does, slot by slot; what is dropped is written to page 0."""
     places, layer = _listed(pool_LPZF, (pages_BT, slots_BT)), jnp.asarray(layer, jnp.int32)

@@ -1,5 +1,8 @@
 """What is a paged cache's own: the same bits as a dense one, pages that rows share, and rows without pages."""
 
+from dataclasses import replace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -112,3 +115,30 @@ def test_texts_are_those_of_a_dense_cache_and_a_mesh_is_refused(trained_folder):
     assert texts[0] == texts[1]
     with pytest.raises(InvalidOption, match="cache paged runs on one device"):
         jaxinfer.load(trained_folder, cache="paged", mesh="data=1")
+
+
+def test_rows_that_go_on_from_others_read_what_these_held_and_write_pages_of_their_own():
+    """Two go on from one row, and another from itself; one without pages harms nobody."""
+    rng, layers = np.random.default_rng(2), 2
+    table_BX = np.array([[1, 2, 3], [4, 5, 6], [0, 0, 0], [7, 8, 9], [10, 11, 12]], np.int32)
+    parents_B = np.array([1, 0, 2, 0, 4], np.int32)
+    pages = set(range(14))
+    cache = create_paged_cache(layers, len(pages), PAGE, table_BX, LANES, BACKEND, None)
+    before = rng.standard_normal((2, *cache.keys.shape)).astype(np.float32)
+    cache = replace(cache, keys=jnp.asarray(before[0]), values=jnp.asarray(before[1]))
+    fork = jax.jit(lambda held_B: cache.forked(jnp.asarray(parents_B), held_B))
+    for held in (7, 8, 13, 16):
+        forked, full = fork(np.full(5, held, np.int32)), held // PAGE
+        now_BX = np.asarray(forked.table_BX)
+        for row, parent in ((0, 1), (1, 0), (3, 0), (4, 4)):
+            for old, new in zip(before, (forked.keys, forked.values)):
+                found, expected = np.asarray(new)[:, now_BX[row]], old[:, table_BX[parent]]
+                np.testing.assert_array_equal(
+                    *(each.reshape(layers, -1, LANES)[:, :held] for each in (found, expected))
+                )
+        # Full pages change hands, and what the next step writes is nobody else's.
+        assert (now_BX[:, :full] == table_BX[parents_B, :full]).all()
+        assert (now_BX[:, full:] == table_BX[:, full:]).all()
+        copied = {int(page) for page in now_BX[[0, 1, 3], full]} if held % PAGE else set()
+        untouched = sorted(pages - copied)
+        np.testing.assert_array_equal(np.asarray(forked.keys)[:, untouched], before[0][:, untouched])

@@ -1,19 +1,21 @@
 """Runs an engine's core step by step: requests arrive, are cancelled and end at steps that a test names."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.programs import Programs
+from jaxinfer.engine.arrivals import sequences_of
+from jaxinfer.engine.assembly import make_core
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.core import EngineCore, make_core
-from jaxinfer.engine.output import SequenceOutput
+from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.engine.sequence import EngineSequence
 from jaxinfer.parallel.held import HeldPartitioner
-from jaxinfer.text_generation import TextRequest, start_row
+from jaxinfer.text_generation import TextRequest
 
 # Three rows of one to three at a time, whose pages hold little more than the longest text.
 SMALL = EngineConfig(max_rows=3, page_size=8, pages=15, prefill_chunk=16, steps_per_look=4)
@@ -56,7 +58,7 @@ class Harness:
         config: EngineConfig = SMALL,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        self.now, self.numbers, self.restored, self.config = 0, 0, 0, config
+        self.now, self.numbers, self.restored, self.config = 0, itertools.count(), 0, config
         self.strategy, self.eos_token_ids = strategy, tuple(eos_token_ids)
         self.programs = Programs(lm.programs.decoder, partitioner=HeldPartitioner(lm.programs.partitioner.mesh))
         self.core: EngineCore = make_core(
@@ -88,20 +90,21 @@ class Harness:
         self.scheduler.config = replace(self.config, **options)
 
     def submit(self, arrival: Arrival) -> EngineSequence:
-        request = arrival.request
-        row = start_row(TextRequest(None, request), self.eos_token_ids, None)
-        handle = EngineRequest(1, len(request.prompt), lambda handle: None)
-        sequence = EngineSequence(
-            number=self.numbers,
-            tokens=list(request.prompt),
-            max_length=request.max_length,
-            arrival=float(self.now),
+        """Let a request wait; of a beam search, all of its texts."""
+        count = self.strategy.rows_per_prompt or 1
+        texts = [TextRequest(None, replace(arrival.request, sample=sample)) for sample in range(count)]
+        (sequence,) = sequences_of(
+            self.strategy,
+            texts if count > 1 else [TextRequest(None, arrival.request)],
+            EngineRequest(count, len(arrival.request.prompt), lambda handle: None),
+            self.numbers,
+            eos_token_ids=self.eos_token_ids,
+            tokenizer=None,
+            now=float(self.now),
             priority=arrival.priority,
             salt=arrival.salt,
             drafts=arrival.drafts,
-            origin=SequenceOutput(handle, row, self.strategy.max_depth, float(self.now)),
         )
-        self.numbers += 1
         self.core.add(sequence)
         return sequence
 

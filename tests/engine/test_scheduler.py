@@ -43,8 +43,7 @@ class Bench:
             if action.copied is not None:
                 self.copied.append(action.copied)
             self.log.append(("chunk", action.sequence.number, action.start, action.count))
-            self.scheduler.computed(action)
-            if action.is_last and len(action.sequence.tokens) == action.sequence.prompt_length:
+            if self.scheduler.computed(action) and len(action.sequence.tokens) == action.sequence.prompt_length:
                 self._draw(action.sequence, 1)
         elif isinstance(action, Restore):
             self.log.append(("restore", action.sequence.number))

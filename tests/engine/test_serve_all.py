@@ -4,6 +4,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer import SamplingParams
+from jaxinfer.engine.beam_device import BeamDevice
 from jaxinfer.engine.device import Device
 from jaxinfer.errors import EngineError
 
@@ -33,13 +34,14 @@ def lm(trained_folder):
 @pytest.fixture
 def windows(monkeypatch):
     """The number of rows of each window that runs."""
-    sizes, start = [], Device.start
+    sizes: list[int] = []
+    for kind in (Device, BeamDevice):
 
-    def watched(device, slots, *rest, **options):
-        sizes.append(len(slots))
-        return start(device, slots, *rest, **options)
+        def watched(device, slots, *rest, start=kind.start, **options):
+            sizes.append(len(slots))
+            return start(device, slots, *rest, **options)
 
-    monkeypatch.setattr(Device, "start", watched)
+        monkeypatch.setattr(kind, "start", watched)
     return sizes
 
 
@@ -61,6 +63,28 @@ def test_results_are_those_of_each_prompt_alone(lm, windows, strategy):
     ]
     assert [one.stats.new_tokens for one in found] == [one.stats.new_tokens for one in expected]
     assert all(one.stats.decode_seconds > 0 for one in found if len(one.tokens) > 10)
+
+
+@pytest.mark.slow
+def test_beam_searches_make_room_for_the_next_prompt(lm, windows):
+    """Two at a time; what each finds is what it finds in a batch, and all results of a prompt come together."""
+    sampling = [SamplingParams(n=number, logprobs=True) for number in (2, 1, 2, 1, 2)]
+    options = {"max_new_tokens": 30, "strategy": "beam:width=2,length_penalty=0.5", "sampling": sampling}
+    found = list(lm.generate_batches(PROMPTS[:5], batch_size=5, **options))
+    assert max(windows) == 2
+    assert len(found) > 2
+    del windows[:]
+    together = list(lm.generate_batches(PROMPTS[:5], batch_size=10, **options))
+    assert windows == []
+    texts, expected = (
+        [[getattr(one, name) for name in SAME] for rows in each for one in rows] for each in (found, together)
+    )
+    assert texts == expected
+    stats, expected_stats = ([one.stats for rows in each for one in rows] for each in (found, together))
+    assert [(one.steps, one.tokens_per_step) for one in stats] == [
+        (one.steps, one.tokens_per_step) for one in expected_stats
+    ]
+    assert all(one.decode_seconds > 0 for one in stats)
 
 
 def test_results_come_while_others_run(lm, windows):
@@ -99,7 +123,7 @@ def test_a_device_that_fails_is_told(lm, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch_size": 1}, {"batch_size": 7}, {"strategy": "beam:width=2", "batch_size": 4}]
+    "options", [{"batch_size": 1}, {"batch_size": 7}, {"strategy": "beam:width=2", "batch_size": 3}]
 )
 def test_what_needs_no_other_prompt_runs_as_batches(lm, windows, options):
     assert len(lm.generate(PROMPTS, max_new_tokens=3, **options)) >= len(PROMPTS)

@@ -90,7 +90,8 @@ def run(options: argparse.Namespace) -> int:
         prefill_seconds = batches[0][0].stats.prefill_seconds
         print(*start_lines(model, import_seconds, prefill_seconds, first_token_seconds), sep="\n", file=sys.stderr)
         # Where rows are refilled, a request's times include what others did: they say nothing of plain decoding.
-        if not model.refills(len(inputs) * num_results, options.batch_size, options.strategy):
+        num_rows = len(inputs) * (parse_strategy(options.strategy).rows_per_prompt or num_results)
+        if not model.refills(num_rows, options.batch_size, options.strategy):
             first = [inputs[row // num_results] for row in range(len(batches[0]))]
             asked = options.max_new_tokens, sampling, adapter_of(options)
             lines = pace_lines(model, options.strategy, first, batches, *asked)

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.batch import Request, RowCounts, cache_bucket, prompt_bucket
-from jaxinfer.decoding.beam.state import SearchRule, initial_beams
+from jaxinfer.decoding.beam.rule import num_candidates, score_dtype, search_rule
+from jaxinfer.decoding.beam.state import initial_beams
 from jaxinfer.decoding.beam.step import prefill_beams, renew_beams, run_beams
 from jaxinfer.decoding.programs import PREFILL_CHUNK, Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
@@ -57,16 +57,8 @@ class BeamBatch:
             cache_bucket(int(limits_B.max()), strategy.headroom, max_len),
             *(prompt_bucket(length) for length in crossed_lengths(config, lengths_B, limits_B)),
         )
-        # With a candidate for every running text to end by every stop id, as many are left as can run on.
-        most = strategy.width * config.num_tokens
-        self._num_candidates = min(strategy.width * max(2, 1 + len(set(eos_token_ids))), most)
-        never, penalty = strategy.early_stopping == "never", strategy.length_penalty
-        rule = SearchRule(
-            length_penalty=jnp.asarray(penalty, jnp.float32),
-            ends_when_full=jnp.asarray(strategy.early_stopping is True or strategy.width == 1),
-            may_grow_longer=jnp.asarray(never and penalty > 0),
-        )
-        self._rule = place.place(rule)
+        self._num_candidates = num_candidates(strategy, eos_token_ids, config.num_tokens)
+        self._rule = place.place(search_rule(strategy))
         state = initial_beams(
             prompts,
             limits_B,
@@ -74,13 +66,8 @@ class BeamBatch:
             strategy.width,
             num_slots,
             LayeredCache(()),  # prefill makes it, out of one row a prompt
-            sampling_arrays(
-                [params for params in sampling for _ in range(strategy.width)],
-                [0] * (len(prompts) * strategy.width),
-                eos_token_ids,
-                config.num_tokens,
-            ),
-            jnp.promote_types(backend.compute_dtype, jnp.float32),
+            sampling_arrays(sampling, [0] * len(prompts), eos_token_ids, config.num_tokens),
+            score_dtype(backend),
             np.array([request.adapter for request in searched] + [0] * num_padding, np.int32),
         )
         self._compile_seconds_before = programs.compile_seconds

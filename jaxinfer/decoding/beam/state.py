@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.cache.paged import PagedCache
 from jaxinfer.notation import Array, Int
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.history import History
@@ -47,7 +48,7 @@ class BeamState(NamedTuple):
     last tokens. ``scores_BW`` is the log-probability of their new tokens after penalties and bias, best first.
     ``limits_B`` is the length at which every text ends, ``reach_B`` the length up to which the cache serves
     (`jaxinfer.decoding.rope_crossing`). ``adapters_B`` are the searches' loaded adapters, 0 for none. ``logprobs_BWS``
-    are of the raw logits and zero in the prompt.
+    are of the raw logits and zero in the prompt. ``sampling`` has one row a search.
     """
 
     tokens_BWS: Any
@@ -81,10 +82,15 @@ class BeamState(NamedTuple):
         tokens_QS = self.tokens_BWS.reshape(-1, self.tokens_BWS.shape[-1])
         return History(tokens_QS, self.each_row(self.prompt_lengths_B), self.each_row(self.lengths_B))
 
+    @property
+    def row_sampling(self) -> SamplingArrays:
+        """The searches' sampling parameters, once for each of their rows."""
+        return jax.tree.map(self.each_row, self.sampling)
+
     def each_row(self, values_B: Array) -> Array:
         """Repeat what each search has for its rows."""
         spread = jnp.broadcast_to(values_B[:, None], (values_B.shape[0], self.width, *values_B.shape[1:]))
-        return spread.reshape(-1, *values_B.shape[1:])
+        return spread.reshape(values_B.shape[0] * self.width, *values_B.shape[1:])
 
 
 def initial_beams(
@@ -100,38 +106,39 @@ def initial_beams(
 ) -> BeamState:
     """Place prompts into a state that nothing has been computed for; an empty prompt marks a search that is padding.
 
-    ``cache`` and ``sampling`` have one row a running text; ``dtype`` is that of scores.
+    ``cache`` has one row a running text, ``sampling`` one a search; ``dtype`` is that of scores.
     """
-    shape = (len(prompts), width, num_slots)
-    tokens_BWS, lengths_B = np.zeros(shape, np.int32), np.zeros(len(prompts), np.int32)
+    shape, count = (len(prompts), width, num_slots), len(prompts)
+    tokens_BWS, lengths_B = np.zeros(shape, np.int32), np.zeros(count, np.int32)
     for search, prompt in enumerate(prompts):
         tokens_BWS[search, :, : len(prompt)] = prompt
         lengths_B[search] = len(prompt)
     # All texts are the prompt as yet: all but one stand back, or each continuation would count width times.
-    scores_BW = np.full(shape[:2], OUT_OF_RUNNING)
+    scores_BW = np.full(shape[:2], OUT_OF_RUNNING, dtype)
     scores_BW[:, 0] = 0
     at_least_1_B = np.maximum(lengths_B, 1)
-    return BeamState(
-        tokens_BWS=jnp.array(tokens_BWS),
-        logprobs_BWS=jnp.zeros(shape, jnp.float32),
-        scores_BW=jnp.array(scores_BW, dtype),
-        lengths_B=jnp.array(at_least_1_B),
-        prompt_lengths_B=jnp.array(at_least_1_B),
-        context_lengths_B=jnp.array(at_least_1_B),
-        limits_B=jnp.array(limits),
-        reach_B=jnp.array(reach),
-        done_B=jnp.array(lengths_B == 0),
-        steps_B=jnp.zeros(len(prompts), jnp.int32),
-        adapters_B=jnp.zeros(len(prompts), jnp.int32) if adapters is None else jnp.array(adapters),
-        ended=Ended(
-            tokens_BWS=jnp.array(tokens_BWS),
-            logprobs_BWS=jnp.zeros(shape, jnp.float32),
-            lengths_BW=jnp.zeros(shape[:2], jnp.int32),
-            scores_BW=jnp.full(shape[:2], -jnp.inf, dtype),
+    arrays = {
+        "tokens_BWS": tokens_BWS,
+        "logprobs_BWS": np.zeros(shape, np.float32),
+        "scores_BW": scores_BW,
+        "lengths_B": at_least_1_B,
+        "prompt_lengths_B": at_least_1_B,
+        "context_lengths_B": at_least_1_B,
+        "limits_B": limits,
+        "reach_B": reach,
+        "done_B": lengths_B == 0,
+        "steps_B": np.zeros(count, np.int32),
+        "adapters_B": np.zeros(count, np.int32) if adapters is None else adapters,
+        "ended": Ended(
+            tokens_BWS=tokens_BWS,
+            logprobs_BWS=np.zeros(shape, np.float32),
+            lengths_BW=np.zeros(shape[:2], np.int32),
+            scores_BW=np.full(shape[:2], -np.inf, dtype),
         ),
-        cache=cache,
-        sampling=sampling,
-    )
+    }
+    # All at once, and made by NumPy: JAX would compile a program for each kind of them. Each is an array of its own,
+    # since all are given away.
+    return BeamState(**jax.tree.map(lambda array: jax.device_put(array.copy()), arrays), cache=cache, sampling=sampling)
 
 
 def spread_rows(cache: LayeredCache, width: int) -> LayeredCache:
@@ -139,7 +146,22 @@ def spread_rows(cache: LayeredCache, width: int) -> LayeredCache:
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=1), cache)
 
 
-def reorder_rows(cache: LayeredCache, parents_BW: Int[Array, "B W"]) -> LayeredCache:
+def follow_parents(cache: LayeredCache, parents_BW: Int[Array, "B W"], held_B: Int[Array, " B"]) -> LayeredCache:
+    """Return the cache in which each text goes on from its parent's row, of which ``held_B`` slots are in use.
+
+    Pages that are full change hands, and only the last one is copied; of a dense cache, whole rows are.
+    """
+    batch, width = parents_BW.shape
+    if not any(isinstance(part, PagedCache) for part in cache.parts):
+        return _reorder_rows(cache, parents_BW)
+    parents_Q = (jnp.arange(batch, dtype=parents_BW.dtype)[:, None] * width + parents_BW).reshape(-1)
+    held_Q = jnp.repeat(held_B, width)
+    return cache._replace(
+        parts=tuple(part.forked(parents_Q, held_Q) for part in cache.parts if isinstance(part, PagedCache))
+    )
+
+
+def _reorder_rows(cache: LayeredCache, parents_BW: Int[Array, "B W"]) -> LayeredCache:
     """Return the cache with each row in place of its parent's, in as much more memory as one layer takes."""
 
     def reorder(leaf: Array) -> Array:

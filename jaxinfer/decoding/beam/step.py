@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.decoding.beam.state import OUT_OF_RUNNING, BeamState, Ended, SearchRule, reorder_rows, spread_rows
+from jaxinfer.decoding.beam.state import OUT_OF_RUNNING, BeamState, Ended, SearchRule, follow_parents, spread_rows
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
@@ -97,7 +97,7 @@ def extend(
     # Penalties change log-probabilities in a search, but logits in the greedy search that one beam is.
     edited_Q1V = edit_logits(
         (logits_QV if width == 1 else log_p_QV)[:, None],
-        state.sampling,
+        state.row_sampling,
         state.history,
         state.each_row(state.lengths_B)[:, None],
     )
@@ -114,8 +114,9 @@ def extend(
     tokens_BC = jnp.take_along_axis(ids_BWC.reshape(-1, width * of_text), place_BC, axis=1)
     logprobs_BC = take_pairs(log_p_BWV, parents_BC, tokens_BC).astype(jnp.float32)
     lengths_B = state.lengths_B + 1
-    stop_ids_BE = state.sampling.stop_ids_BE[::width]
-    ends_BC = (tokens_BC[..., None] == stop_ids_BE[:, None]).any(axis=-1) | (lengths_B >= state.limits_B)[:, None]
+    ends_BC = (tokens_BC[..., None] == state.sampling.stop_ids_BE[:, None]).any(axis=-1) | (
+        lengths_B >= state.limits_B
+    )[:, None]
 
     # Only the best W candidates may end their text; the others are there so that W can run on whatever ends.
     new = _grown(state, parents_BC[:, :width], tokens_BC[:, :width], logprobs_BC[:, :width])
@@ -138,7 +139,7 @@ def extend(
         scores_BW=jnp.where(is_still_B[:, None], state.scores_BW, scores_BW.astype(state.scores_BW.dtype)),
         lengths_B=jnp.where(is_still_B, state.lengths_B, lengths_B),
         ended=ended,
-        cache=state.cache if width == 1 else reorder_rows(state.cache, parents_BW),
+        cache=state.cache if width == 1 else follow_parents(state.cache, parents_BW, state.lengths_B),
     )
     return grown._replace(done_B=state.done_B | ~is_still_B & (ends_BC.all(axis=1) | _is_settled(grown, rule)))
 

@@ -77,16 +77,13 @@ def test_the_strategy_may_say_how_many_results_it_gives(lm, best):
     assert (stats[0].drafted, stats[0].accepted_by_depth) == (0, ())
 
 
-@pytest.mark.parametrize("batch_size", [pytest.param(2, marks=pytest.mark.slow), 8])
-def test_a_batch_holds_as_many_searches_as_fit_their_rows(lm, best, batch_size):
-    """At least one; all results of a prompt come from one search, and all batches run the same programs."""
+def test_a_batch_holds_a_search_at_the_least(lm, best):
+    """All results of a prompt come from one search, and all batches run the same programs."""
     compiled_before = lm.programs.compilations
     batches = list(
-        lm.generate_batches(
-            PROMPTS, max_new_tokens=40, strategy=SEARCH, sampling=SamplingParams(n=3), batch_size=batch_size
-        )
+        lm.generate_batches(PROMPTS, max_new_tokens=40, strategy=SEARCH, sampling=SamplingParams(n=3), batch_size=2)
     )
-    assert [len(batch) for batch in batches] == {2: [3, 3, 3], 8: [6, 3]}[batch_size]
+    assert [len(batch) for batch in batches] == [3, 3, 3]
     assert [result.tokens for batch in batches for result in batch] == [result.tokens for result in best]
     assert lm.programs.compilations == compiled_before + 2
 
@@ -157,7 +154,7 @@ def test_what_a_search_cannot_do_is_refused_in_one_line(lm, name):
 def test_a_step_never_sorts_the_vocabulary():
     """On a CPU that would take longer than the model; the best of all candidates are found by partial selection."""
     width, vocab_size = 4, 4096
-    sampling = sampling_arrays([SamplingParams()] * width, [0] * width, (2,), vocab_size)
+    sampling = sampling_arrays([SamplingParams()], [0], (2,), vocab_size)
     limits = np.array([100], np.int32)
     state = initial_beams([[5, 6]], limits, limits, width, 128, LayeredCache(()), sampling, jnp.float32)
     rule = SearchRule(jnp.float32(1), jnp.asarray(False), jnp.asarray(False))
