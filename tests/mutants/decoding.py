@@ -382,7 +382,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "beams that changed places keep each other's caches",
         "jaxinfer/decoding/beam/step.py",
-        "state.cache if width == 1 else reorder_rows(state.cache, parents_BW)",
+        "state.cache if width == 1 else follow_parents(state.cache, parents_BW, state.lengths_B)",
         "state.cache",
         "tests/decoding/beam/test_search.py::test_all_texts_and_scores_of_a_ragged_batch_equal_those_of_transformers",
     ),

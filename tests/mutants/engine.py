@@ -53,8 +53,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the last token of a prompt is not computed again",
         _SCHEDULER,
-        "return (sequence.to_fill - 1) // self.config.page_size",
-        "return sequence.to_fill // self.config.page_size",
+        "+ 1) - 1) // self.config.page_size",
+        "+ 1)) // self.config.page_size",
         f"{_POLICY}::test_the_last_token_of_a_prompt_is_always_computed",
     ),
     Fault(
@@ -382,15 +382,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "samples of a prompt are results of several",
         _SERVE_ALL,
-        "        count += 1\n",
-        "        break\n",
+        "[at for at, request in enumerate(requests) if request.request.sample == 0]",
+        "list(range(len(requests)))",
         f"{_ALL}::test_results_are_those_of_each_prompt_alone[prompt_lookup]",
     ),
     Fault(
-        "generate refills the rows of a beam search",
+        "one beam search at a time is served from a queue",
         "jaxinfer/language_model.py",
-        "return is_plain and not strategy.needs_dense_cache and",
-        "return is_plain and",
+        "batch_size // rows_each > 1",
+        "batch_size > 1",
         f"{_ALL}::test_what_needs_no_other_prompt_runs_as_batches[options2]",
     ),
     Fault(
