@@ -124,10 +124,10 @@ class LanguageModel:
 
         ``sampling`` is one for all or one a prompt; a prompt with ``n`` samples gives ``n`` results in a row. At most
         ``batch_size`` rows run at a time, of which a beam search takes its width. On a CPU a row that ends is given to
-        the next prompt at once (continuous batching); elsewhere, and for strategies that need a batch of their own, the
-        next batch begins when all rows have ended. With ``reuse`` a CPU keeps what it has computed, and a later call
-        with ``reuse`` and the same strategy computes only what is new in its prompts; that changes no bit. ``adapter``
-        names a loaded adapter for all prompts, or one for each; None is the model itself.
+        the next prompt at once (continuous batching); elsewhere the next batch begins when all rows have ended. With
+        ``reuse`` a CPU keeps what it has computed, and a later call with ``reuse`` and the same strategy computes only
+        what is new in its prompts; that changes no bit. ``adapter`` names a loaded adapter for all prompts, or one for
+        each; None is the model itself.
         """
         batches = self.generate_batches(
             prompts,
@@ -396,8 +396,7 @@ class LanguageModel:
         """Whether texts may run on pages, in any company, without that changing a bit."""
         programs = self.programs
         is_plain = programs.layout == DENSE and programs.partitioner.mesh is None
-        runs_on_pages = strategy.exactness == "beam" or not strategy.needs_dense_cache
-        return is_plain and runs_on_pages and programs.decoder.backend.keeps_bits
+        return is_plain and programs.decoder.backend.keeps_bits
 
     def _keeps_pages(self, strategy: Strategy, reuse: bool) -> bool:
         """Whether a call is to run on kept pages, and may."""

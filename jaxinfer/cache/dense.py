@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import empty_buffers, move_slots, path_moves, slots_for, slots_in_tiles
+from jaxinfer.cache.slots import empty_buffers, move_slots, path_moves, read_slots, slots_for, slots_in_tiles
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import Seen, attend_to_layer
@@ -33,6 +33,16 @@ class DenseCache:
     keys: Any
     values: Any
     window: Window | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """S: the slots of a row."""
+        return int(self.keys.shape[2])
+
+    @property
+    def batch(self) -> int:
+        """B: the number of rows."""
+        return int(self.keys.shape[1])
 
     def place(
         self,
@@ -77,6 +87,14 @@ class DenseCache:
             return self
         from_BM, to_BM = (start_B[:, None] + places_BM for places_BM in path_moves(path_BM, count_B))
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
+
+    def read(self, slots_BM: Int[Array, "B M"]) -> tuple[Array, Array]:
+        """Return the keys and values ``[L, B, M, K*H]`` of slots of every layer; zeros for slots past the end."""
+        return read_slots(self.keys, slots_BM), read_slots(self.values, slots_BM)
+
+    def rows_of_layer(self, buffers: tuple[Array, Array], layer: Int[Array, ""] | int) -> tuple[Array, Array]:
+        """Return a layer's keys and values ``[B, S, K*H]`` of all rows, from buffers laid out as the cache's."""
+        return buffers[0][layer], buffers[1][layer]
 
 
 def place_in_order(

@@ -98,6 +98,35 @@ class Cache(Protocol):
         ...
 
 
+@runtime_checkable
+class WholeCache(Cache, Protocol):
+    """A cache that holds every token of its rows, where caches that hold some of them copy from.
+
+    ``keys`` and ``values`` have a layer first and lanes last.
+    """
+
+    keys: Any
+    values: Any
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots a row can have."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """How many rows there are."""
+        ...
+
+    def read(self, slots_BM: Int[Array, "B M"]) -> tuple[Array, Array]:
+        """Return the keys and values ``[L, B, M, K*H]`` of slots of every layer; zeros for slots past the end."""
+        ...
+
+    def rows_of_layer(self, buffers: tuple[Array, Array], layer: Int[Array, ""] | int) -> tuple[Array, Array]:
+        """Return a layer's keys and values ``[B, S, K*H]`` of all rows, from buffers laid out as the cache's."""
+        ...
+
+
 class LayeredCache(NamedTuple):
     """The caches of a whole decoder: one part for each kind of layer, in the config's order of kinds.
 

@@ -22,7 +22,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cache_attention import attend_to_pages
 from jaxinfer.ops.cache_write import as_rows
 from jaxinfer.ops.masks import Window
-from jaxinfer.ops.pages import copy_pages, move_in_pages, write_in_pages
+from jaxinfer.ops.pages import copy_pages, move_in_pages, read_in_pages, write_in_pages
 
 
 class Pool(NamedTuple):
@@ -54,6 +54,11 @@ class PagedCache:
     def num_slots(self) -> int:
         """The slots that a row can have."""
         return int(self.table_BX.shape[1]) * self.page_size
+
+    @property
+    def batch(self) -> int:
+        """B: the number of rows."""
+        return int(self.table_BX.shape[0])
 
     def place(
         self,
@@ -94,6 +99,19 @@ class PagedCache:
         moves = [page_places(self.table_BX, slots_BM, self.keys) for slots_BM in slots]
         keys, values = (move_in_pages(pool, *moves) for pool in (self.keys, self.values))
         return replace(self, keys=keys, values=values)
+
+    def read(self, slots_BM: Int[Array, "B M"]) -> tuple[Array, Array]:
+        """Return the keys and values ``[L, B, M, K*H]`` of slots of every layer; zeros for slots without a page."""
+        places = page_places(self.table_BX, slots_BM, self.keys)
+        return read_in_pages(self.keys, places), read_in_pages(self.values, places)
+
+    def rows_of_layer(self, buffers: tuple[Array, Array], layer: Int[Array, ""] | int) -> tuple[Array, Array]:
+        """Return a layer's keys and values ``[B, S, K*H]`` of all rows, from buffers laid out as the pools."""
+
+        def gathered(pool: Array) -> Array:
+            return pool[layer, self.table_BX].reshape(self.batch, self.num_slots, pool.shape[3])
+
+        return gathered(buffers[0]), gathered(buffers[1])
 
     def forked(self, parents_B: Int[Array, " B"], held_B: Int[Array, " B"]) -> "PagedCache":
         """Let each row go on from the first ``held_B`` slots of another row, or of itself, of which as many are held.

@@ -41,7 +41,7 @@ class RecordingCache:
         backend: Backend,
     ) -> tuple[Float[Array, "B T N H"], "RecordingCache"]:
         """Record the queries of written tokens, then attend as the wrapped cache does."""
-        is_written_BT11 = (placement.slots_BT < self.cache.keys.shape[2])[..., None, None]
+        is_written_BT11 = (placement.slots_BT < self.cache.num_slots)[..., None, None]
         recorded_BTNH = jnp.where(is_written_BT11, query_BTNH, self.queries_LBTNH[layer])
         queries_LBTNH = self.queries_LBTNH.at[layer].set(recorded_BTNH)
         mixed, cache = self.cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, backend)

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxinfer.cache.dense import DenseCache
-from jaxinfer.cache.interface import Placement, Scores
-from jaxinfer.cache.slots import copy_slots, move_slots, path_moves, slots_for
+from jaxinfer.cache.interface import Placement, Scores, WholeCache
+from jaxinfer.cache.slots import move_slots, path_moves, put_slots, slots_for
 from jaxinfer.notation import DATA, PIPELINE, TENSOR, Array, Bool, Float, Int, Num
 from jaxinfer.ops.attention import attend
 from jaxinfer.ops.backend import Backend
@@ -86,16 +85,16 @@ class RetrievalCache:
         from_BM, to_BM = (first_B1 + places_BM for places_BM in path_moves(path_BM, count_B))
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
 
-    def refreshed(self, cache: DenseCache, positions_BM: Int[Array, "B M"]) -> "RetrievalCache":
-        """Copy the tokens at these positions from the sequence's dense cache, if they are in the tail."""
+    def refreshed(self, cache: WholeCache, positions_BM: Int[Array, "B M"]) -> "RetrievalCache":
+        """Copy the tokens at these positions from the cache that holds the whole sequence, if they are in the tail."""
         behind_BM = positions_BM - self.origin_B[:, None]
         slots_BM = jnp.where(behind_BM >= 0, self.budget + behind_BM, self.keys.shape[2])
-        keys = copy_slots(self.keys, slots_BM, cache.keys, positions_BM)
-        return replace(self, keys=keys, values=copy_slots(self.values, slots_BM, cache.values, positions_BM))
+        keys, values = cache.read(positions_BM)
+        return replace(self, keys=put_slots(self.keys, slots_BM, keys), values=put_slots(self.values, slots_BM, values))
 
     def rechosen(
         self,
-        cache: DenseCache,
+        cache: WholeCache,
         queries_LBNH: Float[Array, "L B N H"],
         held_B: Int[Array, " B"],
         chunk: int,
@@ -135,13 +134,16 @@ class RetrievalCache:
             is_due: jax.Array,
         ) -> tuple[jax.Array, jax.Array]:
             def choose(layer: Int[Array, ""], buffers: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-                held = source[0][layer][..., :used], source[1][layer][..., :used]
+                held = [rows_BSI[..., :used] for rows_BSI in cache.rows_of_layer(source, layer)]
                 keys = to_numbers(held[0], heads, head_dim, shards, jnp.float32) if in_bytes else held[0]
                 scores_BKC = chunk_scores(keys, queries_LBNH[layer], heads, chunk)
                 index_C = jnp.arange(scores_BKC.shape[2])
                 scores_BKC = jnp.where(index_C == 0, jnp.inf, scores_BKC)
                 scores_BKC = jnp.where(index_C < num_chunks_B[:, None, None], scores_BKC, -jnp.inf)
-                _, chosen_BKC = top_k(scores_BKC, self.budget // chunk, backend, (DATA, TENSOR))
+                # A cache of fewer chunks than the budget is for leaves some of them unused.
+                count = min(self.budget // chunk, scores_BKC.shape[2])
+                _, chosen_BKC = top_k(scores_BKC, count, backend, (DATA, TENSOR))
+                chosen_BKC = jnp.pad(chosen_BKC, ((0, 0), (0, 0), (0, self.budget // chunk - count)))
                 keys_BSI, values_BSI = (copied(source_BSI, chosen_BKC) for source_BSI in held)
                 return buffers[0].at[layer, ..., :used].set(keys_BSI), buffers[1].at[layer, ..., :used].set(values_BSI)
 
@@ -163,10 +165,10 @@ class RetrievalCache:
         )
 
 
-def create_retrieval_cache(cache: DenseCache, budget: int, tail: int) -> RetrievalCache:
-    """Return an empty retrieval cache for a dense cache, with a tail of at least ``tail`` slots."""
-    num_layers, batch, *_ = cache.keys.shape
-    shape, zero_B = (num_layers, batch, slots_for(budget + tail)), jnp.zeros((batch,), jnp.int32)
+def create_retrieval_cache(cache: WholeCache, budget: int, tail: int) -> RetrievalCache:
+    """Return an empty retrieval cache for a cache of whole sequences, with a tail of at least ``tail`` slots."""
+    batch = cache.batch
+    shape, zero_B = (cache.keys.shape[0], batch, slots_for(budget + tail)), jnp.zeros((batch,), jnp.int32)
     keys, values = (jnp.zeros((*shape, each.shape[3]), each.dtype) for each in (cache.keys, cache.values))
     return RetrievalCache(keys, values, zero_B, jnp.zeros_like(zero_B), budget)
 

@@ -38,17 +38,13 @@ def move_slots(
     buffer: Num[Array, "L B S KH"], from_BM: Int[Array, "B M"], to_BM: Int[Array, "B M"]
 ) -> Num[Array, "L B S KH"]:
     """Copy slots of every layer; all are read before any is written."""
-    return copy_slots(buffer, to_BM, buffer, from_BM)
+    return put_slots(buffer, to_BM, read_slots(buffer, from_BM))
 
 
-def copy_slots(
-    target: Num[Array, "L B S KH"],
-    to_BM: Int[Array, "B M"],
-    source: Num[Array, "L B C KH"],
-    from_BM: Int[Array, "B M"],
+def put_slots(
+    target: Num[Array, "L B S KH"], to_BM: Int[Array, "B M"], rows_LBMI: Num[Array, "L B M KH"]
 ) -> Num[Array, "L B S KH"]:
-    """Copy slots of every layer from one buffer to another; slots past the target's end are dropped."""
-    copied_LBMI = read_slots(source, from_BM)
+    """Set slots of every layer; those past the end are dropped."""
     numbers = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(3,),
         inserted_window_dims=(2,),
@@ -56,7 +52,7 @@ def copy_slots(
         operand_batching_dims=(0, 1),
         scatter_indices_batching_dims=(0, 1),
     )
-    return _scatter(target, _in_each_layer(target, to_BM), copied_LBMI, numbers)
+    return _scatter(target, _in_each_layer(target, to_BM), rows_LBMI, numbers)
 
 
 def read_slots(buffer: Num[Array, "L B S KH"], from_BM: Int[Array, "B M"]) -> Num[Array, "L B M KH"]:

@@ -13,15 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.dense import DenseCache
-from jaxinfer.cache.interface import Placement, Scores
+from jaxinfer.cache.interface import Placement, Scores, WholeCache
 from jaxinfer.cache.layouts import StreamingLayout
 from jaxinfer.cache.slots import (
-    copy_slots,
     empty_buffers,
     move_slots,
     path_moves,
-    read_slots,
+    put_slots,
     slots_for,
     slots_in_tiles,
 )
@@ -163,11 +161,10 @@ class StreamingCache:
         from_BM, to_BM = (self.slots(start_B[:, None] + places_BM) for places_BM in path_moves(path_BM, count_B))
         return replace(self, keys=move_slots(self.keys, from_BM, to_BM), values=move_slots(self.values, from_BM, to_BM))
 
-    def refreshed(self, cache: DenseCache, positions_BM: Int[Array, "B M"]) -> "StreamingCache":
-        """Copy the tokens at these positions from the sequence's dense cache."""
-        slots_BM = self.slots(positions_BM)
-        keys = copy_slots(self.keys, slots_BM, cache.keys, positions_BM)
-        return replace(self, keys=keys, values=copy_slots(self.values, slots_BM, cache.values, positions_BM))
+    def refreshed(self, cache: WholeCache, positions_BM: Int[Array, "B M"]) -> "StreamingCache":
+        """Copy the tokens at these positions from the cache that holds the whole sequence."""
+        slots_BM, (keys, values) = self.slots(positions_BM), cache.read(positions_BM)
+        return replace(self, keys=put_slots(self.keys, slots_BM, keys), values=put_slots(self.values, slots_BM, values))
 
     def _beside(self, written_BSI: jax.Array, old_BSI: jax.Array, new_BTKH: jax.Array, backend: Backend) -> jax.Array:
         parts = written_BSI[:, : self.sinks], old_BSI[:, self.sinks :], as_rows(new_BTKH, old_BSI, backend)
@@ -202,11 +199,11 @@ def create_streaming_cache(
 
 
 def streaming_part(
-    cache: DenseCache, start_B: Int[Array, " B"], sinks: int, window: int, headroom: int
+    cache: WholeCache, start_B: Int[Array, " B"], sinks: int, window: int, headroom: int
 ) -> StreamingCache:
     """Copy the sinks and the last ``window`` of each row's first ``start_B`` tokens; positions stay the sequence's."""
     capacity = slots_for(sinks + window + headroom) - sinks
     next_BS = next_places(start_B, sinks, capacity)
     held_BS = jnp.where(jnp.arange(sinks + capacity) < sinks, next_BS, next_BS - capacity)
-    keys, values = (read_slots(buffer, jnp.maximum(held_BS, 0)) for buffer in (cache.keys, cache.values))
+    keys, values = cache.read(jnp.maximum(held_BS, 0))
     return StreamingCache(keys, values, sinks, window, renumbers=False)

@@ -36,6 +36,7 @@ def make_core(
     decoder = programs.decoder
     headroom = step_headroom(strategy, decoder.backend)
     num_slots, rows_each = max_len + headroom, strategy.rows_per_prompt or 1
+    strategy.check_slots(num_slots)
     num_pages = count_pages(config, decoder, num_slots, len(strategy.features))
     if config.max_rows < rows_each:
         raise InvalidOption(

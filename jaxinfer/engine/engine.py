@@ -56,8 +56,6 @@ class Engine:
         make_requests: Callable[..., list[TextRequest]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        if strategy.needs_dense_cache and strategy.exactness != "beam":
-            raise InvalidOption(f"strategy {strategy.name} does not run in an engine: use generate")
         partitioner = HeldPartitioner(programs.partitioner.mesh)
         partitioner.check_axes()
         self.config = config

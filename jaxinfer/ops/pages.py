@@ -52,10 +52,15 @@ def move_in_pages(pool_LPZF: Num[Array, "L P Z F"], moved_from: Places, moved_to
     return _move_by_scatter(pool_LPZF, moved_from, moved_to)
 
 
-def _move_by_scatter(pool_LPZF: Any, moved_from: Places, moved_to: Places) -> Any:
+def read_in_pages(pool_LPZF: Num[Array, "L P Z F"], places: Places) -> Num[Array, "L B T F"]:
+    """Return slots of every layer's pages; zeros for those past the last page."""
     numbers = jax.lax.GatherDimensionNumbers((3,), (0, 1, 2), (0, 1, 2))
-    places, sizes = _in_each_layer(pool_LPZF, moved_from), (1, 1, 1, pool_LPZF.shape[3])
-    rows_LBTF = jax.lax.gather(pool_LPZF, places, numbers, sizes, mode="fill", fill_value=0)
+    places_LBT3, sizes = _in_each_layer(pool_LPZF, places), (1, 1, 1, pool_LPZF.shape[3])
+    return jax.lax.gather(pool_LPZF, places_LBT3, numbers, sizes, mode="fill", fill_value=0)
+
+
+def _move_by_scatter(pool_LPZF: Any, moved_from: Places, moved_to: Places) -> Any:
+    rows_LBTF = read_in_pages(pool_LPZF, moved_from)
     scattered = jax.lax.ScatterDimensionNumbers((3,), (0, 1, 2), (0, 1, 2))
     places = _in_each_layer(pool_LPZF, moved_to)
     return jax.lax.scatter(pool_LPZF, places, rows_LBTF, scattered, mode="drop", unique_indices=True)

@@ -9,6 +9,7 @@ import pytest
 
 from jaxinfer.cache.dense import DenseCache
 from jaxinfer.cache.interface import Scores
+from jaxinfer.cache.paged import PagedCache
 from jaxinfer.cache.recording import RecordingCache
 from jaxinfer.cache.retrieval import create_retrieval_cache
 from tests.toys import float32_backend
@@ -147,3 +148,56 @@ def test_a_recording_cache_attends_as_the_cache_does_and_holds_the_queries(text)
     np.testing.assert_array_equal(found.cache.keys, expected.keys)
     np.testing.assert_array_equal(found.queries_LBTNH[1], query_BTNH)
     assert not np.asarray(found.queries_LBTNH[0]).any()
+
+
+@pytest.fixture(scope="module")
+def on_pages(text):
+    """The same texts on pages of 8 slots, in no order."""
+    cache, size = text[0], 8
+    columns = -(-SLOTS // size)
+    table_BX = 1 + np.random.default_rng(1).permutation(ROWS * columns).reshape(ROWS, columns).astype(np.int32)
+    pools = []
+    for rows_LBSI in (cache.keys, cache.values):
+        pool = np.zeros((LAYERS, 1 + ROWS * columns, size, KV_HEADS * WIDTH), np.float32)
+        padded = np.pad(rows_LBSI, ((0, 0), (0, 0), (0, columns * size - SLOTS), (0, 0)))
+        pool[:, table_BX] = padded.reshape(LAYERS, ROWS, columns, size, -1)
+        pools.append(jnp.asarray(pool))
+    return PagedCache(*pools, jnp.asarray(table_BX))
+
+
+def test_pages_give_what_a_dense_cache_gives(text, retrieved, on_pages):
+    cache, queries = text
+    empty = create_retrieval_cache(on_pages, BUDGET, TAIL)
+    rechosen = jax.jit(lambda *arrays: empty.rechosen(on_pages, *arrays, CHUNK, RECENT, BACKEND))
+    found = jax.device_get(rechosen(queries, HELD_B))
+    jax.tree.map(np.testing.assert_array_equal, found, retrieved)
+    slots_BM = np.array([[0, 69], [8, 7], [31, 16], [5, 64]], np.int32)
+    dense = jax.tree.map(jnp.asarray, cache)
+    for one, other in zip(jax.jit(on_pages.read)(slots_BM), jax.jit(dense.read)(slots_BM)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_table_of_fewer_chunks_than_the_budget_gives_what_there_is(text, retrieved, on_pages):
+    """As the first window of a short text has in an engine."""
+    short = replace(on_pages, table_BX=on_pages.table_BX[1:2, :1])
+    empty = create_retrieval_cache(short, BUDGET, TAIL)
+    held_1 = jnp.array([8], jnp.int32)
+    found = jax.jit(lambda *arrays: empty.rechosen(short, *arrays, CHUNK, 0, BACKEND))(text[1][:, 1:2], held_1)
+    assert found.chosen_B.tolist() == [8]
+    first = np.asarray(text[0].keys)[:, 1, :CHUNK]
+    np.testing.assert_array_equal(np.asarray(found.keys)[:, 0, :CHUNK], first)
+
+
+def test_queries_of_texts_on_pages_are_recorded(on_pages):
+    """Past a page's length too."""
+    rng = np.random.default_rng(2)
+    query_BTNH = rng.standard_normal((ROWS, 1, KV_HEADS * GROUPS, WIDTH)).astype(np.float32)
+    new_BTKH = rng.standard_normal((ROWS, 1, KV_HEADS, WIDTH)).astype(np.float32)
+
+    def record(query_BTNH, new_BTKH):
+        recording = RecordingCache(on_pages, jnp.zeros((LAYERS, *query_BTNH.shape)))
+        placement = recording.place(jnp.asarray(HELD_B), jnp.ones((1, 1, 1), bool))
+        _, after = recording.attend(1, placement, query_BTNH, new_BTKH, new_BTKH, Scores(0.5), BACKEND)
+        return after.queries_LBTNH
+
+    np.testing.assert_array_equal(jax.jit(record)(query_BTNH, new_BTKH)[1], query_BTNH)

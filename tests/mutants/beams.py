@@ -1,4 +1,8 @@
-"""Faults of beam searches in an engine: pages that rows share, rows that come back, searches that begin anew."""
+"""Faults of strategies of their own kind in an engine.
+
+Of beam searches: pages that rows share, rows that come back, searches that begin anew. Of TriForce: what it copies from
+pages.
+"""
 
 from tests.mutants.fault import Fault
 
@@ -7,6 +11,7 @@ _SEQUENCE, _CORE = "jaxinfer/engine/beam_sequence.py", "jaxinfer/engine/beam_cor
 _FORKS = "tests/cache/test_paged.py::test_rows_that_go_on_from_others_read_what_these_held_and_write_pages_of_their_own"
 _POLICY, _LAW = "tests/engine/test_beam_sequence.py", "tests/engine/test_beams.py"
 _COMES_BACK = f"{_POLICY}::test_pages_in_common_are_in_common_again"
+_RETRIEVAL = "tests/cache/test_retrieval.py"
 _GOES_ON = f"{_LAW}::test_searches_that_make_room_go_on_where_they_were"
 
 FAULTS: tuple[Fault, ...] = (
@@ -86,5 +91,33 @@ FAULTS: tuple[Fault, ...] = (
         "        if isinstance(sequence, BeamSequence):\n            self._begin_anew(sequence)\n",
         "        pass\n",
         f"{_LAW}::test_a_failing_device_lets_the_others_search_anew",
+    ),
+    Fault(
+        "a retrieval cache chooses among the chunks of another row",
+        _PAGED,
+        "pool[layer, self.table_BX]",
+        "pool[layer, self.table_BX[::-1]]",
+        f"{_RETRIEVAL}::test_pages_give_what_a_dense_cache_gives",
+    ),
+    Fault(
+        "slots are read from pages as if a row had all of them",
+        _PAGED,
+        "places = page_places(self.table_BX, slots_BM, self.keys)\n        return read",
+        "places = (slots_BM // self.page_size, slots_BM % self.page_size)\n        return read",
+        f"{_RETRIEVAL}::test_pages_give_what_a_dense_cache_gives",
+    ),
+    Fault(
+        "a table of few pages has no chunks to choose from",
+        "jaxinfer/cache/retrieval.py",
+        "min(self.budget // chunk, scores_BKC.shape[2])",
+        "self.budget // chunk",
+        f"{_RETRIEVAL}::test_a_table_of_fewer_chunks_than_the_budget_gives_what_there_is",
+    ),
+    Fault(
+        "queries past the first page are not recorded",
+        "jaxinfer/cache/recording.py",
+        "self.cache.num_slots",
+        "self.cache.keys.shape[2]",
+        f"{_RETRIEVAL}::test_queries_of_texts_on_pages_are_recorded",
     ),
 )

@@ -5,8 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxinfer.cache.dense import DenseCache
-from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.cache.interface import LayeredCache, WholeCache
 from jaxinfer.cache.recording import RecordingCache
 from jaxinfer.cache.retrieval import RetrievalCache, create_retrieval_cache
 from jaxinfer.cache.streaming import StreamingCache, streaming_part
@@ -38,12 +37,12 @@ class Sizes(NamedTuple):
 class Smaller(NamedTuple):
     """The smaller caches of the layers that see the whole text, in the order of kinds.
 
-    ``age`` counts steps since chunks were last chosen. There is no streaming cache where none is used.
+    ``age_B`` counts a row's steps since its chunks were last chosen. There is no streaming cache where none is used.
     """
 
     retrieval: tuple[RetrievalCache, ...]
     streaming: tuple[StreamingCache, ...]
-    age: Any
+    age_B: Any
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class TriForce(Strategy):
         config, backend, full = model.config, model.decoder.backend, self._full_parts(model, state)
         shape = state.lengths_B.shape[0], config.num_heads, cached_width(config, backend)
         dtype = jnp.dtype(backend.compute_dtype)
-        sizes, held_B = self.sizes(full[0].keys.shape[2]), jnp.maximum(state.lengths_B - 1, 0)
+        sizes, held_B = self.sizes(state.tokens_BS.shape[1]), jnp.maximum(state.lengths_B - 1, 0)
         retrieval, streaming = [], []
         for part in full:
             queries_LBNH = jnp.zeros((part.keys.shape[0], *shape), dtype)
@@ -167,7 +166,7 @@ class TriForce(Strategy):
             retrieval.append(empty.rechosen(part, *asked, num_kv_heads=config.num_kv_heads))
             if self.num_inner_tokens:
                 streaming.append(streaming_part(part, held_B, self.sinks, sizes.window, self.headroom))
-        return Smaller(tuple(retrieval), tuple(streaming), jnp.int32(self.renew_steps))
+        return Smaller(tuple(retrieval), tuple(streaming), jnp.full_like(held_B, self.renew_steps))
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: Smaller) -> Proposal:
         cache = self._with_full_parts(model, state.cache, memory.retrieval)
@@ -181,7 +180,7 @@ class TriForce(Strategy):
         retrieval = tuple(part for part in future.cache.parts if isinstance(part, RetrievalCache))
         streaming = tuple(part for part in inner.parts if isinstance(part, StreamingCache))
         tree = future_chain(state, future, self.num_draft_tokens)
-        return Proposal(tree, Smaller(retrieval, streaming, memory.age), passes=future.passes_B)
+        return Proposal(tree, Smaller(retrieval, streaming, memory.age_B), passes=future.passes_B)
 
     def forward(self, model: Model, params: Any, state: DecodeState, proposal: Proposal, nodes: Nodes) -> Verified:
         """Run the target over the chain, and return its queries as well."""
@@ -213,18 +212,20 @@ class TriForce(Strategy):
         first_B1 = jnp.maximum(state.lengths_B - self.num_draft_tokens - 3, 0)[:, None]
         positions_BM = first_B1 + jnp.arange(self.num_draft_tokens + 2)
         streaming = tuple(part.refreshed(source, positions_BM) for part, source in zip(memory.streaming, full))
-        held_B, age = jnp.maximum(state.lengths_B - 1, 0), memory.age + 1
-        is_due, window = age >= self.renew_steps, self.sizes(full[0].keys.shape[2]).window
+        held_B, age_B = jnp.maximum(state.lengths_B - 1, 0), memory.age_B + 1
+        # Of all rows at once, as soon as one that runs is due.
+        is_due = ((age_B >= self.renew_steps) & ~state.finished_B).any()
+        window = self.sizes(state.tokens_BS.shape[1]).window
         retrieval = []
         for part, source, asked_BLNH in zip(memory.retrieval, full, verified.last.aux, strict=True):
             part = part.refreshed(source, positions_BM)
             asked = (asked_BLNH.swapaxes(0, 1), held_B, self.chunk, window, backend, is_due)
             retrieval.append(part.rechosen(source, *asked, num_kv_heads=model.config.num_kv_heads))
-        return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age))
+        return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age_B))
 
-    def _full_parts(self, model: Model, state: DecodeState) -> list[DenseCache]:
+    def _full_parts(self, model: Model, state: DecodeState) -> list[WholeCache]:
         parts = zip(state.cache.parts, model.config.kinds, strict=True)
-        return [part for part, kind in parts if kind.window is None and isinstance(part, DenseCache)]
+        return [part for part, kind in parts if kind.window is None and isinstance(part, WholeCache)]
 
     def _with_full_parts(self, model: Model, cache: LayeredCache, parts: Any) -> LayeredCache:
         """Return a cache with other parts for the layers that see the whole text."""
