@@ -465,7 +465,7 @@ def iter_without_end(request):
         ({"prefix_cache": "some"}, "not one of exact, all, off"),
         ({"rows": 3}, "unknown option 'rows'; its options are: max_rows"),
         ({"config": EngineConfig(), "max_rows": 3}, "not both"),
-        ({"strategy": "beam:width=3"}, "max_rows=2 is less than the width=3 rows of a beam search"),
+        ({"strategy": "beam:width=3", "max_rows": 2}, "max_rows=2 is less than the width=3 rows of a beam search"),
         ({"strategy": "nonsense"}, "nonsense"),
         ({"config": {"max_rows": 3}}, "is not an EngineConfig"),
     ],

@@ -8,6 +8,7 @@ from jaxinfer.errors import InvalidOption
 from tests.decoding.covered_models import LIMITS, SAMPLINGS, Covered, ask, random_prompts
 from tests.decoding.strategy_cases import CASES
 from tests.engine.harness import SMALL, Harness
+from tests.engine.test_beams import Searched, beam_harness, check
 from tests.engine.test_law import check_pattern
 from tests.parallel.on_devices.meshes import make_model, on_mesh
 
@@ -35,6 +36,20 @@ def test_load_shared_pages_and_making_room_change_no_bit(mesh, name):
         assert seen["preempted"] > 0
         assert seen["cached"] > 0
         assert seen["accepted"] > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", ["data=2,tensor=2", "tensor=2"])
+def test_searches_find_what_they_find_in_a_batch_on_the_mesh(mesh):
+    searched = Searched(on_mesh(make_model("gemma2"), mesh), [prompt[:20] for prompt in random_prompts()[:4]], 20)
+    # As many pages as the longest search may need alone.
+    size, asked = SMALL.page_size, searched.requests
+    pages = max(-(-(each.max_length + 1) // size) * 3 - len(each.prompt) // size * 2 for each in asked)
+    harness = beam_harness(searched, replace(SMALL, max_rows=7, pages=pages))
+    for preemption in ("offload", "recompute"):
+        before = harness.scheduler.preemptions
+        check(searched, harness, [(0, which) for which in (3, 0, 1, 2, 3)], preemption=preemption)
+        assert harness.scheduler.preemptions > before
 
 
 @pytest.mark.slow
