@@ -217,8 +217,13 @@ def test_requests_for_searches_are_those_of_generate(lm):
             assert [piece.text for piece in pieces if piece.text] == [expected[0].text]
             assert pieces[-1].result.tokens == expected[0].tokens
             assert again.stats.cached_tokens > 0
-    # On kept pages too.
+
+
+@pytest.mark.exhaustive
+def test_a_prompt_that_is_searched_again_is_not_computed_again(lm):
+    options = {"max_new_tokens": 20, "sampling": SamplingParams(n=2, logprobs=True), "strategy": "beam:width=3"}
+    prompt = "The quick fox followed " * 3
+    expected = [(one.tokens, one.logprobs) for one in lm.generate(prompt, **options)]
     for _ in range(2):
-        found = lm.generate(prompts[0], max_new_tokens=24, sampling=sampling, strategy=strategy, reuse=True)
-        assert [one.tokens for one in found] == [one.tokens for one in expected[:2]]
-    assert lm._kept_pages.cached_tokens > 0
+        assert [(one.tokens, one.logprobs) for one in lm.generate(prompt, reuse=True, **options)] == expected
+    assert lm._kept_pages.cached_tokens == 64
