@@ -95,7 +95,7 @@ class Scheduler:
         self._tokens_per_step, self._headroom = tokens_per_step, headroom
         self._shares_answers = shares_answers
         self.preempt: Callable[[EngineSequence], None] = lambda sequence: None
-        self._num_slots = config.max_rows // rows_each
+        self._rows_each, self._num_slots = rows_each, config.max_rows // rows_each
         self._free_slots = list(range(self._num_slots - 1, -1, -1))
         self._steps_since_admission = 0
         self._was_chunk = False
@@ -116,7 +116,7 @@ class Scheduler:
 
     def longest_text(self) -> int:
         """Return how many tokens a sequence that finds no pinned page can reach, without what a step writes past it."""
-        return self.most_pages() * self.config.page_size - self._headroom
+        return self.most_pages() // self._rows_each * self.config.page_size - self._headroom
 
     def own_pages(self, sequence: EngineSequence, salt: str) -> int:
         """Return the most pages that a sequence may need besides the pinned ones that it finds."""

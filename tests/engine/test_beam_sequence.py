@@ -174,6 +174,10 @@ def test_a_search_that_may_need_more_than_there_is_does_not_fit(bench):
     assert small.scheduler.own_pages(small.add(20, new=18), "") == 11
     assert not small.scheduler.fits(small.add(20, new=42), "")
     assert bench.scheduler.fits(bench.add(20, new=42), "")
+    # Whatever the prompt, a text as long as is promised fits.
+    longest = small.scheduler.longest_text()
+    assert small.scheduler.fits(small.add(7, new=longest - 7), "")
+    assert not small.scheduler.fits(small.add(7, new=longest + PAGE - 7), "")
 
 
 def test_a_search_that_begins_anew_forgets_what_it_found(bench):
