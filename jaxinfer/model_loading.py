@@ -88,7 +88,7 @@ def load(
     check_max_len(config, max_len, layout)
     check_mesh(layout, partitioner)
     check_few_bits(few_bits, backend)
-    check_form(few_bits, activations)
+    check_form(few_bits, activations, config)
     partitioner.check(config)
     check_sparsity(config, backend, partitioner)
     if sparsity is not None and weights is not None:

@@ -19,13 +19,14 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.registry import family_of
-from jaxinfer.models.few_bits import change_matrices, is_table
+from jaxinfer.models.few_bits import change_matrices, is_expert, is_table
 from jaxinfer.models.fingerprint import fingerprint_of, named_rows
+from jaxinfer.models.layers import expert_stacks
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels
-from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
-from jaxinfer.ops.few_bits.rounded_rows import MOST_INPUTS, multiplies_rounded
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
+from jaxinfer.ops.few_bits.rounded_rows import MOST_INPUTS, NO_EXPERTS, multiplies_rounded
 from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.start_times import LoadTimes
 
@@ -46,8 +47,10 @@ def check_few_bits(few_bits: FewBits | None, backend: Backend) -> None:
         raise InvalidOption(f"{asked} have no products on this processor: use int8")
 
 
-def check_form(few_bits: FewBits | None, activations: str | None) -> None:
-    """Refuse weights, by their name, that rows in bytes do not multiply, where these are asked for."""
+def check_form(few_bits: FewBits | None, activations: str | None, config: DecoderConfig | None = None) -> None:
+    """Refuse a model, or weights by their name, that rows in bytes do not multiply, where these are asked for."""
+    if activations is not None and config is not None and config.experts is not None:
+        raise InvalidOption(f"activations {activations!r}: {NO_EXPERTS}")
     form = None if few_bits is None else few_bits.form
     if activations is not None and few_bits is not None and form is not None and not multiplies_rounded(form):
         raise InvalidOption(f"activations {activations!r}: no products with weights {few_bits.name!r}: {_WEIGHTS}")
@@ -59,6 +62,8 @@ def check_kernels(params: Params, activations: str | None) -> None:
     def check(path: tuple[str, ...], matrix: Any) -> Any:
         if not is_table(path):
             where = f"activations {activations!r}: {'.'.join(path)}"
+            if is_expert(path):
+                raise InvalidOption(f"activations {activations!r}: {NO_EXPERTS}")
             if not isinstance(matrix, QuantizedArray):
                 raise InvalidOption(f"{where} is in {matrix.dtype}: {_WEIGHTS}")
             if not multiplies_rounded(matrix.form):
@@ -84,7 +89,10 @@ def loaded_checkpoint(
     """
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
-    tensors = LoadedTensors(params, family_of(checkpoint.config).tensor_names(config), padding)
+    names = family_of(checkpoint.config).tensor_names(config)
+    if any(map(is_quantized, expert_stacks(params))):
+        names = names.of_matrices()
+    tensors = LoadedTensors(params, names, padding)
     return replace(checkpoint, tensors=tensors, rounded_from=base_fingerprint() if tensors.forms() else None)
 
 

@@ -22,8 +22,8 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits, check_kernels
 from jaxinfer.models.decoder import Decoder, abstract_params
-from jaxinfer.models.few_bits import check_no_experts, is_table
-from jaxinfer.models.layers import EXPERTS, KERNEL, locate, stored_kernel
+from jaxinfer.models.few_bits import is_table
+from jaxinfer.models.layers import KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
 from jaxinfer.ops.backend import check_activations
@@ -106,7 +106,7 @@ def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format
     if model.programs.partitioner.mesh is not None:
         raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
     if model.config.experts is not None:
-        check_no_experts((EXPERTS,), f"weights {weights!r}")
+        raise InvalidOption(f"weights {weights!r}: no method knows experts: round by load(weights=...)")
     if model.config.latent is not None:
         raise InvalidOption(f"weights {weights!r}: no method knows latent attention: round by load(weights=...)")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):

@@ -12,16 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.aligned import aligned_empty
+from jaxinfer.checkpoint.few_bits_experts import as_stack, round_experts
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, QuantizedSource
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
-from jaxinfer.models.few_bits import check_no_experts, is_kernel, is_table
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, Format, int4, nf4
+from jaxinfer.models.few_bits import is_expert, is_kernel, is_table
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, MOST_EXPONENT, MXFP4, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 
 _GGUF = "gguf"
-_NAMES = ("int8", "int4", "nf4", "fp8", _GGUF)
+_NAMES = ("int8", "int4", "nf4", "mxfp4", "fp8", _GGUF)
 _SLAB_BYTES = 1 << 22
 _INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
 
@@ -71,18 +72,20 @@ class FewBitsReader:
 
         ``read_plainly(checkpoint, leaf)`` reads any parameter.
         """
-        check_no_experts(leaf.path, f"weights {self.few_bits.name!r}")
         if not (is_kernel(leaf.path) or is_table(leaf.path)):
             return None
         if self.few_bits.form is None:
             return self._blocks(checkpoint, leaf)
         form = INT8 if is_table(leaf.path) else self.few_bits.form
         form.check_width(f"weights {self.few_bits.name!r}: {leaf.sources[0][0].tensor}", leaf.shape[-1])
-        shape = (*leaf.struct.shape[: leaf.stacked], *leaf.shape)
-        struct = jax.ShapeDtypeStruct(shape, jnp.float32)
-        weights = read_plainly(checkpoint, replace(leaf, struct=struct, transposed=False))
-        found = round_to_nearest(weights, form)
-        if not bool(jnp.isfinite(found.scales).all()):
+        if is_expert(leaf.path):
+            found = round_experts(checkpoint, leaf, form, read_plainly)
+        else:
+            shape = (*leaf.struct.shape[: leaf.stacked], *leaf.shape)
+            struct = jax.ShapeDtypeStruct(shape, jnp.float32)
+            weights = read_plainly(checkpoint, replace(leaf, struct=struct, transposed=False))
+            found = round_to_nearest(weights, form)
+        if not bool(jnp.isfinite(found.float_scales()).all()):
             raise InvalidCheckpoint(f"{checkpoint.origin}: {leaf.sources[0][0].tensor} has weights that are no numbers")
         return jax.block_until_ready(found)
 
@@ -101,7 +104,7 @@ class FewBitsReader:
                 self.widened.add(f"blocks of {kind}, which have no products of their own")
                 return None
             found.append(_split(checkpoint.origin, source.tensor, rows, kind))
-        return join_layers(leaf, [rows_of(each, source.rows(leaf.shape[0])) for each, source in zip(found, sources)])
+        return join_layers(leaf, [rows_of(each, source.rows(leaf.num_rows)) for each, source in zip(found, sources)])
 
 
 def parse_few_bits(spec: str | None) -> FewBits | None:
@@ -124,8 +127,8 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
         if value not in known[key]:
             raise InvalidOption(f"weights {name}: {key}={value!r} is none of {', '.join(known[key])}")
     group, is_symmetric = int(given.get("group", 64)), given.get("symmetric") == "yes"
-    forms = {"int8": INT8, "fp8": FP8, "nf4": nf4(group), "int4": int4(group, is_symmetric), _GGUF: None}
-    return FewBits(spec, forms[name])
+    forms = {"int8": INT8, "fp8": FP8, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
+    return FewBits(spec, forms.get(name))
 
 
 _SIZES = tuple(map(str, GROUPS))
@@ -135,9 +138,10 @@ _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 
 def join_layers(leaf: Leaf, layers: list[QuantizedArray]) -> QuantizedArray:
-    """Return a parameter on the device, of its layers on the host."""
+    """Return a parameter on the device, of its layers on the host: rows of all of a layer's matrices."""
     if len({each.form for each in layers}) > 1:
         raise InvalidOption("layers whose weights are in several forms cannot be scanned: leave scan_layers out")
+    layers = [as_stack(each, leaf) for each in layers]
     whole = jax.tree.map(lambda *parts: np.stack(parts), *layers) if leaf.stacked else layers[0]
     return jax.block_until_ready(jax.device_put(whole))
 
@@ -170,4 +174,7 @@ def _split(origin: str, tensor: str, rows: BlockRows, kind: str) -> QuantizedArr
     halves = [part for part in parts if part.dtype == np.float16]
     if any(((part.view(np.uint16) & _INFINITE) == _INFINITE).any() for part in halves):
         raise InvalidCheckpoint(f"{origin}: {tensor} has a scale that is no finite number; download the file again")
-    return QuantizedArray.of(form, parts)
+    found = QuantizedArray.of(form, parts)
+    if form.scale_dtype == "uint8" and (found.scales > MOST_EXPONENT).any():
+        raise InvalidCheckpoint(f"{origin}: {tensor} has a scale that is too large; download the file again")
+    return found

@@ -1,5 +1,6 @@
 """A loaded model as a checkpoint: its parameters, split and padded in any way, as the original tensors."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,20 +44,23 @@ class LoadedTensors:
         }
 
     def quantized(self, name: str) -> QuantizedArray:
-        """Gather one tensor in few bits."""
+        """Gather one tensor in few bits, the rows of several matrices one after another."""
         form, pieces = self.forms()[name].form, self._parts[name]
         leaf, layer, place = pieces[0]
-        num_rows = leaf.sources[layer][place].total or leaf.num_rows
+        source = leaf.sources[layer][place]
+        num_rows = math.prod(source.shape[:-1]) if source.shape else source.total or leaf.num_rows
         result = QuantizedArray.of(
-            form, [np.empty(shape, dtype) for shape, dtype in form.parts(num_rows, leaf.shape[1]).values()]
+            form, [np.empty(shape, dtype) for shape, dtype in form.parts(num_rows, leaf.shape[-1]).values()]
         )
         for leaf, layer, place in pieces:
             source, count = leaf.sources[layer][place], leaf.num_rows
             kept = slice(place * count, (place + 1) * count)
             one = jax.tree.map(lambda part: np.asarray(part[layer] if leaf.stacked else part), leaf.struct).by_rows()  # noqa: B023
             places = [None if each is None else first_copies(each) for each in leaf.padding[leaf.stacked :]]
-            taken = zip(form.part_names, result.matrix, take_quantized(one, places).matrix, strict=True)
-            for part_name, whole, part in taken:
+            if leaf.is_matrix_each:
+                one, places, kept = jax.tree.map(lambda part: part[place], one), places[1:], slice(None)  # noqa: B023
+            rows = [part.reshape(-1, part.shape[-1]) for part in take_quantized(one, places).matrix]
+            for part_name, whole, part in zip(form.part_names, result.matrix, rows, strict=True):
                 if part_name == "order":  # one for all rows
                     whole[...] = part
                 else:

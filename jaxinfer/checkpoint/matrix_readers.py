@@ -11,7 +11,6 @@ from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader, join_layers, ro
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource
 from jaxinfer.models.few_bits import is_kernel, is_table
-from jaxinfer.models.layers import EXPERTS
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits
 from jaxinfer.ops.few_bits.formats import Format
@@ -90,23 +89,22 @@ class StoredReader:
         if reason is not None:
             self.widened.add(reason)
             return None
-        layers = []
+        layers, is_ordered = [], any(form is not None and form.is_ordered for form in forms)
         for parts in leaf.sources:
             cut = [rows_of(tensors.quantized(part.tensor), part.rows(leaf.num_rows)) for part in parts]
+            cut = [_ordered(each) for each in cut] if is_ordered else cut
             layers.append(cut[0] if len(cut) == 1 else jax.tree.map(lambda *rows: np.concatenate(rows), *cut))
-        is_ordered = any(each.form.is_ordered for each in layers)
-        return join_layers(leaf, [_ordered(each) if is_ordered else each for each in layers])
+        return join_layers(leaf, layers)
 
     def _reason(self, leaf: Leaf, forms: list[Format | None]) -> str | None:
         """Return why a parameter of tensors of these forms is widened."""
-        if EXPERTS in leaf.path:
-            return "experts, which are not multiplied in few bits yet"
         if not (is_kernel(leaf.path) or is_table(leaf.path)):
             return "what is no matrix of products"
         known = [form for form in forms if form is not None]
         if len(known) < len(forms):
             return "groups that are no equal runs of 32 inputs, or parts that are plain numbers"
-        if any(form.is_ordered for form in known) and any(len(parts) > 1 for parts in leaf.sources):
+        is_joined = any(len(parts) > 1 for parts in leaf.sources) and not leaf.is_matrix_each
+        if any(form.is_ordered for form in known) and is_joined:
             return "parameters of several tensors whose inputs are in orders of their own"
         if len({replace(form, is_ordered=False) for form in known}) > 1:
             return "layers or parts in several forms"

@@ -43,7 +43,7 @@ class DescribedSource(TypedTensorSource, Protocol):
 
 
 class BlockRows(NamedTuple):
-    """A tensor's rows of ``num_blocks`` blocks, ``[rows, bytes]``.
+    """A tensor's rows of ``num_blocks`` blocks, ``[rows, bytes]``; of several matrices, one after another.
 
     Row i is Hugging Face's row ``places[i]``; None: row i.
     """
@@ -85,14 +85,15 @@ class QuantizedSource(TensorSource, Protocol):
         ...
 
     def quantized(self, name: str) -> QuantizedArray:
-        """Read a tensor in few bits, of NumPy's arrays; its rows are a kernel's outputs."""
+        """Read a tensor in few bits, of NumPy's arrays; its rows are outputs, of several kernels one after another."""
         ...
 
 
 def widened(source: QuantizedSource, name: str, dtype: np.dtype) -> np.ndarray:
     """Read a tensor in few bits as plain numbers."""
     rows, stored = source.quantized(name).dequantize(), source.forms()[name]
-    return (rows.T if stored is not None and stored.is_transposed else rows).astype(dtype)
+    rows = rows.T if stored is not None and stored.is_transposed else rows
+    return rows.reshape(source.shapes()[name]).astype(dtype)
 
 
 @runtime_checkable

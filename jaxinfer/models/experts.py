@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import parameter
+from jaxinfer.models.linear import parameter, quantized_parameter
 from jaxinfer.models.mlp import ACTIVATIONS, MLP
 from jaxinfer.models.routing import choose_experts
 from jaxinfer.models.taps import tap
@@ -25,7 +25,8 @@ from jaxinfer.ops.rounding import rounded
 class MixtureOfExperts(nn.Module):
     """A router's choice of experts for each token, and their weighted sum beside that of a shared expert, if any.
 
-    The experts' kernels are stacked, ``[E, out, in]``. Adapters have no part in it (`jaxinfer.models.adapters`).
+    The experts' kernels are stacked, ``[E, out, in]``, quantized or not. Adapters have no part in it
+    (`jaxinfer.models.adapters`).
     """
 
     config: DecoderConfig
@@ -133,6 +134,8 @@ class Stacks(nn.Module):
         def stack(name: str, out_axis: str, in_axis: str, outputs: int, inputs: int) -> Any:
             if self.has_variable("params", name) and isinstance(view := self.get_variable("params", name), LayerView):
                 return view
+            if (quantized := quantized_parameter(self, name)) is not None:
+                return quantized
             shape, axes = (experts.num_experts, outputs, inputs), ("expert", out_axis, in_axis)
             return parameter(self, name, init, axes, shape, jnp.dtype(self.backend.param_dtype))
 

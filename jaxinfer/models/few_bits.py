@@ -21,29 +21,35 @@ def is_table(path: tuple[str, ...]) -> bool:
 
 
 def is_kernel(path: tuple[str, ...]) -> bool:
-    """Whether a parameter is a matrix that multiplies."""
-    return path[-1] in (KERNEL, TRANSPOSED_KERNEL)
+    """Whether a parameter is a matrix that multiplies, or a stack of experts' matrices."""
+    return path[-1] in (KERNEL, TRANSPOSED_KERNEL) or is_expert(path)
 
 
-def check_no_experts(path: tuple[str, ...], named: str = "weights") -> None:
-    """Raise InvalidOption, which begins with ``named``, for a parameter of experts."""
-    if EXPERTS in path:
-        raise InvalidOption(f"{named}: experts are not multiplied in few bits yet: leave it out")
+def is_expert(path: tuple[str, ...]) -> bool:
+    """Whether a parameter is a stack ``[E, out, in]`` of the kernels of experts."""
+    return EXPERTS in path[:-1]
+
+
+def check_no_experts(path: tuple[str, ...], named: str, why: str) -> None:
+    """Raise InvalidOption, ``named: why``, for a parameter of experts."""
+    if is_expert(path):
+        raise InvalidOption(f"{named}: {why}")
 
 
 def change_matrices(params: Mapping[str, Any], change: Callable[[tuple[str, ...], Any], Any]) -> Params:
     """Return parameters, or what describes them, after ``change(path, matrix)`` of each kernel ``[out, in]`` and table.
 
-    Kernels stay ``[out, in]``. Raises InvalidOption for a model of experts.
+    Kernels stay ``[out, in]``, and those of experts ``[E, out, in]``.
     """
 
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
         made: Params = {}
         for key, value in node.items():
             here = (*path, key)
-            check_no_experts(here)
             if isinstance(value, Mapping):
                 made[key] = walk(value, here)
+            elif is_expert(here):
+                made[key] = change(here, value)
             elif is_kernel(here):
                 made[KERNEL] = change((*path, KERNEL), stored_kernel(node))
             else:

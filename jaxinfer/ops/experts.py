@@ -21,17 +21,19 @@ from jaxinfer.notation import EXPERT, TENSOR, Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import multiply_by_xla
 from jaxinfer.ops.quantized_sums import added_over
 from jaxinfer.ops.rounding import rounded
+from jaxinfer.ops.stacked_products import kernel_at, multiply_stacked, plain_kernel
 
 # So many rows of a block take an expert's weights as often as they pay: on a CPU, 64 rows take 0.15 of the time that 64
 # blocks of one row take, and 16 rows 0.25.
 _MOST_ROWS = 64
 
 # The experts' gate, up and down: ``[E, F, D]``, ``[E, F, D]`` and ``[E, D, F]``.
-Kernel = Array | LayerView
+Kernel = Array | QuantizedArray | LayerView
 Kernels = tuple[Kernel, Kernel, Kernel]
 # What is added to the products of all experts: ``[E, F]``, ``[E, F]`` and ``[E, D]``.
 ExpertBiases = tuple[Array, Array, Array]
@@ -96,8 +98,9 @@ def apply_experts(
 
     def spec(kernel: Kernel, *axes: str | None) -> Any:
         if isinstance(kernel, LayerView):
-            return LayerView(PartitionSpec(None, *axes), PartitionSpec())
-        return PartitionSpec(*axes)
+            return LayerView(spec(kernel.stack, None, *axes), PartitionSpec())
+        split = PartitionSpec(*axes)
+        return kernel.with_parts(kernel.specs(split)) if isinstance(kernel, QuantizedArray) else split
 
     gate, up, down = kernels
     wide = (spec(kernel, expert_axis, ffn_axis, None) for kernel in (gate, up))
@@ -146,8 +149,7 @@ def _by_blocks(
         return lax.dynamic_update_slice_in_dim(results, done, index * rows, 0)
 
     # Not the backend's: a sum over experts and devices is rounded at its end.
-    accumulator = jnp.promote_types(kernels[0].dtype, jnp.float32)
-    results = jnp.zeros((len(copies), model_dim), accumulator)
+    results = jnp.zeros((len(copies), model_dim), _accumulator(kernels[0]))
     results = lax.fori_loop(jnp.int32(0), blocks.count, advance, results)
     return _weighted_sum(results.at[blocks.places_NC].get(mode="fill", fill_value=0), weights_NC)
 
@@ -201,25 +203,30 @@ def _apply_one(
 
 def _multiply(backend: Backend, rows: Array, kernels: tuple[Kernel, ...], expert: Array) -> list[Array]:
     """Return products of rows with one expert's part of each of several kernels, read where it lies."""
-    dtype, width = kernels[0].dtype, rows.shape[-1]
+    stacks, places = zip(*(_flat(kernel, expert) for kernel in kernels))
+    if all(isinstance(stack, QuantizedArray) for stack in stacks):
+        return multiply_stacked(rows, stacks, places[0], backend)
+    if any(isinstance(stack, QuantizedArray) for stack in stacks):
+        return [_multiply(backend, rows, (kernel,), expert)[0] for kernel in kernels]
+    dtype, width = stacks[0].dtype, rows.shape[-1]
     if backend.cpu_kernels and products.multiplies(dtype, width):
-        sizes = tuple(kernel.shape[1] for kernel in kernels)
-        stacks, places = zip(*(_flat(kernel, expert) for kernel in kernels))
-        found = products.multiply_by_each(rows.astype(dtype)[None, None], stacks, places[0], sizes)
+        sizes = tuple(stack.shape[1] for stack in stacks)
+        # The CPU kernels read stacks ``[X, 1, out, in]``.
+        given = tuple(stack[:, None] for stack in stacks)
+        found = products.multiply_by_each(rows.astype(dtype)[None, None], given, places[0], sizes)
         return [each[0, 0] for each in found]
-    one = [
-        kernel.expert(expert) if isinstance(kernel, LayerView) else lax.dynamic_index_in_dim(kernel, expert, 0, False)
-        for kernel in kernels
-    ]
-    return [multiply_by_xla(rows, kernel, backend, False) for kernel in one]
+    return [multiply_by_xla(rows, kernel_at(stack, place), backend, False) for stack, place in zip(stacks, places)]
 
 
-def _flat(kernel: Kernel, expert: Array) -> tuple[Array, Array]:
-    """Return a kernel as the CPU kernels read stacks ``[X, 1, out, in]``, and an expert's place in it."""
-    if not isinstance(kernel, LayerView):
-        return kernel[:, None], expert
-    flat, place = kernel.flat(expert)
-    return flat[:, None], place
+def _flat(kernel: Kernel, expert: Array) -> tuple[Any, Array]:
+    """Return a kernel as a stack ``[X, out, in]``, and an expert's place in it."""
+    return kernel.flat(expert) if isinstance(kernel, LayerView) else (kernel, expert)
+
+
+def _accumulator(kernel: Kernel) -> Any:
+    """Return the dtype of products with a kernel."""
+    stack = kernel.stack if isinstance(kernel, LayerView) else kernel
+    return jnp.float32 if isinstance(stack, QuantizedArray) else jnp.promote_types(stack.dtype, jnp.float32)
 
 
 def _weighted_sum(results_NCD: Float[Array, "N C D"], weights_NC: Float[Array, "N C"]) -> Float[Array, "N D"]:
@@ -240,7 +247,8 @@ def _by_every_expert(
     """Return the same sums, up to rounding, from operations that JAX differentiates."""
 
     def add(total_ND: Array, expert: Any) -> tuple[Array, None]:
-        index, (gate_FD, up_FD, down_DF), own = expert
+        index, own_kernels, own = expert
+        gate_FD, up_FD, down_DF = (plain_kernel(kernel, backend) for kernel in own_kernels)
         gate_F, up_F, down_D = (0, 0, 0) if own is None else own
         weight_N = jnp.sum(jnp.where(chosen_NC == index, weights_NC, 0), axis=-1)
         gate_NF, up_NF = (
@@ -251,6 +259,5 @@ def _by_every_expert(
         return total_ND + weight_N[:, None].astype(result_ND.dtype) * result_ND, None
 
     stacks = tuple(kernel.whole() if isinstance(kernel, LayerView) else kernel for kernel in kernels)
-    accumulator = jnp.promote_types(stacks[0].dtype, jnp.float32)
-    total_ND = jnp.zeros(inputs_ND.shape, accumulator)
-    return lax.scan(add, total_ND, (jnp.arange(len(stacks[0])), stacks, biases))[0]
+    total_ND = jnp.zeros(inputs_ND.shape, _accumulator(kernels[0]))
+    return lax.scan(add, total_ND, (jnp.arange(stacks[0].shape[0]), stacks, biases))[0]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import lax
 
 from jaxinfer.notation import Array, Int
 
@@ -15,7 +14,7 @@ from jaxinfer.notation import Array, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerView:
-    """Layer ``layer`` of ``stack [L, E, out, in]``."""
+    """Layer ``layer`` of ``stack [L, E, out, in]``, an array or a quantized one."""
 
     stack: Any
     layer: Any
@@ -27,22 +26,18 @@ class LayerView:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the kernels."""
+        """The dtype of plain kernels."""
         return self.stack.dtype
 
-    def expert(self, index: Int[Array, ""]) -> Array:
-        """Return one expert's kernel."""
-        flat, place = self.flat(index)
-        return lax.dynamic_index_in_dim(flat, place, keepdims=False)
-
-    def flat(self, index: Int[Array, ""]) -> tuple[Array, Array]:
+    def flat(self, index: Int[Array, ""]) -> tuple[Any, Array]:
         """Return the stack as ``[L * E, out, in]``, and an expert's place in it.
 
         If a device has one expert, the compiler knows that its index in ``[L, E, out, in]`` is 0 in every turn of a
         loop, and would copy it before.
         """
-        return self.stack.reshape(-1, *self.shape[1:]), self.layer * self.shape[0] + index
+        merged = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:]), self.stack)
+        return merged, self.layer * self.shape[0] + index
 
-    def whole(self) -> Array:
+    def whole(self) -> Any:
         """Return the kernels of all experts."""
-        return self.stack[self.layer]
+        return jax.tree.map(lambda part: part[self.layer], self.stack)

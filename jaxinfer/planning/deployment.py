@@ -70,7 +70,7 @@ class Deployment:
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
         if self.nodes and self.strategy_spec != Autoregressive.name:
             raise InvalidOption("strategy and nodes both say what to verify: give one of them")
-        check_planned(self.activations, self.form)
+        check_planned(self.activations, self.form, self.config)
         if self.form is not None:
             placed_params(*self.split, self.mesh.abstract, self.form)
         choose_backend(self.dtype, platform="tpu", exact=self.exact, cache_dtype=self.cache_dtype)

@@ -60,7 +60,7 @@ class EngineDeployment:
 
     def __post_init__(self) -> None:
         choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype, activations=self.activations)
-        check_planned(self.activations, planned_form(self.weights))
+        check_planned(self.activations, planned_form(self.weights), self.config)
         count = num_devices(self.topology)
         if count != self.mesh.num_devices:
             raise InvalidOption(

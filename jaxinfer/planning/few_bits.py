@@ -7,12 +7,13 @@ import jax
 
 from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.few_bits import change_matrices, is_table
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
-from jaxinfer.ops.few_bits.rounded_rows import multiplies_rounded
+from jaxinfer.ops.few_bits.rounded_rows import NO_EXPERTS, multiplies_rounded
 from jaxinfer.ops.few_bits.split import check_split, part_shardings
 
 
@@ -24,8 +25,10 @@ def planned_form(weights: str | None) -> Format | None:
     return None if few_bits is None else few_bits.form
 
 
-def check_planned(activations: str | None, form: Format | None) -> None:
-    """Raise InvalidOption for activations in bytes that a form of weights, or none, does not go with."""
+def check_planned(activations: str | None, form: Format | None, config: DecoderConfig) -> None:
+    """Raise InvalidOption for activations in bytes that a model, or a form of weights, or none, does not go with."""
+    if activations is not None and config.experts is not None:
+        raise InvalidOption(f"activations {activations!r}: {NO_EXPERTS}")
     if activations is not None and (form is None or not multiplies_rounded(form)):
         raise InvalidOption(f"activations {activations!r} multiply weights in int8 or int4: give one of these")
 

@@ -19,6 +19,7 @@ from jaxinfer.notation import Params
 Bits = Literal["nf4", "int4", "int8"]
 BITS: tuple[Bits, ...] = get_args(Bits)
 _BLOCK = 64
+_NO_EXPERTS = "adapters are not trained on experts in few bits: leave it out"
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["stored"], meta_fields=[])
@@ -58,7 +59,7 @@ def quantize_base(params: Params, bits: Bits) -> Params:
 
     def quantize(path: Any, leaf: Any) -> Any:
         name = path[-1].key
-        check_no_experts(tuple(key.key for key in path), "--quantize")
+        check_no_experts(tuple(key.key for key in path), "--quantize", _NO_EXPERTS)
         if name not in (KERNEL, TRANSPOSED_KERNEL):
             return leaf
         contracted = leaf.ndim - (1 if name == KERNEL else 2)

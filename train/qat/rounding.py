@@ -54,7 +54,7 @@ def check_widths(params: Params, form: Format, named: str) -> None:
 
     def check(path: Any, leaf: Any) -> None:
         names = tuple(key.key for key in path)
-        check_no_experts(names, named)
+        check_no_experts(names, named, "experts are not trained to be rounded: round them by load(weights=...)")
         if is_table(names) or is_kernel(names):
             chosen = INT8 if is_table(names) else form
             chosen.check_width(f"{named}: {'.'.join(names)}", leaf.shape[-2 if names[-1] == TRANSPOSED_KERNEL else -1])

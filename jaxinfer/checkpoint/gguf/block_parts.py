@@ -16,6 +16,8 @@ _NEGATIVE = 0x8000  # the sign of a float16
 def split_blocks(blocks: np.ndarray, kind: str) -> list[np.ndarray]:
     """Return the parts of blocks ``[Z, bytes]`` of a type, each ``[Z, ...]``, in the order of the type's form."""
     form = GGUF_FORMATS[kind]
+    if form.scale_dtype == "uint8":
+        return [blocks[:, 1:], blocks[:, :1]]
     if form.supers is None:
         first = 4 if form.has_minima else 2
         groups = [blocks[:, at : at + 2].copy().view(np.float16) for at in range(0, first, 2)]

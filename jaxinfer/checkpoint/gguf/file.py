@@ -76,10 +76,11 @@ class GGUFTensors:
         """Return a tensor's blocks; None where Hugging Face's rows are not the file's, or their values are shifted."""
         stored = self._tensors[name]
         entry = stored.entry
-        if stored.transposed or stored.shift or len(entry.shape) != 2 or self.kind(name) is None:
+        if stored.transposed or stored.shift or len(entry.shape) < 2 or self.kind(name) is None:
             return None
-        raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset).reshape(entry.shape[0], -1)
-        num_blocks = entry.shape[1] // GGML_QUANT_SIZES[entry.kind][0]
+        *lead, width = entry.shape
+        raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset).reshape(math.prod(lead), -1)
+        num_blocks = width // GGML_QUANT_SIZES[entry.kind][0]
         return BlockRows(
             raw, num_blocks, None if stored.num_heads is None else half_split_places(len(raw), stored.num_heads)
         )

@@ -1,5 +1,6 @@
 """Tensors in few bits as the tensors of their parts: how a converted folder stores them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,9 +22,9 @@ class FewBitsTensor:
 
     @property
     def rows_and_width(self) -> tuple[int, int]:
-        """The shape of the matrix whose rows are outputs."""
-        rows, width = self.shape[::-1] if self.stored.is_transposed else self.shape
-        return rows, width
+        """The shape of the matrix whose rows are outputs, those of a stack of matrices one after another."""
+        *rows, width = self.shape[::-1] if self.stored.is_transposed else self.shape
+        return math.prod(rows), width
 
     def parts(self, name: str) -> dict[str, tuple[tuple[int, int], str]]:
         """Return the shape and the dtype of each part, by the name of the part's tensor."""
@@ -40,7 +41,7 @@ def read_form(
     name: str, tensors: Mapping[str, StoredTensor], shape: list[int], form: Mapping[str, Any], is_transposed: bool
 ) -> FewBitsTensor:
     """Return what `describe_form` described; raise ValueError unless its parts are among the tensors."""
-    if len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
+    if len(shape) not in (2, 3 - bool(is_transposed)) or not all(type(size) is int and size > 0 for size in shape):
         raise ValueError(shape)
     found = FewBitsTensor(tuple(shape), StoredForm(format_from(form), bool(is_transposed)))
     if found.rows_and_width[1] % found.stored.form.unit:

@@ -75,11 +75,11 @@ class CodedMatrix:
         repeats = form.groups(width) // self.scales.shape[1]
         given = {"scales": self.scales.astype(form.scale_dtype), "minima": self.minima, "zeros": self.zeros}
         parts = {
-            "codes": _packed(codes[:, self._order] if form.is_ordered else codes, self.bits),
+            "codes": packed(codes[:, self._order] if form.is_ordered else codes, self.bits),
             "order": self._order[None],
             **{name: np.repeat(part, repeats, axis=1) for name, part in given.items() if part is not None},
         }
-        return QuantizedArray.of(form, [_owned(parts[name]) for name in form.part_names])
+        return QuantizedArray.of(form, [owned(parts[name]) for name in form.part_names])
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -95,7 +95,7 @@ def even_groups(width: int, size: int) -> np.ndarray:
     return np.arange(width) // size
 
 
-def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
+def packed(codes: np.ndarray, bits: int) -> np.ndarray:
     """Return codes as `QuantizedArray` has them: bytes, or the halves of bytes."""
     if bits == 8:
         return codes.view(np.int8)
@@ -103,7 +103,7 @@ def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     return (runs[..., : RUN // 2] | runs[..., RUN // 2 :] << 4).reshape(len(codes), -1)
 
 
-def _owned(part: np.ndarray) -> np.ndarray:
+def owned(part: np.ndarray) -> np.ndarray:
     """Return a copy that JAX may take over; what it takes over must never be a file that could change."""
     copy = aligned_empty(part.shape, part.dtype)
     copy[...] = part

@@ -9,40 +9,47 @@ from functools import partial
 
 import numpy as np
 
+from jaxinfer.checkpoint.published.coded_matrix import owned, packed
 from jaxinfer.checkpoint.published.quantization_keys import QuantizationKeys
 from jaxinfer.checkpoint.published.scheme import Scheme
-from jaxinfer.checkpoint.published.stored import Layer, Stored
+from jaxinfer.checkpoint.published.stored import Layer, Stored, in_halves
 from jaxinfer.notation import Float
+from jaxinfer.ops.few_bits.formats import MOST_EXPONENT, MXFP4, RUN, Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
-_BLOCK, _BLOCK_BYTES = 32, 16
+_BLOCK_BYTES = RUN // 2
 _BLOCKS, _SCALES = "_blocks", "_scales"
 # By the name of a tensor of all experts: those of each expert's matrices, the first of their rows, and each how many.
 _MATRICES = {"gate_up_proj": (("gate_proj", 0, 2), ("up_proj", 1, 2)), "down_proj": (("down_proj", 0, 1),)}
-_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-# The largest exponent with which the largest level is finite.
-_BIAS, _LARGEST = 127, 252
 
 
 @dataclass(frozen=True)
 class MicroscaledMatrix:
-    """Blocks ``[N, G, 16]`` and exponents ``[N, G]`` of a matrix; no product reads them as they are."""
+    """Blocks ``[N, G, 16]`` and exponents ``[N, G]`` of a matrix."""
 
     stored: Stored
     module: str
     rows: tuple[int | slice, ...]
-    form: None = None
+
+    @property
+    def form(self) -> Format:
+        """The form of the weights in their own bits."""
+        return MXFP4
 
     def dense(self) -> Float[np.ndarray, "N K"]:
         """Return the weights in float32."""
+        return self.quantized().dequantize()
+
+    def quantized(self) -> QuantizedArray:
+        """Return the weights in their own bits."""
         blocks, exponents = (
             self.stored.read(f"{self.module}{end}", None, "uint8")[self.rows] for end in (_BLOCKS, _SCALES)
         )
-        if exponents.max(initial=0) > _LARGEST:
+        if exponents.max(initial=0) > MOST_EXPONENT:
             why = "has a scale with which weights are no finite numbers; download the file again"
             raise self.stored.wrong(f"{self.module}{_SCALES}", why)
-        pairs = _pairs()[blocks].view(np.float32).reshape(*exponents.shape, _BLOCK)
-        pairs *= np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)[..., None]
-        return pairs.reshape(len(exponents), -1)
+        codes = in_halves(blocks.reshape(len(blocks), -1))
+        return QuantizedArray.of(MXFP4, [packed(codes, MXFP4.bits), owned(exponents)])
 
 
 def read_mxfp4(keys: QuantizationKeys) -> Scheme:
@@ -73,7 +80,7 @@ def _experts(stored: Stored, module: str) -> dict[str, Layer]:
     return {
         f"{inside}.{expert}.{matrix}.weight": Layer(
             (blocks, f"{module}{_SCALES}"),
-            (shape[1] // step, shape[2] * _BLOCK),
+            (shape[1] // step, shape[2] * RUN),
             partial(MicroscaledMatrix, stored, module, (expert, slice(first, None, step))),
             # A power of two times a level of three bits.
             holds="bfloat16",
@@ -81,10 +88,3 @@ def _experts(stored: Stored, module: str) -> dict[str, Layer]:
         for expert in range(shape[0])
         for matrix, first, step in matrices
     }
-
-
-def _pairs() -> np.ndarray:
-    """Return the two weights of every byte, as one number of their bits."""
-    levels = np.concatenate([_LEVELS, -_LEVELS])
-    codes = np.arange(256)
-    return np.stack([levels[codes & 15], levels[codes >> 4]], axis=1).view(np.uint64)[:, 0]

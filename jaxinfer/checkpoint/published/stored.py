@@ -10,6 +10,7 @@ import numpy as np
 from jaxinfer.checkpoint.source import DescribedSource
 from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 # Of scales; products multiply them as they are.
 FLOATS = ("float32", "float16", "bfloat16")
@@ -36,6 +37,10 @@ class Matrix(Protocol):
 
     def dense(self) -> np.ndarray:
         """Return the weights in float32."""
+        ...
+
+    def quantized(self) -> QuantizedArray:
+        """Return the weights in their own bits, in NumPy's arrays; check `form` first."""
         ...
 
 

@@ -5,7 +5,6 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxinfer.checkpoint.published.coded_matrix import CodedMatrix
 from jaxinfer.checkpoint.published.scheme import Scheme
 from jaxinfer.checkpoint.published.stored import FLOATS, Layer, Stored
 from jaxinfer.checkpoint.source import DescribedSource, StoredForm
@@ -64,9 +63,7 @@ class PublishedTensors:
 
     def quantized(self, name: str) -> QuantizedArray:
         """Read a matrix in few bits."""
-        matrix = self._layers[name].read()
-        assert isinstance(matrix, CodedMatrix)
-        return matrix.quantized()
+        return self._layers[name].read().quantized()
 
     def is_spare(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros that belongs to a matrix in few bits.

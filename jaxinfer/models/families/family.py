@@ -87,6 +87,15 @@ class TensorNames:
                 return replace(names, block={**names.block, **block})
         return names
 
+    def of_matrices(self) -> "TensorNames":
+        """Return the names that say of each matrix of experts where its rows are, as of weights in few bits."""
+        for block in ({}, *self.others):
+            merged = {**self.block, **block}
+            experts = [source for path, source in merged.items() if path.startswith("mlp.experts.")]
+            if not any(isinstance(source, Part) and source.every for source in experts):
+                return replace(self, block=merged)
+        return self
+
     def moved(self, prefix: str, to: str) -> "TensorNames":
         """Return the names with the prefix ``prefix`` replaced by ``to``."""
 

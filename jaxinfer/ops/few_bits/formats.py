@@ -30,7 +30,8 @@ class Format:
     ``levels`` are in the codes' order; codes of 8 bits without levels are integers. With ``has_minima`` each group has
     a minimum, which is added. Scales and minima are float16, and float32 where a whole row has one. Where ``supers``
     groups share a scale of scales, and a scale of minima, they are integers, of which these, in float16, are the units.
-    ``scale_type`` is another dtype of scales and minima: float32, bfloat16 or float16. With ``has_zeros`` each group
+    ``scale_type`` is another dtype of scales and minima: float32, bfloat16 or float16; or uint8, exponents of powers of
+    two with the bias of float32. With ``has_zeros`` each group
     has an integer, its zero, which is subtracted from the levels. With ``is_ordered`` groups are those of a row whose
     inputs are taken in another order, one for the whole matrix.
     """
@@ -113,6 +114,15 @@ def _integers(bits: int, is_signed: bool) -> tuple[float, ...]:
     return tuple(float(first + code) for code in range(1 << bits))
 
 
+# Floats with 2 bits of exponent and 1 of mantissa (OCP Microscaling Formats), by their bits.
+_SIZES_OF_4_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4 = (*_SIZES_OF_4_BITS, *(-size for size in _SIZES_OF_4_BITS))
+MXFP4 = Format(4, 32, FP4, scale_type="uint8")
+# A power of two with the exponent zero is half of the least that float32 holds with a whole mantissa.
+LEAST_POWER_BITS = 1 << 22
+# With larger exponents the largest level is no finite number.
+MOST_EXPONENT = 252
+
 # GGUF's types of blocks that are multiplied in their own bits.
 GGUF_FORMATS: Mapping[str, Format] = MappingProxyType(
     {
@@ -124,6 +134,7 @@ GGUF_FORMATS: Mapping[str, Format] = MappingProxyType(
         "Q4_K": Format(4, 32, _integers(4, False), has_minima=True, supers=8),
         "Q5_K": Format(5, 32, _integers(5, False), has_minima=True, supers=8),
         "Q6_K": Format(6, 16, _integers(6, True), supers=16),
+        "MXFP4": MXFP4,
     }
 )
 INT8 = Format(8, None)
@@ -162,7 +173,7 @@ def format_from(fields: Mapping[str, Any]) -> Format:
         not whole
         or form.bits not in (4, 5, 6, 8)
         or len(form.levels) not in ({0, 256} if form.bits == 8 else {1 << form.bits})
-        or form.scale_type not in (None, "float32", "bfloat16", "float16")
+        or form.scale_type not in (None, "float32", "bfloat16", "float16", "uint8")
         or not all(type(each) is bool for each in (form.has_minima, form.has_zeros, form.is_ordered))
     ):
         raise ValueError(f"no format has {form.bits!r} bits and {len(form.levels)} levels")

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Int
-from jaxinfer.ops.few_bits.formats import RUN, Format
+from jaxinfer.ops.few_bits.formats import LEAST_POWER_BITS, RUN, Format
 from jaxinfer.ops.rounding import rounded
 
 
@@ -94,10 +94,7 @@ class QuantizedArray:
             levels = numpy.asarray(form.levels, np.float32)[codes.astype(np.int32) & 255]
         else:
             levels = codes.astype(np.float32) - np.float32(form.offset)
-        scales, minima = (
-            _in_units(part, units)
-            for part, units in ((self.scales, self.scale_units), (self.minima, self.minima_units))
-        )
+        scales, minima = self.float_scales(), _in_units(self.minima, self.minima_units)
         levels = levels.reshape(*scales.shape, -1)
         if self.zeros is not None:
             levels = levels - self.zeros.astype(np.float32)[..., None]
@@ -108,6 +105,10 @@ class QuantizedArray:
         if self.order is None:
             return weights
         return numpy.take_along_axis(weights, numpy.argsort(self.order, axis=-1), axis=-1)
+
+    def float_scales(self) -> Any:
+        """Return the scales in float32, whatever they are stored as."""
+        return _in_units(self.scales, self.scale_units)
 
     def unpacked(self) -> Any:
         """Return codes of less than 8 bits, one a byte."""
@@ -127,10 +128,21 @@ class QuantizedArray:
 
 def _in_units(part: Any, units: Any) -> Any:
     """Return scales or minima in float32: exactly, for units have 11 bits and their multiples 8."""
+    if part is not None and part.dtype == np.uint8:
+        return powers_of(part)
     if part is None or units is None:
         return None if part is None else part.astype(np.float32)
     split = part.astype(np.float32).reshape(*units.shape, -1) * units.astype(np.float32)[..., None]
     return split.reshape(part.shape)
+
+
+def powers_of(exponents: Any) -> Any:
+    """Return the powers of two that bytes stand for (`Format`), in float32; of NumPy's bytes, an array of NumPy's."""
+    if isinstance(exponents, np.ndarray):
+        bits = np.where(exponents == 0, np.uint32(LEAST_POWER_BITS), exponents.astype(np.uint32) << 23)
+        return bits.view(np.float32)
+    bits = jnp.where(exponents == 0, jnp.uint32(LEAST_POWER_BITS), exponents.astype(jnp.uint32) << 23)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def is_quantized(node: Any) -> bool:

@@ -8,15 +8,24 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Integer
-from jaxinfer.ops.few_bits.formats import RUN, Format
-from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.formats import FP4, MOST_EXPONENT, RUN, Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, powers_of
 
 _MOST_BYTE = 127
+# The exponent of the largest level of 4-bit floats, which is that of the largest weight of a group.
+_LARGEST_EXPONENT = 2
+# The exponent, in float32, of what is no finite number.
+_NO_NUMBER = 255
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def round_to_nearest(weights: Float[Array, "*shape"], form: Format) -> QuantizedArray:
-    """Return weights ``[..., N, K]`` in a form; `Format.check_width` says which K fit."""
+    """Return weights ``[..., N, K]`` in a form; `Format.check_width` says which K fit.
+
+    Of a stack of matrices one after the other is rounded, so that one is in memory in float32.
+    """
+    if weights.ndim > 2:
+        return jax.lax.map(lambda matrix: round_to_nearest(matrix, form), weights)
     *lead, width = weights.shape
     groups = weights.astype(jnp.float32).reshape(*lead, form.groups(width), -1)
     scales, minima = fit_groups(groups, form)
@@ -40,6 +49,11 @@ def fit_groups(groups: Float[Array, "*lead G W"], form: Format) -> tuple[Array, 
     opposites; minima are the group's smallest weight, and None where the form has none.
     """
     least, most = jnp.min(groups, axis=-1), jnp.max(groups, axis=-1)
+    if form.scale_dtype == "uint8":
+        bits = jax.lax.bitcast_convert_type(jnp.maximum(-least, most), jnp.uint32)
+        exponents = (bits >> 23 & _NO_NUMBER).astype(jnp.int32)
+        powers = jnp.clip(exponents - _LARGEST_EXPONENT, 0, MOST_EXPONENT)
+        return jnp.where(exponents == _NO_NUMBER, _NO_NUMBER, powers).astype(jnp.uint8), None
     farthest = jnp.where(-least > most, least, most)
     minima = None
     if form.has_minima:
@@ -55,7 +69,7 @@ def nearest_codes(values: Float[Array, "*shape"], scales: Array, minima: Array |
     """Return the codes of the nearest levels, uint8 or, of 8 bits, int8; scales and minima are broadcast."""
     if minima is not None:
         values = values - minima.astype(jnp.float32)
-    divisors = scales.astype(jnp.float32)
+    divisors = _floats(scales)
     ratios = values / jnp.where(divisors == 0, 1, divisors)
     if form.bits == 8 and form.levels:
         # A ratio that a rounded scale makes larger than the largest level would be no number.
@@ -63,8 +77,20 @@ def nearest_codes(values: Float[Array, "*shape"], scales: Array, minima: Array |
         return jax.lax.bitcast_convert_type(floats, jnp.int8)
     if form.bits == 8:
         return jnp.clip(jnp.round(ratios), -_MOST_BYTE, _MOST_BYTE).astype(jnp.int8)
-    between = [(one + other) / 2 for one, other in itertools.pairwise(form.levels)]
+    if form.levels == FP4:  # a sign and a size
+        sizes = _count_below(jnp.abs(ratios), form.levels[: len(FP4) // 2])
+        return jnp.where(ratios < 0, sizes + jnp.uint8(len(FP4) // 2), sizes)
+    return _count_below(ratios, form.levels)
+
+
+def _count_below(ratios: Float[Array, "*shape"], levels: tuple[float, ...]) -> Array:
+    """Return which of ascending levels is the nearest."""
+    between = [(one + other) / 2 for one, other in itertools.pairwise(levels)]
     return functools.reduce(operator.add, ((ratios > each).astype(jnp.uint8) for each in between))
+
+
+def _floats(scales: Array) -> Array:
+    return powers_of(scales) if scales.dtype == jnp.uint8 else scales.astype(jnp.float32)
 
 
 def values_of(
@@ -73,7 +99,7 @@ def values_of(
     """Return the weights that codes stand for, in float32; scales and minima are broadcast."""
     table = jnp.asarray(form.levels, jnp.float32)
     levels = table[codes.astype(jnp.int32) & 255] if form.levels else codes.astype(jnp.float32)
-    values = levels * scales.astype(jnp.float32)
+    values = levels * _floats(scales)
     return values if minima is None else values + minima.astype(jnp.float32)
 
 

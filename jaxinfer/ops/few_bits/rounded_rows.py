@@ -15,6 +15,8 @@ from jaxinfer.ops.few_bits.formats import GROUPS, Format
 _MOST_BYTE = 127
 # Multiplied by: for a division compilers would choose this, or not.
 STEP = float(np.float32(1 / _MOST_BYTE))
+# Why a mixture of experts is refused.
+NO_EXPERTS = "experts multiply rows as they are: leave activations= out"
 # So many products of codes, the largest of 8 bits, fit into 31 bits.
 MOST_INPUTS = (2**31 - 1) // (_MOST_BYTE * 128)
 

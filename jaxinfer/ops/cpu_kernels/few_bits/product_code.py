@@ -30,29 +30,39 @@ _POINTERS = ("codes", "scales", "minima", "scale_units", "minima_units", "y")
 _INTEGERS = ("outputs", "first_piece")
 
 
-def few_bits_module(vectors: Vectors, form: Format, count: int = 1) -> str:
+def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: bool = False) -> str:
     """Return the assembly of ``handler(x [M, K], codes [N, B], scales [N, G], ...) -> y [M, N], ...``.
 
     There are ``count`` matrices, each with its own N, and with the arrays of its form (`Format.parts`). x is bfloat16,
     or float32 with numbers of bfloat16 where the processor has no products of pairs; y is float32.
+    ``in_stacks`` there is an int32 after x, and every array has one more axis before its others: the matrices are those
+    at that place of their stacks.
     """
     names = (*_SHARED, *(f"{name}{matrix}" for matrix in range(count) for name in (*_POINTERS, *_INTEGERS)))
     record = Record(*names)
     parts = len(form.part_names)
+    kinds = [LLVM_TYPES[dtype] for _, dtype in form.parts(1, form.unit).values()]
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
         x, *matrices = arguments
         rows, length = x.shape(code, 2)
+        place = None
+        if in_stacks:
+            index, *matrices = matrices
+            place = index.layer(code, matrices[0].shape(code, 1)[0])
         outputs = [y.shape(code, 2)[1] for y in results]
         all_outputs = code.total(outputs)
         wanted = code.arithmetic("mul", threads, _PIECES_PER_THREAD)
         span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), OUTPUTS), OUTPUTS)
         pieces = [code.ceiling(each, span) for each in outputs]
         pointers = {"x": x.numbers}
-        groups = matrices[1].shape(code, 2)[1]
+        groups = matrices[1].shape(code, 2 + in_stacks)[-1]
         numbers = {"rows": rows, "length": length, "groups": groups, "span": span}
         for index, y in enumerate(results):
-            own = [each.numbers for each in matrices[parts * index : parts * (index + 1)]]
+            own = [
+                each.numbers if place is None else _matrix_at(code, each, kind, place)
+                for each, kind in zip(matrices[parts * index : parts * (index + 1)], kinds)
+            ]
             places = {**dict(zip(form.part_names, own, strict=True)), "y": y.numbers}
             if form.has_zeros:
                 places["minima"] = places["zeros"]
@@ -62,7 +72,13 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1) -> str:
         return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
 
     functions = [*_functions(vectors, form), _piece(vectors, form, record, count)]
-    return make_module(vectors, functions, record, (1 + parts * count, count), plan)
+    return make_module(vectors, functions, record, (1 + in_stacks + parts * count, count), plan)
+
+
+def _matrix_at(code: Code, stack: Buffer, kind: str, place: str) -> str:
+    """Return the address of one part of a matrix in a stack ``[X, N, ...]`` of them."""
+    _, lines, numbers = stack.shape(code, 3)
+    return code.at(kind, stack.numbers, code.arithmetic("mul", place, code.arithmetic("mul", lines, numbers)))
 
 
 def _functions(vectors: Vectors, form: Format) -> list[str]:

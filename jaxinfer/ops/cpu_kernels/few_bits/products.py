@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float
+from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import row_kind, supports
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
@@ -32,33 +32,42 @@ def multiplies_few_bits(form: Format, width: int) -> bool:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def multiply_few_bits(
-    rows_MK: Float[Array, "M K"], form: Format, weights: tuple[tuple[Any, ...], ...]
+    rows_MK: Float[Array, "M K"],
+    form: Format,
+    weights: tuple[tuple[Any, ...], ...],
+    place: Int[Array, ""] | None = None,
 ) -> tuple[Float[Array, "M _"], ...]:
     """Return dot products of rows, rounded to bfloat16, with each of several matrices, in float32.
 
-    A matrix is the arrays of a `QuantizedArray` of this form. Check `multiplies_few_bits` first. If a compiler splits
-    arrays over devices, each device gets the whole array.
+    A matrix is the arrays of a `QuantizedArray` of this form; with a ``place``, it is the one at this place of a stack
+    ``[X, N, K]``, whose others are not read. Check `multiplies_few_bits` first. If a compiler splits arrays over
+    devices, each device gets the whole array.
     """
     vectors = host_vectors()
     assert vectors is not None
     count, width = rows_MK.shape
+    in_stacks = place is not None
     for matrix in weights:
-        expected = form.parts(matrix[0].shape[0], width)
-        if [(part.shape, part.dtype.name) for part in matrix] != list(expected.values()) or not matrix[0].size * count:
+        lead, outputs = matrix[0].shape[:in_stacks], matrix[0].shape[in_stacks]
+        expected = [((*lead, *shape), dtype) for shape, dtype in form.parts(outputs, width).values()]
+        if [(part.shape, part.dtype.name) for part in matrix] != expected or not matrix[0].size * count:
             found = ", ".join(f"{part.dtype}{part.shape}" for part in matrix)
             raise ValueError(f"rows {rows_MK.shape} and {found} of {form} do not fit")
     rows_MK = rows_MK.astype(jnp.bfloat16)
     rows_MK = rows_MK if row_kind(vectors) == "bfloat" else rows_MK.astype(jnp.float32)
-    build = functools.partial(few_bits_module, form=form, count=len(weights))
-    shapes = [jax.ShapeDtypeStruct((count, len(codes)), jnp.float32) for codes, *_ in weights]
+    build = functools.partial(few_bits_module, form=form, count=len(weights), in_stacks=in_stacks)
+    shapes = [jax.ShapeDtypeStruct((count, codes.shape[-2]), jnp.float32) for codes, *_ in weights]
     operands = [part for matrix in weights for part in matrix]
-    name = f"multiply_few_bits_{_name(form)}_by_{len(weights)}"
+    operands = [jnp.asarray(place, jnp.int32), *operands] if in_stacks else operands
+    name = f"multiply_few_bits_{_name(form)}_by_{len(weights)}{'_in_stacks' if in_stacks else ''}"
     return tuple(call(name, build, "bfloat16", shapes, rows_MK, *operands))
 
 
 @multiply_few_bits.defjvp
 def _multiply_few_bits_jvp(form: Format, primals: Any, tangents: Any) -> Any:
-    def reference(rows_MK: jax.Array, weights: tuple[tuple[Any, ...], ...]) -> tuple[jax.Array, ...]:
+    def reference(rows_MK: jax.Array, weights: tuple[tuple[Any, ...], ...], place: Any) -> tuple[jax.Array, ...]:
+        if place is not None:
+            weights = jax.tree.map(lambda part: part[place], weights)
         dense = [QuantizedArray.of(form, matrix).dequantize() for matrix in weights]
         precision = jax.lax.Precision.HIGHEST
         rows_MK = rows_MK.astype(jnp.bfloat16).astype(jnp.float32)

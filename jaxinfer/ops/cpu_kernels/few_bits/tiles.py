@@ -9,7 +9,7 @@ import struct
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, add_up, store_totals
-from jaxinfer.ops.few_bits.formats import RUN, Format
+from jaxinfer.ops.few_bits.formats import FP4, LEAST_POWER_BITS, RUN, Format
 
 # Scales, minima and sums of groups are filled up to so many: a multiple of the lanes of every processor.
 GROUP_LANES = 16
@@ -31,8 +31,8 @@ declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x
 
 def supports(vectors: Vectors, form: Format) -> bool:
     """Whether products with weights of this form have kernels."""
-    can_convert = "float16" in vectors.dtypes or form.scale_dtype in ("float32", "bfloat16")
-    return can_convert and (form.offset is not None or vectors.pairs_bfloat16)
+    can_convert = "float16" in vectors.dtypes or form.scale_dtype in ("float32", "bfloat16", "uint8")
+    return can_convert and (form.offset is not None or form.levels == FP4 or vectors.pairs_bfloat16)
 
 
 def row_kind(vectors: Vectors) -> str:
@@ -178,6 +178,8 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
             scales = code.load(some, place, SIZES[element])
             if element in ("half", "bfloat"):
                 scales = code.value(f"fpext {some} {scales} to {floats}")
+            elif form.scale_dtype == "uint8":
+                scales = _powers(code, scales, step)
             elif element == "i8":
                 at = code.arithmetic("add", first_unit, code.arithmetic("sdiv", each.index, step))
                 unit = code.value(f"fpext half {code.load_at('half', '%units', at)} to float")
@@ -186,16 +188,33 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
                 scales = code.value(f"sitofp {some} {scales} to {floats}")
                 scales = code.value(f"fmul {floats} {scales}, {code.value(units)}")
             code.effect(f"store {floats} {scales}, ptr {code.at('float', to, each.index)}, align 4")
-        if element != "i8":  # units have whole steps of groups
+        if form.supers is None:  # units have whole steps of groups
             with code.repeated("each_other", whole, "%groups") as each:
                 single = code.load_at(element, line, each.index)
                 if element in ("half", "bfloat"):
                     single = code.value(f"fpext {element} {single} to float")
+                elif form.scale_dtype == "uint8":
+                    vector = code.value(f"insertelement <1 x i8> poison, i8 {single}, i32 0")
+                    single = code.value(f"extractelement <1 x float> {_powers(code, vector, 1)}, i32 0")
                 code.store_at("float", single, to, each.index)
         with code.repeated("each_zero", "%groups", "%padded") as each:
             code.store_at("float", "0.0", to, each.index)
     code.effect("ret void")
     return code.text()
+
+
+def _powers(code: Code, exponents: str, count: int) -> str:
+    """Append the powers of two that bytes stand for: the exponents of float32, of which zero is half of one."""
+    some, floats = f"<{count} x i32>", f"<{count} x float>"
+
+    def constant(number: int) -> str:
+        return f"<{', '.join([f'i32 {number}'] * count)}>"
+
+    wide = code.value(f"zext <{count} x i8> {exponents} to {some}")
+    is_least = code.value(f"icmp eq {some} {wide}, zeroinitializer")
+    bits = code.value(f"shl {some} {wide}, {constant(23)}")
+    bits = code.value(f"select <{count} x i1> {is_least}, {some} {constant(LEAST_POWER_BITS)}, {some} {bits}")
+    return code.value(f"bitcast {some} {bits} to {floats}")
 
 
 def zeros_function(vectors: Vectors, form: Format) -> str:
@@ -363,10 +382,31 @@ class _Widen:
                 codes = code.value(f"zext {some} {codes} to {whole}")
                 if self._form.bits > 4:
                     codes = code.value(f"or {whole} {codes}, {self._high_bits(place, half * _HALF + at, lanes, 'i32')}")
+                begins = first + half * _HALF + at
+                if self._form.levels == FP4:
+                    found.append((self._floats_of_fp4(codes), begins))
+                    continue
                 offset = ", ".join([f"i32 {self._form.offset}"] * lanes)
                 codes = code.value(f"sub {whole} {codes}, <{offset}>")
-                found.append((code.value(f"sitofp {whole} {codes} to {wide}"), first + half * _HALF + at))
+                found.append((code.value(f"sitofp {whole} {codes} to {wide}"), begins))
         return found
+
+    def _floats_of_fp4(self, codes: str) -> str:
+        """Move a sign, two bits of exponent and one of mantissa to those of float32; 0 and 0.5 have none."""
+        code, lanes, whole = self._code, self._vectors.lanes, f"<{self._vectors.lanes} x i32>"
+
+        def constant(number: int) -> str:
+            return f"<{', '.join([f'i32 {number}'] * lanes)}>"
+
+        sizes = code.value(f"and {whole} {codes}, {constant(7)}")
+        moved = code.value(f"shl {whole} {sizes}, {constant(22)}")
+        moved = code.value(f"add {whole} {moved}, {constant(126 << 23)}")
+        # The exponent of 1 is 127 there. A code of 1 is a half, whose exponent is 126.
+        small = code.value(f"mul {whole} {sizes}, {constant(126 << 23)}")
+        is_small = code.value(f"icmp ult {whole} {sizes}, {constant(2)}")
+        moved = code.value(f"select <{lanes} x i1> {is_small}, {whole} {small}, {whole} {moved}")
+        signs = code.value(f"shl {whole} {code.value(f'and {whole} {codes}, {constant(8)}')}, {constant(28)}")
+        return code.value(f"bitcast {whole} {code.value(f'or {whole} {moved}, {signs}')} to {self._vectors.wide}")
 
 
 def _bits_of(level: float) -> int:

@@ -1,0 +1,58 @@
+"""Rounds stacks of experts to a form of few bits, a matrix at a time: memory never holds a layer in float32."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.checkpoint.aligned import aligned_empty
+from jaxinfer.checkpoint.leaves import Leaf
+from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
+from jaxinfer.models.families.family import Part
+from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+
+
+def round_experts(checkpoint: Checkpoint, leaf: Leaf, form: Format, read_plainly: Any) -> QuantizedArray:
+    """Return a stack of experts' kernels ``[E, out, in]``, of one layer or of several, rounded to the nearest.
+
+    ``read_plainly(checkpoint, leaf)`` reads any parameter.
+    """
+    count, outputs, width = leaf.shape
+    lead = (len(leaf.sources), count) if leaf.stacked else (count,)
+    shapes = form.parts(outputs, width).values()
+    whole = [aligned_empty((*lead, *shape), np.dtype(dtype)) for shape, dtype in shapes]
+    for layer, sources in enumerate(leaf.sources):
+        for expert, weights in enumerate(_matrices(checkpoint, leaf, sources, read_plainly)):
+            place = (layer, expert) if leaf.stacked else (expert,)
+            for part, values in zip(whole, round_to_nearest(weights, form).matrix, strict=True):
+                part[place] = values
+    return jax.block_until_ready(jax.device_put(QuantizedArray.of(form, whole)))
+
+
+def as_stack(array: QuantizedArray, leaf: Leaf) -> QuantizedArray:
+    """Return rows of all experts, one matrix after another, as the stack that a parameter is; a matrix as it is."""
+    if len(leaf.shape) == 2:
+        return array
+    return jax.tree.map(lambda part: part.reshape(leaf.shape[0], -1, part.shape[-1]), array)
+
+
+def _matrices(checkpoint: Checkpoint, leaf: Leaf, sources: Sequence[Part], read_plainly: Any) -> Iterator[Any]:
+    """Yield the matrices of a layer, each from its own tensor; or out of the tensor of all, as it is stored."""
+
+    def read(shape: tuple[int, ...], dtype: Any, parts: Sequence[Part]) -> Any:
+        struct = jax.ShapeDtypeStruct(shape, dtype)
+        kinds: dict[str, Any] = {"stacked": False, "transposed": False, "padding": (None,) * len(shape)}
+        return read_plainly(checkpoint, replace(leaf, struct=struct, sources=(tuple(parts),), **kinds))
+
+    if leaf.is_matrix_each:
+        yield from (read(leaf.shape[1:], jnp.float32, [source]) for source in sources)
+        return
+    tensors, dtype = checkpoint.tensors, None
+    if isinstance(tensors, TypedTensorSource):
+        dtype = tensors.stored_dtype(sources[0].tensor)
+    yield from np.asarray(read(leaf.shape, dtype or np.dtype(np.float32), sources))
