@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.aligned import aligned_empty
-from jaxinfer.checkpoint.few_bits_experts import as_stack, round_experts
+from jaxinfer.checkpoint.few_bits_experts import as_stack, check_numbers, round_experts
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, QuantizedSource
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
@@ -79,14 +79,12 @@ class FewBitsReader:
         form = INT8 if is_table(leaf.path) else self.few_bits.form
         form.check_width(f"weights {self.few_bits.name!r}: {leaf.sources[0][0].tensor}", leaf.shape[-1])
         if is_expert(leaf.path):
-            found = round_experts(checkpoint, leaf, form, read_plainly)
-        else:
-            shape = (*leaf.struct.shape[: leaf.stacked], *leaf.shape)
-            struct = jax.ShapeDtypeStruct(shape, jnp.float32)
-            weights = read_plainly(checkpoint, replace(leaf, struct=struct, transposed=False))
-            found = round_to_nearest(weights, form)
-        if not bool(jnp.isfinite(found.float_scales()).all()):
-            raise InvalidCheckpoint(f"{checkpoint.origin}: {leaf.sources[0][0].tensor} has weights that are no numbers")
+            return round_experts(checkpoint, leaf, form, read_plainly)
+        shape = (*leaf.struct.shape[: leaf.stacked], *leaf.shape)
+        struct = jax.ShapeDtypeStruct(shape, jnp.float32)
+        weights = read_plainly(checkpoint, replace(leaf, struct=struct, transposed=False))
+        found = round_to_nearest(weights, form)
+        check_numbers(checkpoint, leaf.sources[0][0].tensor, found)
         return jax.block_until_ready(found)
 
     def _blocks(self, checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxinfer.checkpoint.aligned import aligned_empty
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import Checkpoint, TypedTensorSource
+from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.models.families.family import Part
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
@@ -29,9 +30,17 @@ def round_experts(checkpoint: Checkpoint, leaf: Leaf, form: Format, read_plainly
     for layer, sources in enumerate(leaf.sources):
         for expert, weights in enumerate(_matrices(checkpoint, leaf, sources, read_plainly)):
             place = (layer, expert) if leaf.stacked else (expert,)
-            for part, values in zip(whole, round_to_nearest(weights, form).matrix, strict=True):
+            rounded = round_to_nearest(weights, form)
+            check_numbers(checkpoint, sources[expert if leaf.is_matrix_each else 0].tensor, rounded)
+            for part, values in zip(whole, rounded.matrix, strict=True):
                 part[place] = values
     return jax.block_until_ready(jax.device_put(QuantizedArray.of(form, whole)))
+
+
+def check_numbers(checkpoint: Checkpoint, tensor: str, rounded: QuantizedArray) -> None:
+    """Raise :class:`InvalidCheckpoint`, which names a tensor, if what was rounded were no finite numbers."""
+    if not bool(jnp.isfinite(rounded.float_scales()).all()):
+        raise InvalidCheckpoint(f"{checkpoint.origin}: {tensor} has weights that are no numbers")
 
 
 def as_stack(array: QuantizedArray, leaf: Leaf) -> QuantizedArray:

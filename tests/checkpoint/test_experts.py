@@ -1,4 +1,4 @@
-"""Experts load from a tensor each and from tensors of all of them, and are saved as they came; few bits are refused."""
+"""Experts load from a tensor each and from tensors of all of them, and are saved as they came."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import jaxinfer
 from jaxinfer.checkpoint.loaded import LoadedTensors
-from jaxinfer.errors import InvalidCheckpoint, InvalidOption
+from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.notation import Params
 from tests.toys import random_params
@@ -100,26 +100,6 @@ def test_a_missing_expert_and_one_too_many_are_refused_by_name(tmp_path):
     extra = "model.layers.1.mlp.experts.0.up_proj.weight"
     with pytest.raises(InvalidCheckpoint, match=f"no place for tensor {extra}"):
         jaxinfer.load(write(tmp_path / "extra", {**tensors, extra: tensors[lost]}))
-
-
-@pytest.mark.parametrize(
-    "weights", ["int8", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("int4:group=32", "nf4", "fp8"))]
-)
-def test_experts_in_few_bits_are_refused(tmp_path, weights):
-    folder = write(tmp_path / "model", each_of_its_own())
-    with pytest.raises(InvalidOption, match="experts are not multiplied in few bits yet"):
-        jaxinfer.load(folder, weights=weights)
-
-
-@pytest.mark.slow
-def test_no_method_and_no_drafter_rounds_experts(tmp_path):
-    lm = jaxinfer.load(write(tmp_path / "model", each_of_its_own()))
-    for refused in (
-        lambda: jaxinfer.quantize(lm, "int8", calibration=[1] * 40),
-        lambda: lm.resolve("draft_model:model=self"),
-    ):
-        with pytest.raises(InvalidOption, match="experts are not multiplied in few bits yet"):
-            refused()
 
 
 @pytest.mark.slow

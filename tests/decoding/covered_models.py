@@ -126,6 +126,15 @@ OTHER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "moe_intermediate_size": 24,
             "shared_expert_intermediate_size": 40,
         },
+        # Every row is whole groups of 32.
+        "qwen3_moe": {
+            "model_type": "qwen3_moe",
+            **_LLAMA_LIKE,
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
     }
 )
 

@@ -90,13 +90,6 @@ FAULTS: tuple[Fault, ...] = (
         "tests/checkpoint/test_experts.py::test_experts_load_from_every_form_that_is_published",
     ),
     Fault(
-        "experts stay as they are where few bits are asked for",
-        "jaxinfer/models/few_bits.py",
-        "    if EXPERTS in path:",
-        "    if EXPERTS == path:",
-        "tests/checkpoint/test_experts.py::test_experts_in_few_bits_are_refused",
-    ),
-    Fault(
         "every expert of Mixtral's file is dense",
         "jaxinfer/checkpoint/gguf/architectures/llama.py",
         'if reader.optional_int("expert_count") is not None:',

@@ -15,7 +15,7 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiply_few_bits
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, NORMAL, UNSIGNED, Format, int4, nf4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, MXFP4, NORMAL, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.matmul import linears
@@ -31,6 +31,7 @@ PUBLISHED = [
 FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S, nf4(64), FP8, *PUBLISHED]
 # Each way of widening, with and without minima, and each number of runs in a group.
 SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False), FP8, ZEROS]
+SOME.append(MXFP4)
 NARROW = replace(SMALLER[0], dtypes=HOST.dtypes), replace(SMALLER[1], dtypes=HOST.dtypes)
 
 
@@ -45,13 +46,17 @@ def drawn(rng, form, outputs, width):
     """Return any codes at all, with scales and minima of either sign."""
     # The codes of no number are at the end of each sign's.
     most = 127 if form.levels == FP8.levels else 256
-    parts = [
-        rng.integers(0, most, shape, np.uint8).view(dtype)
-        if np.dtype(dtype).itemsize == 1
-        else rng.standard_normal(shape).astype(dtype)
-        for shape, dtype in form.parts(outputs, width).values()
-    ]
-    return QuantizedArray.of(form, parts)
+
+    def part(name, shape, dtype):
+        if name == "scales" and form.scale_dtype == "uint8":
+            return rng.integers(118, 136, shape, np.uint8)
+        is_byte = np.dtype(dtype).itemsize == 1
+        return (
+            rng.integers(0, most, shape, np.uint8).view(dtype) if is_byte else rng.standard_normal(shape).astype(dtype)
+        )
+
+    parts = form.parts(outputs, width).items()
+    return QuantizedArray.of(form, [part(name, *described) for name, described in parts])
 
 
 def dense(matrix):
@@ -231,6 +236,45 @@ def test_weights_are_rounded_to_the_nearest_level(form):
     assert again.dequantize().tobytes() == found.dequantize()[1].tobytes()
 
 
+def test_scales_that_are_exponents_are_powers_of_two_by_numpy_by_xla_and_in_products():
+    """From the least, which float32 holds without a whole mantissa, to the largest whose weights are finite."""
+    exponents = np.array([[0], [1], [2], [126], [127], [128], [252]], np.uint8)
+    # Of each run the first four weights are 1, 6, -0.5 and -0.
+    codes = np.zeros((7, 16), np.uint8)
+    codes[:, :4] = [2, 7, 9, 8]
+    matrix = QuantizedArray.of(MXFP4, [codes, exponents])
+    expected = np.ldexp([1.0, 6.0, -0.5, 0.0], exponents.astype(np.int32) - 127)
+    found = dense(matrix)
+    assert (found[:, :4] == expected).all()
+    assert not found[:, 4:].any()
+    assert (np.asarray(jax.tree.map(jnp.asarray, matrix).dequantize())[2:] == found[2:]).all()
+    rows = np.eye(4, 32, dtype=np.float32).astype(jnp.bfloat16)
+    # A processor may take numbers below its least whole one for zero.
+    assert (multiply(HOST, rows, matrix)[0].T[1:, :2] == expected[1:, :2]).all()
+
+
+def test_a_powers_exponent_is_that_of_the_largest_weight():
+    """The largest of a group is from four to eight of its units, of which six is the largest level."""
+    weights = np.random.default_rng(9).standard_normal((4, 6, 64), np.float32)
+    weights[0, 0], weights[1, 1, :32] = 0, [0.0, -4.0, *[1.0] * 30]
+    found = jax.tree.map(np.asarray, round_to_nearest(jnp.asarray(weights), MXFP4))
+    most = np.abs(weights.reshape(4, 6, 2, 32)).max(-1)
+    units = np.ldexp(np.float32(1), found.scales.astype(np.int32) - 127)
+    ratios = (most / units)[most > 0]
+    assert ratios.min() >= 4
+    assert ratios.max() < 8
+    levels = np.array(MXFP4.levels, np.float32)
+    within = weights.reshape(4, 6, 2, 32) / units[..., None]
+    nearest = np.abs(np.clip(within, -6, 6)[..., None] - levels).min(-1) + np.maximum(np.abs(within) - 6, 0)
+    error = np.abs(found.dequantize().reshape(within.shape) / units[..., None] - within)
+    np.testing.assert_allclose(error, nearest, atol=1e-6)
+    for wrong in (np.inf, -np.inf, np.nan):
+        weights[2, 3, 5] = wrong
+        scales = np.asarray(round_to_nearest(jnp.asarray(weights), MXFP4).float_scales())
+        assert not np.isfinite(scales[2, 3, 0])
+        assert np.isfinite(scales).sum() == scales.size - 1
+
+
 @pytest.mark.parametrize("form", [nf4(64), FP8], ids=name_of)
 def test_weights_are_rounded_to_the_nearest_of_uneven_levels(form):
     """Levels themselves are exact, of either sign, and what lies between goes to the nearest."""
@@ -247,4 +291,4 @@ def test_weights_are_rounded_to_the_nearest_of_uneven_levels(form):
 def test_processors_without_float16_are_told_apart():
     assert all(supports(HOST, form) for form in FORMS)
     old = replace(SMALLER[1], dtypes=("float32", "bfloat16", "int8"))
-    assert [supports(old, form) for form in (INT8, FP8, *INT4S)] == [True] + [False] * (1 + len(INT4S))
+    assert [supports(old, form) for form in (INT8, MXFP4, FP8, *INT4S)] == [True] * 2 + [False] * (1 + len(INT4S))

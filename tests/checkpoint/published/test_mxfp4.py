@@ -1,4 +1,4 @@
-"""gpt-oss's files: experts in MXFP4 stand for the numbers that transformers makes of them; what is wrong is named."""
+"""gpt-oss's files: experts in MXFP4 stay so, and stand for what transformers makes of them; what is wrong is named."""
 
 import json
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, UnsupportedModel
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.notation import Params
+from jaxinfer.ops.few_bits.formats import MXFP4
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from tests.toys import random_params
 
 EXPERTS, DIM, INNER = 3, 64, 32
@@ -69,32 +71,55 @@ def equal(found: object, expected: object) -> bool:
     return jax.tree.all(jax.tree.map(lambda one, other: bool((np.asarray(one) == other).all()), found, expected))
 
 
+def widened(lm: jaxinfer.LanguageModel) -> object:
+    """Return a model's parameters with experts in bfloat16, in which their numbers are exact."""
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf.dequantize()).astype(ml_dtypes.bfloat16) if is_quantized(leaf) else leaf,
+        lm.params,
+        is_leaf=is_quantized,
+    )
+
+
+@pytest.mark.slow
+def test_blocks_are_multiplied_as_they_lie_and_saved_so(tmp_path):
+    """By the names of single matrices: the file's own name tensors in which gate and up take turns."""
+    folder, notices = write(tmp_path / "mxfp4", in_blocks()), []
+    lm = jaxinfer.load(folder, scan_layers=False, notice=notices.append)
+    assert notices == []
+    stacks = lm.params["blocks"]["layer_1"]["mlp"]["experts"]
+    assert {name: each.form for name, each in stacks.items()} == dict.fromkeys(("gate", "up", "down"), MXFP4)
+    assert stacks["up"].codes.shape == (EXPERTS, INNER, DIM // 2)
+    ids = [[3, 9, 30, 4, 4, 1]]
+    plain = jaxinfer.LanguageModel(lm.config, jax.tree.map(np.float32, widened(lm)), lm.backend)
+    found, expected = (np.asarray(each.logits(ids)) for each in (lm, plain))
+    assert np.abs(found - expected).max() < 0.03 * expected.std()
+    lm.save(tmp_path / "saved")
+    assert equal(jaxinfer.load(tmp_path / "saved", scan_layers=False).params, lm.params)
+
+
 def test_blocks_stand_for_what_transformers_makes_of_them_and_are_converted_without_loss(tmp_path):
     torch = pytest.importorskip("torch")
     mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
     blocks = in_blocks()
-    widened = {name: values for name, values in blocks.items() if not name.endswith(("_blocks", "_scales"))}
-    for name in blocks.keys() - widened.keys():
+    made = {name: values for name, values in blocks.items() if not name.endswith(("_blocks", "_scales"))}
+    for name in blocks.keys() - made.keys():
         if (module := name.removesuffix("_blocks")) != name:
             parts = (torch.from_numpy(blocks[f"{module}{part}"]) for part in ("_blocks", "_scales"))
             found = mxfp4.convert_moe_packed_tensors(*parts)
-            widened[module] = found.float().numpy().astype(ml_dtypes.bfloat16)
-    assert widened.keys() == plain().keys()
-    expected = jaxinfer.load(write(tmp_path / "plain", widened, None), dtype="bfloat16", scan_layers=False)
-    notices: list[str] = []
+            made[module] = found.float().numpy().astype(ml_dtypes.bfloat16)
+    assert made.keys() == plain().keys()
+    expected = jaxinfer.load(write(tmp_path / "plain", made, None), dtype="bfloat16", scan_layers=False)
     folder = write(tmp_path / "mxfp4", blocks)
-    lm = jaxinfer.load(folder, dtype="bfloat16", scan_layers=False, notice=notices.append)
-    assert equal(lm.params, expected.params)
+    lm = jaxinfer.load(folder, dtype="bfloat16", scan_layers=False)
+    assert equal(widened(lm), expected.params)
     assert lm.fingerprint == expected.fingerprint
-    why = "matrices of mxfp4 are widened to bfloat16: experts, which are not multiplied in few bits yet"
-    assert notices == [f"{folder}: {why}"]
     convert(folder, tmp_path / "converted")
-    assert equal(jaxinfer.load(tmp_path / "converted", dtype="bfloat16", scan_layers=False).params, expected.params)
-    # Weights are not rounded twice, and experts not at all.
+    assert equal(jaxinfer.load(tmp_path / "converted", dtype="bfloat16", scan_layers=False).params, lm.params)
+    convert(folder, tmp_path / "wide", dtype="bfloat16")
+    assert equal(jaxinfer.load(tmp_path / "wide", dtype="bfloat16", scan_layers=False).params, expected.params)
+    # Weights are not rounded twice.
     with pytest.raises(InvalidOption, match=r"in few bits already \(mxfp4\)"):
         jaxinfer.load(folder, weights="int4")
-    with pytest.raises(InvalidOption, match="experts are not multiplied in few bits yet"):
-        jaxinfer.load(tmp_path / "plain", weights="int4")
 
 
 def test_a_model_in_bfloat16_is_read_and_saved_as_it_came(tmp_path):
