@@ -21,10 +21,14 @@ def shared_parts(name: str) -> dict[str, str]:
     return {f"ffn_{part}_shexp": f"{name}.{part}_proj" for part in ("gate", "up", "down")}
 
 
-def read_expert_counts(reader: MetadataReader, count_key: str = "num_experts") -> dict[str, Any]:
-    """Read how many experts there are and how many of them a token has; llama.cpp weighs them by a softmax."""
-    if reader.optional_int("expert_gating_func") not in (None, 1):
-        raise reader.refuse("expert_gating_func", "only a softmax (1) is implemented for this architecture")
+def read_expert_counts(reader: MetadataReader, count_key: str = "num_experts", gating: int = 1) -> dict[str, Any]:
+    """Read how many experts there are and how many of them a token has.
+
+    ``gating`` is llama.cpp's number of how the architecture weighs them: 1 is a softmax.
+    """
+    if reader.optional_int("expert_gating_func") not in (None, gating):
+        kind = "a softmax" if gating == 1 else "a softmax of the chosen"
+        raise reader.refuse("expert_gating_func", f"only {kind} ({gating}) is implemented for this architecture")
     return {
         count_key: reader.positive_int("expert_count"),
         "num_experts_per_tok": reader.positive_int("expert_used_count"),

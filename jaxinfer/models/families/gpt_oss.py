@@ -10,7 +10,7 @@ from jaxinfer.models.families.family import Family, Source, TensorNames
 from jaxinfer.models.families.keys import llama_names
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts
-from jaxinfer.models.families.keys.expert_names import single_matrices, transposed_stacks
+from jaxinfer.models.families.keys.expert_names import single_matrices, single_stacks, transposed_stacks
 from jaxinfer.models.families.keys.gemma_keys import read_window_layers
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
 from jaxinfer.models.families.keys.rope import read_rope
@@ -53,7 +53,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:
-    """Name the tensors: those of all experts in one, or a matrix for each, as files of MXFP4 are read."""
+    """Name the tensors: those of all experts in one, or a matrix for each, as files of MXFP4 are read; or as GGUF's."""
     names = llama_names.tensor_names(config)
     block: dict[str, Source] = {
         **transposed_stacks(config, "mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
@@ -61,7 +61,12 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
         "mlp.router.weights": f"{_MLP}router.weight",
         "mlp.router.bias": f"{_MLP}router.bias",
     }
-    return replace(names, block={**names.block, **block}, others=(single_matrices(config, _MLP),))
+    in_gguf: dict[str, Source] = {
+        **single_stacks(config),
+        **{f"mlp.expert_biases.{part}": f"{_MLP}experts.{part}_proj.bias" for part in ("gate", "up", "down")},
+        "attention.sink_logits": "model.layers.{layer}.self_attn.sinks.weight",
+    }
+    return replace(names, block={**names.block, **block}, others=(single_matrices(config, _MLP), in_gguf))
 
 
 def _read_rope(reader: ConfigReader, max_position: int, head_dim: int) -> Rope:

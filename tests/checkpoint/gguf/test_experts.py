@@ -12,8 +12,9 @@ import pytest
 import jaxinfer
 from jaxinfer.checkpoint.gguf.file import open_gguf
 from jaxinfer.checkpoint.loaded import LoadedTensors
-from jaxinfer.errors import InvalidOption, UnsupportedModel
+from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.families.registry import decoder_config, family_of
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS
 from tests.checkpoint.gguf.files import permute
 from tests.toys import random_params
 
@@ -22,7 +23,25 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2,
     "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
+GPT_OSS = {**SIZES, "intermediate_size": 32, "num_local_experts": 4, "head_dim": 8, "sliding_window": 16}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LATENT = {
+    **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
+    "v_head_dim": 10, "n_routed_experts": 4, "moe_intermediate_size": 16, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+# A row of the cache, and the widths of heads apart.
+LATENT_KEYS = {
+    "attention.head_count_kv": 1, "attention.kv_lora_rank": 16, "attention.key_length": 24,
+    "attention.value_length": 16, "attention.key_length_mla": 20, "attention.value_length_mla": 10,
+    "rope.dimension_count": 8, "expert_feed_forward_length": 16, "expert_shared_count": 2,
+    "leading_dense_block_count": 1, "expert_weights_scale": 1.5, "expert_group_count": 2, "expert_group_used_count": 1,
+}  # fmt: skip
 FACTORS = {"attention_multiplier": 0.25, "residual_multiplier": 0.5}
+VALUE_TYPES = {
+    int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING,
+    bool: gguf.GGUFValueType.BOOL,
+}  # fmt: skip
 MIXTRAL = {**SIZES, "model_type": "mixtral", "num_local_experts": 4}
 # llama.cpp's name of the architecture, the folder's configuration, and the file's keys beside the common ones.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -48,18 +67,49 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**SIZES, **FACTORS, "num_local_experts": 4, "shared_intermediate_size": 40},
         {"attention.scale": 0.25, "residual_scale": 0.5, "expert_shared_feed_forward_length": 40},
     ),
-}
+    "gpt_oss": (
+        "gpt-oss",
+        {**GPT_OSS, "rope_theta": 10000.0, "rope_scaling": {**YARN, "truncate": False}},
+        {
+            "feed_forward_length": 32, "expert_feed_forward_length": 32, "attention.sliding_window": 16,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+        },
+    ),
+    "deepseek_v2": (
+        "deepseek2",
+        {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+        {**LATENT_KEYS, "expert_gating_func": 1},
+    ),
+    "deepseek_v3": (
+        "deepseek2",
+        {
+            **LATENT, "q_lora_rank": 20, "topk_method": "noaux_tc", "norm_topk_prob": True, "rope_theta": 10000.0,
+            "rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+        {
+            **LATENT_KEYS, "attention.q_lora_rank": 20, "expert_gating_func": 2, "expert_weights_norm": True,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+        },
+    ),
+}  # fmt: skip
+# Where the names of GGUF files stand among those of a family.
+IN_GGUF = {"deepseek_v2": 0, "deepseek_v3": 0, "deepseek_v2 as one": 1}
 
 
-def write(path: Path, name: str, changes: dict[str, Any] | None = None) -> tuple[Path, Any, Any]:
-    """Write a random model; return the path, its configuration and its parameters."""
-    architecture, described, own = CASES[name]
-    described = {**described, "model_type": name}
+def write(
+    path: Path, name: str, changes: dict[str, Any] | None = None, kind: str | None = None
+) -> tuple[Path, Any, Any]:
+    """Write a random model, experts in blocks of a kind; return the path, its configuration and its parameters."""
+    model_type, _, _ = name.partition(" ")
+    architecture, described, own = CASES[model_type]
+    described = {**described, "model_type": model_type}
     family = family_of(described)
     config = decoder_config(described)
     params = jax.tree.map(np.asarray, random_params(config, seed=2))
     names = family.tensor_names(config)
-    tensors = LoadedTensors(params, replace(names, block={**names.block, **names.others[-1]}), None)
+    in_gguf = names.others[IN_GGUF.get(name, -1)]
+    tensors = LoadedTensors(params, replace(names, block={**names.block, **in_gguf}), None)
     writer = gguf.GGUFWriter(path, architecture)
     keys = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 24,
@@ -68,12 +118,12 @@ def write(path: Path, name: str, changes: dict[str, Any] | None = None) -> tuple
         **(changes or {}),
     }  # fmt: skip
     for key, value in keys.items():
-        kind = gguf.GGUFValueType.UINT32 if isinstance(value, int) else gguf.GGUFValueType.FLOAT32
-        writer.add_key_value(f"{architecture}.{key}", value, kind)
+        if value is not None:
+            writer.add_key_value(f"{architecture}.{key}", value, VALUE_TYPES[type(value)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    kind = next(key for key, word in gguf.MODEL_ARCH_NAMES.items() if word == architecture)
-    table, known = gguf.get_tensor_name_map(kind, 2), {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[kind]}
+    number = next(key for key, word in gguf.MODEL_ARCH_NAMES.items() if word == architecture)
+    table, known = gguf.get_tensor_name_map(number, 2), {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[number]}
     for hf_name in tensors.shapes():
         values = tensors.read(hf_name, np.dtype(np.float32))
         if architecture in ("llama", "granitemoe") and ("q_proj" in hf_name or "k_proj" in hf_name):
@@ -82,7 +132,11 @@ def write(path: Path, name: str, changes: dict[str, Any] | None = None) -> tuple
         renamed = table.get_name(hf_name.replace("shared_mlp", "mlp.shared_expert"), try_suffixes=(".weight", ".bias"))
         assert renamed is not None, hf_name
         assert renamed.rpartition(".")[0].replace("blk.0", "blk.{bid}").replace("blk.1", "blk.{bid}") in known
-        writer.add_tensor(renamed, values)
+        if kind is not None and "_exps.weight" in renamed:
+            stored = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(renamed, gguf.quants.quantize(values, stored), raw_dtype=stored)
+        else:
+            writer.add_tensor(renamed, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -90,7 +144,13 @@ def write(path: Path, name: str, changes: dict[str, Any] | None = None) -> tuple
     return path, config, params
 
 
-@pytest.mark.parametrize("name", CASES)
+WIDE = ("deepseek_v2", "deepseek_v2 as one")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(name for name in CASES if name not in WIDE), *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE)],
+)
 def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
     path, config, params = write(tmp_path / "model.gguf", name)
     lm = jaxinfer.load(path, scan_layers=False)
@@ -99,16 +159,56 @@ def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"expert_used_count": 5}, "num_experts_per_tok = 5"), ({"expert_gating_func": 2}, "expert_gating_func = 2")],
+    ("name", "changes", "named"),
+    [
+        ("mixtral", {"expert_used_count": 5}, "num_experts_per_tok = 5"),
+        ("mixtral", {"expert_gating_func": 2}, "expert_gating_func = 2"),
+        ("gpt_oss", {"expert_gating_func": 1}, "expert_gating_func = 1"),
+        ("deepseek_v3", {"expert_gating_func": 4}, "expert_gating_func = 4"),
+        ("deepseek_v3", {"attention.key_length": 20}, "attention.key_length = 20"),
+        ("deepseek_v2", {"attention.head_count_kv": 2}, "attention.head_count_kv = 2"),
+        ("deepseek_v2", {"rope.dimension_count": 20}, "attention.key_length_mla = 20"),
+    ],
 )
-def test_what_is_not_implemented_is_refused_by_name(tmp_path, changes, named):
-    path, *_ = write(tmp_path / "model.gguf", "mixtral", changes)
+def test_what_is_not_implemented_is_refused_by_name(tmp_path, name, changes, named):
+    path, *_ = write(tmp_path / "model.gguf", name, changes)
     with pytest.raises(UnsupportedModel, match=named):
         decoder_config(open_gguf(path).config)
 
 
-def test_the_files_own_bits_are_refused(tmp_path):
-    path, *_ = write(tmp_path / "model.gguf", "mixtral")
-    with pytest.raises(InvalidOption, match="weights 'gguf'"):
-        jaxinfer.load(path, weights="gguf")
+def test_older_files_have_the_widths_of_all_heads(tmp_path):
+    """And a tensor from which keys and values are made."""
+    older = {"attention.key_length": 20, "attention.value_length": 10, "attention.head_count_kv": 4}
+    older |= dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"))
+    path, config, _ = write(tmp_path / "model.gguf", "deepseek_v2 as one", older)
+    assert decoder_config(open_gguf(path).config) == config
+
+
+def check_blocks(lm: jaxinfer.LanguageModel, plain: jaxinfer.LanguageModel, params: Any, kind: str) -> None:
+    """Experts are in the file's blocks, and stand for its numbers, which are near those that were rounded."""
+    stacks, wide = (each.params["blocks"]["layer_1"]["mlp"]["experts"] for each in (lm, plain))
+    for part, stack in stacks.items():
+        assert stack.form == GGUF_FORMATS[kind]
+        assert (np.asarray(stack.dequantize()) == np.asarray(wide[part])).all()
+        theirs = params["blocks"]["layer_1"]["mlp"]["experts"][part]
+        assert 0 < np.abs(np.asarray(wide[part]) - theirs).max() < 0.3 * np.abs(theirs).max()
+
+
+def test_blocks_of_experts_stay_as_they_lie(tmp_path):
+    path, _, params = write(tmp_path / "model.gguf", "gpt_oss", kind="MXFP4")
+    check_blocks(jaxinfer.load(path, weights="gguf"), jaxinfer.load(path), params, "MXFP4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gpt_oss", "MXFP4"), pytest.param("mixtral", "Q8_0", marks=pytest.mark.exhaustive)]
+)
+def test_blocks_of_experts_are_multiplied_as_they_lie(tmp_path, monkeypatch, name, kind):
+    widths = {"intermediate_size": 64}, {"feed_forward_length": 64}
+    monkeypatch.setitem(CASES, "mixtral", ("llama", {**MIXTRAL, **widths[0]}, widths[1]))
+    path, _, params = write(tmp_path / "model.gguf", name, kind=kind)
+    lm, plain = jaxinfer.load(path, weights="gguf"), jaxinfer.load(path)
+    check_blocks(lm, plain, params, kind)
+    ids = [[3, 9, 30, 4, 4, 1]]
+    found, expected = (np.asarray(each.logits(ids)) for each in (lm, plain))
+    assert np.abs(found - expected).max() < 0.03 * expected.std()

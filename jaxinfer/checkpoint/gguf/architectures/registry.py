@@ -5,11 +5,13 @@ from types import MappingProxyType
 
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
 from jaxinfer.checkpoint.gguf.architectures.command_r import COHERE2, COMMAND_R
+from jaxinfer.checkpoint.gguf.architectures.deepseek2 import DEEPSEEK2
 from jaxinfer.checkpoint.gguf.architectures.gemma import GEMMA
 from jaxinfer.checkpoint.gguf.architectures.gemma2 import GEMMA2
 from jaxinfer.checkpoint.gguf.architectures.gemma3 import GEMMA3
 from jaxinfer.checkpoint.gguf.architectures.glm4 import GLM4
 from jaxinfer.checkpoint.gguf.architectures.gpt2 import GPT2
+from jaxinfer.checkpoint.gguf.architectures.gpt_oss import GPT_OSS
 from jaxinfer.checkpoint.gguf.architectures.granite import GRANITE
 from jaxinfer.checkpoint.gguf.architectures.llama import LLAMA
 from jaxinfer.checkpoint.gguf.architectures.mixtures import GRANITE_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
@@ -27,7 +29,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         found.name: found
         for found in (
             *(LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI2, PHI3, GPT2),
-            *(QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE),
+            *(QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GPT_OSS, DEEPSEEK2),
             *(OLMO2, SMOLLM3, GRANITE, GLM4, STABLELM, STARCODER2, COMMAND_R, COHERE2),
         )
     }

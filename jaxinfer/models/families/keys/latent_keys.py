@@ -9,7 +9,7 @@ from jaxinfer.models.config import DecoderConfig, RopeScaling
 from jaxinfer.models.families.family import Part, Source, TensorNames
 from jaxinfer.models.families.keys import llama_names
 from jaxinfer.models.families.keys.config_reader import ConfigReader
-from jaxinfer.models.families.keys.expert_names import with_experts
+from jaxinfer.models.families.keys.expert_names import single_stacks, with_experts
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
 from jaxinfer.models.latent import Latent
 
@@ -55,7 +55,28 @@ def latent_tensor_names(config: DecoderConfig) -> TensorNames:
     others = {path: source for path, source in names.block.items() if not path.startswith("attention.")}
     later = rf"model\.layers\.{re.escape(str(config.num_layers))}\..*"
     names = replace(names, block={**others, **_attention(config)}, ignored=(*names.ignored, later))
-    return names if config.experts is None else with_experts(config, names, shared="mlp.shared_experts")
+    if config.experts is None:
+        return names
+    names = with_experts(config, names, shared="mlp.shared_experts")
+    return replace(names, others=(*_in_gguf(config), *names.others))
+
+
+def _in_gguf(config: DecoderConfig) -> tuple[dict[str, Source], dict[str, Source]]:
+    """Name what GGUF files name otherwise, with the matrices of keys and of values apart and, in older ones, as one."""
+    latent = config.latent
+    assert latent is not None
+    assert config.experts is not None
+    block = single_stacks(config)
+    if config.experts.correction_bias:
+        block["mlp.router.correction"] = "model.layers.{layer}.mlp.gate.e_score_correction.bias"
+    heads: dict[str, Source] = {
+        f"attention.{ours}_heads.weights": Part(f"{_ATTENTION}{theirs}_b_proj.weight", shape=(config.num_heads, *shape))
+        for ours, theirs, shape in (
+            ("key", "k", (latent.rank, latent.content_dim)),
+            ("value", "v", (latent.value_dim, latent.rank)),
+        )
+    }
+    return {**block, **heads}, block
 
 
 def _attention(config: DecoderConfig) -> dict[str, Source]:
