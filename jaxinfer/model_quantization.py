@@ -119,6 +119,8 @@ def form_of(weights: str) -> Format:
     few_bits = parse_few_bits(weights)
     if few_bits is None or few_bits.form is None or few_bits.name.partition(":")[0] not in ("int8", "int4"):
         raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64")
+    if few_bits.only_experts:
+        raise InvalidOption(f"weights {weights!r}: a method chooses codes of all kernels: leave only= out")
     return few_bits.form
 
 

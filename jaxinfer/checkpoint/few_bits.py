@@ -16,6 +16,7 @@ from jaxinfer.checkpoint.few_bits_experts import as_stack, check_numbers, round_
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, QuantizedSource
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
+from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import is_expert, is_kernel, is_table
 from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, MOST_EXPONENT, MXFP4, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
@@ -31,11 +32,17 @@ _INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
 class FewBits:
     """What ``weights=`` asks for: the ``form`` of kernels; None: the blocks of a GGUF file.
 
-    Tables, which are read by rows as well, are int8 where kernels are rounded.
+    Tables, which are read by rows as well, are int8 where kernels are rounded. With ``only_experts`` all but the
+    kernels of experts stays as it is.
     """
 
     name: str
     form: Format | None
+    only_experts: bool = False
+
+    def takes(self, path: tuple[str, ...]) -> bool:
+        """Whether a parameter is to be in few bits."""
+        return is_expert(path) or (not self.only_experts and (is_kernel(path) or is_table(path)))
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise InvalidOption for a checkpoint that has no blocks to read, or is in few bits already."""
@@ -46,6 +53,8 @@ class FewBits:
             raise InvalidOption(
                 f"weights {self.name!r}: those of {checkpoint.origin} are in few bits already{how}: {mend}"
             )
+        if self.only_experts and family_of(checkpoint.config).translate(checkpoint.config).experts is None:
+            raise InvalidOption(f"weights {self.name!r}: {checkpoint.origin} has no experts: leave only= out")
         if self.form is not None:
             return
         if not isinstance(tensors, BlockSource):
@@ -72,7 +81,7 @@ class FewBitsReader:
 
         ``read_plainly(checkpoint, leaf)`` reads any parameter.
         """
-        if not (is_kernel(leaf.path) or is_table(leaf.path)):
+        if not self.few_bits.takes(leaf.path):
             return None
         if self.few_bits.form is None:
             return self._blocks(checkpoint, leaf)
@@ -126,12 +135,17 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
             raise InvalidOption(f"weights {name}: {key}={value!r} is none of {', '.join(known[key])}")
     group, is_symmetric = int(given.get("group", 64)), given.get("symmetric") == "yes"
     forms = {"int8": INT8, "fp8": FP8, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
-    return FewBits(spec, forms.get(name))
+    return FewBits(spec, forms.get(name), "only" in given)
 
 
 _SIZES = tuple(map(str, GROUPS))
+_ONLY = {"only": ("experts",)}
 _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"int4": {"group": _SIZES, "symmetric": ("yes", "no")}, "nf4": {"group": _SIZES}}
+    {
+        "int4": {"group": _SIZES, "symmetric": ("yes", "no"), **_ONLY},
+        "nf4": {"group": _SIZES, **_ONLY},
+        **dict.fromkeys(("int8", "fp8", "mxfp4", _GGUF), _ONLY),
+    }
 )
 
 

@@ -159,7 +159,7 @@ def add_weights_argument(parser: Any) -> None:
     parser.add_argument(
         "--weights",
         metavar="W",
-        help="keep weights in few bits: int8, fp8, int4:group=64, nf4:group=64, or a GGUF file's own, gguf",
+        help="keep weights in few bits: int8, fp8, int4:group=64, nf4:group=64, mxfp4, or a GGUF file's own, gguf",
     )
 
 

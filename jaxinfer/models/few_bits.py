@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, stored_kernel
+from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, expert_stacks, stored_kernel
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
@@ -36,6 +36,12 @@ def check_no_experts(path: tuple[str, ...], named: str, why: str) -> None:
         raise InvalidOption(f"{named}: {why}")
 
 
+def check_has_experts(params: Mapping[str, Any], only_experts: bool, named: str) -> None:
+    """Raise InvalidOption, which begins with ``named``, where experts alone are asked for and there are none."""
+    if only_experts and not expert_stacks(params):
+        raise InvalidOption(f"{named}: the model has no experts: leave only= out")
+
+
 def change_matrices(params: Mapping[str, Any], change: Callable[[tuple[str, ...], Any], Any]) -> Params:
     """Return parameters, or what describes them, after ``change(path, matrix)`` of each kernel ``[out, in]`` and table.
 
@@ -59,13 +65,16 @@ def change_matrices(params: Mapping[str, Any], change: Callable[[tuple[str, ...]
     return walk(params, ())
 
 
-def in_few_bits(params: Params, form: Format, named: str) -> Params:
-    """Return parameters, in few bits or not, with kernels rounded to a form and tables to bytes.
+def in_few_bits(params: Params, form: Format, named: str, *, only_experts: bool = False) -> Params:
+    """Return parameters, in few bits or not, with kernels rounded to a form and tables to bytes, or experts alone.
 
-    Raises InvalidOption, which begins with ``named``, for rows that do not divide into groups.
+    Raises InvalidOption, which begins with ``named``, for rows that do not divide into groups, and for no experts.
     """
+    check_has_experts(params, only_experts, named)
 
-    def rounded(path: tuple[str, ...], matrix: Any) -> QuantizedArray:
+    def rounded(path: tuple[str, ...], matrix: Any) -> Any:
+        if only_experts and not is_expert(path):
+            return matrix
         chosen = INT8 if is_table(path) else form
         chosen.check_width(f"{named}: {'.'.join(path)}", matrix.shape[-1])
         plain = matrix.dequantize() if isinstance(matrix, QuantizedArray) else jnp.asarray(matrix)

@@ -10,9 +10,13 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import even_axis, row_axes
-from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.few_bits.columns import ColumnArray, widened_floats
+from jaxinfer.ops.few_bits.formats import MXFP4
 from jaxinfer.ops.few_bits.rounded_rows import largest, round_rows
 from jaxinfer.ops.quantized_sums import added_over
+
+# The rows of a tile of float32.
+_FEW_ROWS = 8
 
 
 def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: tuple[str | None, str | None]) -> Any:
@@ -31,7 +35,8 @@ def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: 
         return jnp.zeros((*lead, kernel.shape[0]), dtype)
     out_axis, in_axis = (axis and even_axis(axis, size, backend) for axis, size in zip(split, kernel.shape))
     by_kernel = functools.partial(quant_matmul, interpret=backend.kernels == "interpret")
-    run = quant_matmul_reference if backend.kernels == "reference" else by_kernel
+    run: Any = quant_matmul_reference if backend.kernels == "reference" else by_kernel
+    run = _multiply_floats if form == MXFP4 else run
 
     def multiply(inputs: Any, layer: Any, codes: Any, scales: Any, minima: Any = None) -> Any:
         *lead, width = inputs.shape
@@ -51,3 +56,13 @@ def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: 
     given = (PartitionSpec(*rows, in_axis), None if kernel.layer is None else PartitionSpec(), *specs)
     on_devices = backend.on_devices(multiply, given, PartitionSpec(*rows, out_axis))
     return on_devices(inputs, kernel.layer, *kernel.matrix)
+
+
+def _multiply_floats(rows_MK: Any, codes: Any, scales: Any, *, layer: Any, out_dtype: Any, **_: Any) -> Any:
+    """Return products with 4-bit floats, of a layer of a stack if there is one, widened where they are multiplied."""
+    if layer is not None:
+        codes, scales = (lax.dynamic_index_in_dim(part, layer, keepdims=False) for part in (codes, scales))
+    count = len(rows_MK)
+    # For one row the compiler would multiply without its matrix unit.
+    rows_MK = jnp.pad(rows_MK, ((0, max(0, _FEW_ROWS - count)), (0, 0)))
+    return jnp.dot(rows_MK, widened_floats(codes, scales), preferred_element_type=jnp.float32)[:count].astype(out_dtype)

@@ -31,7 +31,8 @@ def multiply_stacked(
             rows_RK = rows_RK[:, lax.dynamic_index_in_dim(stacks[0].order, place, keepdims=False)[0]]
             stacks = [stacks[0].in_order()]
         return list(multiply_few_bits(rows_RK, stacks[0].form, tuple(stack.matrix for stack in stacks), place))
-    alone = replace(backend, mesh=None)
+    # As wide as sums of experts are.
+    alone = replace(backend, mesh=None, compute_dtype="float32")
     return [product(rows_RK, kernel_at(stack, place), alone).astype(jnp.float32) for stack in stacks]
 
 

@@ -26,7 +26,7 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_axes, check_experts, partition
-from jaxinfer.planning.few_bits import planned_form
+from jaxinfer.planning.few_bits import planned_weights
 from jaxinfer.planning.hlo.walk import Instruction, walk
 from jaxinfer.planning.placement import (
     any_layout,
@@ -137,7 +137,7 @@ def compile_programs(
     config, backend = split_decoder(config, mesh, dtype, exact, cache_dtype, collectives, activations)
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
-    params = placed_params(config, backend, devices, planned_form(weights))
+    params = placed_params(config, backend, devices, planned_weights(weights))
     state = placed_state(config, backend, strategy, batch, max_len, devices, sampling)
     drafter_params = placed_drafter_params(strategy, devices)
     memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, drafter_params, state)

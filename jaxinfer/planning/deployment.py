@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxinfer.cache.slots import slots_for
+from jaxinfer.checkpoint.few_bits import FewBits
 from jaxinfer.decoding.batch import prompt_bucket
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import PREFILL_CHUNK
@@ -13,11 +14,10 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.stages import check_stages
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_experts
 from jaxinfer.planning.compile import CompiledProgram, check_mesh, compile_programs, split_decoder
-from jaxinfer.planning.few_bits import check_planned, planned_form
+from jaxinfer.planning.few_bits import check_planned, planned_weights
 from jaxinfer.planning.given_tree import GivenTree
 from jaxinfer.planning.placement import placed_params
 from jaxinfer.planning.strategies import planned_strategy
@@ -70,9 +70,9 @@ class Deployment:
             raise InvalidOption(f"prompt_tokens={self.prompt_tokens}: past {PREFILL_CHUNK} name a power of two")
         if self.nodes and self.strategy_spec != Autoregressive.name:
             raise InvalidOption("strategy and nodes both say what to verify: give one of them")
-        check_planned(self.activations, self.form, self.config)
-        if self.form is not None:
-            placed_params(*self.split, self.mesh.abstract, self.form)
+        check_planned(self.activations, self.few_bits, self.config)
+        if self.few_bits is not None:
+            placed_params(*self.split, self.mesh.abstract, self.few_bits)
         choose_backend(self.dtype, platform="tpu", exact=self.exact, cache_dtype=self.cache_dtype)
         self.strategy.check_slots(self.num_slots)
 
@@ -105,9 +105,9 @@ class Deployment:
         return split_decoder(self.config, self.mesh, self.dtype, *asked)
 
     @cached_property
-    def form(self) -> Format | None:
-        """The form of kernels in few bits; None for kernels in ``dtype``."""
-        return planned_form(self.weights)
+    def few_bits(self) -> FewBits | None:
+        """What kernels are in few bits, and in which; None for kernels in ``dtype``."""
+        return planned_weights(self.weights)
 
     @cached_property
     def strategy(self) -> Strategy:

@@ -23,7 +23,7 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, partition
 from jaxinfer.planning.compile import CompiledProgram, as_refusal, compile_one
-from jaxinfer.planning.few_bits import check_planned, planned_form
+from jaxinfer.planning.few_bits import check_planned, planned_weights
 from jaxinfer.planning.placement import (
     any_layout,
     device_bytes,
@@ -60,7 +60,7 @@ class EngineDeployment:
 
     def __post_init__(self) -> None:
         choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype, activations=self.activations)
-        check_planned(self.activations, planned_form(self.weights), self.config)
+        check_planned(self.activations, planned_weights(self.weights), self.config)
         count = num_devices(self.topology)
         if count != self.mesh.num_devices:
             raise InvalidOption(
@@ -120,7 +120,7 @@ class EngineDeployment:
 
     def params(self, mesh: Mesh | AbstractMesh) -> Params:
         """Describe the weights with their placement."""
-        return placed_params(*self.split, mesh, planned_form(self.weights))
+        return placed_params(*self.split, mesh, planned_weights(self.weights))
 
     def pools(self, num_pages: int, mesh: Mesh | AbstractMesh) -> Pools:
         """Describe the pools with their placement: a device has the lanes of its heads of every page."""

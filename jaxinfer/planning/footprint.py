@@ -53,7 +53,7 @@ def count_footprint(deployment: Deployment) -> Footprint:
     """Count the bytes that one device holds, from the same descriptions that programs are compiled with."""
     config, backend = deployment.split
     mesh = deployment.mesh.abstract
-    params = placed_params(config, backend, mesh, deployment.form)
+    params = placed_params(config, backend, mesh, deployment.few_bits)
     state = placed_state(config, backend, deployment.strategy, deployment.batch, deployment.num_slots, mesh)
     weights = device_bytes(params)
     tables = [name for name in ("embed", "positions") if name in params]
@@ -82,7 +82,7 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
         return Schedule(1, 1)
     headroom, slots = step_headroom(deployment.strategy, backend), deployment.num_slots
     cache = jax.eval_shape(lambda: create_cache(config, deployment.batch, slots, backend, headroom))
-    blocks = placed_params(config, backend, deployment.mesh.abstract, deployment.form)["blocks"]
+    blocks = placed_params(config, backend, deployment.mesh.abstract, deployment.few_bits)["blocks"]
     return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, prefill_chunk(backend)))
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.checkpoint.few_bits import FewBits
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategies.draft_model import DraftModel
@@ -17,7 +18,6 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params, create_cache
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
 from jaxinfer.planning.few_bits import described_in_few_bits
@@ -27,10 +27,10 @@ from jaxinfer.sampling.params import SamplingParams
 AnyMesh = Mesh | AbstractMesh
 
 
-def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh, form: Format | None = None) -> Params:
-    """Describe a decoder's parameters with their placement; kernels are in a ``form`` of few bits, if there is one."""
+def placed_params(config: DecoderConfig, backend: Backend, mesh: AnyMesh, weights: FewBits | None = None) -> Params:
+    """Describe a decoder's parameters with their placement; with ``weights``, kernels are in few bits."""
     params = placed(abstract_params(config, backend), parameter_shardings(config, backend, mesh))
-    return params if form is None else described_in_few_bits(params, form)
+    return params if weights is None else described_in_few_bits(params, weights)
 
 
 def placed_state(

@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.checkpoint.gguf.block_parts import split_blocks
 from jaxinfer.checkpoint.gguf.blocks import dequantize_rows
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, int4, nf4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from tests.checkpoint.gguf.files import gguf_tensors, hf_tensors, random_blocks, write_gguf
 from tests.toys import write_tiny_llama
@@ -113,7 +113,7 @@ def test_kept_weights_are_in_few_bits_too(tmp_path):
 
 
 SPECS = {
-    "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, nf4, fp8, gguf"),
+    "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, nf4, mxfp4, fp8, gguf"),
     "an option that is none": ("int4:size=3", "unknown option 'size' of weights int4; its options are: group, symm"),
     "a group that is none": ("int4:group=48", "group='48' is none of 32, 64, 128"),
     "an option of int8": ("int8:group=32", "unknown option 'group' of weights int8; its options are: none"),
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_refused_in_one_line(tiny_llama_folder, name):
 
 
 def test_where_few_bits_do_not_run_yet_they_are_refused_by_name(tmp_path):
-    with pytest.raises(InvalidOption, match=r"m\.gguf has no Q4_0, .*, Q6_K; use int8 or int4"):
+    with pytest.raises(InvalidOption, match=r"m\.gguf has no Q4_0, .*, MXFP4; use int8 or int4"):
         jaxinfer.load(write(tmp_path, "F32"), weights="gguf")
 
 
@@ -151,10 +151,11 @@ def test_specifications_are_read():
     assert parse_few_bits(None) is None
     forms = {
         "fp8": FP8,
+        "mxfp4": MXFP4,
         "nf4:group=32": nf4(32),
         "int8": INT8,
         "int4": int4(64, False),
-        "int4:group=32,symmetric=yes": int4(32, True),
+        "int4:group=32,symmetric=yes,only=experts": int4(32, True),
         "gguf": None,
     }
     assert {spec: parse_few_bits(spec).form for spec in forms} == forms

@@ -144,6 +144,16 @@ def test_blocks_of_floats_that_are_published_stay_as_they_are(tmp_path):
     assert (np.asarray(up.dequantize())[2] == expected).all()
 
 
+def test_experts_alone_may_be_in_few_bits(tmp_path):
+    lm = jaxinfer.load(write(tmp_path / "model", tensors_of()), weights="mxfp4:only=experts")
+    assert stacks_of(lm)["gate"].form == MXFP4
+    found = {id(each) for each in jax.tree.leaves(lm.params, is_leaf=is_quantized) if is_quantized(each)}
+    assert found == {id(each) for each in stacks_of(lm).values()}
+    assert same(lm.params["blocks"]["layer_0"]["attention"], PARAMS["blocks"]["layer_0"]["attention"])
+    rounded = in_few_bits(PARAMS, MXFP4, "named", only_experts=True)
+    assert same(rounded, lm.params)
+
+
 def test_a_stack_that_is_loaded_is_rounded_to_the_same_codes():
     """A matrix at a time, as from a checkpoint; what is no matrix stays."""
     found = in_few_bits(PARAMS, int4(32, False), "named")
@@ -162,6 +172,8 @@ def test_what_experts_are_not_asked_for_with_is_refused_in_one_line(tmp_path):
     with pytest.raises(InvalidOption, match=r"down_proj.weight: its rows of 32 weights do not divide into groups of"):
         jaxinfer.load(folder, weights="int4:group=128")
     lm = jaxinfer.load(folder)
+    with pytest.raises(InvalidOption, match=r"only=experts': a method chooses codes of all kernels: leave only= out"):
+        jaxinfer.quantize(lm, "int8:only=experts")
     with pytest.raises(InvalidOption, match=r"weights 'int8': no method knows experts: round by load\(weights=...\)"):
         jaxinfer.quantize(lm, "int8", calibration=[1] * 40)
     lost = dict(tensors_of())

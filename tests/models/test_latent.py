@@ -121,7 +121,7 @@ def test_what_does_not_take_it_is_refused_in_a_line(tiny, folders, tmp_path):
     refusals = {
         "adapters: the latent attention of deepseek_v3 takes none yet": lambda: lm.load_adapter("one", adapter),
         "no method knows latent attention": lambda: check_quantizable(dense, "int8", "gptq"),
-        "experts are not multiplied in few bits yet": lambda: jaxinfer.load(folders[0], weights="int8"),
+        "no method knows experts": lambda: check_quantizable(lm, "int8", "gptq"),
     }
     for line, ask in refusals.items():
         with pytest.raises(InvalidOption, match=line) as error:

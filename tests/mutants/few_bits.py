@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "kernels in few bits that lie the other way round are widened as they are",
         "jaxinfer/checkpoint/source.py",
-        "(rows.T if stored is not None and stored.is_transposed else rows)",
+        "rows.T if stored is not None and stored.is_transposed else rows",
         "rows",
         f"{_SAVED}::test_kernels_are_found_in_whatever_parts_the_checkpoint_has_them",
     ),

@@ -10,13 +10,13 @@ import pytest
 from jaxinfer import LanguageModel
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.few_bits.columns import ColumnArray, by_columns, layer_of, lies_by_columns
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, int4, nf4
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, MXFP4, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.matmul import linear
 from tests.toys import TINY_LLAMA, random_params
 
-FORMS = {"int4": int4(64, False), "symmetric": int4(32, True), "Q4_1": GGUF_FORMATS["Q4_1"]}
+FORMS = {"int4": int4(64, False), "symmetric": int4(32, True), "Q4_1": GGUF_FORMATS["Q4_1"], "mxfp4": MXFP4}
 TPU = replace(choose_backend("float32", "cpu", scan_layers=True, kernels="interpret"), cpu_kernels=False)
 CONFIG = replace(TINY_LLAMA, model_dim=128, ffn_dim=256, head_dim=32, num_heads=4)
 
@@ -30,7 +30,7 @@ def test_weights_are_the_same_by_rows_and_by_columns(name):
     array = draw((2, 24, 128), FORMS[name])
     columns = by_columns(array)
     assert columns.shape == array.shape
-    assert {part.dtype.name for part in columns.matrix} == {"uint4", "int16"}
+    assert {part.dtype.name for part in columns.matrix} == {"uint4", "uint8" if name == "mxfp4" else "int16"}
     for found in (columns, jax.tree.map(np.asarray, columns)):
         for one, other in zip(found.by_rows().matrix, array.matrix, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -41,9 +41,12 @@ def test_only_what_a_kernel_multiplies_lies_by_columns():
     assert not any(lies_by_columns(form, 256) for form in (INT8, nf4(64), GGUF_FORMATS["Q6_K"], GGUF_FORMATS["Q4_K"]))
     assert lies_by_columns(int4(64, False), 256)
     assert not lies_by_columns(int4(64, False), 192)
+    assert lies_by_columns(MXFP4, 192)
 
 
-@pytest.mark.parametrize("name", ["int4", pytest.param("symmetric", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("symmetric", "mxfp4"))]
+)
 def test_a_layer_of_a_stack_is_multiplied(name):
     """By the interpreted kernel; rows are rounded to bfloat16, here before."""
     array = draw((3, 40, 256), FORMS[name])

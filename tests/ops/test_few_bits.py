@@ -108,7 +108,7 @@ def test_rows_times_codes_of_every_form(form, vectors, rows, groups, outputs):
     check(vectors, form, rows, groups * form.unit, outputs)
 
 
-@pytest.mark.parametrize("form", [GGUF_FORMATS["Q4_1"], INT8], ids=name_of)
+@pytest.mark.parametrize("form", [GGUF_FORMATS["Q4_1"], INT8, MXFP4], ids=name_of)
 @pytest.mark.parametrize("vectors", NARROW[:1], ids=lambda each: f"{each.lanes} lanes")
 def test_another_processors_vectors_add_the_same(form, vectors):
     for rows, width, outputs in ((1, 96, 7), (4, 64, 21), (11, 160, 5)):

@@ -52,6 +52,57 @@ def test_experts_that_do_not_split_are_refused():
         Deployment(MIXTRAL, "v5e:1x3", MeshConfig(expert=3), batch=1, max_len=64, prompt_tokens=8)
     with pytest.raises(InvalidOption, match="has no experts: leave expert=4 out"):
         Deployment(planned_config("llama-2-7b"), "v5e:2x2", MeshConfig(expert=4), batch=1, max_len=64, prompt_tokens=8)
+    asked = {"batch": 1, "max_len": 64, "prompt_tokens": 8, "weights": "int8:only=experts"}
+    with pytest.raises(InvalidOption, match="weights 'int8:only=experts': the model has no experts: leave only= out"):
+        Deployment(planned_config("llama-2-7b", 1), "v5e:1x1", MeshConfig(), **asked)
+    with pytest.raises(InvalidOption, match="activations 'int8': experts multiply rows as they are"):
+        dataclasses.replace(deployment(), weights="int8", activations="int8")
+
+
+@pytest.mark.parametrize(
+    ("weights", "bits"),
+    [
+        ("mxfp4:only=experts", 4.25),
+        *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("int4", 4.5), ("int8", 8))),
+    ],
+)
+def test_experts_in_few_bits_are_counted_in_their_bits(weights, bits):
+    found = count_footprint(dataclasses.replace(deployment(), weights=weights))
+    # A scale of int8 for each row.
+    scales = 2 * 4 * (2 * 14336 + 4096) if weights == "int8" else 0
+    assert found.expert_bytes == 2 * STACK * bits / 8 + scales
+    assert found.unread_bytes(1) == round(found.expert_bytes * 6 / 8)
+    if "only" in weights:  # what else there is stays in bfloat16
+        attention = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096)
+        assert found.block_bytes - found.expert_bytes == pytest.approx(2 * attention, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("weights", ["int4:group=64", pytest.param("int8", marks=pytest.mark.exhaustive)])
+def test_an_experts_codes_are_read_where_they_lie(weights):
+    """Four bits by our kernel, which is told where the expert is."""
+    options = {"batch": 1, "max_len": 1024, "mesh": MeshConfig(expert=8), "prompt_tokens": None, "weights": weights}
+    program = compile_programs(MIXTRAL, "v5e:2x4", **options)["decode"]
+    found = count_footprint(dataclasses.replace(deployment(), weights=weights))
+    counted = total(program.instructions())
+    # A loop of unknown length counts once: the one expert of each layer that a device has.
+    assert counted.hbm_bytes == pytest.approx(found.read_bytes, rel=0.25)
+    assert program.temporary_bytes < found.expert_bytes / 20
+    kernels = [each for each in program.instructions() if each.name.startswith("quant_matmul") and each.loops == 3]
+    assert [each.read_bytes for each in kernels] == ([STACK // 3 * 9 // 16] * 3 if weights != "int8" else [])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tpu_compile
+def test_gpt_oss_in_its_own_bits_fits_one_v5e_and_widens_no_expert_in_memory():
+    options = {"batch": 1, "max_len": 8192, "prompt_tokens": None, "weights": "mxfp4:only=experts"}
+    program = compile_programs(GPT_OSS, "v5e:1x1", **options)["decode"]
+    assert program.total_bytes < 14 * 2**30
+    inside = [each for each in program.instructions() if each.loops == 3]
+    assert max(each.read_bytes for each in inside) < 2880 * 2880 * 4.3 / 8
+    assert max(each.written_bytes for each in inside) < 2880 * 2880 / 8
+    assert program.temporary_bytes < 2880 * 2880 * 2
 
 
 @pytest.mark.parametrize(

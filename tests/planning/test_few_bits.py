@@ -99,7 +99,7 @@ def test_rows_in_bytes_are_planned_with_weights_that_they_multiply(weights):
 def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
     """By our kernel, of one layer after the other; no weight is widened in memory."""
     deployment = deployed(TINY, "int4:group=64")
-    params = placed_params(*deployment.split, deployment.mesh.abstract, deployment.form)
+    params = placed_params(*deployment.split, deployment.mesh.abstract, deployment.few_bits)
     columns = [leaf for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if isinstance(leaf, ColumnArray)]
     assert len(columns) == 7
     program = deployment.compile(Autoregressive() if name == "decode" else None)[name]

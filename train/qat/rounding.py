@@ -68,6 +68,8 @@ def parse_form(weights: str) -> Format:
 
     few_bits = parse_few_bits(weights)
     assert few_bits is not None
+    if few_bits.only_experts:
+        raise InvalidOption(f"--weights {weights}: experts are not trained to be rounded: leave only= out")
     if few_bits.form is None:
         raise InvalidOption(f"--weights {weights} is no form to round to: use int8, int4:group=64, nf4:group=64 or fp8")
     return few_bits.form

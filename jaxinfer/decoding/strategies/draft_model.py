@@ -231,7 +231,8 @@ class DraftModel(Strategy):
             check_layers(config, self.layers, "draft_model: layers")
             config = shallower(config, self.layers)
             params = arranged(params, abstract_params(config, target.backend))
-        params = in_few_bits(params, few_bits.form, f"draft_model: weights={few_bits.name}")
+        named = f"draft_model: weights={few_bits.name}"
+        params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)
         # Drafts need not have the bits of other steps.
         return self._partitioned(config, replace(target.backend, step_rows=1), params, target)
 

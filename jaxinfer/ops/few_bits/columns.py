@@ -1,6 +1,7 @@
-"""Quantized arrays as TPU kernels read them: codes ``[in, out]``, four bits each, and float16 as bits of int16.
+"""Quantized arrays as TPUs read them: codes ``[in, out]``, four bits each, and float16 as bits of int16.
 
-A TPU's matrix unit takes a kernel's inputs along its rows, packs four bits itself, and knows no float16.
+A TPU's matrix unit takes a kernel's inputs along its rows, packs four bits itself, and knows no float16. Integers are
+multiplied by a kernel; of 4-bit floats, whose scales are powers of two, the compiler widens codes inside the product.
 """
 
 import dataclasses
@@ -13,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxinfer.ops.few_bits.formats import GROUPS, RUN, Format
-from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.notation import Array, Float, Integer
+from jaxinfer.ops.few_bits.formats import GROUPS, MXFP4, RUN, Format
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, powers_of
 
 # The rows of a kernel ``[in, out]`` that the matrix unit takes at once.
 _TILE = 128
@@ -23,7 +25,7 @@ _TILE = 128
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ColumnArray(QuantizedArray):
-    """Weights ``[..., N, K]``: codes ``[..., K, N]`` in uint4, scales and minima ``[..., G, N]`` in int16.
+    """Weights ``[..., N, K]``: codes ``[..., K, N]`` in uint4, scales and minima ``[..., G, N]`` in int16 or uint8.
 
     With ``layer``, the parts are stacks ``[L, ...]``, of which this is that layer: a kernel reads it where it lies.
     """
@@ -66,7 +68,7 @@ class ColumnArray(QuantizedArray):
         halves: list[Any]
         codes, *halves = (numpy.swapaxes(part, -1, -2) for part in one.matrix)
         halves = [np.ascontiguousarray(half) if numpy is np else half for half in halves]
-        scales, *minima = (half.view(np.float16) for half in halves)
+        scales, *minima = (half if half.dtype == np.uint8 else half.view(np.float16) for half in halves)
         runs = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, RUN)
         packed = (runs[..., : RUN // 2] | (runs[..., RUN // 2 :] << 4)).reshape(*codes.shape[:-1], -1)
         return QuantizedArray.of(self.form, [packed, scales, *minima])
@@ -77,7 +79,9 @@ class ColumnArray(QuantizedArray):
 
 
 def lies_by_columns(form: Format, width: int) -> bool:
-    """Whether TPU kernels multiply weights of a form, in rows of ``width``."""
+    """Whether weights of a form, in rows of ``width``, lie by columns on a TPU."""
+    if form == MXFP4:
+        return width % RUN == 0
     return (
         form.bits == 4
         and form.offset is not None
@@ -92,9 +96,21 @@ def lies_by_columns(form: Format, width: int) -> bool:
 @jax.jit
 def by_columns(array: QuantizedArray) -> ColumnArray:
     """Return the same weights for TPU kernels; check `lies_by_columns` first."""
-    halves = [jax.lax.bitcast_convert_type(part, jnp.int16) for part in array.matrix[1:]]
+    halves = [
+        part if part.dtype == jnp.uint8 else jax.lax.bitcast_convert_type(part, jnp.int16) for part in array.matrix[1:]
+    ]
     parts = [jnp.swapaxes(part, -1, -2) for part in (array.unpacked().astype(jnp.uint4), *halves)]
     return ColumnArray(parts[0], parts[1], parts[2] if len(parts) > 2 else None, form=array.form)
+
+
+def widened_floats(codes_KN: Integer[Array, "K N"], exponents_GN: Integer[Array, "G N"]) -> Float[Array, "K N"]:
+    """Return weights in `MXFP4`, by columns, in bfloat16, in which they are exact."""
+    codes = codes_KN.astype(jnp.int32)
+    sizes = codes & 7
+    # Two bits of exponent and one of mantissa, moved to those of float32; 0 and 0.5 have no exponent.
+    bits = jnp.where(sizes < 2, sizes * (126 << 23), (sizes << 22) + (126 << 23)) | (codes & 8) << 28
+    levels = jax.lax.bitcast_convert_type(bits, jnp.float32).reshape(*exponents_GN.shape[:1], -1, codes_KN.shape[1])
+    return (levels * powers_of(exponents_GN)[:, None]).reshape(codes_KN.shape).astype(jnp.bfloat16)
 
 
 def layer_of(params: Any, layer: Any) -> Any:

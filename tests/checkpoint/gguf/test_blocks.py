@@ -14,6 +14,7 @@ from tests.checkpoint.gguf import files
 WIDTH = 512  # two super-blocks a row
 PLAIN, QUERY = "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"
 NAMES = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+NAMES.add("MXFP4")
 OTHERS = sorted(kind.name for kind in gguf.GGMLQuantizationType if kind.name not in NAMES)
 
 
@@ -67,7 +68,7 @@ def test_another_type_is_refused_by_its_name(tmp_path, name):
     kind = gguf.GGMLQuantizationType[name]
     weights, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = {"token_embd.weight": (np.zeros((2, max(1, 256 // weights) * size), np.uint8), kind)}
-    with pytest.raises(UnsupportedModel, match=rf"'token_embd.weight' is stored as {name}, .*Q6_K tensors") as error:
+    with pytest.raises(UnsupportedModel, match=rf"'token_embd.weight' is stored as {name}, .*MXFP4 tensors") as error:
         open_gguf(files.write_gguf(tmp_path / "m.gguf", {}, blocks=blocks))
     assert "\n" not in str(error.value)
 

@@ -106,14 +106,14 @@ def test_version_2_is_read_and_others_are_refused(tmp_path):
 
 def test_a_foreign_architecture_tensor_or_type_is_refused_by_name(tmp_path):
     tensors = files.gguf_tensors(files.hf_tensors())
-    with pytest.raises(UnsupportedModel, match=r"'mamba'.*known: .*glm4, gpt2, granite, .*qwen3"):
+    with pytest.raises(UnsupportedModel, match=r"'mamba'.*known: .*glm4, gpt-oss, gpt2, .*qwen3"):
         open_gguf(files.write_gguf(tmp_path / "a.gguf", tensors, architecture="mamba"))
     with pytest.raises(UnsupportedModel, match=r"'blk.0.ssm_a.weight'"):
         open_gguf(
             files.write_gguf(tmp_path / "b.gguf", tensors | {"blk.0.ssm_a.weight": tensors["output_norm.weight"]})
         )
-    with pytest.raises(UnsupportedModel, match=r"'token_embd.weight' is stored as MXFP4, .*Q4_1"):
-        open_gguf(files.write_gguf(tmp_path / "c.gguf", tensors, gguf.GGMLQuantizationType.MXFP4))
+    with pytest.raises(UnsupportedModel, match=r"'token_embd.weight' is stored as IQ4_NL, .*Q4_1"):
+        open_gguf(files.write_gguf(tmp_path / "c.gguf", tensors, gguf.GGMLQuantizationType.IQ4_NL))
 
 
 def test_what_is_no_model_is_refused(tmp_path):
