@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -13,9 +14,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import jaxinfer
+from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import in_few_bits
+from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.formats import FP8, MXFP4, int4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -26,15 +29,20 @@ from tests.toys import random_params
 CONFIG = {**test_experts.CONFIG, "hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 1}
 FAMILY = family_of(CONFIG)
 DECODER = FAMILY.translate({**CONFIG, "mlp_only_layers": []})
-PARAMS = jax.tree.map(np.asarray, random_params(DECODER, seed=1))
-STACKS = PARAMS["blocks"]["layer_0"]["mlp"]["experts"]
 TEXT = [[5, 9, 2, 40, 7, 8]]
 
 
-def tensors_of(params=PARAMS) -> Tensors:
-    from jaxinfer.checkpoint.loaded import LoadedTensors
+@cache
+def params() -> Params:
+    return jax.tree.map(np.asarray, random_params(DECODER, seed=1))
 
-    tensors = LoadedTensors(params, FAMILY.tensor_names(DECODER), None)
+
+def plain_stacks() -> Params:
+    return params()["blocks"]["layer_0"]["mlp"]["experts"]
+
+
+def tensors_of() -> Tensors:
+    tensors = LoadedTensors(params(), FAMILY.tensor_names(DECODER), None)
     return {name: tensors.read(name, np.dtype(np.float32)) for name in tensors.shapes()}
 
 
@@ -93,7 +101,7 @@ def test_every_expert_is_rounded_as_it_would_be_alone_saved_and_loaded(tmp_path,
     for name, stack in stacks_of(lm).items():
         assert stack.form == wanted
         for expert in (0, 3):
-            alone = round_to_nearest(jnp.asarray(STACKS[name][expert]), wanted)
+            alone = round_to_nearest(jnp.asarray(plain_stacks()[name][expert]), wanted)
             assert same(jax.tree.map(lambda part: part[expert], stack), alone)  # noqa: B023
     assert lm.params["blocks"]["layer_0"]["mlp"]["router"]["weights"].dtype == jnp.float32
     lm.save(tmp_path / "saved")
@@ -149,20 +157,18 @@ def test_experts_alone_may_be_in_few_bits(tmp_path):
     assert stacks_of(lm)["gate"].form == MXFP4
     found = {id(each) for each in jax.tree.leaves(lm.params, is_leaf=is_quantized) if is_quantized(each)}
     assert found == {id(each) for each in stacks_of(lm).values()}
-    assert same(lm.params["blocks"]["layer_0"]["attention"], PARAMS["blocks"]["layer_0"]["attention"])
-    rounded = in_few_bits(PARAMS, MXFP4, "named", only_experts=True)
+    assert same(lm.params["blocks"]["layer_0"]["attention"], params()["blocks"]["layer_0"]["attention"])
+    rounded = in_few_bits(params(), MXFP4, "named", only_experts=True)
     assert same(rounded, lm.params)
 
 
 def test_a_stack_that_is_loaded_is_rounded_to_the_same_codes():
     """A matrix at a time, as from a checkpoint; what is no matrix stays."""
-    found = in_few_bits(PARAMS, int4(32, False), "named")
+    found = in_few_bits(params(), int4(32, False), "named")
     gate = found["blocks"]["layer_0"]["mlp"]["experts"]["gate"]
-    alone = round_to_nearest(jnp.asarray(STACKS["gate"][1]), int4(32, False))
+    alone = round_to_nearest(jnp.asarray(plain_stacks()["gate"][1]), int4(32, False))
     assert same(jax.tree.map(lambda part: part[1], gate), alone)
-    assert found["blocks"]["layer_0"]["mlp"]["router"] is PARAMS["blocks"]["layer_0"]["mlp"]["router"] or same(
-        found["blocks"]["layer_0"]["mlp"]["router"], PARAMS["blocks"]["layer_0"]["mlp"]["router"]
-    )
+    assert same(found["blocks"]["layer_0"]["mlp"]["router"], params()["blocks"]["layer_0"]["mlp"]["router"])
 
 
 def test_what_experts_are_not_asked_for_with_is_refused_in_one_line(tmp_path):

@@ -87,14 +87,6 @@ FAULTS: tuple[Fault, ...] = (
         "tests/planning/test_experts.py::test_experts_in_few_bits_are_counted_in_their_bits",
     ),
     Fault(
-        "halves of the bytes of MXFP4 are swapped",
-        "jaxinfer/checkpoint/published/mxfp4.py",
-        "in_halves(blocks.reshape(len(blocks), -1))",
-        "in_halves(blocks.reshape(len(blocks), -1), high_first=True)",
-        "tests/checkpoint/published/test_mxfp4.py::"
-        "test_blocks_stand_for_what_transformers_makes_of_them_and_are_converted_without_loss",
-    ),
-    Fault(
         "MXFP4 blocks of a GGUF file have their exponent for a code",
         "jaxinfer/checkpoint/gguf/block_parts.py",
         "return [blocks[:, 1:], blocks[:, :1]]",

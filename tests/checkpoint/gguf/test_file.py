@@ -112,8 +112,9 @@ def test_a_foreign_architecture_tensor_or_type_is_refused_by_name(tmp_path):
         open_gguf(
             files.write_gguf(tmp_path / "b.gguf", tensors | {"blk.0.ssm_a.weight": tensors["output_norm.weight"]})
         )
+    blocks = {"token_embd.weight": (np.zeros((2, 144), np.uint8), gguf.GGMLQuantizationType.IQ4_NL)}
     with pytest.raises(UnsupportedModel, match=r"'token_embd.weight' is stored as IQ4_NL, .*Q4_1"):
-        open_gguf(files.write_gguf(tmp_path / "c.gguf", tensors, gguf.GGMLQuantizationType.IQ4_NL))
+        open_gguf(files.write_gguf(tmp_path / "c.gguf", {}, blocks=blocks))
 
 
 def test_what_is_no_model_is_refused(tmp_path):
