@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from jaxinfer.parallel.mesh import MeshConfig
     from jaxinfer.results import GenerationResult, GenerationStats, StreamPiece
     from jaxinfer.sampling.params import SamplingParams
+    from jaxinfer.text_values import Candidate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Candidate",
     "DecoderConfig",
     "GenerationResult",
     "GenerationStats",
@@ -41,6 +43,7 @@ __all__ = [
 # Imported on first use: the command line answers --help and mistakes without waiting for JAX.
 _HOMES = MappingProxyType(
     {
+        "Candidate": ("jaxinfer.text_values", "Candidate"),
         "DecoderConfig": ("jaxinfer.models.config", "DecoderConfig"),
         "GenerationResult": ("jaxinfer.results", "GenerationResult"),
         "GenerationStats": ("jaxinfer.results", "GenerationStats"),

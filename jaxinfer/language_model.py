@@ -1,6 +1,6 @@
 """A language model as people use it: text in, text out; `jaxinfer.model_loading` makes one from a checkpoint."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from jaxinfer.errors import InvalidOption, InvalidTokenizer, shown
 from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_adapters import ModelAdapters
-from jaxinfer.model_checks import check_ids, check_max_len, check_mesh, check_whole, read_tokenizer, says_alike
+from jaxinfer.model_checks import check_max_len, check_mesh, check_texts, check_whole, read_tokenizer, says_alike
 from jaxinfer.model_params import loaded_checkpoint, stored_fingerprint
 from jaxinfer.model_sparsity import columns_beside
 from jaxinfer.models.config import DecoderConfig
@@ -35,8 +35,9 @@ from jaxinfer.parallel.partitioner import partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.start_times import LoadTimes
-from jaxinfer.text_generation import Run, TextRequest, cut_batches, exhaust, run_requests, stream_pieces
+from jaxinfer.text_generation import Run, TextRequest, count_rows, cut_batches, exhaust, run_requests, stream_pieces
 from jaxinfer.text_requests import check_new_tokens, is_next_turn, listed, sampling_of_each, text_requests
+from jaxinfer.text_values import Scorer, values_of_rows, with_value
 from jaxinfer.tokenizers import Tokenizer, encode_chat, load_tokenizer
 
 if TYPE_CHECKING:  # few use an engine
@@ -119,15 +120,17 @@ class LanguageModel:
         batch_size: int = 16,
         reuse: bool = False,
         adapter: str | Sequence[str | None] | None = None,
+        value: Scorer | None = None,
     ) -> list[GenerationResult]:
         """Continue prompts, raw text or token ids; one result a prompt and sample, in the prompts' order.
 
         ``sampling`` is one for all or one a prompt; a prompt with ``n`` samples gives ``n`` results in a row. At most
         ``batch_size`` rows run at a time, of which a beam search takes its width. On a CPU a row that ends is given to
-        the next prompt at once (continuous batching); elsewhere the next batch begins when all rows have ended. With
-        ``reuse`` a CPU keeps what it has computed, and a later call with ``reuse`` and the same strategy computes only
-        what is new in its prompts; that changes no bit. ``adapter`` names a loaded adapter for all prompts, or one for
-        each; None is the model itself.
+        the next prompt at once (continuous batching); elsewhere, and for ``mcts``, the next batch begins when all rows
+        have ended. With ``reuse`` a CPU keeps what it has computed, and a later call with ``reuse`` and the same
+        strategy computes only what is new in its prompts; that changes no bit. ``adapter`` names a loaded adapter for
+        all prompts, or one for each; None is the model itself. ``value``, for ``mcts`` only, takes a list of
+        `jaxinfer.Candidate` and returns a number for each, the more the better.
         """
         batches = self.generate_batches(
             prompts,
@@ -137,6 +140,7 @@ class LanguageModel:
             batch_size=batch_size,
             reuse=reuse,
             adapter=adapter,
+            value=value,
         )
         return [result for batch in batches for result in batch]
 
@@ -150,6 +154,7 @@ class LanguageModel:
         batch_size: int = 16,
         reuse: bool = False,
         adapter: str | Sequence[str | None] | None = None,
+        value: Scorer | None = None,
     ) -> Iterator[list[GenerationResult]]:
         """Yield the results of `generate` in order, some at a time; all prompts are checked before the first one runs.
 
@@ -157,11 +162,9 @@ class LanguageModel:
         """
         prompts = listed(prompts)
         check_whole("batch_size", batch_size, least=1)
-        resolved = self.resolve(strategy)
+        resolved = self.resolve(with_value(strategy, value))
         requests, params = self._requests(prompts, max_new_tokens, sampling, resolved, adapter), self.adapted_params
-        rows_each = resolved.rows_per_prompt
-        num_prompts = sum(request.request.sample == 0 for request in requests)
-        num_rows = len(requests) if rows_each is None else num_prompts * rows_each
+        num_rows = count_rows(requests, resolved.rows_per_prompt)
         if self._keeps_pages(resolved, reuse or (resolved.adapts and num_rows <= batch_size)):
             yield self._kept_pages.results(params, resolved, requests, min(batch_size, num_rows))
             return
@@ -192,13 +195,13 @@ class LanguageModel:
         strategy: str | Strategy = "autoregressive",
         reuse: bool = False,
         adapter: str | None = None,
+        value: Scorer | None = None,
     ) -> Iterator[StreamPiece]:
         """Continue one prompt and yield its text as it comes; the last piece carries the result.
 
-        ``reuse`` and ``adapter`` are those of `generate`. The text of a beam search comes whole, when the search has
-        ended.
+        ``reuse``, ``adapter`` and ``value`` are those of `generate`. The text of a beam search comes whole, at its end.
         """
-        resolved = self.resolve(strategy)
+        resolved = self.resolve(with_value(strategy, value))
         requests, params = self._requests([prompt], max_new_tokens, sampling, resolved, adapter), self.adapted_params
         if len(requests) != 1:
             raise InvalidOption(f"streaming returns one sample, but n is {len(requests)}: use generate")
@@ -213,16 +216,12 @@ class LanguageModel:
 
         A model has one engine at a time, and keeps its adapters while that runs.
         """
-        from jaxinfer.engine.config import EngineConfig, engine_config
+        from jaxinfer.engine.config import engine_config
         from jaxinfer.engine.engine import Engine
 
         if self.programs.layout != DENSE:
             raise InvalidOption("an engine has a paged cache of its own: load the model without another cache")
-        if config is not None and options:
-            raise InvalidOption(f"engine: give a configuration or options, not both: {', '.join(options)}")
-        config = engine_config(options) if config is None else config
-        if not isinstance(config, EngineConfig):
-            raise InvalidOption(f"engine: {config!r} is not an EngineConfig")
+        config = engine_config(options, config)
         self._check_no_engine("engine")
         resolved = self.resolve(strategy)
 
@@ -287,14 +286,8 @@ class LanguageModel:
 
         Texts of unequal length are padded on the right; what stands there means nothing. ``adapter`` as in `generate`.
         """
-        if not isinstance(token_ids, Iterable):
-            raise InvalidOption(f"{token_ids!r} is not a list of sequences of token ids")
-        rows = [check_ids(ids, self.config.vocab_size) for ids in token_ids]
-        if not rows:
-            raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
-        longest, known = max(map(len, rows)), self.config.max_position
-        if self.config.learned_positions is not None and longest > known:
-            raise InvalidOption(f"a text has {longest} tokens, but the model knows {known} positions: shorten it")
+        rows = check_texts(token_ids, self.config)
+        longest = max(map(len, rows))
         num_padding = self.programs.partitioner.num_rows(len(rows)) - len(rows)
         texts = pad_texts([*rows, *[[]] * num_padding], self.programs.decoder.backend)
         adapters_B = np.array(self.loaded_adapters.numbers(adapter, len(rows)) + [0] * num_padding, np.int32)
@@ -396,7 +389,7 @@ class LanguageModel:
         """Whether texts may run on pages, in any company, without that changing a bit."""
         programs = self.programs
         is_plain = programs.layout == DENSE and programs.partitioner.mesh is None
-        return is_plain and programs.decoder.backend.keeps_bits
+        return is_plain and strategy.runs_in_engine and programs.decoder.backend.keeps_bits
 
     def _keeps_pages(self, strategy: Strategy, reuse: bool) -> bool:
         """Whether a call is to run on kept pages, and may."""
@@ -490,6 +483,7 @@ class LanguageModel:
             eos_token_ids,
             self.max_len,
             num_prompts,
+            values_of_rows(strategy, requests, eos_token_ids, tokenizer),
         )
         return run_requests(requests, batch, eos_token_ids, tokenizer, strategy.learn, is_watched=is_watched)
 

@@ -1,6 +1,6 @@
 """Refuses options and prompts that a model, its cache or its mesh does not allow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,19 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     if wrong is not None:
         raise InvalidOption(f"token id {shown(wrong)} is not in the vocabulary of {vocab_size}")
     return checked
+
+
+def check_texts(texts: object, config: DecoderConfig) -> list[list[int]]:
+    """Return whole texts' token ids; refuse none at all, and a text that is longer than the positions a model knows."""
+    if not isinstance(texts, Iterable):
+        raise InvalidOption(f"{texts!r} is not a list of sequences of token ids")
+    rows = [check_ids(ids, config.vocab_size) for ids in texts]
+    if not rows:
+        raise InvalidOption("no text to compute logits of: give at least one sequence of token ids")
+    longest, known = max(map(len, rows)), config.max_position
+    if config.learned_positions is not None and longest > known:
+        raise InvalidOption(f"a text has {longest} tokens, but the model knows {known} positions: shorten it")
+    return rows
 
 
 def check_grammar(params: SamplingParams, strategy: Strategy) -> None:

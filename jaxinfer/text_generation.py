@@ -66,6 +66,13 @@ class TextRow:
         return bool(self.tokens) and self.tokens[-1] in self.stop_ids
 
 
+def count_rows(requests: Sequence[TextRequest], rows_per_prompt: int | None) -> int:
+    """Return how many rows requests take in all, where the results of a prompt share so many (None: none are shared)."""
+    if rows_per_prompt is None:
+        return len(requests)
+    return sum(one.request.sample == 0 for one in requests) * rows_per_prompt
+
+
 def cut_batches(
     requests: Sequence[TextRequest], rows_per_prompt: int | None, batch_size: int
 ) -> Iterator[tuple[list[TextRequest], int]]:
@@ -167,8 +174,8 @@ def finish_row(
 ) -> GenerationResult:
     """Return the result of an output that has ended; lists may go on past its last token."""
     request, num_tokens = row.request.request, len(row.tokens)
-    # Prefill draws the first token, steps draw the others, including those past a stop string.
-    by_steps = counts.new_tokens - 1
+    # Prefill draws the first token, if it draws any; steps draw the others, including those past a stop string.
+    by_steps, decoded = (count - counts.first_tokens for count in (counts.new_tokens, num_tokens))
     return GenerationResult(
         prompt=row.request.text,
         text="" if row.stream is None else row.stream.text,
@@ -186,7 +193,7 @@ def finish_row(
             drafted=counts.drafted,
             accepted=counts.accepted,
             accepted_by_depth=counts.accepted_by_depth,
-            tokens_per_second=(num_tokens - 1) / times.decode_seconds if times.decode_seconds else 0.0,
+            tokens_per_second=decoded / times.decode_seconds if times.decode_seconds else 0.0,
             seed=request.sampling.seed,
             **times._asdict(),
         ),

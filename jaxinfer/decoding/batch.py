@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.slots import slots_for
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import FIXED_CHUNK, Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
-from jaxinfer.decoding.state import initial_state
+from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.notation import Int, Params
 from jaxinfer.ops.backend import Backend
@@ -41,7 +42,10 @@ class Request:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """A row's counters after its batch has run; see `DecodeState`."""
+    """A row's counters after its batch has run; see `DecodeState`.
+
+    ``first_tokens`` of the new tokens came without a step: prefill drew them.
+    """
 
     new_tokens: int
     steps: int
@@ -49,6 +53,7 @@ class RowCounts:
     drafted: int
     accepted: int
     accepted_by_depth: tuple[int, ...]
+    first_tokens: int = 1
 
 
 class RunningBatch:
@@ -95,7 +100,7 @@ class RunningBatch:
             (self._reach_B - self._contexts_B).tolist(),
             num_slots,
             strategy.max_depth,
-            programs.create_cache(len(prompts), num_slots, headroom, strategy.features),
+            self._create_cache(len(prompts), num_slots, headroom),
             sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
             np.array([-1 if params.grammar is None else 0 for params in sampling], np.int32),
             np.array([request.adapter for request in requests] + [0] * num_padding, np.int32),
@@ -105,7 +110,7 @@ class RunningBatch:
         )
         self._compile_seconds_before = programs.compile_seconds
         began = time.perf_counter()
-        self._state, self._memory = programs.prefill(strategy, num_tokens, params, place.place_batch(state))
+        self._state, self._memory = self._prefill(num_tokens, place.place_batch(state))
         self._read = [len(request.prompt) for request in requests]
         self._refresh()
         self.prefill_seconds = time.perf_counter() - began - self.compile_seconds
@@ -139,9 +144,7 @@ class RunningBatch:
         if self._waiting_B.any() and self._finished_B.all():
             self._renew_cache()
         compiled_before, began = self.compile_seconds, time.perf_counter()
-        self._state, self._memory = self._programs.decode(
-            self._strategy, self._params, self._state, self._memory, max_steps
-        )
+        self._state, self._memory = self._decode(max_steps)
         self._refresh()
         self.decode_seconds += time.perf_counter() - began - (self.compile_seconds - compiled_before)
 
@@ -179,6 +182,15 @@ class RunningBatch:
             accepted_by_depth=tuple(accepted_by_depth_BM[row].tolist())[: self._strategy.max_depth],
         )
 
+    def _create_cache(self, batch: int, num_slots: int, headroom: int) -> LayeredCache:
+        return self._programs.create_cache(batch, num_slots, headroom, self._strategy.features)
+
+    def _prefill(self, num_tokens: int, state: DecodeState) -> tuple[DecodeState, Any]:
+        return self._programs.prefill(self._strategy, num_tokens, self._params, state)
+
+    def _decode(self, max_steps: int) -> tuple[DecodeState, Any]:
+        return self._programs.decode(self._strategy, self._params, self._state, self._memory, max_steps)
+
     def _fetch(self, arrays: Any) -> Any:
         return self._programs.partitioner.fetch(arrays)
 
@@ -206,7 +218,7 @@ class RunningBatch:
         state = self._state._replace(
             context_lengths_B=self._place(np.maximum(self._contexts_B, 1)), limits_B=self._place(self._reach_B)
         )
-        state, self._memory = self._programs.prefill(self._strategy, num_tokens, self._params, state)
+        state, self._memory = self._prefill(num_tokens, state)
         self._state = state._replace(finished_B=self._place(~waiting_B))
         self._finished_B, self._waiting_B = ~waiting_B, np.zeros_like(waiting_B)
         self.prefill_seconds += time.perf_counter() - began - (self.compile_seconds - compiled_before)

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.cache.layouts import DENSE, CacheLayout
+from jaxinfer.decoding.host_calls import HostCalls
 from jaxinfer.decoding.kept_programs import KeptPrograms
 from jaxinfer.decoding.live_programs import LIVE, LivePrograms
 from jaxinfer.decoding.state import DecodeState
@@ -123,6 +124,7 @@ class Programs:
         self.layout = layout
         self.partitioner = partitioner
         self.kept = kept
+        self.host_calls = HostCalls()
         self.compile_seconds = 0.0
         self.times = ProgramTimes()
         self._beside: list[Programs] = []

@@ -28,6 +28,7 @@ _NAMES = (
     "triforce",
     "dflash",
     "beam",
+    "mcts",
 )
 
 

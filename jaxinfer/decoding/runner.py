@@ -1,12 +1,15 @@
 """What runs a batch of requests: the loop that the drafting strategies share, or one that a strategy has of its own."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jaxinfer.decoding.batch import Request, RowCounts, RunningBatch
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.notation import Params
+
+if TYPE_CHECKING:  # mctx is there for those who search
+    from jaxinfer.decoding.search.batch import Value
 
 
 @runtime_checkable
@@ -65,10 +68,12 @@ def start_batch(
     eos_token_ids: Sequence[int],
     max_len: int,
     num_prompts: int | None = None,
+    value: "Value | None" = None,
 ) -> Runner:
     """Prefill requests in the way that their strategy runs; what is missing to ``num_prompts`` is padded.
 
-    Where results of a prompt come from rows of their own, each counts as a prompt.
+    Where results of a prompt come from rows of their own, each counts as a prompt. ``value`` is for tree search
+    (`jaxinfer.decoding.search.batch`).
     """
     if strategy.exactness == "beam":
         # Imported here: other strategies need nothing of it.
@@ -77,4 +82,10 @@ def start_batch(
 
         if isinstance(strategy, BeamSearch):
             return BeamBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts)
+    if strategy.exactness == "search":
+        from jaxinfer.decoding.search.batch import SearchBatch
+        from jaxinfer.decoding.strategies.mcts import TreeSearch
+
+        if isinstance(strategy, TreeSearch):
+            return SearchBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts, value)
     return RunningBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts)

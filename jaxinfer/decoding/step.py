@@ -115,7 +115,7 @@ def draw_first(
     backend = model.decoder.backend
     draws_B1 = draw(logits_B1V, state.lengths_B[:, None], state.sampling, state.history, backend=backend)
     logprobs_B1 = _reported(state, lambda: logits_B1V, draws_B1, backend)
-    state = _append(state, draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), count_B)
+    state = append(state, draws_B1, logprobs_B1, jnp.zeros_like(draws_B1, bool), count_B)
     reached_B = states_after(state.sampling, state.grammar_states_B, draws_B1[:, 0])
     return state._replace(grammar_states_B=jnp.where(count_B > 0, reached_B, state.grammar_states_B))
 
@@ -143,7 +143,7 @@ def decode_step(
     verified = _forward(model, strategy, drafter_params, state, proposal, nodes)
     draws_BM, walk = accept(strategy, state, proposal, nodes, states_BM, verified.logits_BMV, backend)
     tokens_BM = emitted_tokens(tree, walk)
-    emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))
+    emitted_B = jnp.where(state.finished_B, 0, until_end(state, tokens_BM, walk.taken_B))
     # The accepted nodes of a chain stand where they belong.
     cache = verified.cache.keep(start_B, walk.path_BM, emitted_B) if strategy.branches else verified.cache
     state = _count(state._replace(cache=cache), proposal, verified, jnp.minimum(walk.taken_B - 1, emitted_B))
@@ -155,7 +155,7 @@ def decode_step(
         return jnp.take_along_axis(verified.logits_BMV, widened(walk.path_BM, num_reported)[..., None], axis=1)
 
     logprobs_BM = _reported(state, path_logits, widened(tokens_BM, num_reported), backend)[:, :path_length]
-    state = _append(state, tokens_BM, logprobs_BM, from_draft_BM, emitted_B)
+    state = append(state, tokens_BM, logprobs_BM, from_draft_BM, emitted_B)
     reached_B = states_after_path(state.sampling, states_BM, walk.path_BM, tokens_BM, walk.taken_B, emitted_B)
     state = state._replace(grammar_states_B=reached_B)
     verified = first_nodes(verified._replace(cache=cache, last=last_node(verified, walk)), num_drafted)
@@ -260,7 +260,7 @@ def _count(state: DecodeState, proposal: Proposal, verified: Verified, accepted_
     )
 
 
-def _until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Array, " B"]) -> Int[Array, " B"]:
+def until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Array, " B"]) -> Int[Array, " B"]:
     """Count the path's draws up to the first that ends the row, no further than there is room."""
     ends_BM = is_stop(state, draws_BM)
     before_end_BM = jnp.cumsum(ends_BM, axis=1) - ends_BM == 0
@@ -269,7 +269,7 @@ def _until_end(state: DecodeState, draws_BM: Int[Array, "B M"], taken_B: Int[Arr
     return jnp.minimum(count_B, state.limits_B - state.lengths_B)
 
 
-def _append(
+def append(
     state: DecodeState,
     tokens_BM: Int[Array, "B M"],
     logprobs_BM: Float[Array, "B M"],

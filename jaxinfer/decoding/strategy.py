@@ -113,10 +113,12 @@ class Strategy(ABC):
     """Static and hashable: its fields are its options, and a program is compiled for each value of them.
 
     ``name`` is what the command line calls it. ``exactness`` is what it promises: ``"identical"`` (the tokens of plain
-    decoding with the same seed), ``"distribution"`` (its distribution), ``"beam"`` (the texts of a beam search) or
-    ``"lossy"``. `headroom` is how many cache slots past a text's end its trees may write, `max_depth` how many drafted
-    tokens one step can accept, `verify` how drafts are accepted (``match``, ``rejection`` or ``typical``; see
-    `jaxinfer.decoding.acceptance.walk`). One that `needs_dense_cache` runs on no cache that forgets tokens.
+    decoding with the same seed), ``"distribution"`` (its distribution), ``"beam"`` (the texts of a beam search),
+    ``"search"`` (those that a tree search holds for the best) or ``"lossy"``. `headroom` is how many cache slots past a
+    text's end its trees may write, `max_depth` how many drafted tokens one step can accept, `verify` how drafts are
+    accepted (``match``, ``rejection`` or ``typical``; see `jaxinfer.decoding.acceptance.walk`). One that
+    `needs_dense_cache` runs on no cache that forgets tokens, one that does not say `runs_in_engine` in batches of its
+    own only.
 
     Its methods from `start` on are traced. Each receives the target and the strategy's own `parameters`, which are
     arrays and therefore never part of what a program is compiled for: their field has ``compare=False`` and
@@ -127,6 +129,7 @@ class Strategy(ABC):
     name: ClassVar[str] = ""
     description: ClassVar[str] = ""
     needs_dense_cache: ClassVar[bool] = False
+    runs_in_engine: ClassVar[bool] = True
 
     @property
     def exactness(self) -> str:

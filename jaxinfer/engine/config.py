@@ -72,8 +72,14 @@ class EngineConfig:
             raise InvalidOption(f"engine: {name}={value!r} is not a whole number of {least} or more")
 
 
-def engine_config(options: dict[str, Any]) -> EngineConfig:
-    """Return the configuration of options by name; raise InvalidOption for a name that there is not."""
+def engine_config(options: dict[str, Any], given: object = None) -> EngineConfig:
+    """Return the configuration of options by name, or the one that is given instead; raise InvalidOption for others."""
+    if given is not None:
+        if options:
+            raise InvalidOption(f"engine: give a configuration or options, not both: {', '.join(options)}")
+        if not isinstance(given, EngineConfig):
+            raise InvalidOption(f"engine: {given!r} is not an EngineConfig")
+        return given
     known = [field.name for field in fields(EngineConfig)]
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:

@@ -56,6 +56,8 @@ class Engine:
         make_requests: Callable[..., list[TextRequest]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        if not strategy.runs_in_engine:
+            raise InvalidOption(f"strategy {strategy.name} does not run in an engine: use generate")
         partitioner = HeldPartitioner(programs.partitioner.mesh)
         partitioner.check_axes()
         self.config = config

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.decoding.registry import parse_strategy
-from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
@@ -51,8 +50,9 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
         parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]
         depth = max(part.max_depth for part in parts)
         return replace(strategy, parts=tuple(part.in_sum(depth) for part in parts))
-    if isinstance(strategy, BeamSearch):
-        raise InvalidOption("beam search, which has a loop of its own, is not planned: choose another strategy")
+    if strategy.exactness in ("beam", "search"):
+        named = "beam search" if strategy.exactness == "beam" else "tree search"
+        raise InvalidOption(f"{named}, which has a loop of its own, is not planned: choose another strategy")
     target = split_decoder(config, mesh, dtype)
     if isinstance(strategy, DraftModel):
         return _draft_model(strategy, config, mesh, dtype)

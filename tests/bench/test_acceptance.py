@@ -205,6 +205,7 @@ def test_mistakes_are_one_line(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_
         (["--strategies", "magic"], "magic"),
         (["--strategies", ","], "names none"),
         (["--strategies", "beam"], "beam"),
+        (["--strategies", "mcts"], "mcts"),
         (["--strategies", LOOKUP, "--batch", "0"], "--batch"),
         (["--strategies", LOOKUP, "--batch", "2,2"], "2,2"),
         (["--strategies", LOOKUP, "--max-new-tokens", "1020"], "1024"),

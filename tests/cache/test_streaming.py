@@ -190,6 +190,8 @@ def test_a_step_that_writes_more_than_the_window_is_refused():
         lm.generate([[5, 6]], strategy="prompt_lookup")
     with pytest.raises(InvalidOption, match="beam needs the dense cache"):
         lm.generate([[5, 6]], strategy="beam")
+    with pytest.raises(InvalidOption, match="mcts needs the dense cache"):
+        lm.generate([[5, 6]], strategy="mcts")
 
 
 def test_a_checkpoint_loads_onto_the_cache_that_is_named(tiny_llama_folder):

@@ -71,6 +71,7 @@ OPTION_MISTAKES = {
     "a model of many letters": (["generate", "x", "--model", "./" + "x" * 5000], ["no such file"]),
     "unknown strategy option": (["generate", "x", "--strategy", "autoregressive:k=1"], ["'k'", "autoregressive"]),
     "a search of no text": (["generate", "x", "--strategy", "beam:width=0"], ["beam", "width=0"]),
+    "a search without a simulation": (["generate", "x", "--strategy", "mcts:simulations=0"], ["mcts", "simulations=0"]),
     "more results than beams": (
         ["generate", "x", "--strategy", "beam:width=2", "--num-samples", "3"],
         ["n=3", "width=2"],

@@ -53,7 +53,7 @@ def test_no_strategy_is_forgotten():
     """What is registered is tested here, or says itself that it is no way to get plain decoding's tokens."""
     promises = {name: kind().exactness for name, kind in STRATEGIES.items()}
     assert {name for name in CASES if "+" not in name} == {name for name in promises if promises[name] == "identical"}
-    assert {name: promises[name] for name in promises if name not in CASES} == {"beam": "beam"}
+    assert {name: promises[name] for name in promises if name not in CASES} == {"beam": "beam", "mcts": "search"}
 
 
 def test_windows_caps_and_learned_positions_meet_several_strategies_in_every_run():

@@ -88,8 +88,8 @@ def test_a_mutant_of_the_commit_changes_every_row(lm, asked, monkeypatch, name):
 
 
 def test_a_token_too_many_after_a_refused_draft_changes_every_row(lm, asked, monkeypatch):
-    until_end = step._until_end
-    monkeypatch.setattr(step, "_until_end", lambda state, tokens_BM, taken_B: until_end(state, tokens_BM, taken_B + 1))
+    until_end = step.until_end
+    monkeypatch.setattr(step, "until_end", lambda state, tokens_BM, taken_B: until_end(state, tokens_BM, taken_B + 1))
     assert wrong_rows(lm, asked, Chain, lies_from=3) == list(range(len(LENGTHS)))
 
 

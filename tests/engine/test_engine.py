@@ -466,6 +466,7 @@ def iter_without_end(request):
         ({"rows": 3}, "unknown option 'rows'; its options are: max_rows"),
         ({"config": EngineConfig(), "max_rows": 3}, "not both"),
         ({"strategy": "beam:width=3", "max_rows": 2}, "max_rows=2 is less than the width=3 rows of a beam search"),
+        ({"strategy": "mcts"}, "mcts does not run in an engine"),
         ({"strategy": "nonsense"}, "nonsense"),
         ({"config": {"max_rows": 3}}, "is not an EngineConfig"),
     ],

@@ -121,8 +121,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows go on after their end",
         _STEP,
-        "emitted_B = jnp.where(state.finished_B, 0, _until_end(state, tokens_BM, walk.taken_B))",
-        "emitted_B = jnp.maximum(_until_end(state, tokens_BM, walk.taken_B), state.finished_B)",
+        "emitted_B = jnp.where(state.finished_B, 0, until_end(state, tokens_BM, walk.taken_B))",
+        "emitted_B = jnp.maximum(until_end(state, tokens_BM, walk.taken_B), state.finished_B)",
         f"{_SCRIPTED}test_a_stop_token_inside_an_accepted_run_ends_the_row[2-Chain]",
     ),
     Fault(

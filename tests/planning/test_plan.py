@@ -142,6 +142,7 @@ def test_what_fits_instead_is_compiled(refused):
         ({"dtype": "float31"}, "unknown dtype 'float31'"),
         ({"exact": "nearly"}, "unknown exactness 'nearly'; use one of bits, margin"),
         ({"strategy_spec": "magic", "nodes": 0}, "unknown strategy 'magic'"),
+        ({"strategy_spec": "mcts", "nodes": 0}, "tree search, which has a loop of its own, is not planned"),
         ({"strategy_spec": "beam", "nodes": 0}, "beam search, which has a loop of its own, is not planned"),
         ({"strategy_spec": "draft_model", "nodes": 0}, "name the draft model"),
         (

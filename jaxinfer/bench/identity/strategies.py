@@ -207,6 +207,11 @@ def _small_budget(model: LanguageModel) -> Strategy:
     return parse_strategy("triforce:budget=32,chunk=8,window=16")
 
 
+def _one_action(model: LanguageModel) -> Strategy:
+    # Whatever is searched behind it, the one token to try is the one that plain decoding draws.
+    return parse_strategy("mcts:simulations=2,actions=1,depth=2")
+
+
 def _one_beam(model: LanguageModel) -> Strategy:
     return parse_strategy("beam:width=1")
 
@@ -221,5 +226,6 @@ _MADE_UP: Mapping[str, Callable[[LanguageModel], Strategy]] = MappingProxyType(
         "triforce": _small_budget,
         "dflash": _untrained_dflash,
         "beam": _one_beam,
+        "mcts": _one_action,
     }
 )
