@@ -15,9 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.decoding.beam.state import BeamState, SearchRule, initial_beams
 from jaxinfer.decoding.beam.step import run_beams
 from jaxinfer.decoding.registry import STRATEGIES, parse_strategy
+from jaxinfer.decoding.search.step import search_step
+from jaxinfer.decoding.state import DecodeState, initial_state
 from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
+from jaxinfer.decoding.strategies.mcts import TreeSearch
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
@@ -99,8 +102,8 @@ def shaped() -> dict[str, Strategy]:
     }
 
 
-# Beam search, which has a loop of its own, is held below.
-CASES = (*(name for name in STRATEGIES if name != "beam"), "medusa:tree=dynamic:64")
+# What has a loop of its own is held below.
+CASES = (*(name for name in STRATEGIES if name not in ("beam", "mcts")), "medusa:tree=dynamic:64")
 
 
 # In the ordinary run test_eight_chips compiles plain decoding and a given tree.
@@ -164,7 +167,6 @@ def test_a_tree_with_a_grammar_takes_its_table_as_an_argument():
 def test_a_step_of_beam_search_reorders_its_cache_layer_by_layer():
     """Rows change places, so that the cache is read and written; memory for one layer more is all that this takes."""
     width, num_slots = 2, 2048
-    on_chip = NamedSharding(tensor_mesh("v5e:1x1", 1), PartitionSpec())
 
     def build() -> tuple[SearchRule, BeamState]:
         cache = create_cache(LLAMA_2_7B, width, num_slots, BACKEND, headroom=1)
@@ -173,22 +175,54 @@ def test_a_step_of_beam_search_reorders_its_cache_layer_by_layer():
         state = initial_beams([[1]], limits_B, limits_B, width, num_slots, cache, sampling, jnp.float32)
         return SearchRule(jnp.float32(1), jnp.bool_(False), jnp.bool_(False)), state
 
-    def placed(structs: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_chip), structs)
+    rule, state = on_chip(jax.eval_shape(build))
+    function = partial(run_beams, Decoder(LLAMA_2_7B, BACKEND), 2 * width)
+    steps = on_chip(jax.ShapeDtypeStruct((), jnp.int32))
+    check_compiled(function, rule, state, steps, state=1)
 
-    rule, state = placed(jax.eval_shape(build))
-    params = placed(abstract_params(LLAMA_2_7B, BACKEND))
-    formats = jax.tree.map(lambda _: Format(Layout.AUTO, on_chip), params)
-    rest = jax.tree.map(lambda _: on_chip, (rule, state, jax.ShapeDtypeStruct((), jnp.int32)))
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", ["gumbel", "puct"])
+def test_a_tree_search_writes_its_nodes_where_they_lie(policy):
+    """A batch of two: all simulations, and the continuation of each, run on one cache; the tree holds none of it."""
+    batch, num_slots, strategy = 2, 2048, TreeSearch(simulations=32, depth=16, tokens=4, policy=policy)
+
+    def build() -> tuple[DecodeState, Any]:
+        cache = create_cache(LLAMA_2_7B, batch, num_slots, BACKEND, headroom=num_slots)
+        sampling = sampling_arrays([SamplingParams()] * batch, [0] * batch, (2,), LLAMA_2_7B.vocab_size)
+        state = initial_state([[1]] * batch, [1024] * batch, num_slots, 0, cache, sampling)
+        return state, jnp.ones(batch, jnp.int32)
+
+    state, lacks_B = on_chip(jax.eval_shape(build))
+    function = partial(search_step, Decoder(LLAMA_2_7B, BACKEND), strategy, None)
+    hlo = check_compiled(function, state, lacks_B, state=0)
+    assert not re.search(r" (infeed|outfeed|send|recv)\(|callback", hlo)
+
+
+def on_chip(structs: Any) -> Any:
+    """Describe arrays on one v5e."""
+    place = NamedSharding(tensor_mesh("v5e:1x1", 1), PartitionSpec())
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), structs)
+
+
+def check_compiled(function: Any, *arguments: Any, state: int) -> str:
+    """Compile a step of Llama-2-7B, check the cache of the state among its arguments, and return the program's text.
+
+    The step takes parameters first, and returns the state alone, or first of several results.
+    """
+    place = NamedSharding(tensor_mesh("v5e:1x1", 1), PartitionSpec())
+    params = on_chip(abstract_params(LLAMA_2_7B, BACKEND))
+    formats = jax.tree.map(lambda _: Format(Layout.AUTO, place), params)
     with without_persistent_cache():
         jitted = jax.jit(
-            partial(run_beams, Decoder(LLAMA_2_7B, BACKEND), 2 * width),
-            donate_argnums=2,
-            in_shardings=(formats, *rest),
-            out_shardings=rest[1],
+            function,
+            donate_argnums=1 + state,
+            in_shardings=(formats, *jax.tree.map(lambda _: place, arguments)),
+            out_shardings=place,
         )
-        arguments = (params, rule, state, placed(jax.ShapeDtypeStruct((), jnp.int32)))
-        compiled = jitted.trace(*arguments).lower(lowering_platforms=("tpu",)).compile()
+        compiled = jitted.trace(params, *arguments).lower(lowering_platforms=("tpu",)).compile()
     memory: Any = compiled.memory_analysis()
-    cache_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.cache))
-    check_in_place(memory.alias_size_in_bytes, memory.temp_size_in_bytes, cache_bytes, compiled.as_text() or "")
+    cache_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arguments[state].cache))
+    hlo = compiled.as_text() or ""
+    check_in_place(memory.alias_size_in_bytes, memory.temp_size_in_bytes, cache_bytes, hlo)
+    return hlo

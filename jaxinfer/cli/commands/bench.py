@@ -14,7 +14,7 @@ from jaxinfer.cli.arguments import (
     add_weights_argument,
     whole_number,
 )
-from jaxinfer.cli.commands import acceptance, quality, sparsity, throughput
+from jaxinfer.cli.commands import acceptance, quality, search, sparsity, throughput
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.errors import InvalidOption
 
@@ -60,11 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sparsity.add_arguments(
         kinds.add_parser("sparsity", help="features that are zero, weights that are not read, speed by batch and tree")
     )
+    search.add_arguments(
+        kinds.add_parser("search", help="right answers by compute: tree search, best of n samples, plain decoding")
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table, or one JSON object."""
-    others = {"acceptance": acceptance, "throughput": throughput, "quality": quality, "sparsity": sparsity}
+    others = {
+        "acceptance": acceptance,
+        "throughput": throughput,
+        "quality": quality,
+        "sparsity": sparsity,
+        "search": search,
+    }
     return others[options.kind].run(options) if options.kind in others else _run_latency(options)
 
 
