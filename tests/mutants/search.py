@@ -6,7 +6,7 @@ _NODES, _STEP = "jaxinfer/decoding/search/nodes.py", "jaxinfer/decoding/search/s
 _TESTS = "tests/decoding/search/test_mcts.py::"
 _ASKED = f"{_TESTS}test_every_search_asks_about_plain_continuations_of_new_nodes"
 _PLAIN = f"{_TESTS}test_a_value_that_is_the_same_for_all_texts_leaves_the_text_of_plain_decoding"
-_END = f"{_TESTS}test_a_search_may_end_a_text_where_that_is_worth_most"
+_END = f"{_TESTS}test_a_search_ends_a_text_where_that_is_worth_most"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -151,22 +151,21 @@ def _log_p(lm: LanguageModel, texts: Sequence[Sequence[int]]) -> np.ndarray:
     return logits_BV - np.logaddexp.reduce(logits_BV, axis=-1, keepdims=True)
 
 
-def test_a_search_may_end_a_text_where_that_is_worth_most(lm):
-    """And not before: candidates that end say so, and are not continued."""
+def test_a_search_ends_a_text_where_that_is_worth_most(lm):
+    """Nothing else is worth anything here, so an end counts for itself; texts that have ended are not continued."""
 
-    def ends_third(candidates: list[Candidate]) -> list[float]:
-        return [float(one.is_whole and len(one.tokens) == 3) for one in candidates]
+    def ends_at_once(candidates: list[Candidate]) -> list[float]:
+        return [float(one.tokens == (END,)) for one in candidates]
 
     # Likely enough to be among those tried, not to be drawn.
-    sampling = SamplingParams(logit_bias={END: 4.0})
-    found, searches = recorded(lm, value=ends_third, sampling=sampling)
-    ended = [result for result in found if result.tokens[-1] == END and len(result.tokens) == 3]
-    assert len(ended) >= 2
-    assert all(result.finish_reason == "stop" for result in ended)
+    sampling = [SamplingParams(logit_bias={END: bias}) for bias in (6.0, 2.8, 5.5, 3.0)]
+    drawn = written(lm, "autoregressive", None, sampling=sampling)
+    found, searches = recorded(lm, value=ends_at_once, sampling=sampling)
+    assert all(result.tokens[0] != END for result in drawn)
+    assert [(result.tokens, result.finish_reason) for result in found] == [((END,), "stop")] * 4
     whole = [one for asked in searches for search in asked for one, _ in search if one.is_whole]
     assert all((one.tokens[-1] == END) or len(one.tokens) == 6 for one in whole)
     assert all(END not in one.tokens[:-1] for one in whole)
-    assert any(one.tokens[-1] == END for one in whole)
 
 
 def test_what_a_function_raises_or_returns_wrongly_comes_out_as_it_is(lm):
