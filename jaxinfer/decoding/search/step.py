@@ -176,8 +176,8 @@ class _Search:
         """Return the tokens that a search decides, and their log-probabilities."""
         if self.strategy.tokens > 1:
             # Of equals the first: the root's text, which is plain decoding's, comes before all others.
-            seen_BN = jnp.where(tree.node_visits > 0, tree.embeddings.value_B, -jnp.inf)
-            best_B11 = jnp.argmax(seen_BN, axis=1)[:, None, None]
+            seen_BC = jnp.where(tree.node_visits > 0, tree.embeddings.value_B, -jnp.inf)
+            best_B11 = jnp.argmax(seen_BC, axis=1)[:, None, None]
             begins = tree.embeddings.begin_BJ, tree.embeddings.begin_logprobs_BJ
             tokens_BJ, logprobs_BJ = (jnp.take_along_axis(begin, best_B11, axis=1)[:, 0] for begin in begins)
             return tokens_BJ, logprobs_BJ
