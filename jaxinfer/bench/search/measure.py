@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -85,7 +86,7 @@ def _measure(model: LanguageModel, task: Task, way: str, budget: int, temperatur
 
     # A search looks in other places by itself, and then has plain decoding's text among those that it chooses from.
     sampling = SamplingParams(temperature=temperature if way == "best of n" else 0, stop=("\n\n",), seed=1)
-    asked = {"max_new_tokens": task.max_new_tokens, "batch_size": len(problems)}
+    asked: dict[str, Any] = {"max_new_tokens": task.max_new_tokens, "batch_size": len(problems)}
     if way in ("greedy", "best of n"):
         results = model.generate(prompts, sampling=replace(sampling, n=budget), **asked)
         tokens = sum(result.stats.new_tokens for result in results)
