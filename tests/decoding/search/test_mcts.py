@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
@@ -265,16 +264,3 @@ def test_texts_stream_token_by_token_to_a_stop_string_and_follow_a_grammar(train
     sampling = SamplingParams(grammar=jaxinfer.Grammar.regex("[a-d]{3}[0-9]{2}"))
     (found,) = lm.generate("The quick fox", sampling=sampling, **asked)
     assert re.fullmatch("[a-d]{3}[0-9]{2}", found.text)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mesh", ["tensor=2,data=2", "sequence=2", "pipeline=2"])
-def test_a_mesh_finds_the_texts_of_one_device(mesh):
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices")
-    one, split = (
-        LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend(), mesh=where) for where in (None, mesh)
-    )
-    assert [each.tokens for each in written(split, value=None)] == [each.tokens for each in written(one, value=None)]
-    with pytest.raises(InvalidOption, match="a function as value runs on one device"):
-        written(split)
