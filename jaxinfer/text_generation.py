@@ -67,7 +67,7 @@ class TextRow:
 
 
 def count_rows(requests: Sequence[TextRequest], rows_per_prompt: int | None) -> int:
-    """Return how many rows requests take in all, where the results of a prompt share so many (None: none are shared)."""
+    """Return how many rows requests take in all, where the results of a prompt share so many (None: none do)."""
     if rows_per_prompt is None:
         return len(requests)
     return sum(one.request.sample == 0 for one in requests) * rows_per_prompt
