@@ -3,7 +3,8 @@
 The pool keeps its shape throughout: in a loop, XLA's CPU backend copies a pool that is reshaped for a write.
 
 On a TPU, kernels and scatters want pages in bytes in different tiles, and a pool would be copied between them in every
-layer. So these are written slot by slot, which suits any tile and takes a scatter as long.
+layer. So these are written one after another, which takes a scatter as long: as single slots where the compiler keeps
+the tiles of a pool for those (libtpu of JAX 0.10), and as whole tiles where it keeps them for these (of JAX 0.12).
 """
 
 from typing import Any
@@ -12,6 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Int, Num
+
+# The slots of a tile of bytes in a TPU's memory, or one: what is written at once.
+_TILE = 32 if jax.__version_info__ >= (0, 11) else 1
 
 Places = tuple[Int[Array, "B T"], Int[Array, "B T"]]
 
@@ -78,14 +82,22 @@ def copy_pages(
     return jax.lax.fori_loop(0, pool_LPZF.shape[0], copy_in_layer, pool_LPZF) if pool_LPZF.shape[3] else pool_LPZF
 
 
-def write_one_by_one(pool_LPZF: Any, layer: Any, pages_BT: Any, slots_BT: Any, rows_BTF: Any) -> Any:
-    """Do what `write_in_pages` does, slot by slot; what is dropped is written to page 0."""
-    places, layer = _listed(pool_LPZF, (pages_BT, slots_BT)), jnp.asarray(layer, jnp.int32)
-    rows_XF = rows_BTF.reshape(-1, rows_BTF.shape[2])
+def write_one_by_one(
+    pool_LPZF: Any, layer: Any, pages_BT: Any, slots_BT: Any, rows_BTF: Any, *, tile: int = _TILE
+) -> Any:
+    """Do what `write_in_pages` does, ``tile`` slots for each that is new; what is dropped is written to page 0."""
+    (pages_X, slots_X), layer = _listed(pool_LPZF, (pages_BT, slots_BT)), jnp.asarray(layer, jnp.int32)
+    rows_XF, zero = rows_BTF.reshape(-1, rows_BTF.shape[2]), jnp.int32(0)
+    tile = min(tile, pool_LPZF.shape[2])
 
     def write(index: Any, pool_LPZF: Any) -> Any:
-        row = rows_XF[index][None, None, None]
-        return jax.lax.dynamic_update_slice(pool_LPZF, row, (layer, *(each[index] for each in places), jnp.int32(0)))
+        slot, rows_ZF = slots_X[index], rows_XF[index][None]
+        place = layer, pages_X[index], slot // tile * tile, zero
+        if tile > 1:
+            held_11ZF = jax.lax.dynamic_slice(pool_LPZF, place, (1, 1, tile, pool_LPZF.shape[3]))
+            is_new_Z1 = (jnp.arange(tile, dtype=jnp.int32) == slot % tile)[:, None]
+            rows_ZF = jnp.where(is_new_Z1, rows_ZF, held_11ZF[0, 0])
+        return jax.lax.dynamic_update_slice(pool_LPZF, rows_ZF[None, None], place)
 
     return jax.lax.fori_loop(0, rows_XF.shape[0], write, pool_LPZF)
 

@@ -50,13 +50,14 @@ def test_pages_give_the_bits_of_a_dense_cache():
         start_B = start_B + count_B
 
 
-def test_pages_written_slot_by_slot_are_those_of_a_scatter():
+@pytest.mark.parametrize("tile", [1, 2, 32])
+def test_pages_written_one_by_one_are_those_of_a_scatter(tile):
     """But for page 0, which is nobody's and takes what a scatter drops."""
     rng = np.random.default_rng(6)
     pool, rows = (jnp.asarray(rng.integers(-9, 9, shape, np.int8)) for shape in ((3, 7, 4, 5), (2, 3, 5)))
     pages, slots = jnp.array([[1, 2, 7], [3, 3, 6]], jnp.int32), jnp.array([[0, 3, 1], [2, 1, 0]], jnp.int32)
     targets = jnp.array([[5, 4, 7], [4, 1, 2]], jnp.int32), slots
-    written = write_in_pages(pool, 1, pages, slots, rows), write_one_by_one(pool, 1, pages, slots, rows)
+    written = write_in_pages(pool, 1, pages, slots, rows), write_one_by_one(pool, 1, pages, slots, rows, tile=tile)
     moved = move_in_pages(pool, (pages, slots), targets), move_one_by_one(pool, (pages, slots), targets)
     for one, other in (written, moved):
         assert not np.array_equal(one, pool)

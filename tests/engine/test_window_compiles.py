@@ -82,10 +82,12 @@ def test_a_window_of_single_tokens_reads_pages_where_they_lie(cache_dtype):
 
 
 @pytest.mark.exhaustive
-def test_a_chunk_of_a_prompt_writes_pages_where_they_lie():
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+def test_a_chunk_of_a_prompt_writes_pages_where_they_lie(cache_dtype):
+    backend = choose_backend("bfloat16", platform="tpu", cache_dtype=cache_dtype)
     table_1X, tokens_1T = number(jnp.int32, 1, SLOTS // PAGE), number(jnp.int32, 1, 512)
     numbers = number(), number(), number(), number()
-    function = partial(compute_chunk, Decoder(CONFIG, BACKEND))
-    program = compiled(function, (1,), abstract_params(CONFIG, BACKEND), pools(), table_1X, tokens_1T, *numbers)
+    function = partial(compute_chunk, Decoder(CONFIG, backend))
+    program = compiled(function, (1,), abstract_params(CONFIG, BACKEND), pools(backend), table_1X, tokens_1T, *numbers)
     assert "attend_pages" in (program.as_text() or "")
-    check_pools(program)
+    check_pools(program, backend)
