@@ -80,10 +80,17 @@ def test_every_token_gets_its_experts_however_many_share_them(options):
 )
 def test_a_tokens_bits_are_the_same_in_any_company(dtype, biased):
     """From blocks of one row to blocks of 32, of which the last tokens' are not full."""
-    assert len({block_rows(count, CHOSEN, EXPERTS) for count in SIZES}) >= 3
+    assert len({block_rows(count, CHOSEN, EXPERTS, "cpu") for count in SIZES}) >= 3
     whole = run(max(SIZES), dtype=dtype, biased=biased)
     for count in SIZES[:-1]:
         assert (run(count, dtype=dtype, biased=biased) == whole[:count]).all(), count
+
+
+@pytest.mark.parametrize(("platform", "most"), [("cpu", 64), ("tpu", 256)])
+def test_a_block_has_the_rows_of_an_even_share_up_to_what_a_weight_pays_for(platform, most):
+    """Of 256 experts, 8 a token: one row in decoding, and as many as a prompt fills."""
+    rows = [block_rows(tokens, 8, 256, platform) for tokens in (1, 32, 1024, 1 << 14)]
+    assert rows == [1, 1, 32, most]
 
 
 def test_experts_that_no_token_goes_to_are_not_read():
