@@ -66,8 +66,9 @@ def _within_groups(choice_BTE: Array, experts: Experts) -> Array:
 
 
 def _softmax(logits: Array) -> Array:
-    # Rounded, or the compiler could multiply and add at once where a program's shape suits it.
-    powers = rounded(jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)))
+    # Rounded, or the compiler could multiply and add at once where a program's shape suits it: in the exponential of a
+    # difference too, which begins with a product.
+    powers = rounded(jnp.exp(rounded(logits - jnp.max(logits, axis=-1, keepdims=True))))
     return powers / _sum(powers)
 
 

@@ -4,6 +4,13 @@ from tests.mutants.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "a router's exponential begins with a product of the difference",
+        "jaxinfer/models/routing.py",
+        "rounded(jnp.exp(rounded(logits - jnp.max(logits, axis=-1, keepdims=True))))",
+        "rounded(jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)))",
+        "tests/models/test_routing.py::test_a_tokens_choice_has_the_same_bits_in_any_company",
+    ),
+    Fault(
         "the scores of the chosen are those that chose them",
         "jaxinfer/models/routing.py",
         "weights_BTC = jnp.take_along_axis(scores_BTE,",
