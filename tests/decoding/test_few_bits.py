@@ -22,7 +22,6 @@ from tests.decoding.strategy_cases import CASES
 FORMS = {"int4": int4(32, False), "int8": INT8, "Q8_0": GGUF_FORMATS["Q8_0"]}
 # Of models that round rows to bytes too.
 FORMS |= {"int8, rows in int8": INT8, "int4, rows in int8": int4(32, False)}
-ORDINARY, WIDE = ("prompt_lookup",), ("medusa",)
 LENGTHS = (33, 1, 17)
 REQUESTS = [
     request(np.random.default_rng(length).integers(1, VOCAB_SIZE, length).tolist(), 20, sampling)
@@ -72,7 +71,8 @@ def check(quantized: Quantized, form: str, name: str) -> None:
     assert not strategy.max_depth or sum(row.counts.accepted for row in found) > 0
 
 
-@pytest.mark.parametrize("name", [*ORDINARY, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prompt_lookup", "medusa"])
 def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
     check(quantized, "int4", name)
 

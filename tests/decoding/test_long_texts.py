@@ -3,9 +3,6 @@
 Programs are compiled with few optimisations. One strategy of each kind writes long texts in every run, all in the wide.
 """
 
-from collections.abc import Collection
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -33,17 +30,8 @@ from tests.decoding.watched import run_watched
 from tests.shared_data import shared_data
 from tests.toys import encode_bytes
 
-WIDE_TELLERS = ("draft_model+prompt_lookup",)
-WRITERS = ("prompt_lookup",)
-WIDE_WRITERS = ()
-
-
-def in_runs(ordinary: Collection[str], wide: Collection[str]) -> list[Any]:
-    """Return all strategies, each marked for its run."""
-    slow, exhaustive = pytest.mark.slow, pytest.mark.exhaustive
-    return [
-        name if name in ordinary else pytest.param(name, marks=slow if name in wide else exhaustive) for name in CASES
-    ]
+# In the wide run; the others in the exhaustive one alone.
+WIDE = ("prompt_lookup",)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +50,8 @@ def stories():
     return lm, asked
 
 
-@pytest.mark.parametrize("name", in_runs((), WIDE_TELLERS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
 def test_stories_are_those_of_plain_decoding(stories, name):
     lm, asked = stories
     forget_programs(lm)
@@ -81,7 +70,7 @@ def test_texts_of_the_trained_model_are_screened(covered, kind):
 
 @pytest.fixture(
     scope="module",
-    params=in_runs(WRITERS, WIDE_WRITERS),
+    params=[pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in CASES],
 )
 def trained(request, covered):
     """Return a trained model with each strategy in turn, and the strategy's name."""

@@ -32,6 +32,7 @@ def test_a_stage_holds_its_layers_and_writes_its_cache_in_place(decode):
     assert decode.temporary_bytes < 0.02 * decode.cache_bytes
 
 
+@pytest.mark.slow
 def test_stages_hand_on_hidden_states_and_gather_neither_weights_nor_cache(decode):
     sent = [found for found in decode.collectives() if not found.branches]
     assert {found.collective for found in sent} == {"all-reduce", "collective-permute"}
@@ -41,12 +42,14 @@ def test_stages_hand_on_hidden_states_and_gather_neither_weights_nor_cache(decod
     assert counted["all-reduce"][0] == pytest.approx(2 * 32, abs=5)
 
 
+@pytest.mark.slow
 def test_a_step_reads_weights_and_cache_once_in_each_of_its_ticks(decode):
     floor = decode_floor(count_footprint(DEPLOYMENT))
     assert 1.9 < total(decode.instructions()).hbm_bytes / floor < 2.2
     assert pipeline_schedule(DEPLOYMENT, 1).bubble == 1 / 2
 
 
+@pytest.mark.slow
 def test_what_a_step_is_estimated_at_is_what_the_compiler_makes_of_it(decode):
     estimate = estimate_step(DEPLOYMENT, count_footprint(DEPLOYMENT))
     counted = total(decode.instructions())
