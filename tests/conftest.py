@@ -83,7 +83,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long files."""
+    """Begin with the long files; refuse a test of two runs, which the cheaper one would run too."""
+    if both := [item.nodeid for item in items if {"slow", "exhaustive"} <= {mark.name for mark in item.iter_markers()}]:
+        raise pytest.UsageError(f"marked slow and exhaustive: {', '.join(both)}")
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 

@@ -132,6 +132,11 @@ class Strategy(ABC):
     runs_in_engine: ClassVar[bool] = True
 
     @property
+    def is_search(self) -> bool:
+        """Whether it looks for other texts than plain decoding's, and is no way to decode faster."""
+        return self.exactness in ("beam", "search")
+
+    @property
     def exactness(self) -> str:
         """What the strategy promises about its tokens."""
         return {"match": "identical", "rejection": "distribution", "typical": "lossy"}[self.acceptance]

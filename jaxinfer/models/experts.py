@@ -1,8 +1,9 @@
 """The feed-forward layer of a mixture of experts (Shazeer et al., 1701.06538)."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import flax.linen as nn
@@ -70,7 +71,9 @@ def _to_scaled(
     output_BXD = apply(
         scaled_BTCD.reshape(batch, num_tokens * per_token, -1), each_BX1, jnp.ones_like(each_BX1, weights_BTC.dtype)
     )
-    return output_BXD.reshape(batch, num_tokens, per_token, -1).sum(axis=2)
+    each_BTCD = output_BXD.reshape(batch, num_tokens, per_token, -1)
+    # One after another: the order of a sum over an axis is the compiler's.
+    return reduce(operator.add, [each_BTCD[:, :, place] for place in range(per_token)])
 
 
 class Scores(nn.Module):

@@ -50,7 +50,7 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
         parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]
         depth = max(part.max_depth for part in parts)
         return replace(strategy, parts=tuple(part.in_sum(depth) for part in parts))
-    if strategy.exactness in ("beam", "search"):
+    if strategy.is_search:
         named = "beam search" if strategy.exactness == "beam" else "tree search"
         raise InvalidOption(f"{named}, which has a loop of its own, is not planned: choose another strategy")
     target = split_decoder(config, mesh, dtype)

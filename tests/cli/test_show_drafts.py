@@ -110,6 +110,8 @@ def test_stats_say_so_where_plain_decoding_would_have_been_faster(
         "slower: on this device plain decoding would have been faster than prompt_lookup" in outcome.err
     ) is is_slower
     assert "plain" not in generate(PROMPT, "--stats", "--max-new-tokens", "4").err
+    search = "--strategy", "beam:width=1"
+    assert "plain" not in generate(PROMPT, "--stats", "--max-new-tokens", "4", *search).err
 
 
 def test_plain_steps_are_timed_without_compiling_or_changing_anything(model: jaxinfer.LanguageModel) -> None:

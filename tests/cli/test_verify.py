@@ -89,7 +89,13 @@ def test_a_strategy_that_changes_tokens_fails(verify: Run, monkeypatch: pytest.M
     assert text["divergence"]["margin"] > found["tolerance"] == 1e-4
     assert text["divergence"]["plain_token"] != text["divergence"]["strategy_token"]
 
-    for claim, reason in (("lossy", "lossy by design"), ("distribution", "keeps their distribution")):
+    claims = {
+        "lossy": "lossy by design",
+        "distribution": "keeps their distribution",
+        "beam": "searches for the likeliest text",
+        "search": "searches for the text that is worth most",
+    }
+    for claim, reason in claims.items():
         outcome = verify(*arguments, f"gullible:claim={claim}")
         assert outcome.code == 1
         *_, said, verdict = outcome.out.splitlines()

@@ -11,8 +11,6 @@ from tests.decoding.identity import check_identical, check_not_vacuous, forget_p
 from tests.decoding.strategy_cases import CASES
 
 IN_EVERY_RUN = ("prompt_lookup",)
-WIDE = ("medusa",)
-REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES if name not in (*IN_EVERY_RUN, *WIDE)]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,9 @@ def wide():
         return lm, ask(lm, random_prompts(), LIMITS, SAMPLINGS)
 
 
-@pytest.mark.parametrize("name", [*IN_EVERY_RUN, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDE), *REST])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.exhaustive) for name in CASES]
+)
 def test_texts_in_64_bits_are_those_of_plain_decoding(wide, name):
     lm, asked = wide
     forget_programs(lm)

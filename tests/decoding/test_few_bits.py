@@ -16,6 +16,7 @@ from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format, int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from tests.decoding.covered_models import OTHER_SAMPLINGS, VOCAB_SIZE, random_model
+from tests.decoding.rounded_models import check_texts
 from tests.decoding.rows import Row, request, run
 from tests.decoding.strategy_cases import CASES
 
@@ -61,14 +62,7 @@ def quantized() -> Quantized:
 
 def check(quantized: Quantized, form: str, name: str) -> None:
     plain, lm, expected = quantized(form)
-    texts = [[*one.prompt, *row.tokens] for one, row in zip(REQUESTS, expected)]
-    # What drafts is fitted to the model that the rounded one was made of.
-    strategy = CASES[name].strategy("gpt2", plain, texts)
-    found = run(lm, REQUESTS, strategy)
-    for one, other in zip(found, expected):
-        assert one.tokens == other.tokens
-        assert np.asarray(one.logprobs, np.float32).tobytes() == np.asarray(other.logprobs, np.float32).tobytes()
-    assert not strategy.max_depth or sum(row.counts.accepted for row in found) > 0
+    check_texts("gpt2", plain, lm, REQUESTS, expected, name)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from jaxinfer.models.layers import expert_stacks
 from jaxinfer.ops.few_bits.formats import INT8, MXFP4, int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from tests.decoding.covered_models import OTHER_SAMPLINGS, VOCAB_SIZE, random_model
+from tests.decoding.rounded_models import check_texts
 from tests.decoding.rows import Row, request, run
 from tests.decoding.strategy_cases import CASES
 
@@ -43,24 +44,16 @@ def mixture() -> Mixture:
 @pytest.mark.parametrize(
     ("form", "name"),
     [
-        pytest.param(form, name, marks=() if (form, name) == ONE else pytest.mark.exhaustive)
+        pytest.param(form, name, marks=pytest.mark.slow if (form, name) == ONE else pytest.mark.exhaustive)
         for form in FORMS
         for name in CASES
     ],
 )
 def test_texts_are_those_of_plain_decoding_on_the_same_weights(mixture, form, name):
     plain, lm, expected = mixture(form)
-    texts = [[*one.prompt, *row.tokens] for one, row in zip(REQUESTS, expected)]
-    # What drafts is fitted to the model that the rounded one was made of.
-    strategy = CASES[name].strategy("qwen3_moe", plain, texts)
-    found = run(lm, REQUESTS, strategy)
-    for one, other in zip(found, expected):
-        assert one.tokens == other.tokens
-        assert np.asarray(one.logprobs, np.float32).tobytes() == np.asarray(other.logprobs, np.float32).tobytes()
-    assert not strategy.max_depth or sum(row.counts.accepted for row in found) > 0
+    check_texts("qwen3_moe", plain, lm, REQUESTS, expected, name)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_are_those_of_the_weights_that_codes_stand_for(mixture, form):
     """Where rows that are rounded to bfloat16 choose the same experts: nearly everywhere."""

@@ -68,8 +68,9 @@ def number(kind=jnp.int32, *shape):
     return jax.ShapeDtypeStruct(shape, kind)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+@pytest.mark.parametrize(
+    "cache_dtype", [pytest.param(None, marks=pytest.mark.exhaustive), pytest.param("int8", marks=pytest.mark.slow)]
+)
 def test_a_window_of_single_tokens_reads_pages_where_they_lie(cache_dtype):
     backend = choose_backend("bfloat16", platform="tpu", cache_dtype=cache_dtype)
     decoder = Decoder(CONFIG, backend)

@@ -77,9 +77,11 @@ def test_experts_in_few_bits_are_counted_in_their_bits(weights, bits):
         assert found.block_bytes - found.expert_bytes == pytest.approx(2 * attention, rel=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("weights", ["int4:group=64", pytest.param("int8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "weights",
+    [pytest.param("int4:group=64", marks=pytest.mark.slow), pytest.param("int8", marks=pytest.mark.exhaustive)],
+)
 def test_an_experts_codes_are_read_where_they_lie(weights):
     """Four bits by our kernel, which is told where the expert is."""
     options = {"batch": 1, "max_len": 1024, "mesh": MeshConfig(expert=8), "prompt_tokens": None, "weights": weights}

@@ -90,7 +90,7 @@ class AcceptanceRun:
         names = dict.fromkeys((BASELINE, *workload.strategies))
         self.strategies: dict[str, Strategy] = {name: model.resolve(name) for name in names}
         for name, strategy in self.strategies.items():
-            if strategy.exactness in ("beam", "search"):
+            if strategy.is_search:
                 raise InvalidOption(
                     f"{name} is a search for other texts, so it has no speed-up over plain decoding: leave it out"
                 )

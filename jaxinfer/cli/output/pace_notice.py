@@ -27,7 +27,7 @@ def pace_lines(
     from jaxinfer.decoding.registry import parse_strategy
 
     parsed = parse_strategy(strategy)
-    if parsed.name == "autoregressive" or parsed.exactness == "beam":
+    if parsed.name == "autoregressive" or parsed.is_search:
         return []
     step_seconds = plain_step_seconds(model, prompts, max_new_tokens, sampling, adapter)
     ratio = None if step_seconds is None else speed_up(batches, step_seconds)

@@ -97,7 +97,11 @@ def verdict_lines(report: Report) -> list[str]:
     """Return the verdict, after what bears on it: a promise not made, drafts that never came to anything."""
     lines = []
     if report.promise != "identical":
-        reason = {"distribution": "it keeps their distribution", "beam": "it searches for the likeliest text"}
+        reason = {
+            "distribution": "it keeps their distribution",
+            "beam": "it searches for the likeliest text",
+            "search": "it searches for the text that is worth most",
+        }
         said = reason.get(report.promise, "it is lossy by design")
         lines.append(f"{report.strategy} does not promise the tokens of plain decoding: {said}")
     elif report.accepted_deep == 0:

@@ -199,9 +199,12 @@ def test_blocks_of_experts_stay_as_they_lie(tmp_path):
     check_blocks(jaxinfer.load(path, weights="gguf"), jaxinfer.load(path), params, "MXFP4")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kind"), [("gpt_oss", "MXFP4"), pytest.param("mixtral", "Q8_0", marks=pytest.mark.exhaustive)]
+    ("name", "kind"),
+    [
+        pytest.param("gpt_oss", "MXFP4", marks=pytest.mark.slow),
+        pytest.param("mixtral", "Q8_0", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_blocks_of_experts_are_multiplied_as_they_lie(tmp_path, monkeypatch, name, kind):
     widths = {"intermediate_size": 64}, {"feed_forward_length": 64}
