@@ -1,7 +1,7 @@
 """A language model as people use it: text in, text out; `jaxinfer.model_loading` makes one from a checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from jaxinfer.models.streaming import is_endless
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.parallel.partitioner import partitioner_of
+from jaxinfer.parallel.partitioner import Partitioner, partitioner_of
 from jaxinfer.results import GenerationResult, StreamPiece
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.start_times import LoadTimes
@@ -90,7 +90,7 @@ class LanguageModel:
         self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner, programs)
         self.load_times = load_times or LoadTimes()
         self._checkpoint, self._is_rounded = checkpoint, is_rounded
-        self._resolved: dict[Strategy, Strategy] = {}
+        self._resolved: dict[tuple[Strategy, Partitioner], Strategy] = {}
         self._has_engine = False
         self._beside_columns = columns_beside(config, self.params, backend, partitioner)
         self.loaded_adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint)
@@ -216,6 +216,7 @@ class LanguageModel:
 
         A model has one engine at a time, and keeps its adapters while that runs.
         """
+        from jaxinfer.engine.assembly import group_models
         from jaxinfer.engine.config import engine_config
         from jaxinfer.engine.engine import Engine
 
@@ -223,7 +224,9 @@ class LanguageModel:
             raise InvalidOption("an engine has a paged cache of its own: load the model without another cache")
         config = engine_config(options, config)
         self._check_no_engine("engine")
-        resolved = self.resolve(strategy)
+        resolve = partial(self._resolve, strategy)
+        groups = group_models(self.programs, self.params, self.adapted_params, resolve)
+        resolved = groups[0].strategy
 
         def make_requests(
             prompts: list[Prompt], max_new_tokens: int, sampling: Any, adapter: str | None = None
@@ -238,9 +241,7 @@ class LanguageModel:
         self._has_engine = True
         try:
             return Engine(
-                self.programs,
-                self.adapted_params,
-                resolved,
+                groups,
                 config,
                 max_len=self.max_len,
                 eos_token_ids=self.eos_token_ids,
@@ -439,23 +440,20 @@ class LanguageModel:
 
     def resolve(self, strategy: str | Strategy) -> Strategy:
         """Return a strategy with everything that its options name loaded, once for all calls that name it."""
+        return self._resolve(strategy, self.programs.partitioner, self.params)
+
+    def _resolve(self, strategy: str | Strategy, on: Partitioner, params: Params) -> Strategy:
+        """Return a strategy resolved for these devices and the model's parameters on them."""
         parsed = parse_strategy(strategy)
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
-        target = Target(
-            self.config,
-            self.backend,
-            self.params,
-            self.speaks_like,
-            self.programs.partitioner,
-            lambda: self.base_fingerprint,
-            self._checkpoint,
-        )
+        speaks_like, names = self.speaks_like, lambda: self.base_fingerprint
+        target = Target(self.config, self.backend, params, speaks_like, on, names, self._checkpoint)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
-        if parsed not in self._resolved:
-            self._resolved[parsed] = parsed.resolve(target)
-        return self._resolved[parsed]
+        if (parsed, on) not in self._resolved:
+            self._resolved[parsed, on] = parsed.resolve(target)
+        return self._resolved[parsed, on]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,20 +1,95 @@
 """Puts an engine's parts together: a core with its scheduler, its pages and its device."""
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
+from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.device import Device
+from jaxinfer.engine.held_pages import HeldPages
 from jaxinfer.engine.kept_pace import KeptPace
 from jaxinfer.engine.memory import count_pages
 from jaxinfer.engine.pages import PagePool
 from jaxinfer.engine.prefixes import PrefixIndex
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.notation import Params
+from jaxinfer.parallel.groups import held_by, partitioners
+from jaxinfer.parallel.held import HeldPartitioner
+from jaxinfer.parallel.partitioner import Partitioner
+
+
+class GroupModel(NamedTuple):
+    """A model as one group of devices has it, and a strategy that is resolved for it."""
+
+    programs: Programs
+    params: Params
+    strategy: Strategy
+
+
+def group_models(
+    programs: Programs, params: Params, adapted: Params, resolve: Callable[[Partitioner, Params], Strategy]
+) -> list[GroupModel]:
+    """Return a model's part on each group of its devices; ``adapted`` are its parameters with those of adapters."""
+    groups = partitioners(programs.partitioner)
+    if len(groups) == 1:
+        return [GroupModel(programs, adapted, resolve(groups[0], params))]
+    decoder = programs.decoder
+    return [
+        GroupModel(
+            Programs(
+                Decoder(decoder.config, replace(decoder.backend, mesh=on.mesh)), programs.layout, on, programs.kept
+            ),
+            held_by(on, adapted),
+            resolve(on, held_by(on, params)),
+        )
+        for on in groups
+    ]
+
+
+def make_cores(groups: Sequence[GroupModel], config: EngineConfig, **options: Any) -> list[EngineCore]:
+    """Return a core for each group, which has its part of the rows and of the pages; ``options`` as for `make_core`."""
+
+    def part(whole: int) -> int:
+        return -(-whole // len(groups))
+
+    pages = None if config.pages is None else part(config.pages)
+    own = replace(config, max_rows=part(config.max_rows), pages=pages)
+    cores: list[EngineCore] = []
+    for programs, params, strategy in groups:
+        partitioner = HeldPartitioner(programs.partitioner.mesh)
+        partitioner.check_axes()
+        paged = Programs(programs.decoder, PagedLayout(config.page_size), partitioner, programs.kept)
+        cores.append(make_core(paged, params, strategy, own, rounds_up=True, num_groups=len(groups), **options))
+    return cores
+
+
+def warm_up(cores: Sequence[EngineCore], progress: Callable[[int, int], None]) -> None:
+    """Read or compile all programs of all cores at the same time; ``progress`` gets how many are done, and of all."""
+    if len(cores) == 1:
+        cores[0].warm_up(progress)
+        return
+    done, lock = [(0, 0)] * len(cores), threading.Lock()
+
+    def note(place: int, count: int, total: int) -> None:
+        with lock:
+            done[place] = count, total
+            counts, totals = zip(*done, strict=True)
+            # The others' number is not known before they begin, and is the same.
+            progress(sum(counts), max(totals) * len(cores))
+
+    with ThreadPoolExecutor(len(cores)) as pool:
+        for future in [pool.submit(core.warm_up, partial(note, place)) for place, core in enumerate(cores)]:
+            future.result()
 
 
 def make_core(
@@ -28,16 +103,18 @@ def make_core(
     clock: Callable[[], float],
     rounds_up: bool = False,
     kept_pace: KeptPace | None = None,
+    num_groups: int = 1,
 ) -> EngineCore:
     """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved.
 
-    If it ``rounds_up``, larger programs run until those that fit are compiled (`Device`).
+    If it ``rounds_up``, larger programs run until those that fit are compiled (`Device`). It is one of ``num_groups``,
+    which share the memory of a host's CPUs.
     """
     decoder = programs.decoder
     headroom = step_headroom(strategy, decoder.backend)
     num_slots, rows_each = max_len + headroom, strategy.rows_per_prompt or 1
     strategy.check_slots(num_slots)
-    num_pages = count_pages(config, decoder, num_slots, len(strategy.features))
+    num_pages = count_pages(config, decoder, num_slots, len(strategy.features), num_groups)
     if config.max_rows < rows_each:
         raise InvalidOption(
             f"engine: max_rows={config.max_rows} is less than the width={rows_each} rows of a beam search"
@@ -57,16 +134,16 @@ def make_core(
         rounds_up=rounds_up,
     )
     pool = PagePool(num_pages)
-    scheduler = Scheduler(
+    held = HeldPages(
         config,
         pool,
         PrefixIndex(pool, config.page_size),
-        tokens_per_step=strategy.max_depth + 1,
         headroom=headroom,
         # Where a token's keys have the same bits whoever computes them, answers are as good as prompts.
         shares_answers=config.prefix_cache == "all" or decoder.backend.keeps_bits,
         rows_each=rows_each,
     )
+    scheduler = Scheduler(config, held, tokens_per_step=strategy.max_depth + 1)
     kept_pace = KeptPace(programs) if kept_pace is None else kept_pace
     core = make(decoder.config, device, scheduler, frozenset(eos_token_ids), clock, kept_pace)
     scheduler.preempt = core.preempt

@@ -24,7 +24,7 @@ class BeamCore(EngineCore):
     def preempt(self, sequence: EngineSequence) -> None:
         if not isinstance(sequence, BeamSequence) or sequence.stage is not Stage.RUNNING:
             return
-        slot, columns = sequence.slot, self.scheduler.pages_for(len(sequence.tokens))
+        slot, columns = sequence.slot, self.scheduler.held.pages_for(len(sequence.tokens))
         assert slot is not None
         try:
             row = self._device.read_row(slot)
@@ -69,7 +69,7 @@ class BeamCore(EngineCore):
             if not isinstance(sequence, BeamSequence) or sequence.stage is not Stage.RUNNING:
                 continue
             sequence.tokens = report.best_BS[index, : report.lengths_B[index]].tolist()
-            self.scheduler.forked(sequence, report.tables_BWX[index].tolist())
+            self.scheduler.held.forked(sequence, report.tables_BWX[index].tolist())
             sequence.origin.steps += int(report.steps_B[index])
             assert sequence.slot is not None
             if report.done_B[index]:
@@ -98,7 +98,7 @@ class BeamCore(EngineCore):
         """Let a search whose texts have outgrown their rotation wait, to be computed for texts as long as they are."""
         length, state = len(sequence.tokens), row.state
         state = state._replace(context_lengths_B=np.asarray(state.lengths_B), reach_B=np.asarray(state.limits_B))
-        self._leave(sequence, row._replace(state=state), self.scheduler.pages_for(length))
+        self._leave(sequence, row._replace(state=state), self.scheduler.held.pages_for(length))
         sequence.salt = self._salt_of(sequence, length, cache_salt_of(sequence.salt))
         self.scheduler.requeue(sequence, length)
 

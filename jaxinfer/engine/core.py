@@ -1,7 +1,7 @@
 """The engine without its thread: one step is one action of the scheduler, run on the device and told to its request."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from jaxinfer.decoding.rope_crossing import reachable_lengths, switch_lengths
 from jaxinfer.engine.device import Device
 from jaxinfer.engine.kept_pace import KeptPace
-from jaxinfer.engine.metrics import Counters
+from jaxinfer.engine.metrics import Counters, EngineMetrics
 from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.prefix import PrefixOutput, PrefixRequest
 from jaxinfer.engine.programs import Report
@@ -74,18 +74,39 @@ class EngineCore:
     def check_fits(self, sequence: EngineSequence) -> None:
         """Raise InvalidOption if a sequence, not added yet, may need more pages than there are; any thread may ask."""
         salt = self._salt_of(sequence, sequence.context_length, sequence.salt)
-        needed, most = self.scheduler.own_pages(sequence, salt), self.scheduler.most_pages()
+        needed, most = self.scheduler.held.own_pages(sequence, salt), self.scheduler.held.most_pages()
         if needed > most:
             raise InvalidOption(
                 f"the request may need {needed} pages of {self.scheduler.config.page_size} tokens, but the engine has "
                 f"{most}: shorten it, or give the engine more memory"
             )
 
+    def cached_tokens(self, sequence: EngineSequence) -> int:
+        """Return how many tokens of a sequence, not added yet, are in the cache now; any thread may ask."""
+        salt = self._salt_of(sequence, sequence.context_length, sequence.salt)
+        return self.scheduler.held.cached_tokens(sequence, salt)
+
+    def metrics(self) -> EngineMetrics:
+        """Return what it is like now; any thread may ask."""
+        scheduler, pool = self.scheduler, self.scheduler.held.pool
+        return EngineMetrics(
+            waiting=len(scheduler.waiting),
+            prefilling=len(scheduler.prefilling),
+            running=len(scheduler.running),
+            pages_in_use=pool.in_use,
+            pages_cached=pool.cached,
+            pages_free=pool.free,
+            preemptions=scheduler.preemptions,
+            compilations=self._device.compilations,
+            compile_seconds=self._device.compile_seconds,
+            **asdict(self.counters),
+        )
+
     def release(self, name: str) -> None:
         """Let a prefix go, computed or not; one that there is not does no harm."""
         self._prefixes.pop(name, None)
-        if name in self.scheduler.pinned:
-            self.scheduler.unpin(name)
+        if name in self.scheduler.held.pinned:
+            self.scheduler.held.unpin(name)
         for sequence in self._alive():
             if sequence.is_prefix and sequence.origin.name == name:
                 self.fail(sequence, RequestCancelled("the prefix was released"))
@@ -137,7 +158,7 @@ class EngineCore:
     def preempt(self, sequence: EngineSequence) -> None:
         """Keep what a sequence that has to make room needs to go on, if it is to be kept."""
         if self.scheduler.config.preemption == "offload" and sequence.stage is Stage.RUNNING:
-            held = self.scheduler.pages_for(len(sequence.tokens))
+            held = self.scheduler.held.pages_for(len(sequence.tokens))
             assert sequence.slot is not None
             try:
                 sequence.saved = self._device.save(sequence.slot, sequence.pages[:held])
@@ -150,7 +171,7 @@ class EngineCore:
         scheduler, is_first_time = self.scheduler, not self._is_stuck
         if not scheduler.waiting or scheduler.running or scheduler.prefilling:
             return False
-        unfit = next((each for each in scheduler.waiting if not scheduler.fits(each, each.salt)), None)
+        unfit = next((each for each in scheduler.waiting if not scheduler.held.fits(each, each.salt)), None)
         if unfit is None and is_first_time:
             # The only one that ran has just made room, and another can go on.
             self._is_stuck = True
@@ -181,7 +202,7 @@ class EngineCore:
             return
         self.counters.cached_tokens += sequence.cached_tokens
         if sequence.is_prefix:
-            self.scheduler.pin(output.name, sequence.keys, self.scheduler.tail_of(sequence))
+            self.scheduler.held.pin(output.name, sequence.keys, self.scheduler.held.tail_of(sequence))
             self._prefixes[output.name] = sequence
             self.scheduler.end(sequence)
             output.request.finish()

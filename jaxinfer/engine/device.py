@@ -172,6 +172,11 @@ class Device:
         """The seconds that calls have waited for programs."""
         return self._programs.compile_seconds
 
+    @property
+    def compilations(self) -> int:
+        """How many programs were compiled."""
+        return self._programs.compilations
+
     def compute(
         self, tokens: Sequence[int], start: int, pages: Sequence[int], context_length: int, adapter: int = 0
     ) -> Any:

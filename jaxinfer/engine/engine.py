@@ -6,24 +6,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import TypeGuard
 
-from jaxinfer.cache.layouts import PagedLayout
-from jaxinfer.decoding.programs import Programs
-from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.arrivals import sequences_of
-from jaxinfer.engine.assembly import make_core
+from jaxinfer.engine.assembly import GroupModel, make_cores, warm_up
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.group import EngineGroup
+from jaxinfer.engine.metrics import EngineMetrics, total
 from jaxinfer.engine.prefix import EnginePrefix, PrefixOutput, PrefixRequest
 from jaxinfer.engine.request import EngineRequest, RequestStats
+from jaxinfer.engine.routing import Standing, choose_group
 from jaxinfer.engine.sequence import EngineSequence
-from jaxinfer.errors import EngineBusy, EngineClosed, EngineError, InvalidOption
-from jaxinfer.notation import Params
-from jaxinfer.parallel.held import HeldPartitioner
+from jaxinfer.errors import EngineBusy, EngineError, InvalidOption
 from jaxinfer.results import StreamPiece
 from jaxinfer.text_generation import TextRequest
 from jaxinfer.tokenizers import Tokenizer
@@ -38,16 +34,14 @@ _MOST_SECONDS = 10**9
 class Engine:
     """Serves requests on one model, as many at a time as there are rows; `jaxinfer.LanguageModel.engine` makes one.
 
-    One thread owns the device. A request's tokens and log-probabilities are those of `LanguageModel.generate` with the
-    same strategy, whatever else runs. Use it as a context: leaving it waits for all requests, or cancels them if an
-    exception leaves it.
+    A request's tokens and log-probabilities are those of `LanguageModel.generate` with the same strategy, whatever else
+    runs. Use it as a context: leaving it waits for all requests, or cancels them if an exception leaves it. The groups
+    of devices of a mesh's axis ``data`` have pages and a thread each, and a request is one group's.
     """
 
     def __init__(
         self,
-        programs: Programs,
-        params: Params,
-        strategy: Strategy,
+        groups: Sequence[GroupModel],
         config: EngineConfig,
         *,
         max_len: int,
@@ -56,34 +50,17 @@ class Engine:
         make_requests: Callable[..., list[TextRequest]],
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        if not strategy.runs_in_engine:
-            raise InvalidOption(f"strategy {strategy.name} does not run in an engine: use generate")
-        partitioner = HeldPartitioner(programs.partitioner.mesh)
-        partitioner.check_axes()
+        self._strategy = groups[0].strategy
+        if not self._strategy.runs_in_engine:
+            raise InvalidOption(f"strategy {self._strategy.name} does not run in an engine: use generate")
         self.config = config
         self._max_len, self._tokenizer, self._make_requests = max_len, tokenizer, make_requests
         self._eos_token_ids, self._on_close = tuple(eos_token_ids), on_close
-        self._programs = Programs(programs.decoder, PagedLayout(config.page_size), partitioner, programs.kept)
-        self._core = make_core(
-            self._programs,
-            params,
-            strategy,
-            config,
-            max_len=max_len,
-            eos_token_ids=eos_token_ids,
-            clock=time.monotonic,
-            rounds_up=True,
-        )
-        self._strategy = strategy
+        cores = make_cores(groups, config, max_len=max_len, eos_token_ids=eos_token_ids, clock=time.monotonic)
         self._numbers, self._names = itertools.count(), itertools.count()
-        self._inbox: list[Callable[[], None]] = []
-        self._changed = threading.Condition()
-        # All that somebody may wait for, from the call that takes it until it has ended.
-        self._live: dict[EngineRequest | PrefixRequest, list[EngineSequence]] = {}
-        self._is_closing = self._is_closed = False
-        self._failure = ""
-        self._thread = threading.Thread(target=self._serve, name="jaxinfer-engine", daemon=True)
-        self._thread.start()
+        self._taking = threading.Lock()
+        self._num_open = len(cores)
+        self._groups = [EngineGroup(core, self._group_ended) for core in cores]
         # The interpreter crashes if it ends while a thread is inside a program.
         self._at_exit = partial(_cancel_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -130,14 +107,13 @@ class Engine:
             salt=cache_salt,
             drafts=drafts,
         )
-        self._core.check_fits(sequences[0])
+        fitting = self._fitting(sequences[0])
         request.watch(partial(_stats_of, sequences[0]))
-        with self._changed:
+        with self._taking:
             self._check_open()
-            if len(self._core.scheduler.waiting) + len(self._inbox) >= self.config.max_waiting:
+            if sum(group.num_waiting for group in self._groups) >= self.config.max_waiting:
                 raise EngineBusy(f"{self.config.max_waiting} requests wait already: try again later")
-            self._live[request] = sequences
-            self._post(lambda: [self._core.add(sequence) for sequence in sequences])
+            _best_of(fitting, sequences[0]).take(request, sequences)
         return request
 
     def prefix(self, prompt: str | Sequence[int], *, cache_salt: str = "", adapter: str | None = None) -> EnginePrefix:
@@ -151,24 +127,30 @@ class Engine:
         check_options(cache_salt=cache_salt)
         (text,) = self._make_requests([prompt], 1, None, adapter)
         tokens = list(text.request.prompt)
-        request, name, now = PrefixRequest(), str(next(self._names)), time.monotonic()
-        sequence = EngineSequence(
-            number=next(self._numbers),
-            tokens=tokens,
-            max_length=len(tokens),
-            arrival=now,
-            salt=cache_salt,
-            adapter=text.request.adapter,
-            origin=PrefixOutput(name, request),
-            is_prefix=True,
-        )
-        self._core.check_fits(sequence)
-        with self._changed:
+        name, now, requests = str(next(self._names)), time.monotonic(), [PrefixRequest() for _ in self._groups]
+        # Whichever group a request goes to has the prefix.
+        sequences = [
+            EngineSequence(
+                number=next(self._numbers),
+                tokens=tokens,
+                max_length=len(tokens),
+                arrival=now,
+                salt=cache_salt,
+                adapter=text.request.adapter,
+                origin=PrefixOutput(name, request),
+                is_prefix=True,
+            )
+            for request in requests
+        ]
+        for group, sequence in zip(self._groups, sequences, strict=True):
+            group.core.check_fits(sequence)
+        with self._taking:
             self._check_open()
-            self._live[request] = [sequence]
-            self._post(lambda: self._core.add(sequence))
+            for group, request, sequence in zip(self._groups, requests, sequences, strict=True):
+                group.take(request, [sequence])
         try:
-            request.wait()
+            for request in requests:
+                request.wait()
         except BaseException:
             # Who was interrupted has nothing to release.
             self._release(name)
@@ -182,35 +164,22 @@ class Engine:
         gets how many programs are done, and of how many. Requests are served meanwhile.
         """
         self._check_may_wait("warm_up")
-        with self._changed:
-            self._check_open()
-        self._core.warm_up(progress)
+        self._check_open()
+        warm_up([group.core for group in self._groups], progress)
 
     @property
     def longest_text(self) -> int:
         """The most tokens, prompt and output, that a request can reach now: of the context, and of the pages."""
-        return min(self._max_len, self._core.scheduler.longest_text())
+        return min(self._max_len, max(group.core.scheduler.held.longest_text() for group in self._groups))
 
     @property
     def is_open(self) -> bool:
         """Whether requests are taken: not once it is closed, closes or has failed."""
-        return not (self._is_closing or self._is_closed)
+        return all(group.is_open for group in self._groups)
 
     def metrics(self) -> EngineMetrics:
         """Return what the engine is like now."""
-        scheduler, pool = self._core.scheduler, self._core.scheduler.pool
-        return EngineMetrics(
-            waiting=len(scheduler.waiting),
-            prefilling=len(scheduler.prefilling),
-            running=len(scheduler.running),
-            pages_in_use=pool.in_use,
-            pages_cached=pool.cached,
-            pages_free=pool.free,
-            preemptions=scheduler.preemptions,
-            compilations=self._programs.compilations,
-            compile_seconds=self._programs.compile_seconds,
-            **asdict(self._core.counters),
-        )
+        return total([group.core.metrics() for group in self._groups])
 
     def close(self, *, cancel: bool = False) -> None:
         """Take no more requests and wait for those that run and wait, or ``cancel`` them; twice does nothing more."""
@@ -227,87 +196,61 @@ class Engine:
         self.close(cancel=error is not None)
 
     def _end(self, cancel: bool) -> None:
-        with self._changed:
-            self._is_closing = True
-            if cancel:
-                for sequences in self._live.values():
-                    for sequence in sequences:
-                        sequence.is_cancelled = True
-            self._changed.notify_all()
-        self._thread.join()
+        for group in self._groups:
+            group.close(cancel=cancel)
+        for group in self._groups:
+            group.thread.join()
 
     def _cancel(self, request: EngineRequest) -> None:
-        with self._changed:
-            for sequence in self._live.get(request, ()):
-                sequence.is_cancelled = True
-            self._changed.notify_all()
+        for group in self._groups:
+            group.cancel(request)
 
     def _release(self, name: str) -> None:
-        with self._changed:
-            if not self._is_closed:
-                self._post(lambda: self._core.release(name))
+        for group in self._groups:
+            group.release(name)
 
-    def _post(self, command: Callable[[], object]) -> None:
-        self._inbox.append(command)  # pyright: ignore[reportArgumentType]
-        self._changed.notify_all()
+    def _fitting(self, sequence: EngineSequence) -> list[EngineGroup]:
+        """Return the groups that have the pages that a sequence may need; raise InvalidOption if there is none."""
+        refusals, fitting = [], []
+        for group in self._groups:
+            try:
+                group.core.check_fits(sequence)
+                fitting.append(group)
+            except InvalidOption as refusal:
+                refusals.append(refusal)
+        if not fitting:
+            raise refusals[0]
+        return fitting
 
     def _check_open(self) -> None:
-        if self._is_closing or self._is_closed:
-            raise EngineClosed(self._failure or "the engine is closed")
+        for group in self._groups:
+            group.check_open()
+
+    def _group_ended(self) -> None:
+        with self._taking:
+            self._num_open -= 1
+            is_last = not self._num_open
+        if is_last:
+            self._on_close()
 
     def _check_may_wait(self, what: str) -> None:
         """Refuse what waits for the engine's thread in that thread, which would wait for itself."""
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() in [group.thread for group in self._groups]:
             raise EngineError(f"{what} waits for the engine, so a callback cannot call it: call it in another thread")
 
-    def _serve(self) -> None:
-        """Run until the engine is closed and nothing is left."""
-        try:
-            while True:
-                with self._changed:
-                    commands, self._inbox = self._inbox, []
-                    if not commands and self._is_closing and self._core.scheduler.is_idle:
-                        break
-                for command in commands:
-                    command()
-                did_something = self._core.step()
-                self._forget_ended()
-                if not did_something:
-                    self._rest()
-        except BaseException as error:
-            self._give_up(error)
-        finally:
-            with self._changed:
-                self._is_closing = self._is_closed = True
-                self._inbox.clear()
-            # Whoever keeps the closed engine does not keep the device's memory.
-            self._core.drop_device()
-            self._on_close()
 
-    def _rest(self) -> None:
-        """Wait for something to do: a command, a request's end from outside, or the next deadline."""
-        deadline = self._core.scheduler.next_deadline()
-        with self._changed:
-            is_pending = self._inbox or self._is_closing
-            if not is_pending and not self._core.scheduler.expired(time.monotonic()):
-                left = None if deadline is None else deadline - time.monotonic()
-                # Some systems cannot wait as long as a deadline may be away.
-                self._changed.wait(None if left is None else min(max(0.0, left), threading.TIMEOUT_MAX))
-
-    def _forget_ended(self) -> None:
-        with self._changed:
-            for request in [request for request in self._live if request.done]:
-                del self._live[request]
-
-    def _give_up(self, error: BaseException) -> None:
-        """End all requests: the engine itself has failed."""
-        reason = EngineError(f"the engine failed: {type(error).__name__}: {error}")
-        reason.__cause__ = error
-        with self._changed:
-            self._is_closing, self._failure = True, str(reason)
-            requests, self._live = list(self._live), {}
-        for request in requests:
-            request.fail(reason)
+def _best_of(groups: Sequence[EngineGroup], sequence: EngineSequence) -> EngineGroup:
+    """Return the group that a request goes to, by one of its sequences."""
+    if len(groups) == 1:
+        return groups[0]
+    return groups[
+        choose_group(
+            [
+                Standing(group.core.scheduler.num_slots, group.num_sequences, group.core.cached_tokens(sequence))
+                for group in groups
+            ]
+        )
+    ]
 
 
 def _cancel_at_exit(reference: "weakref.ref[Engine]") -> None:

@@ -86,7 +86,7 @@ class KeptPages:
             self._held[name] = tuple(tokens)
             try:
                 core = self._core_for(params, strategy, len(tokens) + 1, 1)
-                if name not in core.scheduler.pinned:
+                if name not in core.scheduler.held.pinned:
                     self._pin(core, name)
             except BaseException:
                 # Who was interrupted has nothing to release.

@@ -13,16 +13,18 @@ from jaxinfer.models.decoder import Decoder
 _CPU_SHARE, _CPU_MOST, _DEVICE_SHARE = 0.3, 2 << 30, 0.8
 
 
-def count_pages(config: EngineConfig, decoder: Decoder, num_slots: int, features: int = 0) -> int:
+def count_pages(config: EngineConfig, decoder: Decoder, num_slots: int, features: int = 0, num_groups: int = 1) -> int:
     """Return the number of pages, page 0 included, for texts of up to ``num_slots`` slots.
 
     More than all rows and as many waiting texts could fill are not made. ``features`` counts the layers whose inputs
-    stand on pages too.
+    stand on pages too. So many groups of devices have pages each; those of CPUs share one memory.
     """
     longest = -(-num_slots // config.page_size)
     if config.pages is not None:
         return config.pages + 1
     size, most = _bytes_held(config, decoder, features), 2 * config.max_rows * longest
+    if _on_cpu(decoder):
+        size *= num_groups
     if config.memory is None:
         room = min(_free_bytes() * _CPU_SHARE, _CPU_MOST) if _on_cpu(decoder) else _free_bytes() * _DEVICE_SHARE
     else:

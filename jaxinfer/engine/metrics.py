@@ -1,6 +1,7 @@
 """What an engine counts, and what it is like at one moment."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from jaxinfer.errors import RequestCancelled, RequestTimedOut
 
@@ -62,3 +63,9 @@ class EngineMetrics:
     accepted_tokens: int
     steps: int
     row_steps: int
+
+
+def total(metrics: Sequence[EngineMetrics]) -> EngineMetrics:
+    """Return the sums over groups of devices."""
+    each = [asdict(one) for one in metrics]
+    return EngineMetrics(**{name: sum(one[name] for one in each) for name in each[0]})

@@ -46,6 +46,10 @@ class PrefixIndex:
         self._pool.share(found)
         return found
 
+    def count(self, keys: Sequence[bytes]) -> int:
+        """Return how many of these keys `find` would find now; any thread may ask."""
+        return next((at for at, key in enumerate(keys) if key not in self._pages), len(keys))
+
     def add(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
         """Make pages that are in use findable; where a key is there already, its first page stays the one."""
         for key, page in zip(keys, pages):

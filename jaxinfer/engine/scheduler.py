@@ -7,12 +7,11 @@ arrival. A sequence that does not fit lets a few smaller ones pass. Where pages 
 priority makes room; the oldest always goes on.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.pages import PagePool
-from jaxinfer.engine.prefixes import PrefixIndex
+from jaxinfer.engine.held_pages import HeldPages
 from jaxinfer.engine.sequence import EngineSequence, Stage
 
 # Sequences that have part of their prompt computed at a time, and how often a longer one lets a shorter one go first.
@@ -65,38 +64,28 @@ Action = Chunk | Restore | Window
 class Scheduler:
     """The sequences of an engine, and what is to be done with them.
 
-    ``tokens_per_step`` is the most tokens that a step adds to a sequence, ``headroom`` how many slots it writes past
-    the text. ``shares_answers`` lets later prompts find decoded tokens too. ``preempt`` is called when a sequence loses
-    its row and pages, before these are given to others. Each sequence takes ``rows_each`` rows, which have one slot.
+    ``held`` has its pages. ``tokens_per_step`` is the most tokens that a step adds to a sequence. ``preempt`` is called
+    when a sequence loses its row and pages, before these are given to others. There are ``num_slots`` sequences at most
+    that run, each with its rows.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        pool: PagePool,
-        index: PrefixIndex,
+        held: HeldPages,
         *,
         tokens_per_step: int,
-        headroom: int,
-        shares_answers: bool,
-        rows_each: int = 1,
     ) -> None:
         self.config = config
-        self.pool = pool
-        self.index = index
+        self.held = held
         self.waiting: list[EngineSequence] = []
         self.prefilling: list[EngineSequence] = []
         self.running: list[EngineSequence] = []
-        self.pinned: dict[str, list[int]] = {}
-        # Replaced, never changed, since any thread may ask what fits.
-        self._pinned_keys: dict[str, tuple[bytes, ...]] = {}
-        self._num_pinned = 0
         self.preemptions = 0
-        self._tokens_per_step, self._headroom = tokens_per_step, headroom
-        self._shares_answers = shares_answers
+        self._tokens_per_step = tokens_per_step
         self.preempt: Callable[[EngineSequence], None] = lambda sequence: None
-        self._rows_each, self._num_slots = rows_each, config.max_rows // rows_each
-        self._free_slots = list(range(self._num_slots - 1, -1, -1))
+        self.num_slots = config.max_rows // held.rows_each
+        self._free_slots = list(range(self.num_slots - 1, -1, -1))
         self._steps_since_admission = 0
         self._was_chunk = False
         self._is_turn_of_drafts = False
@@ -105,33 +94,6 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
         return not (self.waiting or self.prefilling or self.running)
-
-    def pages_for(self, length: int) -> int:
-        """Return how many pages a text of a length takes, with what a step writes past it."""
-        return -(-(length + self._headroom) // self.config.page_size)
-
-    def most_pages(self) -> int:
-        """Return how many pages a single sequence can have for itself alone."""
-        return self.pool.num_pages - 1 - self._num_pinned
-
-    def longest_text(self) -> int:
-        """Return how many tokens a sequence that finds no pinned page can reach, without what a step writes past it."""
-        return self.most_pages() // self._rows_each * self.config.page_size - self._headroom
-
-    def own_pages(self, sequence: EngineSequence, salt: str) -> int:
-        """Return the most pages that a sequence may need besides the pinned ones that it finds."""
-        of_row = self.pages_for(max(sequence.max_length, len(sequence.tokens) + 1))
-        # Texts of several rows have but their prompt in common for certain.
-        needed = of_row + (sequence.rows - 1) * (of_row - sequence.prompt_length // self.config.page_size)
-        pinned = {key for keys in self._pinned_keys.values() for key in keys}
-        if not pinned:
-            return needed
-        keys = self.index.keys(sequence.fill, salt)[: self._most_found(sequence)]
-        return needed - next((at for at, key in enumerate(keys) if key not in pinned), len(keys))
-
-    def fits(self, sequence: EngineSequence, salt: str) -> bool:
-        """Whether a sequence can ever have the pages that it may need."""
-        return self.own_pages(sequence, salt) <= self.most_pages()
 
     def add(self, sequence: EngineSequence) -> None:
         """Let a sequence wait."""
@@ -177,8 +139,8 @@ class Scheduler:
             return None
         if min(each.max_length - len(each.tokens) for each in sequences) <= window.steps:
             return None
-        missing = [max(self.pages_for(self._reach(each, 2)) - len(each.pages), 0) for each in sequences]
-        taken = self.pool.take(sum(missing))
+        missing = [max(self.held.pages_for(self._reach(each, 2)) - len(each.pages), 0) for each in sequences]
+        taken = self.held.pool.take(sum(missing))
         if taken is None:
             return None
         for sequence, count in zip(sequences, missing):
@@ -190,23 +152,13 @@ class Scheduler:
         """Note that a chunk is in the cache; tell whether the sequence can decode now."""
         sequence = chunk.sequence
         sequence.computed = chunk.start + chunk.count
-        self._share(sequence)
+        self.held.share(sequence)
         if not chunk.ends_row or sequence.next_row(self.config.page_size):
             return False
-        self._share_tail(sequence)
+        self.held.share_tail(sequence)
         self.prefilling.remove(sequence)
         self._run(sequence)
         return True
-
-    def forked(self, sequence: EngineSequence, tables: Sequence[Sequence[int]]) -> None:
-        """Note which pages the rows of a running sequence have now: all of them are pages that it had."""
-        before = [page for table in sequence.tables for page in table]
-        columns = len(sequence.pages)
-        sequence.hold([list(table[:columns]) for table in tables])
-        # First those that are kept, so that none is free in between.
-        for table in sequence.tables:
-            self.pool.share(table)
-        self.pool.release(before, self.index.holds)
 
     def restored(self, sequence: EngineSequence) -> None:
         """Note that a sequence is on the device again."""
@@ -237,40 +189,18 @@ class Scheduler:
 
     def lose_all(self) -> None:
         """Let all sequences on the device begin anew: what it held is lost, shared and pinned pages too."""
-        self.index.clear()
-        for name in list(self.pinned):
-            self.unpin(name)
+        self.held.lose_all()
         for sequence in (*self.prefilling, *self.running):
             self._release(sequence)
             self._wait_again(sequence)
         self.prefilling, self.running = [], []
 
-    def pin(self, name: str, keys: Sequence[bytes], tail: Sequence[int] = ()) -> None:
-        """Keep the pages of these keys, and the page ``tail`` after them, until `unpin`, whoever else uses them."""
-        pages = self.index.find(keys)
-        self.pool.share(tail)
-        self.pinned[name] = [*pages, *tail]
-        self._note_pins({**self._pinned_keys, name: tuple(keys[: len(pages)])})
-
-    def unpin(self, name: str) -> None:
-        """Let the pages of a name go; later prompts may still find them."""
-        self.pool.release(self.pinned.pop(name), self.index.holds)
-        self._note_pins({other: keys for other, keys in self._pinned_keys.items() if other != name})
-
-    def _note_pins(self, keys: dict[str, tuple[bytes, ...]]) -> None:
-        self._pinned_keys = keys
-        self._num_pinned = len({page for pages in self.pinned.values() for page in pages})
-
     def check(self) -> None:
         """Raise AssertionError if a page or a row is lost or has two owners."""
-        users: dict[int, int] = {}
         alive = (*self.waiting, *self.prefilling, *self.running)
-        for pages in (*(table for each in alive for table in each.tables), *self.pinned.values()):
-            for page in pages:
-                users[page] = users.get(page, 0) + 1
-        self.pool.check(users)
+        self.held.check(alive)
         slots = [each.slot for each in alive if each.slot is not None]
-        assert sorted([*slots, *self._free_slots]) == list(range(self._num_slots)), "a row is lost or used twice"
+        assert sorted([*slots, *self._free_slots]) == list(range(self.num_slots)), "a row is lost or used twice"
 
     def _next_prefill(self, now: float) -> Chunk | Restore | None:
         oldest = self.prefilling[0] if self.prefilling else None
@@ -336,30 +266,24 @@ class Scheduler:
     def _give_pages(self, sequence: EngineSequence) -> bool:
         """Give a sequence the pages of all that it has to compute, those that are there already first."""
         size = self.config.page_size
-        owners = sequence.owners(self.pages_for(len(sequence.tokens) + 1), size)
+        owners = sequence.owners(self.held.pages_for(len(sequence.tokens) + 1), size)
         needed = soon = _num_owned(owners)
         if sequence.preemptions:
             # With the pages of a first window too, or one that comes back would at once make room again.
-            reach = self.pages_for(self._reach(sequence))
+            reach = self.held.pages_for(self._reach(sequence))
             soon = max(needed, _num_owned(sequence.owners(reach, size)))
-        if soon > self.most_pages():
+        if soon > self.held.most_pages():
             # Only on pages that are pinned: these are found again, while what was saved has none of them.
             sequence.saved = None
-        found: list[int] = []
-        page = tail = 0
-        if sequence.saved is None and self.config.prefix_cache != "off":
-            sequence.keys = self.index.keys(sequence.fill, sequence.salt, sequence.keys)
-            found = self.index.find(sequence.keys[: self._most_found(sequence)])
-            # Never the last token, nor past the page.
-            rest = sequence.fill[len(found) * size : min((len(found) + 1) * size, sequence.to_fill - 1)]
-            page, tail = self.index.find_tail(sequence.keys[: len(found)], sequence.salt, rest)
+        found, page, tail = ([], 0, 0) if sequence.saved is not None else self.held.find(sequence)
         # Those that run get their next pages first.
         reserve = soon - needed + sum(each.rows for each in self.running)
-        taken = None if needed - len(found) + reserve > self.pool.available else self.pool.take(needed - len(found))
+        more, pool = needed - len(found), self.held.pool
+        taken = None if more + reserve > pool.available else pool.take(more)
         if taken is None:
-            self.pool.release(found, self.index.holds)
+            self.held.give_back(found)
             return False
-        sequence.hold(self._tables(owners, [*found, *taken]))
+        sequence.hold(self.held.tables(owners, [*found, *taken]))
         if sequence.saved is None:
             sequence.computed = len(found) * size
             if tail >= _LEAST_COPIED and taken:
@@ -367,26 +291,6 @@ class Scheduler:
                 sequence.computed += tail
             sequence.cached_tokens = max(sequence.cached_tokens, sequence.computed)
         return True
-
-    def _tables(self, owners: list[list[int]], pages: Sequence[int]) -> list[list[int]]:
-        """Return each row's pages: its own, one after the other, and those of rows before it, which it shares."""
-        following = iter(pages)
-        tables: list[list[int]] = []
-        for row, row_owners in enumerate(owners):
-            table = [
-                next(following) if owner == row else tables[owner][column] for column, owner in enumerate(row_owners)
-            ]
-            self.pool.share(page for page, owner in zip(table, row_owners) if owner != row)
-            tables.append(table)
-        return tables
-
-    def _most_found(self, sequence: EngineSequence) -> int:
-        """Return how many pages of others serve: the last token is computed again, for what follows it."""
-        return (min(sequence.to_fill, self._longest_shared(sequence) + 1) - 1) // self.config.page_size
-
-    def _longest_shared(self, sequence: EngineSequence) -> int:
-        """Return how long a text is that later prompts may find; the texts of several rows end like leaves."""
-        return len(sequence.tokens) if sequence.rows == 1 else sequence.prompt_length
 
     def _reach(self, sequence: EngineSequence, windows: int = 1) -> int:
         """Return how long a text may be after so many windows."""
@@ -413,8 +317,8 @@ class Scheduler:
 
     def _grow(self, sequence: EngineSequence, now: float) -> None:
         while True:
-            missing = max(self.pages_for(self._reach(sequence)) - len(sequence.pages), 0)
-            taken = self.pool.take(missing * sequence.rows)
+            missing = max(self.held.pages_for(self._reach(sequence)) - len(sequence.pages), 0)
+            taken = self.held.pool.take(missing * sequence.rows)
             if taken is not None:
                 for row, table in enumerate(sequence.tables):
                     table += taken[row * missing : (row + 1) * missing]
@@ -440,10 +344,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def _release(self, sequence: EngineSequence) -> None:
-        for table in sequence.tables:
-            self.pool.release(table, self.index.holds)
-        sequence.hold([[] for _ in sequence.tables])
-        sequence.computed = 0
+        self.held.release(sequence)
         if sequence.slot is not None:
             self._free_slots.append(sequence.slot)
             sequence.slot = None
@@ -451,31 +352,7 @@ class Scheduler:
     def _share_all(self, sequence: EngineSequence) -> None:
         """Let later prompts find all of a running sequence but its last token, which no step has read yet."""
         sequence.computed = len(sequence.tokens) - 1
-        self._share(sequence)
-
-    def _share(self, sequence: EngineSequence) -> None:
-        """Let later prompts find the pages that are full."""
-        if self.config.prefix_cache == "off":
-            return
-        shared = min(sequence.computed, self._longest_shared(sequence))
-        if not self._shares_answers:
-            shared = min(shared, sequence.prompt_length)
-        sequence.keys = self.index.keys(sequence.tokens[:shared], sequence.salt, sequence.keys)
-        full = shared // self.config.page_size
-        self.index.add(sequence.keys[:full], sequence.pages[:full])
-
-    def tail_of(self, sequence: EngineSequence) -> list[int]:
-        """Return the last page of a computed prompt, if it is not full."""
-        full, rest = divmod(sequence.prompt_length, self.config.page_size)
-        return sequence.pages[full : full + 1] if rest else []
-
-    def _share_tail(self, sequence: EngineSequence) -> None:
-        """Let others copy what a prompt's last page begins with."""
-        full = sequence.prompt_length // self.config.page_size
-        if self.config.prefix_cache != "off":
-            tokens = sequence.tokens[full * self.config.page_size : sequence.prompt_length]
-            for page in self.tail_of(sequence):
-                self.index.add_tail(sequence.keys[:full], sequence.salt, tokens, page)
+        self.held.share(sequence)
 
     def _ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
         """Return sequences in the order in which they are served."""

@@ -1,7 +1,7 @@
 """Keeps what an engine holds between programs on a mesh: pools and caches by heads, and all else on every device.
 
-Any row may use any page, and programs take any rows, so neither is split over the axis ``data``: a window's rows are,
-while it runs.
+Any row may use any page, and programs take any rows, so neither is split over an axis ``data``: an engine has a mesh
+for each group of that axis (`jaxinfer.parallel.groups`).
 """
 
 from collections.abc import Callable
@@ -14,8 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.cache.interface import Cache
 from jaxinfer.cache.paged import Pool
 from jaxinfer.errors import InvalidOption
-from jaxinfer.notation import DATA, TENSOR
+from jaxinfer.notation import DATA, EXPERT, TENSOR
 from jaxinfer.parallel.partitioner import Partitioner
+
+# The axes of meshes that engines run on.
+_AXES = DATA, EXPERT, TENSOR
 
 _BY_HEADS = PartitionSpec(None, None, None, TENSOR)
 
@@ -28,9 +31,11 @@ class HeldPartitioner(Partitioner):
         mesh = self.mesh
         if mesh is None:
             return
-        others = [f"{axis}={size}" for axis, size in mesh.shape.items() if axis not in (DATA, TENSOR) and size > 1]
+        others = [
+            f"{axis}={size}" for axis, size in mesh.shape.items() if axis not in (DATA, EXPERT, TENSOR) and size > 1
+        ]
         if others:
-            raise InvalidOption(f"an engine's mesh splits over data and tensor alone, not {', '.join(others)}")
+            raise InvalidOption(f"an engine's mesh splits over data, expert and tensor alone, not {', '.join(others)}")
         if mesh.is_multi_process:
             raise InvalidOption("an engine runs in one process: load the model on this process's devices")
 

@@ -22,12 +22,12 @@ _IN_PLACE = "attend_pages"
 class WindowReport:
     """A step of a window of ``rows`` rows, all of the longest texts; bytes and operations are one device's.
 
-    ``pages`` is how many fit beside weights and temporaries, page 0 included. Of ``hbm_bytes``, a step must move
-    ``floor_bytes``: the weights and the pages that the rows see, once. What a window does once, before its first step
-    and after its last, is shared among its steps. ``temporaries_share`` is of ``pool_bytes``, the pages that the rows
-    need. ``pools_in_place`` says whether the program writes its pools where they lie, ``pages_in_place`` whether a
-    kernel reads pages there, instead of copies of them. Times are as in `ProgramReport`; ``tokens_per_second`` is of
-    all rows.
+    ``pages`` is how many fit into a group beside weights and temporaries, page 0 included. Of ``hbm_bytes``, a step
+    must move ``floor_bytes``: the weights and the pages that the rows see, once. What a window does once, before its
+    first step and after its last, is shared among its steps. ``temporaries_share`` is of ``pool_bytes``, the pages that
+    a group's rows need. ``pools_in_place`` says whether the program writes its pools where they lie, ``pages_in_place``
+    whether a kernel reads pages there, instead of copies of them. Times are as in `ProgramReport`;
+    ``tokens_per_second`` is of all rows.
     """
 
     rows: int
@@ -124,7 +124,7 @@ def plan_engine(asked: EngineDeployment, notice: Notice = lambda line: None) -> 
 
 def rows_by_pages(asked: EngineDeployment, free_bytes: int) -> int:
     """Return how many of the longest texts so many bytes hold, were there nothing but pages."""
-    return max(0, free_bytes // asked.page_bytes - 1) // asked.pages_per_row
+    return max(0, free_bytes // asked.page_bytes - 1) // asked.pages_per_row * asked.mesh.data
 
 
 def fitting(asked: EngineDeployment, compiled: Callable[[int], CompiledProgram], rows: int) -> Found | None:
@@ -173,7 +173,7 @@ def report_window(asked: EngineDeployment, found: Found) -> WindowReport:
     work = step_work(program.instructions(), asked.engine.steps_per_look, asked.topology)
     times = roofline(work, asked.chip, asked.dtype)
     pool, rest = program.cache_bytes, program.total_bytes - program.cache_bytes
-    pages, per_device = (asked.chip.device_hbm_bytes - rest) // asked.page_bytes, -(-rows // asked.mesh.data)
+    pages, each = (asked.chip.device_hbm_bytes - rest) // asked.page_bytes, asked.rows_each(rows)
     if found.refused is not None:
         pages = min(pages, asked.pages_for(found.refused) - 1)
     return WindowReport(
@@ -186,7 +186,7 @@ def report_window(asked: EngineDeployment, found: Found) -> WindowReport:
         pools_in_place=program.alias_bytes >= pool,
         pages_in_place=_IN_PLACE in program.hlo,
         hbm_bytes=work.hbm_bytes,
-        floor_bytes=asked.read_by(per_device) + per_device * asked.pages_per_row * asked.page_bytes,
+        floor_bytes=asked.read_by(each) + each * asked.pages_per_row * asked.page_bytes,
         flops=work.flops,
         collectives={kind: {"count": count, "bytes": size} for kind, (count, size) in work.collectives.items()},
         sent_bytes=work.sent_bytes,

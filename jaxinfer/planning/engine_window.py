@@ -1,6 +1,6 @@
 """The engine's window of decoding, as it is compiled for a chip or a slice that is not here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.layers import expert_stacks
 from jaxinfer.notation import TENSOR, Params
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.parallel.groups import data_groups
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, partition
 from jaxinfer.planning.compile import CompiledProgram, as_refusal, compile_one
@@ -43,8 +44,8 @@ PLAIN = Autoregressive()
 class EngineDeployment:
     """An engine to plan: texts of up to ``max_len`` tokens on pages of ``engine.page_size`` slots, decoded plainly.
 
-    ``rows`` is how many texts decode together, None for as many as fit. The mesh may split heads (``tensor``) and the
-    rows of a step (``data``); the devices of each part of the rows hold the pages of all.
+    ``rows`` is how many texts decode together, None for as many as fit. The mesh may split heads (``tensor``), and rows
+    with their pages into groups (``data``), each of which runs by itself.
     """
 
     config: DecoderConfig
@@ -78,11 +79,16 @@ class EngineDeployment:
         """The chip of every device."""
         return chip_of(self.topology)
 
+    @property
+    def group(self) -> MeshConfig:
+        """The mesh of a group, which has its own rows and pages."""
+        return replace(self.mesh, data=1)
+
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices; on one of them it runs without a mesh, as engines do."""
         backend = choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype, activations=self.activations)
-        return partition(self.config, backend, self.mesh.abstract if self.mesh.num_devices > 1 else None)
+        return partition(self.config, backend, self.group.abstract if self.mesh.num_devices > 1 else None)
 
     @property
     def pages_per_row(self) -> int:
@@ -92,7 +98,7 @@ class EngineDeployment:
     @cached_property
     def page_bytes(self) -> int:
         """What one device holds of a page, in all layers."""
-        return device_bytes(self.pools(1, self.mesh.abstract))
+        return device_bytes(self.pools(1, self.group.abstract))
 
     @cached_property
     def weights_bytes(self) -> int:
@@ -115,8 +121,12 @@ class EngineDeployment:
         return self.read_bytes - round(stacks * (1 - experts.share_read(rows)))
 
     def pages_for(self, rows: int) -> int:
-        """Return how many pages so many rows need, with the one that belongs to nobody."""
-        return 1 + rows * self.pages_per_row
+        """Return how many pages a group needs for its part of so many rows, with the one that belongs to nobody."""
+        return 1 + self.rows_each(rows) * self.pages_per_row
+
+    def rows_each(self, rows: int) -> int:
+        """Return how many of so many rows a group has at most."""
+        return -(-rows // self.mesh.data)
 
     def params(self, mesh: Mesh | AbstractMesh) -> Params:
         """Describe the weights with their placement."""
@@ -143,7 +153,7 @@ class EngineDeployment:
 
     @cached_property
     def _weights(self) -> Params:
-        return self.params(self.mesh.abstract)
+        return self.params(self.group.abstract)
 
     @property
     def _num_slots(self) -> int:
@@ -151,15 +161,15 @@ class EngineDeployment:
 
 
 def compile_window(asked: EngineDeployment, rows: int) -> CompiledProgram:
-    """Compile a window of decoding for so many rows and their pages; allocate nothing.
+    """Compile a group's window of decoding, where all have so many rows together with their pages; allocate nothing.
 
     Raise DoesNotFit if the memory is too small, and InvalidOption if the program does not compile for the mesh.
     """
-    devices = topology_mesh(asked.topology, asked.mesh)
-    decoder, steps = Decoder(*asked.split), asked.engine.steps_per_look
+    devices = data_groups(topology_mesh(asked.topology, asked.mesh))[0]
+    decoder, steps, each = Decoder(*asked.split), asked.engine.steps_per_look, asked.rows_each(rows)
     params, pools = asked.params(devices), asked.pools(asked.pages_for(rows), devices)
     held, told = (
-        replicated(structs, devices) for structs in (asked.rows_of(rows), described_window(rows, asked.pages_per_row))
+        replicated(structs, devices) for structs in (asked.rows_of(each), described_window(each, asked.pages_per_row))
     )
     function = partial(run_window, decoder, PLAIN, row_axes(asked.rows_of), steps * (PLAIN.max_depth + 1))
     results = placements(pools), placements(held), NamedSharding(devices, PartitionSpec())

@@ -3,18 +3,21 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.engine.arrivals import sequences_of
-from jaxinfer.engine.assembly import make_core
+from jaxinfer.engine.assembly import group_models, make_core
 from jaxinfer.engine.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.engine.sequence import EngineSequence
+from jaxinfer.notation import Params
 from jaxinfer.parallel.held import HeldPartitioner
+from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.text_generation import TextRequest
 
 # Three rows of one to three at a time, whose pages hold little more than the longest text.
@@ -59,12 +62,15 @@ class Harness:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         self.now, self.numbers, self.restored, self.config = 0, itertools.count(), 0, config
-        self.strategy, self.eos_token_ids = strategy, tuple(eos_token_ids)
-        self.programs = Programs(lm.programs.decoder, partitioner=HeldPartitioner(lm.programs.partitioner.mesh))
+        self.eos_token_ids = tuple(eos_token_ids)
+        # Of several groups of devices the last one.
+        *_, group = group_models(lm.programs, lm.params, lm.params, partial(_on_group, lm, strategy))
+        self.strategy = group.strategy
+        self.programs = Programs(group.programs.decoder, partitioner=HeldPartitioner(group.programs.partitioner.mesh))
         self.core: EngineCore = make_core(
             self.programs,
-            lm.params,
-            strategy,
+            group.params,
+            self.strategy,
             config,
             max_len=lm.max_len,
             eos_token_ids=eos_token_ids,
@@ -87,7 +93,7 @@ class Harness:
 
     def change(self, **options: object) -> None:
         """Replace options that no program depends on."""
-        self.scheduler.config = replace(self.config, **options)
+        self.scheduler.config = self.scheduler.held.config = replace(self.config, **options)
 
     def submit(self, arrival: Arrival) -> EngineSequence:
         """Let a request wait; of a beam search, all of its texts."""
@@ -125,9 +131,14 @@ class Harness:
             self.now += 1
             if not did_something and not pending:
                 assert self.scheduler.is_idle
-                assert self.scheduler.pool.in_use == sum(map(len, self.scheduler.pinned.values()))
+                assert self.scheduler.held.pool.in_use == sum(map(len, self.scheduler.held.pinned.values()))
                 return [sequences[index] for index in range(len(arrivals))]
         raise AssertionError("the engine never comes to an end")
+
+
+def _on_group(lm: LanguageModel, strategy: Strategy, on: Partitioner, params: Params) -> Strategy:
+    """Return a strategy that is resolved for all devices as those of a group have it."""
+    return strategy if on is lm.programs.partitioner else lm._resolve(strategy, on, params)
 
 
 def tokens_of(sequence: EngineSequence) -> list[int]:

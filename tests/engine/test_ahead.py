@@ -32,7 +32,7 @@ class Watched(Harness):
             for slot, held in zip(slots, pages):
                 # Whatever the windows that nobody has looked at yet have drawn, all of this one's has a page.
                 length = min(len(running[slot].tokens) + 4 * windows, running[slot].max_length)
-                assert len(held) >= self.scheduler.pages_for(length)
+                assert len(held) >= self.scheduler.held.pages_for(length)
             self.events.append(("start", len(slots)))
             return start(slots, pages, *rest)
 

@@ -6,6 +6,7 @@ import pytest
 
 from jaxinfer.engine.beam_sequence import BeamSequence
 from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.held_pages import HeldPages
 from jaxinfer.engine.pages import PagePool
 from jaxinfer.engine.prefixes import PrefixIndex
 from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
@@ -20,8 +21,9 @@ class Bench:
     def __init__(self, pages=60, **options):
         config = EngineConfig(max_rows=7, page_size=PAGE, prefill_chunk=16, steps_per_look=4, **options)
         self.pool, self.numbers, self.now = PagePool(pages + 1), itertools.count(), 0.0
-        rule = {"tokens_per_step": 1, "headroom": 1, "shares_answers": True, "rows_each": WIDTH}
-        self.scheduler = Scheduler(config, self.pool, PrefixIndex(self.pool, PAGE), **rule)
+        rule = {"headroom": 1, "shares_answers": True, "rows_each": WIDTH}
+        held = HeldPages(config, self.pool, PrefixIndex(self.pool, PAGE), **rule)
+        self.scheduler = Scheduler(config, held, tokens_per_step=1)
         self.scheduler.preempt = self.preempt
 
     def add(self, length, new=30):
@@ -57,13 +59,13 @@ class Bench:
         full = (len(search.tokens) - 1) // PAGE
         before = search.tables
         tables = [before[parent][:full] + before[row][full:] for row, parent in enumerate(parents)]
-        self.scheduler.forked(search, tables)
+        self.scheduler.held.forked(search, tables)
         self.scheduler.check()
 
     def preempt(self, search):
         if search.stage is Stage.RUNNING:
             texts = [[*search.tokens[:-1], row] for row in range(WIDTH)]
-            search.leave("row", texts, self.scheduler.pages_for(len(search.tokens)))
+            search.leave("row", texts, self.scheduler.held.pages_for(len(search.tokens)))
             search.saved = "pages" if self.scheduler.config.preemption == "offload" else None
 
 
@@ -144,7 +146,7 @@ def test_pages_in_common_are_in_common_again(preemption):
         action = bench.act()
         if isinstance(action, Chunk):
             chunks.append((action.row, action.start, action.count))
-    held = bench.scheduler.pages_for(length)
+    held = bench.scheduler.held.pages_for(length)
     assert [row[:held] for row in shape()] == [row[:held] for row in before]
     assert bench.pool.in_use <= used + WIDTH
     computed = {row: sum(count for each, _, count in chunks if each == row) for row, *_ in chunks}
@@ -171,13 +173,13 @@ def test_later_prompts_find_prompts_and_no_text_of_a_row(bench):
 def test_a_search_that_may_need_more_than_there_is_does_not_fit(bench):
     small = Bench(pages=15)
     # 5 pages of a row, of which the 2 of the prompt are in common, are 2 + 3 * 3.
-    assert small.scheduler.own_pages(small.add(20, new=18), "") == 11
-    assert not small.scheduler.fits(small.add(20, new=42), "")
-    assert bench.scheduler.fits(bench.add(20, new=42), "")
+    assert small.scheduler.held.own_pages(small.add(20, new=18), "") == 11
+    assert not small.scheduler.held.fits(small.add(20, new=42), "")
+    assert bench.scheduler.held.fits(bench.add(20, new=42), "")
     # Whatever the prompt, a text as long as is promised fits.
-    longest = small.scheduler.longest_text()
-    assert small.scheduler.fits(small.add(7, new=longest - 7), "")
-    assert not small.scheduler.fits(small.add(7, new=longest + PAGE - 7), "")
+    longest = small.scheduler.held.longest_text()
+    assert small.scheduler.held.fits(small.add(7, new=longest - 7), "")
+    assert not small.scheduler.held.fits(small.add(7, new=longest + PAGE - 7), "")
 
 
 def test_a_search_that_begins_anew_forgets_what_it_found(bench):

@@ -45,8 +45,8 @@ def shared_engine(lm):
 def engine(shared_engine):
     yield shared_engine
     deadline = time.monotonic() + 10.0
-    scheduler = shared_engine._core.scheduler
-    while not (scheduler.is_idle and scheduler.pool.in_use == 0) and time.monotonic() < deadline:
+    scheduler = shared_engine._groups[0].core.scheduler
+    while not (scheduler.is_idle and scheduler.held.pool.in_use == 0) and time.monotonic() < deadline:
         time.sleep(0.01)
     scheduler.check()
     assert shared_engine.metrics().pages_in_use == 0
@@ -303,12 +303,13 @@ def test_whoever_waits_hears_of_it_when_the_engine_itself_fails(where):
     def fails(*arguments):
         raise RuntimeError("a mistake of ours")
 
+    (group,), may_fail = engine._groups, threading.Event()
     if where == "scheduler":
-        engine._core.scheduler.next = fails
+        group.core.scheduler.next = fails
     else:
-        # What was posted after it is never added.
-        engine._changed.acquire()
-        engine._post(fails)
+        # What is posted while it waits is never added.
+        with group._changed:
+            group._post(lambda: may_fail.wait(10.0) and fails())
     found = []
 
     def wait():
@@ -321,7 +322,7 @@ def test_whoever_waits_hears_of_it_when_the_engine_itself_fails(where):
     waiter.start()
     if where == "inbox":
         request = engine.submit([5, 6])
-        engine._changed.release()
+        may_fail.set()
         with pytest.raises(EngineError, match="a mistake of ours"):
             request.result(10.0)
     waiter.join(10.0)
@@ -338,7 +339,7 @@ def test_an_engine_that_nobody_closed_ends_before_the_interpreter_does(monkeypat
     lm = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend(), max_len=64)
     engine = lm.engine(**OPTIONS)
     at_exit[-1]()
-    assert not engine._thread.is_alive()
+    assert not engine._groups[0].thread.is_alive()
     engine.close()
 
 
@@ -381,7 +382,7 @@ def test_closing_waits_for_what_runs_and_takes_no_more(trained_folder):
     assert request.result(0.0).tokens
     engine.close()
     # Whoever keeps a closed engine keeps none of the device's memory.
-    assert not vars(engine._core._device).keys() & {"_pools", "_rows"}
+    assert not vars(engine._groups[0].core._device).keys() & {"_pools", "_rows"}
     assert engine.metrics().finished == 1
     with pytest.raises(EngineClosed):
         engine.submit("The old")
@@ -418,7 +419,7 @@ def test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others(lm,
     expected = lm.generate("The old", **options)[0].tokens
     survivor = engine.submit("The old", **options)
     next(iter_without_end(survivor))
-    fail_once(engine._core._device, monkeypatch)
+    fail_once(engine._groups[0].core._device, monkeypatch)
     victim = engine.submit("A small", max_new_tokens=10)
     with pytest.raises(EngineError, match="the device failed: RuntimeError: out of luck"):
         victim.result(60.0)
@@ -429,15 +430,15 @@ def test_a_failure_of_the_device_ends_the_requests_that_it_hit_and_no_others(lm,
 def test_a_named_prefix_outlives_a_failure_of_the_device(engine, monkeypatch):
     system = encode_bytes("The old badger walked to the river and ")
     with engine.prefix(system) as prefix:
-        fail_once(engine._core._device, monkeypatch)
+        fail_once(engine._groups[0].core._device, monkeypatch)
         with pytest.raises(EngineError, match="the device failed"):
             engine.submit("A small", max_new_tokens=10).result(60.0)
         # The engine's thread has dealt with the failure, and then with the prefix.
         is_past, deadline = threading.Event(), time.monotonic() + 10.0
-        with engine._changed:
-            engine._post(is_past.set)
+        with engine._groups[0]._changed:
+            engine._groups[0]._post(is_past.set)
         assert is_past.wait(10.0)
-        while not engine._core.scheduler.pinned and time.monotonic() < deadline:
+        while not engine._groups[0].core.scheduler.held.pinned and time.monotonic() < deadline:
             time.sleep(0.01)
         request = engine.submit([*system, *encode_bytes("sat")], max_new_tokens=5)
         request.result(60.0)

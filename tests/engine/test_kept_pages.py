@@ -79,7 +79,7 @@ def test_prompts_begin_with_a_prefix_that_is_held(lm, strategy):
     before = computed(lm)
     assert fields(lm.generate(prompts[:1], **options)) == fields(expected[:1])
     assert computed(lm) == before
-    assert lm._kept_pages._core.scheduler.pool.in_use == 0
+    assert lm._kept_pages._core.scheduler.held.pool.in_use == 0
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_several_samples_and_an_unread_stream(lm):
     unread.close()
     assert fields(lm.generate(STORY, reuse=True, **options)) == fields(expected)
     lm._kept_pages._core.scheduler.check()
-    assert lm._kept_pages._core.scheduler.pool.in_use == 0
+    assert lm._kept_pages._core.scheduler.held.pool.in_use == 0
 
 
 @pytest.mark.slow

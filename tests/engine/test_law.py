@@ -146,7 +146,7 @@ def test_of_those_that_wait_the_one_that_fits_no_more_is_refused(covered, harnes
     scheduler, sampling = harness.scheduler, SamplingParams(ignore_eos=True)
     harness.change(prefix_cache="exact")
     (first,) = harness.serve([Arrival(0, Request([5] * 41, 42, sampling))])
-    scheduler.pin("system", first.keys)
+    scheduler.held.pin("system", first.keys)
     large, small = harness.submit(Arrival(0, Request([7] * 20, 100, sampling))), None
     for _ in range(200):
         if small is None and large in scheduler.running:
@@ -154,7 +154,7 @@ def test_of_those_that_wait_the_one_that_fits_no_more_is_refused(covered, harnes
         if not harness.core.step() and small is not None:
             break
         harness.now += 1
-    scheduler.unpin("system")
+    scheduler.held.unpin("system")
     assert len(small.origin.request.result(0.0).tokens) == 50
     with pytest.raises(EngineError, match="pinned"):
         large.origin.request.result(0.0)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.engine.config import EngineConfig
+from jaxinfer.engine.held_pages import HeldPages
 from jaxinfer.engine.pages import PagePool
 from jaxinfer.engine.prefixes import PrefixIndex
 from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
@@ -22,8 +23,8 @@ class Bench:
         self.config = EngineConfig(**options)
         self.pool = PagePool(pages + 1)
         self.index = PrefixIndex(self.pool, self.config.page_size)
-        rule = {"tokens_per_step": tokens_per_step, "headroom": headroom, "shares_answers": shares_answers}
-        self.scheduler = Scheduler(self.config, self.pool, self.index, **rule)
+        held = HeldPages(self.config, self.pool, self.index, headroom=headroom, shares_answers=shares_answers)
+        self.scheduler = Scheduler(self.config, held, tokens_per_step=tokens_per_step)
         self.scheduler.preempt = self._preempt
         self.numbers, self.now, self.log, self.copied = itertools.count(), 0.0, [], []
         self.offloads = self.config.preemption == "offload"
@@ -54,7 +55,7 @@ class Bench:
             for sequence in action.sequences:
                 # All that a step may write has a page.
                 reach = min(len(sequence.tokens) + action.steps * self.per_step, sequence.max_length)
-                assert len(sequence.pages) >= self.scheduler.pages_for(reach)
+                assert len(sequence.pages) >= self.scheduler.held.pages_for(reach)
                 self._draw(sequence, action.steps * self.per_step)
             self.scheduler.ran(action.steps)
         self.scheduler.check()
@@ -180,7 +181,7 @@ def test_a_pinned_prefix_keeps_its_last_page_too():
     while sequence.computed < 22:
         action = bench.scheduler.next(bench.now)
         bench.scheduler.computed(action)
-    bench.scheduler.pin("system", sequence.keys, bench.scheduler.tail_of(sequence))
+    bench.scheduler.held.pin("system", sequence.keys, bench.scheduler.held.tail_of(sequence))
     bench.scheduler.end(sequence)
     for start in range(100, 400, 20):
         bench.add(range(start, start + 20))
@@ -188,7 +189,7 @@ def test_a_pinned_prefix_keeps_its_last_page_too():
     last = bench.add([*text, 1, 2], new=1)
     bench.run()
     assert chunks_of(bench, last.number) == [(22, 2)]
-    bench.scheduler.unpin("system")
+    bench.scheduler.held.unpin("system")
     assert bench.pool.in_use == 0
     again = bench.add([*text, 1, 2], new=1)
     bench.run()
@@ -364,15 +365,15 @@ def test_pinned_pages_stay_until_they_are_let_go():
     text = list(range(16))
     bench.add(text, new=1)
     bench.run()
-    bench.scheduler.pin("system", bench.index.keys(text, ""))
+    bench.scheduler.held.pin("system", bench.index.keys(text, ""))
     for start in range(100, 400, 20):
         bench.add(range(start, start + 20))
         bench.run()
-    assert bench.scheduler.most_pages() == 6
+    assert bench.scheduler.held.most_pages() == 6
     last = bench.add([*text, 1, 2])
     bench.run()
     assert chunks_of(bench, last.number) == [(16, 2)]
-    bench.scheduler.unpin("system")
+    bench.scheduler.held.unpin("system")
     assert bench.pool.in_use == 0
     bench.scheduler.check()
 
@@ -380,7 +381,7 @@ def test_pinned_pages_stay_until_they_are_let_go():
 def pin(bench, text, name="system"):
     bench.add(text, new=1)
     bench.run()
-    bench.scheduler.pin(name, bench.index.keys(text, ""))
+    bench.scheduler.held.pin(name, bench.index.keys(text, ""))
 
 
 def test_pinned_pages_count_for_those_that_begin_with_them():
@@ -391,18 +392,18 @@ def test_pinned_pages_count_for_those_that_begin_with_them():
     pin(bench, text, "the same again")
     sequence = bench.add([*text, 1, 2], new=12)
     other = bench.add([9, *text, 2], new=12)
-    assert bench.scheduler.most_pages() == 2
-    assert bench.scheduler.own_pages(sequence, "") == 2
-    assert bench.scheduler.fits(sequence, "")
-    assert not bench.scheduler.fits(other, "")
-    assert not bench.scheduler.fits(sequence, "another tenant")
+    assert bench.scheduler.held.most_pages() == 2
+    assert bench.scheduler.held.own_pages(sequence, "") == 2
+    assert bench.scheduler.held.fits(sequence, "")
+    assert not bench.scheduler.held.fits(other, "")
+    assert not bench.scheduler.held.fits(sequence, "another tenant")
     bench.scheduler.end(other)
     bench.run()
     assert len(sequence.tokens) == sequence.max_length
-    bench.scheduler.unpin("system")
-    assert bench.scheduler.most_pages() == 2
-    bench.scheduler.unpin("the same again")
-    assert bench.scheduler.most_pages() == 8
+    bench.scheduler.held.unpin("system")
+    assert bench.scheduler.held.most_pages() == 2
+    bench.scheduler.held.unpin("the same again")
+    assert bench.scheduler.held.most_pages() == 8
 
 
 def test_one_that_made_room_comes_back_on_pinned_pages():

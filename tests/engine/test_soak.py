@@ -42,9 +42,9 @@ def test_no_request_is_lost_and_no_page_leaks(trained_folder, count, compared):
         for thread in clients:
             thread.join()
         deadline = time.monotonic() + 30.0
-        while not engine._core.scheduler.is_idle and time.monotonic() < deadline:
+        while not engine._groups[0].core.scheduler.is_idle and time.monotonic() < deadline:
             time.sleep(0.01)
-        engine._core.scheduler.check()
+        engine._groups[0].core.scheduler.check()
         metrics = engine.metrics()
         assert (metrics.pages_in_use, metrics.waiting, metrics.running) == (0, 0, 0)
     assert metrics.preemptions > count / 100

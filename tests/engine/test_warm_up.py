@@ -32,7 +32,7 @@ def test_larger_programs_run_until_those_that_fit_are_there(trained_folder):
     lm = jaxinfer.load(trained_folder, max_len=64)
     (expected,) = lm.generate("The old", max_new_tokens=30)
     with lm.engine(**OPTIONS, max_rows=4, prefill_chunk=16) as engine:
-        device, sizes = engine._core._device, []
+        device, sizes = engine._groups[0].core._device, []
         run = device._run
 
         def watched(program, *arguments):

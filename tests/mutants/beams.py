@@ -7,6 +7,7 @@ pages.
 from tests.mutants.fault import Fault
 
 _PAGED, _SCHEDULER = "jaxinfer/cache/paged.py", "jaxinfer/engine/scheduler.py"
+_HELD = "jaxinfer/engine/held_pages.py"
 _SEQUENCE, _CORE = "jaxinfer/engine/beam_sequence.py", "jaxinfer/engine/beam_core.py"
 _FORKS = "tests/cache/test_paged.py::test_rows_that_go_on_from_others_read_what_these_held_and_write_pages_of_their_own"
 _POLICY, _LAW = "tests/engine/test_beam_sequence.py", "tests/engine/test_beams.py"
@@ -31,14 +32,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rows that have died keep their pages",
-        _SCHEDULER,
-        "        self.pool.release(before, self.index.holds)\n",
+        _HELD,
+        "        self.give_back(before)\n",
         "",
         f"{_POLICY}::test_a_row_that_dies_gives_its_pages_back",
     ),
     Fault(
         "a search is taken that its pages are too few for",
-        _SCHEDULER,
+        _HELD,
         "of_row + (sequence.rows - 1) *",
         "of_row + 0 *",
         f"{_POLICY}::test_a_search_that_may_need_more_than_there_is_does_not_fit",
@@ -46,13 +47,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a search is admitted with the pages of one row",
         _SCHEDULER,
-        "self.pool.take(missing * sequence.rows)",
-        "self.pool.take(missing)",
+        "self.held.pool.take(missing * sequence.rows)",
+        "self.held.pool.take(missing)",
         _GOES_ON,
     ),
     Fault(
         "later prompts find the texts of a row",
-        _SCHEDULER,
+        _HELD,
         "len(sequence.tokens) if sequence.rows == 1 else sequence.prompt_length",
         "len(sequence.tokens)",
         f"{_POLICY}::test_later_prompts_find_prompts_and_no_text_of_a_row",

@@ -4,6 +4,7 @@ from tests.mutants.fault import Fault
 
 _PAGES, _PREFIXES, _SCHEDULER = (f"jaxinfer/engine/{name}.py" for name in ("pages", "prefixes", "scheduler"))
 _CORE, _PROGRAMS, _DEVICE = (f"jaxinfer/engine/{name}.py" for name in ("core", "programs", "device"))
+_HELD, _GROUPS = "jaxinfer/engine/held_pages.py", "tests/engine/test_groups.py"
 _PAGED, _ATTENTION = "jaxinfer/cache/paged.py", "jaxinfer/ops/cpu_kernels/attention_code.py"
 _POOL, _POLICY, _LAW = (f"tests/engine/test_{name}.py" for name in ("pages", "scheduler", "law"))
 _SERVE_ALL, _ALL = "jaxinfer/engine/serve_all.py", "tests/engine/test_serve_all.py"
@@ -52,14 +53,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the last token of a prompt is not computed again",
-        _SCHEDULER,
+        _HELD,
         "+ 1) - 1) // self.config.page_size",
         "+ 1)) // self.config.page_size",
         f"{_POLICY}::test_the_last_token_of_a_prompt_is_always_computed",
     ),
     Fault(
         "pages of answers are shared where only prompts may be",
-        _SCHEDULER,
+        _HELD,
         "shared = min(shared, sequence.prompt_length)",
         "pass",
         f"{_POLICY}::test_pages_of_answers_are_shared_only_where_they_may_be",
@@ -227,7 +228,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a named prefix loses its last page",
-        _SCHEDULER,
+        _HELD,
         "        self.pool.share(tail)\n        self.pinned[name] = [*pages, *tail]\n",
         "        self.pinned[name] = pages\n",
         f"{_POLICY}::test_a_pinned_prefix_keeps_its_last_page_too",
@@ -291,8 +292,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a sequence that made room comes back without its last pages",
         _CORE,
-        "held = self.scheduler.pages_for(len(sequence.tokens))",
-        "held = self.scheduler.pages_for(len(sequence.tokens)) // 2",
+        "held = self.scheduler.held.pages_for(len(sequence.tokens))",
+        "held = self.scheduler.held.pages_for(len(sequence.tokens)) // 2",
         f"{_GOES_ON}[draft_model-offload]",
     ),
     Fault(
@@ -378,6 +379,55 @@ FAULTS: tuple[Fault, ...] = (
         "max_rows=num_rows,",
         "max_rows=1,",
         f"{_ALL}::test_results_are_those_of_each_prompt_alone[prompt_lookup]",
+    ),
+    Fault(
+        "a shared prompt crowds one group of devices",
+        "jaxinfer/engine/routing.py",
+        "cached if is_free else 0",
+        "cached",
+        f"{_GROUPS}::test_a_request_goes_where_its_beginning_is_or_where_there_is_room[none free: fewest]",
+    ),
+    Fault(
+        "a request goes to any group, whatever is cached there",
+        "jaxinfer/engine/engine.py",
+        "group.core.cached_tokens(sequence)",
+        "0",
+        f"{_GROUPS}::test_a_prompt_that_comes_again_finds_its_pages",
+    ),
+    Fault(
+        "every group has all of the pages",
+        "jaxinfer/engine/assembly.py",
+        "None if config.pages is None else part(config.pages)",
+        "config.pages",
+        f"{_GROUPS}::test_requests_spread_over_groups_and_are_what_they_are_alone",
+    ),
+    Fault(
+        "a named prefix is released in one group alone",
+        "jaxinfer/engine/engine.py",
+        "        for group in self._groups:\n            group.release(name)\n",
+        "        self._groups[0].release(name)\n",
+        f"{_GROUPS}::test_a_named_prefix_is_in_every_group_until_it_is_released",
+    ),
+    Fault(
+        "a request is cancelled in one group alone",
+        "jaxinfer/engine/engine.py",
+        "        for group in self._groups:\n            group.cancel(request)\n",
+        "        self._groups[0].cancel(request)\n",
+        f"{_GROUPS}::test_those_that_wait_are_counted_over_all_groups_and_can_be_cancelled",
+    ),
+    Fault(
+        "an engine goes on without a group that failed",
+        "jaxinfer/engine/engine.py",
+        "        for group in self._groups:\n            group.check_open()\n",
+        "        self._groups[0].check_open()\n",
+        f"{_GROUPS}::test_a_group_that_fails_ends_its_requests_and_the_engine_but_not_those_of_others",
+    ),
+    Fault(
+        "a group has another's parameters",
+        "jaxinfer/parallel/groups.py",
+        "devices = set(mesh.devices.flat)",
+        "devices = set(jax.devices()[: mesh.size])",
+        "tests/parallel/test_on_devices.py::test_on_four_devices",
     ),
     Fault(
         "samples of a prompt are results of several",

@@ -153,8 +153,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "page 0 holds a text",
         "jaxinfer/planning/engine_window.py",
-        "return 1 + rows * self.pages_per_row",
-        "return rows * self.pages_per_row",
+        "return 1 + self.rows_each(rows) * self.pages_per_row",
+        "return self.rows_each(rows) * self.pages_per_row",
         "tests/planning/test_engine_plan.py",
     ),
     Fault(

@@ -325,7 +325,7 @@ def test_a_request_that_takes_too_long_ends(server: Running) -> None:
 
 def test_a_request_that_fails_ends_alone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device fails on one prompt, while another request runs, which is computed anew."""
-    device = server.engine._core._device
+    device = server.engine._groups[0].core._device
     enter = device.enter
 
     def fails(slot: int, pages: Any, hidden: Any, entry: Any) -> Any:

@@ -51,7 +51,7 @@ def test_requests_are_counted(server: Running) -> None:
     assert after["jaxinfer_compilations_total"] > 0
     assert [after[f"jaxinfer_requests_{name}"] for name in ("waiting", "prefilling", "running")] == [0, 0, 0]
     pages = [after[f"jaxinfer_pages,state={state}"] for state in ("free", "cached", "in_use")]
-    assert sum(pages) == server.engine._core.scheduler.pool.num_pages - 1
+    assert sum(pages) == server.engine._groups[0].core.scheduler.held.pool.num_pages - 1
     assert pages[1] > 0
     (info,) = (name for name in after if name.startswith("jaxinfer_info"))
     assert f"model={MODEL}" in info

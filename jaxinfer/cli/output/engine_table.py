@@ -41,8 +41,6 @@ def engine_lines(model: str, plan: "EnginePlan") -> list[str]:
         f"pools are {'written where they lie' if plan.window.pools_in_place else 'COPIED by the program'}; pages are "
         + ("read where they lie" if plan.window.pages_in_place else "gathered before they are attended to"),
     ]
-    if plan.num_devices > 1:
-        lines.append("engines run on one device so far: this is what their window would be on the mesh")
     return lines
 
 

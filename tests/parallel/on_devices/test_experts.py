@@ -9,7 +9,6 @@ import pytest
 import jaxinfer
 from jaxinfer import MeshConfig
 from jaxinfer.errors import InvalidOption
-from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.parallel.partitioner import Partitioner
 from tests.checkpoint.test_experts import each_of_its_own, equal, write
 from tests.decoding.covered_models import random_prompts
@@ -97,5 +96,3 @@ def test_experts_that_do_not_split_and_models_without_are_refused(tmp_path):
     two = MeshConfig(expert=2).build(jax.devices()[:2])
     with pytest.raises(InvalidOption, match="family llama has no experts: leave expert=2 out"):
         Partitioner(two).check(TINY_LLAMA)
-    with pytest.raises(InvalidOption, match="an engine's mesh splits over data and tensor alone, not expert=2"):
-        HeldPartitioner(two).check_axes()
