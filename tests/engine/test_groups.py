@@ -131,9 +131,11 @@ def test_those_that_wait_are_counted_over_all_groups_and_can_be_cancelled(engine
     with pytest.raises(EngineBusy, match=r"^6 requests wait already"):
         submit_many()
     assert len(requests) >= 6
+    before = [group.core.metrics().cancelled for group in engine._groups]
     for request in requests:
         request.cancel()
     wait_for(lambda: all(request.done for request in requests))
+    assert all(group.core.metrics().cancelled > count for group, count in zip(engine._groups, before))
 
 
 def test_a_group_that_fails_ends_its_requests_and_the_engine_but_not_those_of_others(lm):
@@ -149,5 +151,6 @@ def test_a_group_that_fails_ends_its_requests_and_the_engine_but_not_those_of_ot
             second.result(60.0)
         assert len(first.result(60.0).tokens) == 60
         assert not engine.is_open
+        wait_for(lambda: engine._groups[0].num_sequences == 0)
         with pytest.raises(EngineClosed, match="a mistake of ours"):
             engine.submit(PROMPTS[2])
