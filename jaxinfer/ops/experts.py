@@ -1,10 +1,11 @@
 """The feed-forward layers of experts, each of which multiplies the tokens that a router gave it.
 
 A token's copies, one for each of its experts, are laid out expert by expert in blocks of R rows, the last of an expert
-filled up with zeros (as in MegaBlocks; Gale et al., 2211.15841). A loop runs over the blocks that there are: it reads
-the weights of no expert that no token goes to, and drops no token. R follows from the number of tokens alone, so
-programs have static shapes. `jax.lax.ragged_dot` multiplies every row by every expert on a CPU (8 times the operations
-of 8 experts, and a copy of the weights), where it loses by the same factor.
+filled up with zeros (as in MegaBlocks; Gale et al., 2211.15841). On a TPU a kernel runs over the blocks that there are
+(`jaxinfer.ops.grouped_experts`), elsewhere and for weights in few bits a loop: both read the weights of no expert that
+no token goes to, and drop no token. R follows from the number of tokens alone, so programs have static shapes.
+`jax.lax.ragged_dot` multiplies every row by every expert on a CPU (8 times the operations of 8 experts, and a copy of
+the weights), where it loses by the same factor.
 """
 
 import functools
@@ -22,6 +23,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.grouped_experts import Load, apply_grouped, grouped_rows, multiplies_grouped
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import multiply_by_xla
 from jaxinfer.ops.quantized_sums import added_over
@@ -91,8 +93,7 @@ def apply_experts(
             biases = (*biases[:2], jnp.where(lax.axis_index(ffn_axis) == 0, biases[2], 0))
         first = 0 if expert_axis is None else lax.axis_index(expert_axis) * kernels[0].shape[0]
         flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen - first, weights))
-        rows = block_rows(chosen.size // chosen.shape[-1], chosen.shape[-1], num_experts, backend.platform)
-        output_ND = _differentiable(gating, rows, backend)(*flat, kernels, biases)
+        output_ND = _differentiable(gating, num_experts, backend)(*flat, kernels, biases)
         for axis in filter(None, (ffn_axis, expert_axis)):
             output_ND = added_over(output_ND, axis, backend)
         return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
@@ -121,9 +122,9 @@ def block_rows(num_tokens: int, per_token: int, num_experts: int, platform: str)
     return min(rows, num_tokens)
 
 
-def _differentiable(gating: Gating, rows: int, backend: Backend) -> Callable[..., Array]:
-    """Return the layer on one device; its derivative is that of every expert for every token."""
-    run = jax.custom_jvp(functools.partial(_by_blocks, gating, rows, backend))
+def _differentiable(gating: Gating, num_experts: int, backend: Backend) -> Callable[..., Array]:
+    """Return the layer on one device, of ``num_experts`` on all; its derivative is that of every expert and token."""
+    run = jax.custom_jvp(functools.partial(_by_blocks, gating, num_experts, backend))
     every = functools.partial(_by_every_expert, gating, backend)
     # Values too, as in the CPU kernels' products.
     run.defjvp(lambda primals, tangents: jax.jvp(every, primals, tangents))
@@ -132,7 +133,7 @@ def _differentiable(gating: Gating, rows: int, backend: Backend) -> Callable[...
 
 def _by_blocks(
     gating: Gating,
-    rows: int,
+    num_experts: int,
     backend: Backend,
     inputs_ND: Array,
     chosen_NC: Array,
@@ -140,8 +141,15 @@ def _by_blocks(
     kernels: Kernels,
     biases: ExpertBiases | None,
 ) -> Array:
-    model_dim = inputs_ND.shape[1]
-    blocks = lay_out(chosen_NC, kernels[0].shape[0], rows)
+    (num_tokens, per_token), model_dim = chosen_NC.shape, inputs_ND.shape[1]
+    mean, grouped, (own, ffn_dim, _) = num_tokens * per_token / num_experts, 0, kernels[0].shape
+    if multiplies_grouped(kernels, backend):
+        grouped = grouped_rows(mean, (model_dim, ffn_dim), backend.compute_dtype)
+    rows = grouped or block_rows(num_tokens, per_token, num_experts, backend.platform)
+    blocks = lay_out(chosen_NC, own, rows)
+    if grouped:
+        load = Load(own, num_experts, per_token, num_tokens)
+        return apply_grouped(inputs_ND, blocks, weights_NC, kernels, biases, gating, load, backend)
     copies = jnp.take(inputs_ND, blocks.tokens, axis=0, mode="fill", fill_value=0)
 
     def advance(index: Array, results: Array) -> Array:

@@ -203,4 +203,40 @@ FAULTS: tuple[Fault, ...] = (
         "lax.bitcast_convert_type(bits_KS, jnp.float32)",
         f"{_TESTS}/test_flash_decode.py::test_agrees_with_the_reference",
     ),
+    Fault(
+        "a grouped product takes the layer's first expert's kernel for all",
+        "pallas_kernels/grouped_matmul/op.py",
+        "(first[0] + experts[i], outputs[i], 0)",
+        "(first[0], outputs[i], 0)",
+        f"{_TESTS}/test_grouped_matmul.py::test_every_row_is_multiplied_by_its_experts_kernels",
+    ),
+    Fault(
+        "a grouped product takes the kernels of the first layer",
+        "pallas_kernels/grouped_matmul/op.py",
+        "(first[0] + experts[i], outputs[i], 0)",
+        "(experts[i], outputs[i], 0)",
+        f"{_TESTS}/test_grouped_matmul.py::test_every_row_is_multiplied_by_its_experts_kernels",
+    ),
+    Fault(
+        "a grouped product's steps go by rows before outputs: a kernel is read for each block of rows",
+        "pallas_kernels/grouped_matmul/op.py",
+        "place_XO // same_X1, blocks_of_outputs - 1)\n    rows_XO = first_X[:, None] + place_XO % same_X1",
+        "place_XO % blocks_of_outputs, blocks_of_outputs)\n"
+        "    rows_XO = first_X[:, None] + place_XO // blocks_of_outputs",
+        f"{_TESTS}/test_grouped_matmul.py::test_a_block_of_a_kernel_is_fetched_once_and_everything_computed_once",
+    ),
+    Fault(
+        "a grouped product runs blocks past the count",
+        "pallas_kernels/grouped_matmul/op.py",
+        "steps = jnp.maximum(count, 1) * blocks_of_outputs",
+        "steps = experts_X.shape[0] * blocks_of_outputs + 0 * count",
+        f"{_TESTS}/test_grouped_matmul.py::test_a_block_of_a_kernel_is_fetched_once_and_everything_computed_once",
+    ),
+    Fault(
+        "a grouped product leaves biases out",
+        "pallas_kernels/grouped_matmul/kernel.py",
+        "product + bias[...].astype(jnp.float32)",
+        "product + 0 * bias[...].astype(jnp.float32)",
+        f"{_TESTS}/test_grouped_matmul.py::test_every_row_is_multiplied_by_its_experts_kernels",
+    ),
 )

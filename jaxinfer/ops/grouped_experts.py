@@ -1,0 +1,145 @@
+"""A layer of experts by a TPU's grouped product (`pallas_kernels.grouped_matmul`), which reads an expert once.
+
+Copies of tokens are laid out as in `jaxinfer.ops.experts`, and a kernel goes over all of their blocks. The order of a
+sum over features depends on their number alone, and a token's experts are added up the best one first: what a token
+gets does not depend on the tokens beside it.
+"""
+
+import math
+import operator
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.layer_view import LayerView
+from jaxinfer.ops.rounding import rounded
+
+# Of a block: the matrix unit takes 128 rows in the time in which it takes a kernel's next tile.
+_MOST_ROWS = 128
+# The bytes of rows that are gathered at once to be added up, and of how many tokens if there are more.
+_MOST_GATHERED, _TOKENS = 64 << 20, 256
+_DTYPES = ("bfloat16", "float32")
+
+
+class Load(NamedTuple):
+    """How many experts a device has, of how many, and how many of them each of its tokens goes to."""
+
+    own: int
+    experts: int
+    per_token: int
+    tokens: int
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are experts on other devices."""
+        return self.own < self.experts
+
+    def expected(self, rows: int) -> tuple[int, int]:
+        """Return how many experts are read, and how many rows, in blocks of so many, if all are equally likely."""
+        share = self.per_token / self.experts
+        read = math.ceil(self.own * (1 - (1 - share) ** self.tokens))
+        return read, math.ceil(self.own * share * self.tokens) + read * (rows - 1) // 2
+
+
+def multiplies_grouped(kernels: Any, backend: Backend) -> bool:
+    """Whether the grouped product serves these kernels: whole ones of a TPU, in its compute dtype."""
+    stacks = [kernel.stack if isinstance(kernel, LayerView) else kernel for kernel in kernels]
+    dtype = backend.compute_dtype
+    is_plain = all(hasattr(stack, "dtype") and stack.dtype == dtype for stack in stacks)
+    return backend.kernels != "xla" and dtype in _DTYPES and is_plain
+
+
+def grouped_rows(mean: float, widths: tuple[int, int], dtype: Any) -> int:
+    """Return the rows of a block: about as many as an expert gets, ``mean``; 0 if a chip has no room for a block.
+
+    ``widths`` are those that gate and up, and that down, multiply.
+    """
+    from pallas_kernels.grouped_matmul import fit_rows
+
+    rows = 1
+    while rows < min(mean, _MOST_ROWS):
+        rows *= 2
+    item = jnp.dtype(dtype).itemsize
+    wide, narrow = widths
+    return min(fit_rows(rows, wide, 2, item), fit_rows(rows, narrow, 1, item))
+
+
+def apply_grouped(
+    inputs_ND: Float[Array, "N D"],
+    blocks: Any,
+    weights_NC: Float[Array, "N C"],
+    kernels: Any,
+    biases: Any,
+    gating: Any,
+    load: Load,
+    backend: Backend,
+) -> Float[Array, "N D"]:
+    """Return each token's sum over its experts, in float32; ``blocks`` are as `jaxinfer.ops.experts` lays them out."""
+    # Imported here: a program that is kept already starts without the kernels.
+    from pallas_kernels.grouped_matmul import grouped_matmul
+    from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
+
+    stacks, firsts = zip(*(_flat(kernel) for kernel in kernels))
+    dtype = jnp.dtype(backend.compute_dtype)
+    options = {"rounded_to": dtype, "first_expert": firsts[0]}
+    read = load.expected(len(blocks.tokens) // len(blocks.experts))
+    run: Any = partial(grouped_matmul, interpret=backend.kernels == "interpret", read=read)
+    run = grouped_matmul_reference if backend.kernels == "reference" else run
+    wide, narrow = (None, None) if biases is None else (biases[:2], biases[2:])
+    # What fills up a block is multiplied and left out: of any token, and so of no time to blank it.
+    copies_YD = inputs_ND.astype(dtype).at[blocks.tokens].get(mode="clip")
+    of_rows = blocks.experts, blocks.count
+    inner_YF = run(copies_YD, stacks[:2], *of_rows, biases=wide, combine=gating, out_dtype=dtype, **options)
+    results_YD = run(inner_YF, stacks[2:], *of_rows, biases=narrow, out_dtype=jnp.float32, **options)
+    return add_up(results_YD, blocks.places_NC, weights_NC, load.is_split)
+
+
+def add_up(
+    results_YD: Float[Array, "Y D"], places_NC: Int[Array, "N C"], weights_NC: Float[Array, "N C"], is_split: bool
+) -> Float[Array, "N D"]:
+    """Return each token's weighted sum of the rows at its places, in their order; past the last are none.
+
+    Many tokens' rows are added up a few hundred tokens at a time, and where devices have parts of the experts (which
+    is only a matter of speed) beginning with the tokens that have most rows.
+    """
+    (num_tokens, per_token), (num_rows, model_dim) = places_NC.shape, results_YD.shape
+
+    def weighted(places: Array, weights: Array) -> Array:
+        rows = results_YD.at[places].get(mode="clip")
+        return rounded(rows * weights[..., None].astype(rows.dtype))
+
+    has_row_NC = places_NC < num_rows
+    if num_tokens * per_token * model_dim * results_YD.dtype.itemsize <= _MOST_GATHERED:
+        products_NCD = jnp.where(has_row_NC[..., None], weighted(places_NC, weights_NC), 0)
+        nothing = jnp.zeros((num_tokens, model_dim), results_YD.dtype)
+        return reduce(operator.add, [products_NCD[:, place] for place in range(per_token)], nothing)
+    # Rows that there are first, in their order.
+    order_NC = jnp.argsort(~has_row_NC, axis=1, stable=True)
+    places_NC, weights_NC = (jnp.take_along_axis(each, order_NC, axis=1) for each in (places_NC, weights_NC))
+    counts_N = jnp.sum(has_row_NC, axis=1, dtype=jnp.int32)
+    order_N = jnp.argsort(-counts_N) if is_split else jnp.arange(num_tokens)
+    parts = -(-num_tokens // _TOKENS)
+    missing = -num_tokens % parts
+    padded_N = jnp.pad(order_N, (0, missing)).reshape(parts, -1)
+
+    def add(tokens: Array) -> Array:
+        places, weights, counts = places_NC[tokens], weights_NC[tokens], counts_N[tokens]
+
+        def one_more(place: Array, total: Array) -> Array:
+            own = (lax.dynamic_index_in_dim(each, place, 1, keepdims=False) for each in (places, weights))
+            return total + jnp.where(place < counts[:, None], weighted(*own), 0)
+
+        nothing = jnp.zeros((len(tokens), model_dim), results_YD.dtype)
+        return lax.fori_loop(jnp.int32(0), jnp.max(counts), one_more, nothing)
+
+    total_ND = lax.map(add, padded_N).reshape(-1, model_dim)[:num_tokens]
+    return total_ND[jnp.argsort(order_N)] if is_split else total_ND
+
+
+def _flat(kernel: Any) -> tuple[Any, Any]:
+    """Return a kernel as a stack ``[X, out, in]``, and the place of the layer's first expert in it."""
+    return kernel.flat(jnp.int32(0)) if isinstance(kernel, LayerView) else (kernel, 0)
