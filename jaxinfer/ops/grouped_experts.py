@@ -5,7 +5,6 @@ sum over features depends on their number alone, and a token's experts are added
 gets does not depend on the tokens beside it.
 """
 
-import math
 import operator
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -38,11 +37,11 @@ class Load(NamedTuple):
         """Whether there are experts on other devices."""
         return self.own < self.experts
 
-    def expected(self, rows: int) -> tuple[int, int]:
+    def expected(self, rows: int) -> tuple[float, float]:
         """Return how many experts are read, and how many rows, in blocks of so many, if all are equally likely."""
         share = self.per_token / self.experts
-        read = math.ceil(self.own * (1 - (1 - share) ** self.tokens))
-        return read, math.ceil(self.own * share * self.tokens) + read * (rows - 1) // 2
+        read = self.own * (1 - (1 - share) ** self.tokens)
+        return read, self.own * share * self.tokens + read * (rows - 1) / 2
 
 
 def multiplies_grouped(kernels: Any, backend: Backend) -> bool:

@@ -40,7 +40,7 @@ def grouped_matmul(
     combine: Callable[..., Any] | None = None,
     rounded_to: jax.typing.DTypeLike = jnp.bfloat16,
     out_dtype: jax.typing.DTypeLike = jnp.float32,
-    read: tuple[int, int] | None = None,
+    read: tuple[float, float] | None = None,
     block_f: int | None = None,
     chip: str | None = None,
     interpret: bool | pltpu.InterpretParams = False,
@@ -111,8 +111,8 @@ def grouped_matmul(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=int(CHIPS[chip].vmem_bytes * 0.9)
         ),
         cost_estimate=pl.CostEstimate(
-            flops=2 * rows_read * model_dim * channels * len(kernels),
-            bytes_accessed=experts_read * kernel_bytes + rows_read * (model_dim * item + channels * out_item),
+            flops=round(2 * rows_read * model_dim * channels * len(kernels)),
+            bytes_accessed=round(experts_read * kernel_bytes + rows_read * (model_dim * item + channels * out_item)),
             transcendentals=0,
         ),
         interpret=interpret,

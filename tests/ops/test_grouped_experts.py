@@ -86,9 +86,9 @@ def test_rows_on_other_devices_are_left_out_of_a_sum_in_parts_or_not(monkeypatch
 
 def test_what_a_device_reads_follows_its_share():
     """Two of eight experts on a device, in blocks of 16 rows."""
-    assert Load(8, 8, 2, 64).expected(16) == (8, 128 + 8 * 15 // 2)
-    assert Load(2, 8, 2, 64).expected(16) == (2, 32 + 15)
-    assert Load(8, 8, 2, 1).expected(16) == (2, 2 + 15)
+    assert Load(8, 8, 2, 64).expected(16) == pytest.approx((8, 128 + 8 * 15 / 2), rel=1e-6)
+    assert Load(2, 8, 2, 64).expected(16) == pytest.approx((2, 32 + 15), rel=1e-6)
+    assert Load(2, 8, 2, 1).expected(16) == (0.5, 0.5 + 0.5 * 15 / 2)
     assert [Load(own, 8, 2, 1).is_split for own in (2, 8)] == [True, False]
 
 
