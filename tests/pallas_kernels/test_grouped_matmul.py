@@ -166,7 +166,7 @@ def test_decode_on_v5e_is_bound_by_reading_each_expert_once(v5e):
 @pytest.mark.parametrize(
     ("case", "ratio"),
     [
-        pytest.param(make_case(MIXTRAL, 2048, 128), 0.9, marks=pytest.mark.slow),
+        pytest.param(make_case(MIXTRAL, 2048, 128), 0.9, marks=pytest.mark.exhaustive),
         pytest.param(make_case(QWEN3_30B, 512, 32), 1.0, marks=pytest.mark.exhaustive),
         pytest.param(make_case(MIXTRAL, 2048, 128, True), 0.9, marks=pytest.mark.exhaustive),
     ],
