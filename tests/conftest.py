@@ -52,7 +52,6 @@ LONG = (
     "test_on_devices.py",
     "test_exactness.py",
     "test_golden.py",
-    "test_shipped.py",
     "test_law.py",
     "test_parity.py",
     "test_strategies_compile.py",

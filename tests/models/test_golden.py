@@ -59,6 +59,12 @@ def test_smollm2_has_its_golden_logits(smollm, smollm_cases):
         np.testing.assert_allclose(last_V[list(ids)], values, atol=2e-3)
 
 
+def test_drafters_come_with_smollm2_and_are_not_named(smollm):
+    heads, streams = smollm.resolve("medusa"), smollm.resolve("streams")
+    assert heads.max_depth >= 2
+    assert streams.max_depth >= 2
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parity
 def test_smollm2_equals_transformers_own_reading_of_the_gguf(smollm, smollm_cases):
