@@ -42,6 +42,8 @@ QUICK = (
 # again is then read again, so freeing all the time would cost more than it gives.
 MUCH_MEMORY = 5 * 2**28
 MUCH_GROWTH = 5 * 2**26
+# JAX's own name of the folder of compiled programs.
+CACHE = "JAX_COMPILATION_CACHE_DIR"
 # Of the C library's ``mallopt``.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 # What a worker held when its programs were freed last.
@@ -67,7 +69,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
     On an older JAX they also do without XLA's fusion emitters, which double the time of compiling. Full products
     (``-m exhaustive``) compile as users do.
+
+    Compiled programs are kept for this run, by all its workers, unless JAX's own variable names a folder.
     """
+    if CACHE not in os.environ:
+        # Workers are started later, with the variables of this process.
+        os.environ[CACHE] = folder = tempfile.mkdtemp(prefix="jaxinfer-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     if sys.platform == "linux":
         # Few heaps, and arrays outside of them: what is freed goes back to the system.
         libc = ctypes.CDLL(None)
@@ -132,21 +140,16 @@ def _resident_bytes() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache() -> Iterator[None]:
-    """Keep compiled programs for this run only, unless JAX's own variable names a folder: equal ones compile once.
+    """Compile equal programs once a run.
 
     The variables are set too: commands that run within a test leave the folder as it is, and child processes share it.
     """
-    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    folder = given or tempfile.mkdtemp(prefix="jaxinfer-tests-")
-    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_dir", os.environ[CACHE])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield
     jax.config.update("jax_compilation_cache_dir", None)
-    if not given:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -72,13 +72,15 @@ def test_texts_of_this_file_are_screened(covered, model):
     assert sum(len(row.tokens) < limit for row, limit in zip(one.stopped.oracle, LIMITS)) >= 3
 
 
-# Of sums one in every run.
-WIDE_SUMS = ("streams+prompt_lookup", "medusa+jacobi")
+# Two sums are in the wide run; in every run `tests.decoding.strategies.test_sum_of_drafters` has one.
+OTHER_RUNS = {
+    "streams+prompt_lookup": pytest.mark.slow,
+    "medusa+jacobi": pytest.mark.slow,
+    "draft_model+prompt_lookup": pytest.mark.exhaustive,
+}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in WIDE_SUMS else name for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=OTHER_RUNS.get(name, ())) for name in CASES])
 def test_texts_are_those_of_plain_decoding(covered, name):
     """To the end, up to early ends, and where sampling leaves no choice: by one compilation."""
     one = covered(CASES[name].model)

@@ -28,7 +28,7 @@ REQUESTS = [
     request(np.random.default_rng(length).integers(1, VOCAB_SIZE, length).tolist(), 20, sampling)
     for length, sampling in zip(LENGTHS, OTHER_SAMPLINGS)
 ]
-Quantized = Callable[[str], tuple[LanguageModel, LanguageModel, list[Row]]]
+Quantized = Callable[[str], tuple[LanguageModel, list[Row]]]
 
 
 def rounded(plain: LanguageModel, form: Format, activations: str | None = None) -> LanguageModel:
@@ -45,30 +45,40 @@ def rounded(plain: LanguageModel, form: Format, activations: str | None = None) 
 
 
 @pytest.fixture(scope="module")
-def quantized() -> Quantized:
-    """Return a function that makes a random model with and without its weights in few bits, and texts of the latter."""
-    plain = random_model("gpt2")
-    made: dict[str, tuple[LanguageModel, LanguageModel, list[Row]]] = {}
+def plain() -> LanguageModel:
+    return random_model("gpt2")
 
-    def get(name: str) -> tuple[LanguageModel, LanguageModel, list[Row]]:
+
+def in_form(plain: LanguageModel, name: str) -> LanguageModel:
+    """Return a model with its weights in few bits."""
+    lm = rounded(plain, FORMS[name], "int8" if "rows" in name else None)
+    assert any(map(is_quantized, jax.tree.leaves(lm.params, is_leaf=is_quantized)))
+    return lm
+
+
+@pytest.fixture(scope="module")
+def quantized(plain: LanguageModel) -> Quantized:
+    """Return a function that makes the model with its weights in few bits, and its texts."""
+    made: dict[str, tuple[LanguageModel, list[Row]]] = {}
+
+    def get(name: str) -> tuple[LanguageModel, list[Row]]:
         if name not in made:
-            lm = rounded(plain, FORMS[name], "int8" if "rows" in name else None)
-            assert any(map(is_quantized, jax.tree.leaves(lm.params, is_leaf=is_quantized)))
-            made[name] = plain, lm, [run(lm, [one])[0] for one in REQUESTS]
+            lm = in_form(plain, name)
+            made[name] = lm, [run(lm, [one])[0] for one in REQUESTS]
         return made[name]
 
     return get
 
 
-def check(quantized: Quantized, form: str, name: str) -> None:
-    plain, lm, expected = quantized(form)
+def check(plain: LanguageModel, quantized: Quantized, form: str, name: str) -> None:
+    lm, expected = quantized(form)
     check_texts("gpt2", plain, lm, REQUESTS, expected, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["prompt_lookup", "medusa"])
-def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
-    check(quantized, "int4", name)
+def test_texts_are_those_of_plain_decoding_on_the_same_weights(plain, quantized, name):
+    check(plain, quantized, "int4", name)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +89,9 @@ def test_texts_are_those_of_plain_decoding_on_the_same_weights(quantized, name):
         pytest.param("int8, rows in int8", "layerskip", marks=pytest.mark.exhaustive),
     ],
 )
-def test_texts_are_those_of_plain_decoding_where_rows_are_rounded_too(quantized, form, name):
-    check(quantized, form, name)
-    _, lm, _ = quantized(form)
+def test_texts_are_those_of_plain_decoding_where_rows_are_rounded_too(plain, quantized, form, name):
+    check(plain, quantized, form, name)
+    lm, _ = quantized(form)
     wide = LanguageModel(lm.config, lm.params, replace(lm.backend, activations=None))
     ids = [list(REQUESTS[0].prompt)]
     found, expected = (np.asarray(each.logits(ids)) for each in (lm, wide))
@@ -92,14 +102,13 @@ def test_texts_are_those_of_plain_decoding_where_rows_are_rounded_too(quantized,
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CASES)
-def test_texts_of_every_strategy_are_those_of_plain_decoding(quantized, name, form):
-    check(quantized, form, name)
+def test_texts_of_every_strategy_are_those_of_plain_decoding(plain, quantized, name, form):
+    check(plain, quantized, form, name)
 
 
 @pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
-    plain, rounded_lm, _ = quantized("int4")
-    lm = rounded_lm if is_rounded else plain
+def test_a_model_drafts_for_itself_in_fewer_bits(plain, is_rounded):
+    lm = in_form(plain, "int4") if is_rounded else plain
     strategy = lm.resolve("draft_model:model=self,num_draft_tokens=3")
     kernel = strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
     assert kernel.form == int4(32, False)
@@ -113,8 +122,7 @@ def test_a_model_drafts_for_itself_in_fewer_bits(quantized, is_rounded):
     assert 0.5 < share <= 1 if is_rounded else 0.5 < share < 1
 
 
-def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):
-    plain, *_ = quantized("int4")
+def test_what_a_model_cannot_draft_in_is_refused(plain, tiny_llama_folder):
     refused = {"int9": "unknown weights", "gguf": "gguf is no form to round", "nf4:group=128": "groups of 128"}
     for weights, message in refused.items():
         with pytest.raises(InvalidOption, match=message):
@@ -123,8 +131,8 @@ def test_what_a_model_cannot_draft_in_is_refused(quantized, tiny_llama_folder):
         plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=gguf")
 
 
-def test_the_output_matrix_multiplies_rows_as_they_are(quantized):
-    _, lm, _ = quantized("int8, rows in int8")
+def test_the_output_matrix_multiplies_rows_as_they_are(plain):
+    lm = in_form(plain, "int8, rows in int8")
     decoder = lm.programs.decoder
     assert decoder.backend.activations == "int8"
     hidden_BD = jax.random.normal(jax.random.key(0), (3, lm.config.model_dim))
@@ -135,17 +143,16 @@ def test_the_output_matrix_multiplies_rows_as_they_are(quantized):
     assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
-def test_a_draft_model_is_loaded_in_few_bits(quantized, tiny_llama_folder):
-    plain, *_ = quantized("int4")
+def test_a_draft_model_is_loaded_in_few_bits(plain, tiny_llama_folder):
     strategy = plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=int8")
     assert strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"].form == INT8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["int8"])
-def test_logits_are_those_of_the_weights_that_codes_stand_for(quantized, form):
+def test_logits_are_those_of_the_weights_that_codes_stand_for(plain, quantized, form):
     """Up to rows that are rounded to bfloat16; the same weights, rounded, are far from those they were made of."""
-    plain, lm, _ = quantized(form)
+    lm, _ = quantized(form)
     params = jax.tree.map(
         lambda leaf: jnp.asarray(jax.tree.map(np.asarray, leaf).dequantize()) if is_quantized(leaf) else leaf,
         lm.params,

@@ -31,6 +31,12 @@ def toy(tiny_llama_folder):
     return jaxinfer.load(tiny_llama_folder())
 
 
+@pytest.fixture(scope="module")
+def made(toy):
+    """Return the toy quantized on texts of its own."""
+    return quantize(toy, "int4:group=32", **OWN)
+
+
 def divergence(one, other, texts) -> float:
     """Return the mean KL divergence of what two models say next."""
     known, found = (
@@ -89,7 +95,7 @@ class Interrupted(Exception):
     pass
 
 
-def test_an_interrupted_call_goes_on_where_it_was(toy, tmp_path, monkeypatch):
+def test_an_interrupted_call_goes_on_where_it_was(toy, made, tmp_path, monkeypatch):
     def stop(layer):
         if layer == 0:
             raise Interrupted
@@ -98,13 +104,12 @@ def test_an_interrupted_call_goes_on_where_it_was(toy, tmp_path, monkeypatch):
     with pytest.raises(Interrupted):
         quantize(toy, "int4:group=32", kept=kept, advance=stop, **OWN)
     assert sorted(path.name for path in kept.iterdir()) == ["layer_0", "texts"]
-    expected, chosen = quantize(toy, "int4:group=32", **OWN), []
-    choose = Gptq.choose
+    choose, chosen = Gptq.choose, []
     monkeypatch.setattr(Gptq, "choose", lambda *given: chosen.append(given[1]) or choose(*given))
     monkeypatch.setattr("jaxinfer.model_quantization._own_texts", lambda *arguments: pytest.fail("written again"))
     found = quantize(toy, "int4:group=32", kept=kept, **OWN)
     assert len(chosen) == 7
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    jax.tree.map(np.testing.assert_array_equal, found.params, made.params)
     # What was made of other texts is made anew.
     chosen.clear()
     with pytest.raises(Interrupted):
@@ -112,8 +117,8 @@ def test_an_interrupted_call_goes_on_where_it_was(toy, tmp_path, monkeypatch):
     assert len(chosen) == 7
 
 
-def test_without_a_text_the_model_writes_its_own(toy):
-    made, texts = quantize(toy, "int4:group=32", **OWN), _own_texts(toy, *OWN.values()).tolist()
+def test_without_a_text_the_model_writes_its_own(toy, made):
+    texts = _own_texts(toy, *OWN.values()).tolist()
     # Drafters that were trained for the weights before they were rounded are found for these too.
     loaded = jaxinfer.load(toy._checkpoint.folder, weights="int4:group=32")
     assert 0 < divergence(toy, made, texts) < 0.9 * divergence(toy, loaded, texts)

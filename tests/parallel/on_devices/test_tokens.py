@@ -27,6 +27,7 @@ from tests.parallel.on_devices.meshes import (
 )
 
 EVERY_KIND = {
+    "prompt_lookup": Split("tensor=4", "llama"),
     "draft_model+prompt_lookup": Split("tensor=4", "llama"),
     "medusa": Split("data=2,tensor=2", "llama"),
     "jacobi": Split("data=2,sequence=2", "llama"),
@@ -34,7 +35,11 @@ EVERY_KIND = {
 }
 # It drafts in the target's own cache.
 WIDE = ("layerskip",)
-OTHER_RUNS = {"medusa": pytest.mark.slow, "streams": pytest.mark.exhaustive}
+OTHER_RUNS = {
+    "draft_model+prompt_lookup": pytest.mark.exhaustive,
+    "medusa": pytest.mark.slow,
+    "streams": pytest.mark.exhaustive,
+}
 
 
 def check(single, strategy: str, split: Split, **changes: Any) -> None:
