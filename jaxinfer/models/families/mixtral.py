@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts
 from jaxinfer.models.families.keys.expert_names import with_experts
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.rope import read_rope
 from jaxinfer.models.families.keys.windows import read_window
 
 _DEFAULTS = MappingProxyType(
@@ -32,9 +34,8 @@ _LINEARS = MappingProxyType({"gate": "w1", "up": "w3", "down": "w2"})
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` mixtral."""
     reader = ConfigReader(config, family="mixtral")
-    decoder = read_llama_keys(
-        reader, "mixtral", _DEFAULTS, bos_token_id=1, eos_token_ids=(2,), norm_eps=("rms_norm_eps", 1e-5)
-    )
+    rope = partial(read_rope, theta=1e6)
+    decoder = read_llama_keys(reader, "mixtral", _DEFAULTS, 1, (2,), norm_eps=("rms_norm_eps", 1e-5), rope=rope)
     (kind,) = decoder.layer_pattern
     windowed = LayerKind(kind.rope, read_window(reader, default=None))
     return reader.finish(replace(decoder, layer_pattern=(windowed,), experts=read_experts(reader, _SIZES)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts
 from jaxinfer.models.families.keys.expert_names import with_experts
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
+from jaxinfer.models.families.keys.rope import read_rope
 from jaxinfer.models.families.keys.windows import read_window
 
 _DEFAULTS = sizes(32064, 4096, 6400, 32, 32, 8, None, 131072)
@@ -23,7 +25,8 @@ _SECTIONS = ("rope_scaling", "rope_parameters")
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` phimoe."""
     reader = ConfigReader(_with_attention_factor(config), family="phimoe")
-    decoder = read_llama_keys(reader, "phimoe", _DEFAULTS, 1, (2,), norm_eps=("rms_norm_eps", 1e-5))
+    rope = partial(read_rope, theta=1e6)
+    decoder = read_llama_keys(reader, "phimoe", _DEFAULTS, 1, (2,), norm_eps=("rms_norm_eps", 1e-5), rope=rope)
     (kind,) = decoder.layer_pattern
     scaling = kind.rope.scaling if kind.rope is not None else None
     if scaling is not None and (scaling.kind != "longrope" or scaling.attention_factor is None):

@@ -98,6 +98,14 @@ def test_layers_that_differ_in_their_experts_alone_share_a_cache_and_not_a_scan(
     assert [tuple(cycle) for cycle in cycles(every_second)] == [(0, 48, 2)]
 
 
+@pytest.mark.parametrize("model_type", ["mixtral", "phimoe"])
+def test_the_base_of_rotary_positions_may_be_left_unsaid(model_type):
+    """It is then that of transformers."""
+    (kind,) = decoder_config({"model_type": model_type}).layer_pattern
+    assert kind.rope is not None
+    assert kind.rope.theta == 1e6
+
+
 def test_a_model_may_have_no_layer_with_experts():
     decoder = decoder_config({**QWEN3_30B_A3B, "mlp_only_layers": list(range(48))})
     assert (decoder.experts, decoder.ffn_dim) == (None, 6144)
