@@ -1,6 +1,8 @@
-"""Rounds stacks of experts to a form of few bits, a matrix at a time: memory never holds a layer in float32."""
+"""Reads stacks of experts in few bits, a matrix at a time: rounded to a form, or as a checkpoint has each of them."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -23,17 +25,29 @@ def round_experts(checkpoint: Checkpoint, leaf: Leaf, form: Format, read_plainly
 
     ``read_plainly(checkpoint, leaf)`` reads any parameter.
     """
-    count, outputs, width = leaf.shape
-    lead = (len(leaf.sources), count) if leaf.stacked else (count,)
-    shapes = form.parts(outputs, width).values()
-    whole = [aligned_empty((*lead, *shape), np.dtype(dtype)) for shape, dtype in shapes]
+    whole = _empty_stack(leaf, form)
     for layer, sources in enumerate(leaf.sources):
         for expert, weights in enumerate(_matrices(checkpoint, leaf, sources, read_plainly)):
-            place = (layer, expert) if leaf.stacked else (expert,)
             rounded = round_to_nearest(weights, form)
             check_numbers(checkpoint, sources[expert if leaf.is_matrix_each else 0].tensor, rounded)
-            for part, values in zip(whole, rounded.matrix, strict=True):
-                part[place] = values
+            _put(leaf, whole, rounded, layer, expert)
+    return jax.block_until_ready(jax.device_put(QuantizedArray.of(form, whole)))
+
+
+def gather_experts(leaf: Leaf, form: Format, read: Callable[[Part], QuantizedArray]) -> QuantizedArray:
+    """Return a stack of experts' kernels that are stored one by one, of one layer or of several.
+
+    ``read(part)`` returns one of them in this form, in NumPy's arrays. Memory holds the stack, and as many matrices
+    beside it as there are processors.
+    """
+    whole = _empty_stack(leaf, form)
+
+    def take(place: tuple[int, int]) -> None:
+        layer, expert = place
+        _put(leaf, whole, read(leaf.sources[layer][expert]), layer, expert)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(take, np.ndindex(len(leaf.sources), leaf.shape[0])))
     return jax.block_until_ready(jax.device_put(QuantizedArray.of(form, whole)))
 
 
@@ -48,6 +62,21 @@ def as_stack(array: QuantizedArray, leaf: Leaf) -> QuantizedArray:
     if len(leaf.shape) == 2:
         return array
     return jax.tree.map(lambda part: part.reshape(leaf.shape[0], -1, part.shape[-1]), array)
+
+
+def _empty_stack(leaf: Leaf, form: Format) -> list[np.ndarray]:
+    """Return room for each part of a stack of matrices, of all of its layers if it has several."""
+    count, outputs, width = leaf.shape
+    lead = (len(leaf.sources), count) if leaf.stacked else (count,)
+    shapes = form.parts(outputs, width).values()
+    return [aligned_empty((*lead, *shape), np.dtype(dtype)) for shape, dtype in shapes]
+
+
+def _put(leaf: Leaf, whole: Sequence[np.ndarray], one: QuantizedArray, layer: int, expert: int) -> None:
+    """Copy a matrix to its place."""
+    place = (layer, expert) if leaf.stacked else (expert,)
+    for part, values in zip(whole, one.matrix, strict=True):
+        part[place] = values
 
 
 def _matrices(checkpoint: Checkpoint, leaf: Leaf, sources: Sequence[Part], read_plainly: Any) -> Iterator[Any]:

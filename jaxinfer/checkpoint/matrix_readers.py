@@ -8,8 +8,10 @@ import jax
 import numpy as np
 
 from jaxinfer.checkpoint.few_bits import FewBits, FewBitsReader, join_layers, rows_of
+from jaxinfer.checkpoint.few_bits_experts import gather_experts
 from jaxinfer.checkpoint.leaves import Leaf
 from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource
+from jaxinfer.models.families.family import Part
 from jaxinfer.models.few_bits import is_kernel, is_table
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits
@@ -89,15 +91,24 @@ class StoredReader:
         if reason is not None:
             self.widened.add(reason)
             return None
-        layers, is_ordered = [], any(form is not None and form.is_ordered for form in forms)
+        is_ordered = any(form is not None and form.is_ordered for form in forms)
+
+        def read_part(part: Part) -> QuantizedArray:
+            cut = rows_of(tensors.quantized(part.tensor), part.rows(leaf.num_rows))
+            return _ordered(cut) if is_ordered else cut
+
+        if leaf.is_matrix_each and forms[0] is not None:
+            return gather_experts(leaf, replace(forms[0], is_ordered=is_ordered), read_part)
+        layers = []
         for parts in leaf.sources:
-            cut = [rows_of(tensors.quantized(part.tensor), part.rows(leaf.num_rows)) for part in parts]
-            cut = [_ordered(each) for each in cut] if is_ordered else cut
+            cut = list(map(read_part, parts))
             layers.append(cut[0] if len(cut) == 1 else jax.tree.map(lambda *rows: np.concatenate(rows), *cut))
         return join_layers(leaf, layers)
 
     def _reason(self, leaf: Leaf, forms: list[Format | None]) -> str | None:
         """Return why a parameter of tensors of these forms is widened."""
+        if "router" in leaf.path:
+            return "routers, whose choices need wide scores"
         if not (is_kernel(leaf.path) or is_table(leaf.path)):
             return "what is no matrix of products"
         known = [form for form in forms if form is not None]

@@ -59,8 +59,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a key that nobody knows is passed over",
         f"{_PUBLISHED}/gptq.py",
-        'keys.finish(Scheme(f"gptq, {bits} bits", layers))',
-        'Scheme(f"gptq, {bits} bits", layers)',
+        'keys.finish(Scheme(f"gptq, {bits}", layers))',
+        'Scheme(f"gptq, {bits}", layers)',
         f"{_TESTS}/test_refused.py::test_what_a_configuration_asks_for_is_known_or_refused",
     ),
     Fault(
@@ -69,5 +69,26 @@ FAULTS: tuple[Fault, ...] = (
         "groups.min() < 0 or groups.max()",
         "groups.max()",
         f"{_TESTS}/test_refused.py::test_damage_is_named",
+    ),
+    Fault(
+        "every expert that was quantized before is the first",
+        "jaxinfer/checkpoint/few_bits_experts.py",
+        "read(leaf.sources[layer][expert])",
+        "read(leaf.sources[layer][0])",
+        f"{_TESTS}/test_mixtures.py::test_a_router_in_few_bits_is_widened_and_orders_are_the_experts_own",
+    ),
+    Fault(
+        "experts that were quantized before are all held apart before they are a stack",
+        "jaxinfer/checkpoint/matrix_readers.py",
+        "if leaf.is_matrix_each and forms[0] is not None:",
+        "if not leaf.stacked and leaf.is_matrix_each and forms[0] is not None:",
+        f"{_TESTS}/test_mixtures.py::test_memory_holds_a_stack_and_a_few_matrices",
+    ),
+    Fault(
+        "of GPTQ's patterns the last counts",
+        f"{_PUBLISHED}/gptq.py",
+        "in others.items():",
+        "in reversed(others.items()):",
+        f"{_TESTS}/test_mixtures.py::test_modules_may_have_other_bits_or_none",
     ),
 )

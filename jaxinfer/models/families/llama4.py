@@ -11,10 +11,10 @@ from typing import Any
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope, Sharpening, shortest_pattern
-from jaxinfer.models.families.family import Family, TensorNames
+from jaxinfer.models.families.family import Family, Source, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts
-from jaxinfer.models.families.keys.expert_names import halves_of_stacks
+from jaxinfer.models.families.keys.expert_names import halves_of_stacks, single_matrices
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
 from jaxinfer.models.families.keys.llama_names import interleaved, renamed
 from jaxinfer.models.families.keys.rope import read_rope
@@ -67,14 +67,17 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def text_tensor_names(config: DecoderConfig) -> TensorNames:
-    """Name the tensors: Llama's with another name for the feed-forward part, and those that all experts are in."""
+    """Name the tensors: Llama's with another name for the feed-forward part, and one or many for experts."""
     block: dict[str, Any] = {f"mlp.{ours}.kernel": f"feed_forward.{name}.weight" for ours, name in _LINEARS.items()}
+    others: tuple[Mapping[str, Source], ...] = ()
     if config.experts is not None:
         shared = {f"mlp.shared.{ours}.kernel": f"shared_expert.{name}.weight" for ours, name in _LINEARS.items()}
         shared["mlp.router.weights"] = "router.weight"
         block |= {path: f"feed_forward.{name}" for path, name in shared.items()}
         block |= halves_of_stacks(config, "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj")
-    return interleaved(config, renamed(config, block))
+        # As who quantizes the model takes them apart.
+        others = (single_matrices(config, "model.layers.{layer}.feed_forward."),)
+    return replace(interleaved(config, renamed(config, block)), others=others)
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:

@@ -103,7 +103,10 @@ CONFIGS = [
     ("gptq", key("sym", "yes"), "sym = 'yes'"),
     ("gptq", key("checkpoint_format", "marlin"), "checkpoint_format = 'marlin'"),
     ("gptq", key("format", "gptq_v2"), "format = 'gptq_v2'"),
-    ("gptq", key("dynamic", {"+:.*down.*": {"bits": 8}}), "dynamic ="),
+    ("gptq", key("dynamic", {"+:.*q_proj": {"bits": 3}}), "dynamic.+:.*q_proj.bits = 3"),
+    ("gptq", key("dynamic", {".*q_proj": {"rotation": "up"}}), "dynamic..*q_proj.rotation = 'up'"),
+    ("gptq", key("dynamic", {"+:(": {"bits": 4}}), "dynamic = '+:(' is not supported: it is no regular expression"),
+    ("gptq", key("dynamic", ["q_proj"]), "dynamic = ['q_proj']"),
     ("gptq", key("rounding", "up"), "rounding = 'up'"),
     ("awq", key("version", "gemv"), "version = 'gemv'"),
     ("awq", key("zero_point", False), "zero_point = False"),
@@ -125,6 +128,7 @@ CONFIGS = [
     ("torchao_int8", key("untie_embedding_weights", True), "untie_embedding_weights = True"),
 ]
 FILES = [
+    ("gptq", key("dynamic", {"-:.*q_proj": {}}), f"{NAME} is quantized, but dynamic says that it is not"),
     ("gptq", put("scales", 3, np.nan), f"{NAME}.scales has a scale that is no finite number"),
     ("gptq", cut("scales", 1), f"{NAME}.scales has shape"),
     ("gptq", cut("qweight", 4), f"{NAME}.g_idx has shape"),
