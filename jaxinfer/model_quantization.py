@@ -1,7 +1,7 @@
 """Quantizes a loaded model on calibration texts."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import getitem
@@ -23,7 +23,7 @@ from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits, check_kernels
 from jaxinfer.models.decoder import Decoder, abstract_params
 from jaxinfer.models.few_bits import is_table
-from jaxinfer.models.layers import KERNEL, locate, stored_kernel
+from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
 from jaxinfer.ops.backend import check_activations
@@ -31,7 +31,8 @@ from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.quantization.calibration import quantize_layers
-from jaxinfer.quantization.methods import METHODS
+from jaxinfer.quantization.experts import LEAST_TOKENS
+from jaxinfer.quantization.methods import METHODS, SmoothQuant
 from jaxinfer.sampling.params import SamplingParams
 
 # The texts that a model writes to be calibrated on, and the tokens of each.
@@ -51,6 +52,7 @@ def quantize(
     text_tokens: int = TEXT_TOKENS,
     kept: str | Path | None = None,
     advance: Callable[[int], None] = lambda layer: None,
+    notice: Callable[[str], None] | None = None,
 ) -> LanguageModel:
     """Return a model whose weights are in few bits, as ``load(weights=...)`` does, but chosen by a method.
 
@@ -59,8 +61,10 @@ def quantize(
     ``activations="int8"``, with which the model then runs; ``load`` rounds each weight to the nearest.
     ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of ``text_tokens`` tokens are taken;
     without it the model writes texts itself, at temperature 1. ``kept`` is a folder for what is done, so that the same
-    call after an interruption goes on there. ``advance`` receives each layer that is done. Raises InvalidOption where
-    ``load(weights=...)`` would, and for too short a text.
+    call after an interruption goes on there. ``advance`` receives each layer that is done. Each of a mixture's
+    experts is calibrated on the tokens that go to it; ``notice`` receives a line that says of how many there were too
+    few, so that their weights were rounded to the nearest. Raises InvalidOption where ``load(weights=...)`` would, and
+    for too short a text.
     """
     form, config = check_quantizable(model, weights, method), model.config
     check_activations(activations)
@@ -82,7 +86,15 @@ def quantize(
         texts = _cut(model, calibration, num_texts, length)
     made_of = {"model": model.fingerprint, "weights": f"{weights} by {method}", "texts": digest(texts.tobytes().hex())}
     layers = _Kept(folder, made_of)
-    done = list(quantize_layers(Decoder(config, backend), params, texts, METHODS[method](form), layers, advance))
+    few: list[int] = []
+    decoder, chosen = Decoder(config, backend), METHODS[method](form)
+    done = list(quantize_layers(decoder, params, texts, chosen, layers, advance, few.append))
+    if notice is not None and config.experts is not None:
+        count = config.experts.num_experts * sum(config.sparse_layers)
+        notice(
+            f"{sum(few)} of {count} experts had fewer than {LEAST_TOKENS} of the calibration text's tokens: their "
+            "weights were rounded to the nearest"
+        )
     backend = replace(model.backend, activations=activations)
     return model.changed(_arranged(model.params, done), backend=backend, is_rounded=True)
 
@@ -105,8 +117,9 @@ def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format
     check_few_bits(parse_few_bits(weights), model.backend)
     if model.programs.partitioner.mesh is not None:
         raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
-    if model.config.experts is not None:
-        raise InvalidOption(f"weights {weights!r}: no method knows experts: round by load(weights=...)")
+    if model.config.experts is not None and METHODS[method] is SmoothQuant:
+        why = "smoothquant is for rows in int8, and experts multiply rows as they are: use gptq or awq"
+        raise InvalidOption(f"weights {weights!r}: {why}")
     if model.config.latent is not None:
         raise InvalidOption(f"weights {weights!r}: no method knows latent attention: round by load(weights=...)")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
@@ -143,14 +156,17 @@ def _cut(model: LanguageModel, calibration: Sequence[int], num_texts: int, lengt
     return np.array([ids[start : start + length] for start in starts], np.int32)
 
 
-def _kernels(blocks: Params) -> list[tuple[tuple[str, ...], Any]]:
-    return [
-        ((layer, part, name), stored_kernel(linear))
-        for layer, block in blocks.items()
-        for part in ("attention", "mlp")
-        for name, linear in block[part].items()
-        if any(key.endswith(KERNEL) for key in linear)
-    ]
+def _kernels(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each kernel ``[out, in]`` of blocks, or stack of experts' kernels, and where it is."""
+    for key, value in node.items():
+        if not isinstance(value, Mapping):
+            continue
+        if key == EXPERTS:
+            yield from (((*path, key, name), stack) for name, stack in value.items())
+        elif any(name in value for name in (KERNEL, TRANSPOSED_KERNEL)):
+            yield (*path, key), stored_kernel(value)
+        else:
+            yield from _kernels(value, (*path, key))
 
 
 def _arranged(params: Params, blocks: Sequence[Params]) -> Params:

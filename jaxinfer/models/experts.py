@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import parameter, quantized_parameter
+from jaxinfer.models.linear import INPUTS, parameter, quantized_parameter
 from jaxinfer.models.mlp import ACTIVATIONS, MLP
 from jaxinfer.models.routing import choose_experts
 from jaxinfer.models.taps import tap
@@ -21,6 +21,9 @@ from jaxinfer.ops.experts import ExpertBiases, Kernels, apply_experts, gating_of
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import product
 from jaxinfer.ops.rounding import rounded
+
+# In Linen's collection of what linear layers multiply: the tokens, each one's experts and their weights.
+ROUTED = "routed"
 
 
 class MixtureOfExperts(nn.Module):
@@ -42,6 +45,7 @@ class MixtureOfExperts(nn.Module):
         router = Scores(experts.num_experts, backend, experts.correction_bias, experts.bias, name="router")
         logits_BTE, correction_E = router(inputs_BTD)
         chosen_BTC, weights_BTC = choose_experts(tap(self, "logits", logits_BTE), correction_E, experts)
+        self.sow(INPUTS, ROUTED, (inputs_BTD, chosen_BTC, weights_BTC))
         kernels = Stacks(config, backend, name="experts")()
         biases = Biases(config, backend, name="expert_biases")() if experts.bias else None
         gating = gating_of(ACTIVATIONS[config.activation], experts.limit)

@@ -19,12 +19,12 @@ _LEAST_SIZE = 1e-4
 
 @functools.partial(jax.jit, static_argnames="form")
 def scales_for(
-    kernels: Sequence[Float[Array, "_ K"]], squares_KK: Float[Array, "K K"], sizes_K: Float[Array, " K"], form: Format
+    kernels: Sequence[Float[Array, "... K"]], squares_KK: Float[Array, "K K"], sizes_K: Float[Array, " K"], form: Format
 ) -> Float[Array, " K"]:
     """Return the factor of each input that makes the products of rounded kernels, which share inputs, change least.
 
     ``squares_KK`` is the mean of ``x x^T`` over the inputs seen and ``sizes_K`` that of ``|x|``, a power of which the
-    factors are.
+    factors are. Of a stack of kernels one is rounded at a time.
     """
 
     def factors(power: Any) -> Array:
@@ -33,10 +33,14 @@ def scales_for(
 
     def error(power: Any) -> Array:
         factors_K, total = factors(power), jnp.zeros(())
-        for kernel in kernels:
+
+        def missed(kernel: Array) -> Array:
             weights_NK = kernel.astype(jnp.float32)
             missed_NK = weights_NK - nearest_values(weights_NK * factors_K, form) / factors_K
-            total += jnp.sum(_times(missed_NK, squares_KK) * missed_NK)
+            return jnp.sum(_times(missed_NK, squares_KK) * missed_NK)
+
+        for kernel in kernels:
+            total += missed(kernel) if kernel.ndim == 2 else jnp.sum(jax.lax.map(missed, kernel))
         return total
 
     powers = jnp.arange(_POWERS) / _POWERS

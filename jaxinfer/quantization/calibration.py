@@ -2,9 +2,9 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,49 +13,30 @@ import numpy as np
 from jaxinfer.models.block import Block
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, create_cache
-from jaxinfer.models.layers import KERNEL, stored_kernel
+from jaxinfer.models.experts import ROUTED
+from jaxinfer.models.layers import EXPERTS, KERNEL, stored_kernel
 from jaxinfer.models.linear import INPUTS
 from jaxinfer.models.model import Model
 from jaxinfer.models.step import build_step
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.masks import causal_ancestors
-from jaxinfer.quantization.folding import Place
+from jaxinfer.quantization.experts import Routed, num_rounded, quantize_experts
+from jaxinfer.quantization.folding import holds, part_of, with_part
+from jaxinfer.quantization.seen import Method, Place, Seen, sums_of
 
-# The linear layers of a block in the order in which they run: those of a group multiply the same numbers.
-STAGES = (
+# The linear layers of a block in the order in which they run: those of a group multiply the same numbers. A mixture
+# has a shared expert in the place of the dense feed-forward layer's, if any.
+STAGES: tuple[tuple[Place, ...], ...] = (
     (("attention", "query"), ("attention", "key"), ("attention", "value")),
     (("attention", "output"),),
     (("mlp", "gate"), ("mlp", "up")),
     (("mlp", "down"),),
+    (("mlp", "shared", "gate"), ("mlp", "shared", "up")),
+    (("mlp", "shared", "down"),),
 )
 # The tokens that run together; whole texts, at least one.
 _TOGETHER = 4096
-
-
-class Seen(NamedTuple):
-    """What the inputs of a linear layer were, in float32.
-
-    That is the means of ``x x^T``, ``[K, K]``, and of ``|x|``, ``[K]``, and the largest ``|x|``, ``[K]``.
-    """
-
-    squares_KK: Any
-    sizes_K: Any
-    most_K: Any
-
-
-@runtime_checkable
-class Method(Protocol):
-    """A way to choose the codes of one layer's weights."""
-
-    def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
-        """Return a block with the same output that is quantized in its place; ``seen`` are its inputs as it was."""
-        ...
-
-    def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
-        """Return a kernel in few bits."""
-        ...
 
 
 @runtime_checkable
@@ -78,13 +59,15 @@ def quantize_layers(
     method: Method,
     kept: Kept | None = None,
     advance: Callable[[int], None] = lambda layer: None,
+    left_out: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Params]:
     """Yield the parameters of each layer with its kernels in few bits.
 
     ``params`` are those of a decoder that does not scan its layers. The kernels of a stage are quantized once the
     stages before it are ("true-sequential"), and the texts' hidden states pass through quantized layers. One layer's
     weights are changed at a time. Layers that ``kept`` has are not quantized again. ``advance`` receives each layer
-    that is done.
+    that is done, ``left_out`` the number of a layer's experts that saw too few tokens, whose weights are rounded to the
+    nearest.
     """
     config, backend = decoder.config, decoder.backend
     count = max(1, _TOGETHER // texts_NT.shape[1])
@@ -99,7 +82,8 @@ def quantize_layers(
             block = _quantized(alone, backend, params["blocks"][f"layer_{layer}"], hidden, method)
             if kept is not None:
                 kept.write(layer, block)
-        hidden = [np.asarray(_run(alone, backend, block, each)) for each in hidden]
+        hidden, counts = zip(*(map(np.asarray, _run(alone, backend, block, each)) for each in hidden))
+        left_out(num_rounded(np.sum(counts, axis=0)))
         advance(layer)
         yield block
 
@@ -118,17 +102,27 @@ def _quantized(
 
     block = method.prepare(config, block, seen_by(block))
     for stage in STAGES:
-        places = [place for place in stage if place[1] in block[place[0]]]
+        places = [place for place in stage if holds(block, place)]
+        if not places:
+            continue
         seen = seen_by(block)(places[0])
         for place in places:
-            kernel = stored_kernel(block[place[0]][place[1]])
-            block = _with_kernel(block, place, method.choose(place, kernel, seen))
+            linear = part_of(block, place)
+            kernel = method.choose(place, stored_kernel(linear), seen)
+            plain = {key: value for key, value in linear.items() if not key.endswith(KERNEL)}
+            block = with_part(block, place, {**plain, KERNEL: kernel})
+    if EXPERTS in block["mlp"]:
+        assert config.experts is not None
+        each = [np.concatenate(parts) for parts in zip(*(_routed(config, backend, block, part) for part in hidden))]
+        mlp = quantize_experts(block["mlp"], Routed(*each), config.experts, config.activation, method)
+        block = {**block, "mlp": mlp}
     return block
 
 
 def _layer_alone(config: DecoderConfig, layer: int) -> DecoderConfig:
     """Return the config of a decoder that has this layer only."""
-    alone = replace(config, num_layers=1, layer_pattern=(config.layers[layer],))
+    experts = config.experts and replace(config.experts, layer_pattern=(config.sparse_layers[layer],))
+    alone = replace(config, num_layers=1, layer_pattern=(config.layers[layer],), experts=experts)
     if config.scores_by_depth:
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         before = config.layers[:layer].count(config.layers[layer])
@@ -136,29 +130,43 @@ def _layer_alone(config: DecoderConfig, layer: int) -> DecoderConfig:
     return alone
 
 
-def _with_kernel(block: Mapping[str, Any], place: Place, kernel: QuantizedArray) -> Params:
-    part, name = place
-    linear = {key: value for key, value in block[part][name].items() if not key.endswith(KERNEL)}
-    return {**block, part: {**block[part], name: {**linear, KERNEL: kernel}}}
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _seen(
     config: DecoderConfig, backend: Backend, place: Place, block: Params, hidden_BTD: Float[Array, "B T D"]
 ) -> Seen:
-    """Return sums over the inputs of one linear layer, and the largest."""
+    """Return sums over the inputs of one linear layer, or of a layer of experts, and the largest."""
     _, found = _apply(config, backend, block, hidden_BTD)
-    part, name = place
-    inputs = found[INPUTS][part][name][INPUTS][-1].astype(jnp.float32)
-    rows = inputs.reshape(-1, inputs.shape[-1])
-    squares_KK = jnp.matmul(rows.T, rows, precision=jax.lax.Precision.HIGHEST)
-    sizes = jnp.abs(rows)
-    return Seen(squares_KK, jnp.sum(sizes, axis=0), jnp.max(sizes, axis=0))
+    if EXPERTS in place:
+        inputs = found[INPUTS]["mlp"][ROUTED][-1][0]
+    else:
+        inputs = part_of(found[INPUTS], place)[INPUTS][-1]
+    return sums_of(inputs.astype(jnp.float32).reshape(-1, inputs.shape[-1]))
+
+
+def _routed(
+    config: DecoderConfig, backend: Backend, block: Params, hidden_BTD: Float[np.ndarray, "B T D"]
+) -> Iterator[np.ndarray]:
+    """Yield a layer's tokens, each one's experts and their weights, as `Routed` has them."""
+    for part in _sown(config, backend, block, hidden_BTD):
+        yield np.asarray(part).reshape(-1, part.shape[-1])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _run(config: DecoderConfig, backend: Backend, block: Params, hidden_BTD: Float[Array, "B T D"]) -> Array:
-    return _apply(config, backend, block, hidden_BTD)[0]
+def _sown(config: DecoderConfig, backend: Backend, block: Params, hidden_BTD: Float[Array, "B T D"]) -> Any:
+    inputs_BTD, *chosen = _apply(config, backend, block, hidden_BTD)[1][INPUTS]["mlp"][ROUTED][-1]
+    return inputs_BTD.astype(jnp.float32), *chosen
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run(
+    config: DecoderConfig, backend: Backend, block: Params, hidden_BTD: Float[Array, "B T D"]
+) -> tuple[Array, Array]:
+    """Return the block's output, and how many tokens each of its experts was given; none of a dense layer."""
+    output_BTD, found = _apply(config, backend, block, hidden_BTD)
+    if config.experts is None or EXPERTS not in block["mlp"]:
+        return output_BTD, jnp.zeros((0,), jnp.int32)
+    chosen = found[INPUTS]["mlp"][ROUTED][-1][1].reshape(-1)
+    return output_BTD, jnp.bincount(chosen, length=config.experts.num_experts)
 
 
 def _apply(config: DecoderConfig, backend: Backend, block: Params, hidden_BTD: Array) -> tuple[Array, Any]:
@@ -169,7 +177,7 @@ def _apply(config: DecoderConfig, backend: Backend, block: Params, hidden_BTD: A
     placements = cache.place(start_B, causal_ancestors(num_tokens)[None], lengths_B, num_tokens)
     positions_BT = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32), (batch, num_tokens))
     step = build_step(config, backend, positions_BT, placements, lengths_B)
-    module = Block(config, backend, 0, parent=None)
+    module = Block(config, backend, 0, config.sparse_layers[0], parent=None)
     (carry, _), found = cast(
         Any, module.apply({"params": block}, (jnp.asarray(hidden_BTD), cache), 0, step, mutable=[INPUTS])
     )

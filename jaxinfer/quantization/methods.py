@@ -10,9 +10,9 @@ from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.quantization.awq import quantize_clipped, scales_for
-from jaxinfer.quantization.calibration import Method, Seen
-from jaxinfer.quantization.folding import Place, scale_inputs
+from jaxinfer.quantization.folding import scale_inputs
 from jaxinfer.quantization.gptq import quantize_by_gptq
+from jaxinfer.quantization.seen import Method, Place, Seen
 from jaxinfer.quantization.smoothing import smoothing_factors
 
 # Queries and keys are not cut: what they lose, scores multiply.
@@ -20,8 +20,8 @@ _UNCUT = ("query", "key")
 
 
 @dataclass(frozen=True)
-class Gptq:
-    """Weights that are left make up for the errors of those that are rounded."""
+class _Rounding:
+    """What all methods have in common: a form, and what becomes of a kernel of which nothing is known."""
 
     form: Format
 
@@ -29,16 +29,27 @@ class Gptq:
         """Change nothing."""
         return block
 
+    def factors(self, kernels: Sequence[Float[Array, "_ K"]], seen: Callable[[], Seen]) -> Float[Array, " K"] | None:
+        """Change nothing."""
+        return None
+
+    def nearest(self, kernel: Float[Array, "N K"]) -> QuantizedArray:
+        """Return a kernel rounded to the nearest."""
+        return round_to_nearest(kernel, self.form)
+
+
+@dataclass(frozen=True)
+class Gptq(_Rounding):
+    """Weights that are left make up for the errors of those that are rounded."""
+
     def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
         """Return a kernel in few bits."""
         return quantize_by_gptq(kernel, seen.squares_KK, self.form)
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(_Rounding):
     """Large inputs are scaled up, what feeds them down, and weights are cut and rounded."""
-
-    form: Format
 
     def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
         """Scale the inputs of linear layers."""
@@ -49,10 +60,15 @@ class Awq:
 
         return scale_inputs(config, block, choose)
 
+    def factors(self, kernels: Sequence[Float[Array, "_ K"]], seen: Callable[[], Seen]) -> Float[Array, " K"] | None:
+        """Return the factors of the inputs of an expert's last layer."""
+        found = seen()
+        return scales_for(kernels, found.squares_KK, found.sizes_K, self.form)
+
     def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
         """Return a kernel in few bits."""
-        if place[1] in _UNCUT:
-            return round_to_nearest(kernel, self.form)
+        if place[-1] in _UNCUT:
+            return self.nearest(kernel)
         return quantize_clipped(kernel, seen.squares_KK, self.form)
 
 
@@ -66,10 +82,8 @@ class AwqGptq(Awq):
 
 
 @dataclass(frozen=True)
-class SmoothQuant:
+class SmoothQuant(_Rounding):
     """Large inputs are scaled down and their weights up, so that rows in int8 lose less; then weights are rounded."""
-
-    form: Format
 
     def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
         """Scale the inputs of linear layers."""
@@ -81,7 +95,7 @@ class SmoothQuant:
 
     def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
         """Return a kernel in few bits."""
-        return round_to_nearest(kernel, self.form)
+        return self.nearest(kernel)
 
 
 METHODS: Mapping[str, Callable[[Format], Method]] = MappingProxyType(

@@ -5,6 +5,7 @@ from tests.mutants.fault import Fault
 _TILES = "jaxinfer/ops/cpu_kernels/few_bits/tiles.py"
 _PRODUCTS, _EXPERTS = "tests/ops/test_few_bits.py", "tests/ops/test_few_bits_experts.py"
 _LOADED, _GGUF = "tests/checkpoint/test_few_bits_experts.py", "tests/checkpoint/gguf/test_experts.py"
+_CHOSEN = "tests/quantization/test_experts.py"
 _PARAMETERS = f"{_GGUF}::test_parameters_and_configuration_are_those_of_the_folder"
 _ROUNDED = f"{_LOADED}::test_every_expert_is_rounded_as_it_would_be_alone_saved_and_loaded"
 
@@ -113,5 +114,40 @@ FAULTS: tuple[Fault, ...] = (
         '"truncate": False}}',
         '"truncate": True}}',
         f"{_PARAMETERS}[gpt_oss]",
+    ),
+    Fault(
+        "an expert is calibrated on the tokens of all",
+        "jaxinfer/quantization/experts.py",
+        "np.nonzero(self.chosen_NC == expert)",
+        "np.nonzero(self.chosen_NC >= 0)",
+        f"{_CHOSEN}::test_an_expert_is_shown_its_own_tokens_and_what_it_makes_of_them",
+    ),
+    Fault(
+        "down is calibrated on what gate and up made before they were quantized",
+        "jaxinfer/quantization/experts.py",
+        "seen_by_down(found, biases)",
+        "seen_by_down(expert, biases)",
+        f"{_CHOSEN}::test_an_expert_is_shown_its_own_tokens_and_what_it_makes_of_them",
+    ),
+    Fault(
+        "the bias of an expert's up is not scaled with it",
+        "jaxinfer/quantization/experts.py",
+        'biases = {**biases, "up": biases["up"] / factors_F} if biases else biases',
+        "biases = dict(biases)",
+        f"{_CHOSEN}::test_an_expert_is_shown_its_own_tokens_and_what_it_makes_of_them",
+    ),
+    Fault(
+        "experts are calibrated on however few tokens",
+        "jaxinfer/quantization/experts.py",
+        "if count < LEAST_TOKENS:",
+        "if count < 1:",
+        f"{_CHOSEN}::test_an_experts_results_change_less_than_by_rounding",
+    ),
+    Fault(
+        "a router is given tokens that were divided",
+        "jaxinfer/quantization/folding.py",
+        '(("mlp", "router"), ("mlp", "shared_gate"))',
+        '(("mlp", "shared_gate"),)',
+        f"{_CHOSEN}::test_scaled_inputs_of_experts_change_no_logits",
     ),
 )

@@ -97,6 +97,7 @@ def _convert_in_few_bits(options: argparse.Namespace, calibration: str | None) -
                 calibration=ids,
                 kept=kept,
                 advance=lambda layer: layer_done(str(layer)),
+                notice=_notice,
             )
     with byte_progress("writing") as progress:
         folder = model.save(target, overwrite=options.overwrite, progress=progress)

@@ -44,12 +44,7 @@ def check_numbers(lm, kind: str, plain, *, widened: bool = False) -> None:
                 np.testing.assert_allclose(found, expected, rtol=3e-7, atol=1e-7 * np.abs(expected).max())
 
 
-SLOW = [
-    ("mixtral", "awq"),
-    ("llama4_text", "compressed_int4"),
-    ("qwen3_moe", "compressed_int8_asymmetric"),
-    ("mixtral", "compressed_fp8"),
-]
+SLOW = [("mixtral", "awq")]
 REST = [(kind, name) for kind in CONFIGS for name in CASES if (kind, name) not in SLOW]
 
 
@@ -94,7 +89,7 @@ def test_a_router_in_few_bits_is_widened_and_orders_are_the_experts_own(tmp_path
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        pytest.param("qwen3_moe", "gptq_act_order", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "gptq_act_order", marks=pytest.mark.exhaustive),
         *(pytest.param("mixtral", name, marks=pytest.mark.exhaustive) for name in ("awq", "compressed_int8", "nf4")),
         *(pytest.param("llama4_text", name, marks=pytest.mark.exhaustive) for name in ("gptq", "compressed_int4")),
     ],
