@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.families.registry import decoder_config, family_of
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from tests.checkpoint.gguf.files import permute
 from tests.toys import random_params
 
@@ -132,7 +133,7 @@ def write(
         renamed = table.get_name(hf_name.replace("shared_mlp", "mlp.shared_expert"), try_suffixes=(".weight", ".bias"))
         assert renamed is not None, hf_name
         assert renamed.rpartition(".")[0].replace("blk.0", "blk.{bid}").replace("blk.1", "blk.{bid}") in known
-        if kind is not None and "_exps.weight" in renamed:
+        if kind is not None and "_exps.weight" in renamed and values.shape[-1] % 32 == 0:
             stored = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(renamed, gguf.quants.quantize(values, stored), raw_dtype=stored)
         else:
@@ -215,3 +216,28 @@ def test_blocks_of_experts_are_multiplied_as_they_lie(tmp_path, monkeypatch, nam
     ids = [[3, 9, 30, 4, 4, 1]]
     found, expected = (np.asarray(each.logits(ids)) for each in (lm, plain))
     assert np.abs(found - expected).max() < 0.03 * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gpt_oss", "MXFP4"),
+        pytest.param("deepseek_v3", "Q8_0", marks=pytest.mark.slow),
+        pytest.param("deepseek_v2", "Q4_0", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3_moe", "Q5_1", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_llama_cpps_own_reader_finds_the_same_numbers(tmp_path, name, kind):
+    """Of every tensor of experts: its package dequantizes each from the file alone."""
+    path, *_ = write(tmp_path / "model.gguf", name, kind=kind)
+    lm = jaxinfer.load(path, weights="gguf", scan_layers=False)
+    theirs = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors
+    }
+    stacks, compared = lm.params["blocks"]["layer_1"]["mlp"]["experts"], []
+    for part, stack in stacks.items():
+        found = np.asarray(stack.dequantize() if is_quantized(stack) else stack)
+        np.testing.assert_array_equal(found, theirs[f"blk.1.ffn_{part}_exps.weight"].reshape(found.shape))
+        compared += [stack.form] if is_quantized(stack) else []
+    assert len(compared) >= 2
+    assert set(compared) == {GGUF_FORMATS[kind]}
