@@ -12,6 +12,7 @@ from jaxinfer import Candidate, LanguageModel, SamplingParams
 from jaxinfer.decoding.strategies.mcts import TreeSearch
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import LayerKind, Rope
+from tests.toy_adapters import write_adapter
 from tests.toys import END, TINY_LLAMA, float32_backend, random_params
 
 # One layer, as programs are most of the cost: a search runs the model in three places.
@@ -228,6 +229,24 @@ def test_a_search_for_several_tokens_takes_the_best_text_that_it_saw(lm):
             first = next(one for one, worth in asked if np.float32(worth) == np.float32(best))
             assert result.tokens[: 2 * at + 2] == first.tokens[: 2 * at + 2]
         assert result.stats.tokens_per_step == 2
+
+
+@pytest.mark.exhaustive
+def test_a_row_searches_with_its_own_adapter(tmp_path, lm):
+    """In its candidates too: as where all rows have it, in every bit, and other rows as where none has one."""
+    model = LanguageModel(TOY, lm.params, float32_backend())
+    model.load_adapter("own", write_adapter(tmp_path / "own", TOY, seed=3))
+    adapters = [None, "own", None, "own"]
+    found, searches = recorded(model, adapter=adapters)
+    nowhere, everywhere = recorded(lm), recorded(model, adapter=["own"] * 4)
+    for row, name in enumerate(adapters):
+        results, asked = everywhere if name else nowhere
+        assert (found[row].tokens, found[row].logprobs) == (results[row].tokens, results[row].logprobs)
+        assert searches[row] == asked[row]
+        assert everywhere[1][row] != nowhere[1][row]
+    texts = written(model, value=indifferent, adapter=adapters)
+    plainly = model.generate(PROMPTS, max_new_tokens=6, sampling=SAMPLINGS, adapter=adapters)
+    assert [(one.tokens, one.logprobs) for one in texts] == [(one.tokens, one.logprobs) for one in plainly]
 
 
 @pytest.mark.exhaustive
