@@ -43,7 +43,7 @@ VALUE_TYPES = {
     int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING,
     bool: gguf.GGUFValueType.BOOL,
 }  # fmt: skip
-MIXTRAL = {**SIZES, "model_type": "mixtral", "num_local_experts": 4}
+MIXTRAL = {**SIZES, "model_type": "mixtral", "num_local_experts": 4, "rope_theta": 10000.0}
 # llama.cpp's name of the architecture, the folder's configuration, and the file's keys beside the common ones.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mixtral": ("llama", MIXTRAL, {}),
