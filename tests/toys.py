@@ -53,13 +53,12 @@ def float32_backend(scan_layers: bool = False) -> Backend:
 def random_params(config: DecoderConfig, seed: int = 0, scan_layers: bool = False) -> Params:
     """Draw weights for which attention is sharp, biases and norms matter, and logits have a deviation above 1."""
     rng = np.random.default_rng(seed)
-    neutral = 0.0 if config.norm == "rms_plus_one" else 1.0
 
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         names = [key.key for key in path]
         center, deviation = 0.0, 0.02
         if names[-1] == "scale":
-            center, deviation = neutral, 0.3
+            center, deviation = config.neutral_scale, 0.3
         elif names[-1] == "bias" or names[-2] == "expert_biases":
             deviation = 0.5
         elif names[-1] == "sink_logits":

@@ -7,10 +7,12 @@ from typing import Literal, TypeVar
 from jaxinfer.models.latent import Latent
 
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
-NormKind = Literal["rms", "rms_plus_one", "plain_rms", "layer", "scaled_layer", "plain_layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "xielu"]
+NormKind = Literal["rms", "rms_plus_one", "plain_rms", "layer", "layer_plus_one", "scaled_layer", "plain_layer"]
 HeadNorm = Literal["head", "own_head", "all_heads", "rotated_heads"]
 Scoring = Literal["softmax", "chosen_softmax", "sigmoid", "chosen_sigmoid", "sparse_mixer"]
+# Norms whose weights are stored minus one.
+NORMS_PLUS_ONE = ("rms_plus_one", "layer_plus_one")
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,9 @@ class DecoderConfig:
     each part), ``sandwich`` (before and after each), ``output_norm`` (after each, before the sum), ``post_norm`` (after
     each sum) ``parallel`` (one norm, both parts side by side) or
     ``parallel_norms`` (two norms of the same inputs). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored
-    minus one), ``layer`` (LayerNorm with a bias), ``scaled_layer`` (without it) or ``plain_layer`` (without weights
-    too). ``qk_norm`` adds norms without biases to queries and keys: ``head`` to each head, with the same weights,
+    minus one), ``layer`` (LayerNorm with a bias), ``layer_plus_one``, ``scaled_layer`` (without a bias) or
+    ``plain_layer`` (without weights too). ``activation`` ``xielu`` has parameters of each layer
+    (`jaxinfer.models.xielu`). ``qk_norm`` adds norms without biases to queries and keys: ``head`` to each head, with the same weights,
     ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector; ``rotated_heads`` adds RMS norms
     without weights to each head, in layers that rotate (Llama 4); ``norm_after_rotation`` says that heads are normed
     when they have been rotated. ``residual_scale`` multiplies each
@@ -202,6 +205,11 @@ class DecoderConfig:
         if self.qk_norm == "rotated_heads":
             return "plain_rms"
         return "scaled_layer" if self.norm == "layer" else self.norm
+
+    @property
+    def neutral_scale(self) -> float:
+        """The weight with which a norm does nothing but norm."""
+        return 0.0 if self.norm in NORMS_PLUS_ONE else 1.0
 
     @property
     def num_tokens(self) -> int:

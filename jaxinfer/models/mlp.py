@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.taps import tap
+from jaxinfer.models.xielu import Xielu
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.active_products import MOST_ROWS, active_inputs, chosen_outputs, pays
 from jaxinfer.ops.backend import Backend
@@ -44,7 +45,8 @@ class MLP(nn.Module):
         self, inputs_BTD: Float[Array, "B T D"], adapters_B: Int[Array, " B"] | None = None
     ) -> Float[Array, "B T D"]:
         config, axis = self.config, self.axis
-        activate = ACTIVATIONS[config.activation]
+        has_parameters = config.activation == "xielu"
+        activate = Xielu(self.backend, name="activation") if has_parameters else ACTIVATIONS[config.activation]
 
         wide = [
             Linear(self.width or config.ffn_dim, (axis, "embed"), self.backend, config.mlp_bias, name=name)

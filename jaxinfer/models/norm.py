@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxinfer.models.config import DecoderConfig, NormKind
+from jaxinfer.models.config import NORMS_PLUS_ONE, DecoderConfig, NormKind
 from jaxinfer.models.linear import parameter
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import TENSOR, Array, Float
@@ -20,7 +20,8 @@ from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.rounding import rounded
 
 # The kinds that subtract the mean.
-_CENTRED = ("layer", "scaled_layer", "plain_layer")
+_CENTRED = ("layer", "layer_plus_one", "scaled_layer", "plain_layer")
+_WITH_BIAS = ("layer", "layer_plus_one")
 
 
 class Norm(nn.Module):
@@ -43,16 +44,16 @@ class Norm(nn.Module):
         width = inputs.shape[2:] if self.axis in ("heads", "kv_heads") else inputs.shape[-1:]
         scale = bias = None
         if kind not in ("plain_layer", "plain_rms"):
-            neutral = nn.initializers.zeros if kind == "rms_plus_one" else nn.initializers.ones
+            neutral = nn.initializers.zeros if kind in NORMS_PLUS_ONE else nn.initializers.ones
             scale = parameter(self, "scale", neutral, (self.axis,), (math.prod(width),), dtype).reshape(width)
-        if kind == "layer":
+        if kind in _WITH_BIAS:
             bias = parameter(self, "bias", nn.initializers.zeros, (self.axis,), width, dtype)
         has_kernel = self.backend.cpu_kernels and inputs.dtype == jnp.float32
         norm = functools.partial(_by_kernel if has_kernel else _by_xla, kind, self.config.norm_eps)
         norm = self._on_own_rows(norm, inputs.shape) if has_kernel else norm
         if has_kernel and scale is not None and scale.ndim > 1:
             # The kernel has one vector of weights for all rows.
-            assert kind != "rms_plus_one"
+            assert kind not in NORMS_PLUS_ONE
             return tap(self, "result", rounded(norm(inputs, None, bias) * _over(scale, inputs)))
         return tap(self, "result", norm(inputs, scale, bias))
 
@@ -71,10 +72,10 @@ def _by_kernel(
 ) -> jax.Array:
     rows = inputs.reshape(-1, inputs.shape[-1])
     scale = jnp.ones(rows.shape[1:], rows.dtype) if scale is None else scale.astype(rows.dtype)
+    if kind in NORMS_PLUS_ONE:
+        scale = 1.0 + scale
     if kind in _CENTRED:
         bias = jnp.zeros_like(scale) if bias is None else bias.astype(rows.dtype)
-    elif kind == "rms_plus_one":
-        scale = 1.0 + scale
     return norm_rows(rows, scale, bias, epsilon).reshape(inputs.shape)
 
 
@@ -92,7 +93,7 @@ def _by_xla(
         return normed * _over(scale, normed)
     if kind == "rms_plus_one":
         return (normed * (1.0 + _over(scale, normed))).astype(inputs.dtype)
-    scaled = normed * _over(scale, normed)
+    scaled = normed * (_over(scale, normed) + (1.0 if kind in NORMS_PLUS_ONE else 0.0))
     return (scaled if bias is None else scaled + _over(bias, normed)).astype(inputs.dtype)
 
 

@@ -58,7 +58,7 @@ def _fed(config: DecoderConfig) -> Iterator[tuple[Sequence[Place], Callable[[Any
 
 def _norm(config: DecoderConfig, name: str) -> Callable[[Any, Array], Params]:
     def divide(block: Mapping[str, Any], factors_K: Array) -> Params:
-        added = 1.0 if config.norm == "rms_plus_one" else 0.0
+        added = 1.0 - config.neutral_scale
         norm = dict(block[name])
         norm["scale"] = _as(norm["scale"], (added + norm["scale"].astype(jnp.float32)) / factors_K - added)
         if "bias" in norm:

@@ -26,12 +26,12 @@ def fit_mtp(lm: LanguageModel, tokens: Sequence[int]) -> Params:
     embedded_1TD = lm.programs.decoder.apply({"params": lm.params}, ids_1T, places_1T, method="embedded")
     embedded_TD = np.asarray(embedded_1TD[0], np.float64)
     final = {name: np.asarray(value, np.float64) for name, value in lm.params["final_norm"].items()}
-    scale_D = final["scale"] + (config.norm == "rms_plus_one")
+    scale_D = final["scale"] + 1 - config.neutral_scale
     # What the last norm makes the hidden state of.
     wanted_TD = (hidden_TD - final.get("bias", 0)) / scale_D
     inputs = [_normed(config.norm, hidden_TD[:-1]), _normed(config.norm, embedded_TD[1:])]
     kernel_DJ = np.linalg.lstsq(np.concatenate(inputs, axis=1)[1:], wanted_TD[2:])[0].T
-    neutral = {"scale": np.full(len(scale_D), 0.0 if config.norm == "rms_plus_one" else 1.0)}
+    neutral = {"scale": np.full(len(scale_D), config.neutral_scale)}
     neutral |= {"bias": np.zeros(len(scale_D))} if "bias" in final else {}
     norms = {"token_norm": neutral, "hidden_norm": neutral, "final_norm": lm.params["final_norm"]}
     params = {"block": block, "project": {"kernel": kernel_DJ}, **norms}

@@ -128,10 +128,18 @@ def _rotated(rope: Rope, heads_TNH: np.ndarray) -> np.ndarray:
 def _mlp(config: DecoderConfig, mlp: Params, inputs_TD: np.ndarray) -> np.ndarray:
     if "experts" in mlp:
         return np.stack([_mixture(config, mlp, inputs_D) for inputs_D in inputs_TD])
-    inner_TF = _ACTIVATIONS[config.activation](_linear(mlp["gate" if config.gated_mlp else "up"], inputs_TD))
+    inner_TF = _linear(mlp["gate" if config.gated_mlp else "up"], inputs_TD)
+    inner_TF = _xielu(mlp, inner_TF) if config.activation == "xielu" else _ACTIVATIONS[config.activation](inner_TF)
     if config.gated_mlp:
         inner_TF = inner_TF * _linear(mlp["up"], inputs_TD)
     return _linear(mlp["down"], inner_TF)
+
+
+def _xielu(mlp: Params, inputs: np.ndarray) -> np.ndarray:
+    slope = _array(mlp, "activation.slope")
+    above, below = (np.log1p(np.exp(_array(mlp, f"activation.{name}"))) for name in ("curvature", "saturation"))
+    negative = (slope + below) * (np.expm1(np.minimum(inputs, 0)) - inputs)
+    return slope * inputs + np.where(inputs > 0, above * inputs**2, negative)
 
 
 def _mixture(config: DecoderConfig, mlp: Params, inputs_D: np.ndarray) -> np.ndarray:
@@ -215,12 +223,12 @@ def _head_norm(config: DecoderConfig, norm: Params, heads_TNH: np.ndarray) -> np
 
 
 def _norm(config: DecoderConfig, norm: Params, inputs: np.ndarray) -> np.ndarray:
-    if config.norm in ("layer", "scaled_layer", "plain_layer"):
+    if config.norm in ("layer", "layer_plus_one", "scaled_layer", "plain_layer"):
         inputs = inputs - inputs.mean(axis=-1, keepdims=True)
     normed = inputs / np.sqrt((inputs**2).mean(axis=-1, keepdims=True) + config.norm_eps)
     if config.norm == "plain_layer":
         return normed
-    scale = _array(norm, "scale") + (config.norm == "rms_plus_one")
+    scale = _array(norm, "scale") + 1 - config.neutral_scale
     return normed * scale + (_array(norm, "bias") if "bias" in norm else 0)
 
 

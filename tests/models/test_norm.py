@@ -12,26 +12,27 @@ from tests.toys import TINY_LLAMA, float32_backend
 
 
 def defined(kind, rows, scale, bias, epsilon):
-    if kind in ("layer", "plain_layer"):
+    if kind in ("layer", "layer_plus_one", "plain_layer"):
         rows = rows - rows.mean(axis=-1, keepdims=True)
     normed = rows / np.sqrt((rows * rows).mean(axis=-1, keepdims=True) + epsilon)
     return {
         "rms": normed * scale,
         "rms_plus_one": normed * (1 + scale),
         "layer": normed * scale + bias,
+        "layer_plus_one": normed * (1 + scale) + bias,
         "plain_layer": normed,
     }[kind]
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["xla", "kernels"])
-@pytest.mark.parametrize("kind", ["rms", "rms_plus_one", "layer", "plain_layer"])
+@pytest.mark.parametrize("kind", ["rms", "rms_plus_one", "layer", "layer_plus_one", "plain_layer"])
 def test_norms_are_as_defined(kind, kernels):
     rng = np.random.default_rng(1)
     inputs, scale, bias = (rng.standard_normal(shape, np.float32) for shape in ((2, 3, 40), (40,), (40,)))
     inputs += np.arange(3, dtype=np.float32)[:, None]  # each token has a mean of its own
     config = replace(TINY_LLAMA, norm=kind, norm_eps=0.1)
     norm = Norm(config, replace(float32_backend(), cpu_kernels=kernels))
-    names = {"rms": ("scale",), "rms_plus_one": ("scale",), "layer": ("scale", "bias"), "plain_layer": ()}[kind]
+    names = () if kind == "plain_layer" else ("scale", "bias") if kind.startswith("layer") else ("scale",)
     params = {name: jnp.asarray({"scale": scale, "bias": bias}[name]) for name in names}
     found = jax.jit(norm.apply)({"params": params}, inputs)
     expected = defined(kind, *(each.astype(np.float64) for each in (inputs, scale, bias)), 0.1)

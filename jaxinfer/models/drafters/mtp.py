@@ -56,8 +56,8 @@ def init_mtp(config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:
     width, dtype = config.model_dim, jnp.dtype(backend.param_dtype)
     noise_DJ = jax.random.normal(jax.random.fold_in(key, 1), (width, 2 * width)) * (2 * width) ** -0.5
     neutral = jax.tree.map(jnp.zeros_like, block["attention_norm"])
-    if "scale" in neutral and config.norm != "rms_plus_one":
-        neutral = {**neutral, "scale": jnp.ones_like(neutral["scale"])}
+    if "scale" in neutral:
+        neutral = {**neutral, "scale": jnp.full_like(neutral["scale"], config.neutral_scale)}
     norms = {name: jax.tree.map(jnp.array, neutral) for name in NORMS}
     return {"block": block, "project": {"kernel": noise_DJ.astype(dtype)}, **norms}
 

@@ -18,8 +18,8 @@ class Part:
     means that a kernel is stored ``[in, out]``, so these rows are the tensor's columns. ``rotary`` is set where rotary
     positions of the checkpoint turn neighbouring rows 2i and 2i + 1 of each head together: a head's rows, and how many
     of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
-    ``heads`` is set where other rows stand between the heads', or the experts': the rows of one, and how far it is from
-    the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, the rows of all experts, or
+    ``heads`` is set where other rows stand between the heads', groups of heads, or the experts': the rows of one, and
+    how far it is from the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, the rows of all experts, or
     those of other parameters too. With ``every`` the tensor has an axis for experts, and the parameter is every so
     manieth number of its last axis from ``first`` on, as many as it has; ``transposed`` is then meant of each expert's
     matrix. ``across`` means that the parameter is a stack ``[N, out, in]`` of matrices, each of which is stored
@@ -47,10 +47,11 @@ class Part:
         if self.rotary is None and self.heads is None:
             return slice(self.first, self.first + count)
         head_dim, turning = self.rotary or (0, 0)
-        head_dim, distance = self.heads or (head_dim, head_dim)
-        lanes = np.arange(head_dim)
-        lanes[:turning] = lanes[:turning].reshape(-1, 2).T.reshape(-1)
-        return self.first + (distance * np.arange(count // head_dim)[:, None] + lanes).reshape(-1)
+        together, distance = self.heads or (head_dim, head_dim)
+        lanes = np.arange(together).reshape(-1, head_dim or together)
+        turned = lanes[:, :turning].reshape(len(lanes), -1, 2).swapaxes(1, 2)
+        lanes[:, :turning] = turned.reshape(len(lanes), turning)
+        return self.first + (distance * np.arange(count // together)[:, None] + lanes.reshape(-1)).reshape(-1)
 
 
 # Several tensors are the parameter's rows, one after another, and have the same number of them. The rows of a stack of

@@ -1,6 +1,7 @@
 """GPT-2 and DistilGPT-2: learned positions, LayerNorm, and kernels stored ``[in, out]`` with q, k and v fused."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxinfer.models.config import Activation, DecoderConfig, LayerKind
@@ -21,39 +22,42 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` gpt2."""
     reader = ConfigReader(config, family="gpt2")
+    decoder = read_gpt2_keys(reader, "gpt2")
+    scales = reader.boolean("scale_attn_weights", default=True)
+    # It only changes the order of computation, for 16-bit training.
+    reader.boolean("reorder_and_upcast_attn", default=False)
+    by_depth = reader.boolean("scale_attn_by_inverse_layer_idx", default=False)
+    return reader.finish(replace(decoder, attention_scale=None if scales else 1.0, scores_by_depth=by_depth))
+
+
+def read_gpt2_keys(reader: ConfigReader, family: str) -> DecoderConfig:
+    """Return the decoder that the keys say which GPT-2 and its relatives share."""
     num_heads = reader.positive_int("n_head", default=12)
     model_dim = reader.positive_int("n_embd", default=768)
     if model_dim % num_heads:
         raise reader.refuse("n_head", num_heads, f"it must divide n_embd ({model_dim})")
-    scales = reader.boolean("scale_attn_weights", default=True)
-    # It only changes the order of computation, for 16-bit training.
-    reader.boolean("reorder_and_upcast_attn", default=False)
-    return reader.finish(
-        DecoderConfig(
-            family="gpt2",
-            vocab_size=reader.positive_int("vocab_size", default=50257),
-            num_layers=reader.positive_int("n_layer", default=12, most=1000),
-            model_dim=model_dim,
-            ffn_dim=reader.positive_int("n_inner", default=4 * model_dim),
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=model_dim // num_heads,
-            max_position=reader.positive_int("n_positions", default=1024),
-            norm_eps=reader.positive_float("layer_norm_epsilon", default=1e-5),
-            layer_pattern=(LayerKind(rope=None),),
-            norm="layer",
-            activation=reader.choice("activation_function", _ACTIVATIONS, default="gelu_new"),
-            gated_mlp=False,
-            qkv_bias=True,
-            output_bias=True,
-            mlp_bias=True,
-            attention_scale=None if scales else 1.0,
-            scores_by_depth=reader.boolean("scale_attn_by_inverse_layer_idx", default=False),
-            learned_positions=0,
-            tied_embeddings=reader.boolean("tie_word_embeddings", default=True),
-            bos_token_id=reader.optional_token("bos_token_id", default=50256),
-            eos_token_ids=reader.tokens("eos_token_id", default=(50256,)),
-        )
+    return DecoderConfig(
+        family=family,
+        vocab_size=reader.positive_int("vocab_size", default=50257),
+        num_layers=reader.positive_int("n_layer", default=12, most=1000),
+        model_dim=model_dim,
+        ffn_dim=reader.positive_int("n_inner", default=4 * model_dim),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=model_dim // num_heads,
+        max_position=reader.positive_int("n_positions", default=1024),
+        norm_eps=reader.positive_float("layer_norm_epsilon", default=1e-5),
+        layer_pattern=(LayerKind(rope=None),),
+        norm="layer",
+        activation=reader.choice("activation_function", _ACTIVATIONS, default="gelu_new"),
+        gated_mlp=False,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        learned_positions=0,
+        tied_embeddings=reader.boolean("tie_word_embeddings", default=True),
+        bos_token_id=reader.optional_token("bos_token_id", default=50256),
+        eos_token_ids=reader.tokens("eos_token_id", default=(50256,)),
     )
 
 

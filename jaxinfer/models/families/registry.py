@@ -6,11 +6,13 @@ from typing import Any
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.apertus import APERTUS
 from jaxinfer.models.families.cohere import COHERE, COHERE2
 from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from jaxinfer.models.families.dots import DOTS1
 from jaxinfer.models.families.ernie_moe import ERNIE_MOE
 from jaxinfer.models.families.exaone import EXAONE4
+from jaxinfer.models.families.falcon import FALCON
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.gemma import GEMMA
 from jaxinfer.models.families.gemma2 import GEMMA2
@@ -18,8 +20,11 @@ from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.glm import GLM, GLM4
 from jaxinfer.models.families.glm_moe import GLM4_MOE
 from jaxinfer.models.families.gpt2 import GPT2
+from jaxinfer.models.families.gpt_bigcode import GPT_BIGCODE
+from jaxinfer.models.families.gpt_neo import GPT_NEO
 from jaxinfer.models.families.gpt_neox import GPT_NEOX
 from jaxinfer.models.families.gpt_oss import GPT_OSS
+from jaxinfer.models.families.gptj import CODEGEN, GPTJ
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
 from jaxinfer.models.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from jaxinfer.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
@@ -29,6 +34,7 @@ from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_
 from jaxinfer.models.families.minimax import MINIMAX_M2
 from jaxinfer.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from jaxinfer.models.families.mixtral import MIXTRAL
+from jaxinfer.models.families.nemotron import NEMOTRON
 from jaxinfer.models.families.olmo import OLMO, OLMO2, OLMO3
 from jaxinfer.models.families.olmoe import OLMOE
 from jaxinfer.models.families.opt import OPT
@@ -49,6 +55,7 @@ _ALL = (
     *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GRANITE_MOE_SHARED, GLM4_MOE, GPT_OSS, MIMO),
     *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE, LLAMA4_TEXT, LLAMA4),
     *(PHIMOE, DOTS1, ERNIE_MOE, MINIMAX_M2, HUNYUAN_DENSE, HUNYUAN_MOE, MINISTRAL3),
+    *(NEMOTRON, APERTUS, FALCON, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

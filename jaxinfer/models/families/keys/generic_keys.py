@@ -72,6 +72,14 @@ _GPT2 = """
     summary_use_proj n_ctx n_special predict_special_tokens output_past _num_labels
 """
 
+# Words that repeat what others say, and where the model's own code is.
+_FALCON = "hidden_dropout auto_map ff_factor apply_residual_connection_post_layernorm"
+# How the first programs laid out their memory, and in which type a softmax was computed.
+_GPT_BIGCODE = """
+    attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length
+    pad_key_length pre_allocate_kv_cache validate_runner_input
+"""
+
 # Dropout, and the references to the model's own code that wrote the first files.
 _PHI = frozenset({"attention_dropout", "resid_pdrop", "embd_pdrop", "auto_map"})
 
@@ -162,6 +170,11 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "minimax_m2": _EXPERTS | frozenset(_MINIMAX.split()),
         **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _EXPERTS | frozenset(_HUNYUAN.split())),
         "ministral3": _DROPOUT,
+        **dict.fromkeys(("nemotron", "apertus"), _DROPOUT | {"hidden_dropout"}),
+        "falcon": _DROPOUT | frozenset(_FALCON.split()),
+        "gpt_bigcode": frozenset(f"{_GPT2} {_GPT_BIGCODE}".split()),
+        "gpt_neo": _DROPOUT | frozenset(f"{_GPT2} embed_dropout resid_dropout classifier_dropout".split()),
+        **dict.fromkeys(("gptj", "codegen"), frozenset(f"{_GPT2} rotary scale_attn_weights".split())),
         "llama4": frozenset(_LLAMA4_IMAGES.split()),
         **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},

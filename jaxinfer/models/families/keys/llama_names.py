@@ -31,7 +31,7 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
             block[f"{ours}.{name}.kernel"] = f"model.layers.{{layer}}.{theirs}.{tensor}.weight"
             if has_bias:
                 block[f"{ours}.{name}.bias"] = f"model.layers.{{layer}}.{theirs}.{tensor}.bias"
-    if config.norm == "layer":
+    if config.norm in ("layer", "layer_plus_one"):
         top["final_norm.bias"] = "model.norm.bias"
         block["attention_norm.bias"] = "model.layers.{layer}.input_layernorm.bias"
         block["mlp_norm.bias"] = "model.layers.{layer}.post_attention_layernorm.bias"
