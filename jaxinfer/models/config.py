@@ -129,14 +129,13 @@ class DecoderConfig:
 
     ``block`` is the placement of norms around a block's two parts, attention and feed-forward: ``pre_norm`` (before
     each part), ``sandwich`` (before and after each), ``output_norm`` (after each, before the sum), ``post_norm`` (after
-    each sum) ``parallel`` (one norm, both parts side by side) or
-    ``parallel_norms`` (two norms of the same inputs). ``norm`` is ``rms``, ``rms_plus_one`` (weights stored
-    minus one), ``layer`` (LayerNorm with a bias), ``layer_plus_one``, ``scaled_layer`` (without a bias) or
-    ``plain_layer`` (without weights too). ``activation`` ``xielu`` has parameters of each layer
-    (`jaxinfer.models.xielu`). ``qk_norm`` adds norms without biases to queries and keys: ``head`` to each head, with the same weights,
-    ``own_head`` to each head with its own, ``all_heads`` to all heads as one vector; ``rotated_heads`` adds RMS norms
-    without weights to each head, in layers that rotate (Llama 4); ``norm_after_rotation`` says that heads are normed
-    when they have been rotated. ``residual_scale`` multiplies each
+    each sum) ``parallel`` (one norm, both parts side by side) or ``parallel_norms`` (two norms of the same inputs).
+    ``norm`` is ``rms``, ``rms_plus_one`` (weights stored minus one), ``layer`` (LayerNorm with a bias),
+    ``layer_plus_one``, ``scaled_layer`` (without a bias) or ``plain_layer`` (without weights too). ``activation``
+    ``xielu`` has parameters of each layer (`jaxinfer.models.xielu`). ``qk_norm`` adds norms without biases to queries
+    and keys: ``head`` to each head, with the same weights, ``own_head`` to each head with its own, ``all_heads`` to all
+    heads as one vector; ``rotated_heads`` adds RMS norms without weights to each head, in layers that rotate (Llama 4);
+    ``norm_after_rotation`` says that heads are normed when they have been rotated. ``residual_scale`` multiplies each
     part's result before its sum, ``embedding_scale`` the embedding, ``logit_scale`` the logits. ``attention_scale``
     multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of layer n by n + 1;
     soft-caps bound scores and logits by ``cap * tanh(x / cap)``; ``attention_sinks`` are learned scores, one of each

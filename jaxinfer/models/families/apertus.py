@@ -11,7 +11,7 @@ from jaxinfer.models.families.family import Family, Part, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
 from jaxinfer.models.families.keys.llama_names import renamed
-from jaxinfer.models.families.keys.rope import read_rope
+from jaxinfer.models.families.keys.rope import read_rope, with_rope_section
 
 _DEFAULTS = sizes(131072, 4096, 14336, 32, 32, None, None, 65536)
 # Transformers stretches positions so where a file does not say how.
@@ -38,10 +38,7 @@ _NAMES = MappingProxyType(
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` apertus."""
-    if not config.get("rope_scaling") and not config.get("rope_parameters"):
-        stretched = {**_STRETCHED, "rope_theta": config.get("rope_theta", _STRETCHED["rope_theta"])}
-        config = {**config, "rope_scaling": None, "rope_parameters": stretched}
-    reader = ConfigReader(config, family="apertus")
+    reader = ConfigReader(with_rope_section(config, _STRETCHED), family="apertus")
     reader.choice("hidden_act", {"xielu": None}, default="xielu")
     decoder = read_llama_keys(
         reader,

@@ -19,11 +19,11 @@ class Part:
     positions of the checkpoint turn neighbouring rows 2i and 2i + 1 of each head together: a head's rows, and how many
     of them, R, turn. The parameter's are rows i and i + R / 2, which processors with wide vectors turn faster.
     ``heads`` is set where other rows stand between the heads', groups of heads, or the experts': the rows of one, and
-    how far it is from the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, the rows of all experts, or
-    those of other parameters too. With ``every`` the tensor has an axis for experts, and the parameter is every so
-    manieth number of its last axis from ``first`` on, as many as it has; ``transposed`` is then meant of each expert's
-    matrix. ``across`` means that the parameter is a stack ``[N, out, in]`` of matrices, each of which is stored
-    ``[in, out]``, its rows those of a head.
+    how far it is from the next. ``shape`` is the tensor's if it has the numbers of a vector in another shape, the rows
+    of all experts, or those of other parameters too. With ``every`` the tensor has an axis for experts, and the
+    parameter is every so manieth number of its last axis from ``first`` on, as many as it has; ``transposed`` is then
+    meant of each expert's matrix. ``across`` means that the parameter is a stack ``[N, out, in]`` of matrices, each of
+    which is stored ``[in, out]``, its rows those of a head.
     """
 
     tensor: str

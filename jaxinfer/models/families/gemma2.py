@@ -34,19 +34,12 @@ _PERIOD = 2
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` gemma2."""
-    reader = ConfigReader(config, family="gemma2")
-    read_activation(reader)
-    decoder = read_window_layers(reader, read_gemma_keys(reader, "gemma2", _DEFAULTS), _PERIOD)
-    _check_window(reader)
-    return reader.finish(
-        replace(
-            decoder,
-            block="sandwich",
-            attention_scale=read_attention_scale(reader),
-            attention_softcap=read_softcap(reader, "attn_logit_softcapping", 50.0),
-            final_softcap=read_softcap(reader, "final_logit_softcapping", 30.0),
-        )
-    )
+    return replace(_translate(config, "gemma2"), block="sandwich")
+
+
+def translate_vaultgemma(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of ``model_type`` vaultgemma, which has no norms after its parts."""
+    return _translate(config, "vaultgemma")
 
 
 def tensor_names(config: DecoderConfig) -> TensorNames:
@@ -60,6 +53,26 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     return replace(names, block={**names.block, **norms})
 
 
+def vaultgemma_names(config: DecoderConfig) -> TensorNames:
+    """Name the tensors of a VaultGemma checkpoint."""
+    return llama_names.renamed(config, {"mlp_norm.scale": "pre_feedforward_layernorm.weight"})
+
+
+def _translate(config: Mapping[str, Any], family: str) -> DecoderConfig:
+    reader = ConfigReader(config, family=family)
+    read_activation(reader)
+    decoder = read_window_layers(reader, read_gemma_keys(reader, family, _DEFAULTS), _PERIOD)
+    _check_window(reader)
+    return reader.finish(
+        replace(
+            decoder,
+            attention_scale=read_attention_scale(reader),
+            attention_softcap=read_softcap(reader, "attn_logit_softcapping", 50.0),
+            final_softcap=read_softcap(reader, "final_logit_softcapping", 30.0),
+        )
+    )
+
+
 def _check_window(reader: ConfigReader) -> None:
     """Raise an error if a second key for the window, which the 9B and 27B files have, contradicts the first."""
     if not reader.has("sliding_window_size"):
@@ -70,3 +83,4 @@ def _check_window(reader: ConfigReader) -> None:
 
 
 GEMMA2 = Family("gemma2", ("Gemma2ForCausalLM",), translate, tensor_names)
+VAULTGEMMA = Family("vaultgemma", ("VaultGemmaForCausalLM",), translate_vaultgemma, vaultgemma_names)

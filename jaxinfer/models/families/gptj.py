@@ -12,7 +12,14 @@ from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_names import interleaved
 
 _DEFAULTS = MappingProxyType(
-    {"vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, "tie_word_embeddings": False}
+    {
+        "vocab_size": 50400,
+        "n_positions": 2048,
+        "n_embd": 4096,
+        "n_layer": 28,
+        "n_head": 16,
+        "tie_word_embeddings": False,
+    }
 )
 _SHARDS = 4  # CodeGen's rows of q, v and k stand in the order of the devices that trained it
 

@@ -11,11 +11,11 @@ from jaxinfer.models.families.cohere import COHERE, COHERE2
 from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from jaxinfer.models.families.dots import DOTS1
 from jaxinfer.models.families.ernie_moe import ERNIE_MOE
-from jaxinfer.models.families.exaone import EXAONE4
+from jaxinfer.models.families.exaone import EXAONE3, EXAONE4
 from jaxinfer.models.families.falcon import FALCON
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.gemma import GEMMA
-from jaxinfer.models.families.gemma2 import GEMMA2
+from jaxinfer.models.families.gemma2 import GEMMA2, VAULTGEMMA
 from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.glm import GLM, GLM4
 from jaxinfer.models.families.glm_moe import GLM4_MOE
@@ -30,6 +30,7 @@ from jaxinfer.models.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from jaxinfer.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.llama4 import LLAMA4, LLAMA4_TEXT
+from jaxinfer.models.families.llama_namesakes import CWM, INTERNLM3, IQUEST, JAIS2
 from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_OSS
 from jaxinfer.models.families.minimax import MINIMAX_M2
 from jaxinfer.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
@@ -56,6 +57,7 @@ _ALL = (
     *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE, LLAMA4_TEXT, LLAMA4),
     *(PHIMOE, DOTS1, ERNIE_MOE, MINIMAX_M2, HUNYUAN_DENSE, HUNYUAN_MOE, MINISTRAL3),
     *(NEMOTRON, APERTUS, FALCON, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN),
+    *(EXAONE3, INTERNLM3, IQUEST, CWM, JAIS2, VAULTGEMMA),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

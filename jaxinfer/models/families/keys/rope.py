@@ -1,6 +1,7 @@
 """Reads the rotary positions of a ``config.json``, in the forms of transformers 4 and 5."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families.keys.config_reader import ConfigReader
@@ -35,6 +36,14 @@ def read_rope(
     if stated and inner != outer:
         raise section.refuse("rope_theta", inner, f"it contradicts the outer rope_theta {outer:g}")
     return read_section(reader, section, max_position, head_dim, inner, partial)
+
+
+def with_rope_section(config: Mapping[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a ``config.json`` with the section that transformers takes where there is none, and the base it names."""
+    if config.get("rope_scaling") or config.get("rope_parameters"):
+        return config
+    section = {**usual, "rope_theta": config.get("rope_theta", usual["rope_theta"])}
+    return {**config, "rope_scaling": None, "rope_parameters": section}
 
 
 def read_section(
