@@ -132,8 +132,9 @@ def read_params(
             notice(f"{checkpoint.origin}: matrices{of} are widened to {backend.param_dtype}: {why}")
         return params
 
-    if checkpoint.notice is not None and notice is not None:
-        notice(f"{checkpoint.origin}: {checkpoint.notice}")
+    for line in (checkpoint.notice, names.notice_for(checkpoint.tensors.shapes())):
+        if line is not None and notice is not None:
+            notice(f"{checkpoint.origin}: {line}")
     if kept is None or partitioner.mesh is not None:
         return convert()
     weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)

@@ -14,11 +14,12 @@ from tests.models.variants.variant import Variant
 def build_model(variant: Variant, seed: int = 0) -> Any:
     """Build a tiny model whose weights are scaled so that attention is sharp and logits have a deviation above 1."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.pytorch_utils import Conv1D
 
     config = AutoConfig.for_model(variant.model_type, **{**variant.sizes, **variant.config})
-    model = AutoModelForCausalLM.from_config(config).eval()
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    model = (AutoModelForCausalLM if is_text else AutoModelForImageTextToText).from_config(config).eval()
     generator = torch.Generator().manual_seed(seed)
     input_axis = {name: 0 if isinstance(module, Conv1D) else 1 for name, module in model.named_modules()}
     with torch.no_grad():

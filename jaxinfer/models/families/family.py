@@ -59,6 +59,10 @@ class Part:
 Source = str | Part | tuple[str, ...]
 
 
+# What a checkpoint with a vision model has that its text decoder does not.
+TEXT_ALONE = "its vision model is left out: it reads and writes text alone"
+
+
 @dataclass(frozen=True)
 class TensorNames:
     """The checkpoint's tensor for each parameter of the decoder.
@@ -66,8 +70,9 @@ class TensorNames:
     ``top`` and ``block`` map a parameter's path, joined by dots, to a tensor name, to a `Part` of a tensor or to
     several names; in ``block`` a name contains ``{layer}``. Linear kernels are ``[out, in]``. ``ignored`` are regular
     expressions for whole names of tensors that the decoder does not need (recomputed buffers, a tied head stored
-    twice). Depending on the conversion, names begin with ``optional_prefix`` or with ``other_prefix``, and some of a
-    block's parameters are in the tensors of one of ``others``.
+    twice). Depending on the conversion, names begin with ``optional_prefix`` or with ``other_prefix``, and the output
+    matrix is then ``other_head``; some of a block's parameters are in the tensors of one of ``others``. ``notice`` says
+    what a checkpoint with ignored tensors has that this decoder does not.
     """
 
     top: Mapping[str, Source]
@@ -75,6 +80,8 @@ class TensorNames:
     ignored: tuple[str, ...] = ()
     optional_prefix: str = ""
     other_prefix: str = ""
+    other_head: str = ""
+    notice: str | None = None
     others: tuple[Mapping[str, Source], ...] = ()
 
     def spelled_in(self, tensors: Iterable[str]) -> "TensorNames":
@@ -82,11 +89,18 @@ class TensorNames:
         tensors, names = list(tensors), self
         if not any(tensor.startswith(self.optional_prefix) for tensor in tensors):
             names = self.moved(self.optional_prefix, self.other_prefix)
+            head = {"head.kernel": self.other_head} if self.other_head else {}
+            names = replace(names, top={**names.top, **head})
         of_layers = set(map(_of_layers, tensors)) if names.others else set()
         for block in names.others:
             if all(name in of_layers for source in block.values() for name in names_of(source)):
                 return replace(names, block={**names.block, **block})
         return names
+
+    def notice_for(self, tensors: Iterable[str]) -> str | None:
+        """Return the notice if some of a checkpoint's tensors are ignored."""
+        is_ignored = re.compile("|".join(self.ignored) or r"(?!)").fullmatch
+        return self.notice if any(map(is_ignored, tensors)) else None
 
     def of_matrices(self) -> "TensorNames":
         """Return the names that say of each matrix of experts where its rows are, as of weights in few bits."""

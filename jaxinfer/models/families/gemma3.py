@@ -12,7 +12,7 @@ from typing import Any
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families import gemma2
-from jaxinfer.models.families.family import Family, TensorNames
+from jaxinfer.models.families.family import TEXT_ALONE, Family, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.gemma_keys import (
     read_activation,
@@ -89,7 +89,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
 def tensor_names(config: DecoderConfig) -> TensorNames:
     """Name the tensors of a checkpoint with a vision tower."""
     names = gemma2.tensor_names(config).moved("model.", _PREFIX)
-    return replace(names, ignored=_IGNORED, optional_prefix=_PREFIX, other_prefix=_OTHER_PREFIX)
+    return replace(names, ignored=_IGNORED, optional_prefix=_PREFIX, other_prefix=_OTHER_PREFIX, notice=TEXT_ALONE)
 
 
 GEMMA3_TEXT = Family("gemma3_text", ("Gemma3ForCausalLM",), translate_text, gemma2.tensor_names)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope, Sharpening, shortest_pattern
-from jaxinfer.models.families.family import Family, Source, TensorNames
+from jaxinfer.models.families.family import TEXT_ALONE, Family, Source, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts
 from jaxinfer.models.families.keys.expert_names import halves_of_stacks, single_matrices
@@ -83,7 +83,7 @@ def text_tensor_names(config: DecoderConfig) -> TensorNames:
 def tensor_names(config: DecoderConfig) -> TensorNames:
     """Name the tensors of a checkpoint with a vision model."""
     names = text_tensor_names(config).moved("", "language_model.")
-    return replace(names, ignored=(*names.ignored, *_IGNORED))
+    return replace(names, ignored=(*names.ignored, *_IGNORED), notice=TEXT_ALONE)
 
 
 def _read_kinds(reader: ConfigReader, num_layers: int, rope: Rope | None) -> tuple[LayerKind, ...]:

@@ -18,9 +18,8 @@ _ENCODER_DECODER = """
 """
 _ENCODER = "bert roberta xlm-roberta distilbert deberta deberta-v2 electra albert modernbert mpnet nomic_bert"
 _VISION = """
-    qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe llava llava_next llava_onevision mllama idefics idefics2 idefics3 smolvlm
-    paligemma internvl mistral3 gemma3n gemma4 glm4v glm46v pixtral kimi_vl phi4_multimodal phi3_v molmo2 janus fuyu
-    cohere2_vision aya_vision blip-2 qwen2_5_omni qwen3_omni_moe
+    qwen3_vl_moe llava_onevision mllama idefics idefics2 paligemma gemma3n gemma4 glm4v glm46v pixtral kimi_vl
+    phi4_multimodal phi3_v molmo2 janus fuyu blip-2 qwen2_5_omni qwen3_omni_moe
 """
 
 WHAT: Mapping[str, str] = MappingProxyType(

@@ -7,6 +7,7 @@ from typing import Any
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.apertus import APERTUS
+from jaxinfer.models.families.beside_images import BESIDE_IMAGES
 from jaxinfer.models.families.cohere import COHERE, COHERE2
 from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from jaxinfer.models.families.dots import DOTS1
@@ -58,6 +59,7 @@ _ALL = (
     *(PHIMOE, DOTS1, ERNIE_MOE, MINIMAX_M2, HUNYUAN_DENSE, HUNYUAN_MOE, MINISTRAL3),
     *(NEMOTRON, APERTUS, FALCON, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN),
     *(EXAONE3, INTERNLM3, IQUEST, CWM, JAIS2, VAULTGEMMA),
+    *BESIDE_IMAGES,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 

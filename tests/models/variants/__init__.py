@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from tests.models.variants import (
     apertus,
+    beside_images,
     experts,
     falcon,
     gemma,
@@ -32,6 +33,7 @@ from tests.models.variants.variant import Variant
 VARIANTS: Mapping[str, Variant] = {
     **llama.VARIANTS,
     **apertus.VARIANTS,
+    **beside_images.VARIANTS,
     **experts.VARIANTS,
     **falcon.VARIANTS,
     **gemma.VARIANTS,

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jaxinfer.models.families.keys.beside_images import OUTER_KEYS
+
 _IDENTITY = """
     architectures model_type dtype torch_dtype transformers_version name_or_path _name_or_path _commit_hash
     tokenizer_class attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
@@ -135,6 +137,10 @@ _GEMMA3 = """
     image_token_id cache_implementation
 """
 
+_BESIDE_IMAGES = """
+    mistral3 llava llava_next internvl aya_vision cohere2_vision idefics3 smolvlm qwen2_vl qwen2_5_vl qwen3_vl
+"""
+
 # Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products. The
 # maximum sequence length of the first Llama conversions repeats max_position_embeddings.
 FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -174,6 +180,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         **dict.fromkeys(("internlm3", "iquestcoder", "cwm", "jais2"), _DROPOUT | {"pretraining_tp", "auto_map"}),
         "exaone": _DROPOUT | {"embed_dropout", "auto_map"},
         "vaultgemma": _GEMMA,
+        **dict.fromkeys(_BESIDE_IMAGES.split(), OUTER_KEYS),
         "falcon": _DROPOUT | frozenset(_FALCON.split()),
         "gpt_bigcode": frozenset(f"{_GPT2} {_GPT_BIGCODE}".split()),
         "gpt_neo": _DROPOUT | frozenset(f"{_GPT2} embed_dropout resid_dropout classifier_dropout".split()),

@@ -1,0 +1,92 @@
+"""The text decoders of checkpoints with a vision model, which is left out: one of the families that stand alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from jaxinfer.errors import UnsupportedModel
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families import cohere
+from jaxinfer.models.families.family import TEXT_ALONE, Family, TensorNames
+from jaxinfer.models.families.keys.beside_images import OUTER_KEYS, without_image_positions
+from jaxinfer.models.families.keys.config_reader import ConfigReader
+from jaxinfer.models.families.keys.llama_keys import sizes
+from jaxinfer.models.families.keys.llama_names import tensor_names
+from jaxinfer.models.families.llama import LLAMA
+from jaxinfer.models.families.mistral import MINISTRAL3, MISTRAL
+from jaxinfer.models.families.qwen import QWEN2, QWEN3
+
+# A text model's own word for its kind, and the family that it is.
+_NAMED_AS_LLAMA = {one.model_type: one for one in (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3)}
+_COHERE = {"cohere2": cohere.COHERE2}
+_OF_IMAGES = (
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*",
+    r"(model\.)?image_newline",
+)
+# Beside a vision model the 72B's sizes are usual.
+_QWEN_SIZES = {**sizes(152064, 8192, 29568, 80, 64, 8, None, 32768), "max_window_layers": 80}
+
+
+def _translate(model_type: str, known: Mapping[str, Family], usual: str, config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate the text decoder of a ``config.json`` of this ``model_type``."""
+    reader = ConfigReader(config, family=model_type)
+    if "text_config" in config and reader.section("text_config") is None:
+        raise UnsupportedModel(f"config.json ({model_type}): text_config is empty")
+    # The first files of Qwen2-VL have the text decoder's keys beside the others.
+    text = dict(config.get("text_config") or {key: config[key] for key in config if key not in OUTER_KEYS})
+    word = text.pop("model_type", usual)
+    family = known.get(word) or (known.get(usual) if word.startswith(model_type) else None)
+    if family is None:
+        raise reader.refuse("text_config.model_type", word, f"known words are {', '.join(known)}")
+    usual_sizes = _QWEN_SIZES if word.startswith("qwen2_") else {}
+    decoder = family.translate(without_image_positions({**usual_sizes, **text, "architectures": None}))
+    own = ConfigReader({key: config[key] for key in config if key in OUTER_KEYS or "text_config" in config}, model_type)
+    own.section("text_config")
+    return own.finish(
+        replace(
+            decoder,
+            family=model_type,
+            tied_embeddings=own.boolean("tie_word_embeddings", default=False) or decoder.tied_embeddings,
+            bos_token_id=own.optional_token("bos_token_id", default=decoder.bos_token_id),
+            eos_token_ids=own.tokens("eos_token_id", default=decoder.eos_token_ids),
+        )
+    )
+
+
+def _names(base: Callable[[DecoderConfig], TensorNames], first: str, other: str, config: DecoderConfig) -> TensorNames:
+    """Name the tensors: the text family's behind a prefix; where both stand, that of the output matrix moves too."""
+    names = base(config).moved("model.", first)
+    top, other_head = dict(names.top), ""
+    if first.startswith("language_model.") and "head.kernel" in top:
+        top["head.kernel"], other_head = "language_model.lm_head.weight", "lm_head.weight"
+    # A tied output matrix that is stored all the same is not left out: it may be another one.
+    spelled = {"optional_prefix": first, "other_prefix": other, "other_head": other_head}
+    return replace(names, top=top, ignored=_OF_IMAGES, notice=TEXT_ALONE, **spelled)
+
+
+def _family(model_type: str, architecture: str, usual: str, first: str, other: str = "model.language_model.") -> Family:
+    known = _COHERE if usual == "cohere2" else _NAMED_AS_LLAMA
+    base = cohere.tensor_names if usual == "cohere2" else tensor_names
+    return Family(
+        model_type,
+        (f"{architecture}ForConditionalGeneration",),
+        partial(_translate, model_type, known, usual),
+        partial(_names, base, first, other),
+    )
+
+
+_TOWER = "language_model.model."
+BESIDE_IMAGES = (
+    _family("mistral3", "Mistral3", "mistral", _TOWER),
+    _family("llava", "Llava", "llama", _TOWER),
+    _family("llava_next", "LlavaNext", "llama", _TOWER),
+    _family("internvl", "InternVL", "qwen2", _TOWER),
+    _family("aya_vision", "AyaVision", "cohere2", _TOWER),
+    _family("cohere2_vision", "Cohere2Vision", "cohere2", _TOWER),
+    _family("idefics3", "Idefics3", "llama", "model.text_model.", "model.text_model."),
+    _family("smolvlm", "SmolVLM", "llama", "model.text_model.", "model.text_model."),
+    _family("qwen2_vl", "Qwen2VL", "qwen2", "model.language_model.", "model."),
+    _family("qwen2_5_vl", "Qwen2_5_VL", "qwen2", "model.language_model.", "model."),
+    _family("qwen3_vl", "Qwen3VL", "qwen3", "model.language_model.", "model."),
+)
