@@ -9,6 +9,7 @@ from jax import lax
 from jaxinfer.models.config import Rope, RopeScaling, Sharpening
 from jaxinfer.models.rope_frequencies import long_frequencies, static_frequencies
 from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops.rounding import rounded
 
 
 def rotary_tables(
@@ -70,4 +71,5 @@ def unbounded_tables(
 def sharpened(sharpening: Sharpening, positions_BT: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T"]:
     """Return what the queries of tokens at ``positions_BT`` are multiplied by."""
     count_BT = ((positions_BT + sharpening.ahead) // sharpening.interval).astype(jnp.promote_types(dtype, jnp.float32))
-    return (1 + sharpening.strength * jnp.log1p(count_BT)).astype(dtype)
+    # Rounded before the sum, so that a token's scale does not depend on how many are computed with it.
+    return (1 + rounded(sharpening.strength * jnp.log1p(count_BT))).astype(dtype)

@@ -23,7 +23,7 @@ from tests.toys import random_params
 DRAFTER = parse_strategy("prompt_lookup:num_draft_tokens=4,min_ngram=1")
 LENGTHS = (100, 66, 97)  # past windows of 16 and the lengths of stretched rotations; one shape
 NUM_NEW, COUNT = 8, 17
-UNVARIED = {"kimi_k2", "mimo", "llama4", "llava_next", "aya_vision", "cohere2_vision", "idefics3", "smolvlm"}
+UNVARIED = {"kimi_k2", "gpt-sw3", "mimo", "llama4", "llava_next", "aya_vision", "cohere2_vision", "idefics3", "smolvlm"}
 
 
 def asked(count: int) -> list[Request]:

@@ -18,7 +18,7 @@ from jaxinfer.notation import Params
 from tests.late_imports import late
 from tests.models.dense import dense_logits
 from tests.models.hugging_face import build_model, greedy_tokens, logits_of, save_model
-from tests.models.variants import VARIANTS
+from tests.models.variants import VARIANTS, apertus, beside_images, falcon, gpt_relatives, namesakes, nemotron
 
 torch = late("torch")
 late("transformers")
@@ -77,7 +77,7 @@ SECOND = (
     "starcoder2-no_bias-untied",
 )
 MIXTURES = ("qwen2_moe-shared-one_dense", "glm4_moe-groups", "deepseek_v3-bias", "llama4")
-# Further families with experts, of which all that is computed is that of others.
+# Further families, of which all that is computed is that of others, or has a test of its own in the ordinary run.
 THIRD = (
     "mixtral-window",
     "qwen3_moe-every_second",
@@ -94,6 +94,12 @@ THIRD = (
     "hunyuan_v1_moe",
     "hunyuan_v1_dense-tied-bias",
     "ministral3",
+    *apertus.VARIANTS,
+    *beside_images.VARIANTS,
+    *falcon.VARIANTS,
+    *gpt_relatives.VARIANTS,
+    *namesakes.VARIANTS,
+    *nemotron.VARIANTS,
 )
 
 

@@ -10,6 +10,9 @@ _ROUTED, _MERGED = "tests/models/test_routing.py", "tests/checkpoint/adapters/te
 _LLAMA4 = "tests/models/families/test_published_llama4.py"
 _MIXTURES = "tests/models/families/test_published_mixtures.py"
 
+_RELATIVES = "tests/models/families/test_published_gpt_relatives.py"
+_IMAGES = "tests/models/families/test_published_beside_images.py"
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "a chunk slides",
@@ -158,5 +161,68 @@ FAULTS: tuple[Fault, ...] = (
         "theta=1e6",
         "theta=1e4",
         "tests/models/families/test_published_experts.py::test_the_base_of_rotary_positions_may_be_left_unsaid",
+    ),
+    Fault(
+        "a growing query's factor is rounded once with its product",
+        "jaxinfer/models/positions.py",
+        "1 + rounded(sharpening.strength * jnp.log1p(count_BT))",
+        "1 + sharpening.strength * jnp.log1p(count_BT)",
+        "tests/ops/test_rounding.py::test_growing_queries_have_the_same_bits_with_all_that_goes_around",
+    ),
+    Fault(
+        "xIELU has one curvature",
+        "jaxinfer/models/xielu.py",
+        "rounded(above * wide * wide)",
+        "rounded(below * wide * wide)",
+        "tests/models/test_xielu.py::test_xielu_is_as_defined_and_its_bits_do_not_depend_on_a_sum_before_it",
+    ),
+    Fault(
+        "Nemotron's norms are stored as they are",
+        "jaxinfer/models/config.py",
+        'NORMS_PLUS_ONE = ("rms_plus_one", "layer_plus_one")',
+        'NORMS_PLUS_ONE = ("rms_plus_one",)',
+        "tests/models/test_norm.py::test_norms_are_as_defined",
+    ),
+    Fault(
+        "only the first head of a group has neighbouring lanes",
+        "jaxinfer/models/families/family.py",
+        "lanes = np.arange(together).reshape(-1, head_dim or together)",
+        "lanes = np.arange(together).reshape(1, together)",
+        f"{_RELATIVES}::test_rows_of_groups_of_heads_are_found_and_their_neighbouring_lanes_taken_apart",
+    ),
+    Fault(
+        "Falcon's keys stand first in a group",
+        "jaxinfer/models/families/keys/fused_names.py",
+        '"query": (0, queries), "key": (queries, width)',
+        '"query": (width, queries), "key": (0, width)',
+        f"{_RELATIVES}::test_falcons_groups_have_their_queries_before_a_key_and_a_value",
+    ),
+    Fault(
+        "Falcon's ALiBi is ignored",
+        "jaxinfer/models/families/falcon.py",
+        'if reader.boolean("alibi", default=False):',
+        'if reader.boolean("alibi", default=False) is None:',
+        f"{_RELATIVES}::test_what_the_decoder_does_not_do_is_refused_by_name",
+    ),
+    Fault(
+        "Apertus is not stretched where its file does not say how",
+        "jaxinfer/models/families/apertus.py",
+        "ConfigReader(with_rope_section(config, _STRETCHED)",
+        "ConfigReader(config",
+        f"{_RELATIVES}::test_apertus_stretches_positions_where_its_file_does_not_say_how",
+    ),
+    Fault(
+        "a head's name stays where the others' move",
+        "jaxinfer/models/families/family.py",
+        "if self.other_head else {}",
+        "if not self.other_head else {}",
+        f"{_IMAGES}::test_both_spellings_of_names_are_known",
+    ),
+    Fault(
+        "nobody hears of a vision model that is left out",
+        "jaxinfer/models/families/family.py",
+        "return self.notice if any(map(is_ignored, tensors)) else None",
+        "return self.notice if all(map(is_ignored, tensors)) else None",
+        f"{_IMAGES}::test_a_notice_names_what_is_left_out_where_it_is_there",
     ),
 )

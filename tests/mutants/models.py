@@ -253,7 +253,7 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/models/families/registry.py",
         "        if what is not None:",
         "        if what is None:",
-        "tests/models/families/test_config_reader.py::test_models_that_are_no_dense_decoders_of_text_are_refused_by_what_they_are",
+        "tests/models/families/test_config_reader.py::test_models_of_other_kinds_are_refused_by_what_they_are",
     ),
     Fault(
         "GPT-NeoX's heads stand one after the other",

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxinfer.models.config import Rope
+from jaxinfer.models.config import Rope, Sharpening
 from jaxinfer.models.mlp import ACTIVATIONS
-from jaxinfer.models.positions import rotary_tables
+from jaxinfer.models.positions import rotary_tables, sharpened
 from jaxinfer.ops.rotation import rotate
 from jaxinfer.ops.rounding import rounded
 from jaxinfer.sampling.arrays import sampling_arrays
@@ -75,6 +75,14 @@ def test_rotations_have_the_same_bits_with_all_that_goes_before(width):
         return rotate(heads + bias, angles[:, :, 0], angles[:, :, 1])
 
     np.testing.assert_array_equal(check_parts(fused, heads, positions), apart)
+
+
+def test_growing_queries_have_the_same_bits_with_all_that_goes_around():
+    positions = np.random.default_rng(4).integers(0, 5000, (5, 64)).astype(np.int32)
+    growth = Sharpening(0.4, 5)
+    found = check_parts(lambda positions: sharpened(growth, positions, jnp.dtype("float32")), positions)
+    logarithms = jax.jit(jnp.log1p)(np.float32((positions + 1) // 5))
+    np.testing.assert_array_equal(found, 1 + np.float32(0.4) * np.asarray(logarithms))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -9,9 +9,9 @@ from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families import cohere
 from jaxinfer.models.families.family import TEXT_ALONE, Family, TensorNames
-from jaxinfer.models.families.keys.beside_images import OUTER_KEYS, without_image_positions
+from jaxinfer.models.families.keys.beside_images import USUAL, without_image_positions
 from jaxinfer.models.families.keys.config_reader import ConfigReader
-from jaxinfer.models.families.keys.llama_keys import sizes
+from jaxinfer.models.families.keys.generic_keys import OUTER_KEYS
 from jaxinfer.models.families.keys.llama_names import tensor_names
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.mistral import MINISTRAL3, MISTRAL
@@ -24,23 +24,23 @@ _OF_IMAGES = (
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*",
     r"(model\.)?image_newline",
 )
-# Beside a vision model the 72B's sizes are usual.
-_QWEN_SIZES = {**sizes(152064, 8192, 29568, 80, 64, 8, None, 32768), "max_window_layers": 80}
 
 
 def _translate(model_type: str, known: Mapping[str, Family], usual: str, config: Mapping[str, Any]) -> DecoderConfig:
     """Translate the text decoder of a ``config.json`` of this ``model_type``."""
     reader = ConfigReader(config, family=model_type)
-    if "text_config" in config and reader.section("text_config") is None:
-        raise UnsupportedModel(f"config.json ({model_type}): text_config is empty")
+    is_flat = "text_config" not in config and usual == "qwen2" and model_type != "internvl"
+    if not is_flat and reader.section("text_config") is None:
+        raise UnsupportedModel(f"config.json ({model_type}): text_config is missing or empty")
     # The first files of Qwen2-VL have the text decoder's keys beside the others.
     text = dict(config.get("text_config") or {key: config[key] for key in config if key not in OUTER_KEYS})
     word = text.pop("model_type", usual)
     family = known.get(word) or (known.get(usual) if word.startswith(model_type) else None)
     if family is None:
         raise reader.refuse("text_config.model_type", word, f"known words are {', '.join(known)}")
-    usual_sizes = _QWEN_SIZES if word.startswith("qwen2_") else {}
-    decoder = family.translate(without_image_positions({**usual_sizes, **text, "architectures": None}))
+    numbers, theta = USUAL.get(model_type, ({}, None))
+    base = {} if theta is None or "rope_parameters" in text else {"rope_theta": theta}
+    decoder = family.translate(without_image_positions({**numbers, **base, **text, "architectures": None}))
     own = ConfigReader({key: config[key] for key in config if key in OUTER_KEYS or "text_config" in config}, model_type)
     own.section("text_config")
     return own.finish(

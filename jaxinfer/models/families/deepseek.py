@@ -61,7 +61,7 @@ def _translation(
 ) -> Callable[[Mapping[str, Any]], DecoderConfig]:
     def translate(config: Mapping[str, Any]) -> DecoderConfig:
         reader = ConfigReader(config, family=family)
-        decoder = read_latent_keys(reader, family, defaults, norm_eps)
+        decoder = read_latent_keys(reader, family, defaults, norm_eps, (1, 2) if family == "deepseek_v2" else (0, 1))
         experts = read_grouped_experts(reader, decoder.num_layers, usual, scoring)
         return reader.finish(replace(decoder, experts=experts))
 

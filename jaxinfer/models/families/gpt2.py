@@ -89,4 +89,5 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     return TensorNames(top, block, tuple(ignored), optional_prefix="transformer.")
 
 
+GPT_SW3 = Family("gpt-sw3", ("GPT2LMHeadModel",), translate, tensor_names)
 GPT2 = Family("gpt2", ("GPT2LMHeadModel",), translate, tensor_names)

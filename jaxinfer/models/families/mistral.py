@@ -10,6 +10,7 @@ from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
 from jaxinfer.models.families.keys.llama_names import tensor_names
+from jaxinfer.models.families.keys.rope import with_rope_section
 from jaxinfer.models.families.keys.windows import read_layer_types, read_window
 
 _DEFAULTS = MappingProxyType(
@@ -26,6 +27,17 @@ _DEFAULTS = MappingProxyType(
 # How fast queries grow, and a length that says nothing more than the one outside.
 _BETA, _LENGTH = "llama_4_scaling_beta", "max_position_embeddings"
 _MINISTRAL3 = sizes(131072, 4096, 14336, 34, 32, 8, 128, 262144)
+_STRETCHED = MappingProxyType(
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        _BETA: 0.1,
+    }
+)
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
@@ -52,6 +64,7 @@ def translate_ministral(config: Mapping[str, Any]) -> DecoderConfig:
 
 def translate_ministral3(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` ministral3: queries grow with their place, in every layer."""
+    config = with_rope_section(config, _STRETCHED)
     words, strength = dict(config), None
     for name in ("rope_scaling", "rope_parameters"):
         section = config.get(name) or {}

@@ -20,7 +20,7 @@ from jaxinfer.models.families.gemma2 import GEMMA2, VAULTGEMMA
 from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.glm import GLM, GLM4
 from jaxinfer.models.families.glm_moe import GLM4_MOE
-from jaxinfer.models.families.gpt2 import GPT2
+from jaxinfer.models.families.gpt2 import GPT2, GPT_SW3
 from jaxinfer.models.families.gpt_bigcode import GPT_BIGCODE
 from jaxinfer.models.families.gpt_neo import GPT_NEO
 from jaxinfer.models.families.gpt_neox import GPT_NEOX
@@ -58,7 +58,7 @@ _ALL = (
     *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE, LLAMA4_TEXT, LLAMA4),
     *(PHIMOE, DOTS1, ERNIE_MOE, MINIMAX_M2, HUNYUAN_DENSE, HUNYUAN_MOE, MINISTRAL3),
     *(NEMOTRON, APERTUS, FALCON, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN),
-    *(EXAONE3, INTERNLM3, IQUEST, CWM, JAIS2, VAULTGEMMA),
+    *(EXAONE3, INTERNLM3, IQUEST, CWM, JAIS2, VAULTGEMMA, GPT_SW3),
     *BESIDE_IMAGES,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})

@@ -1,16 +1,26 @@
-"""What a ``config.json`` says beside its text decoder, and positions of images, which texts do not have."""
+"""What text decoders beside a vision model usually are, and positions of images, which texts do not have."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-_OUTER = """
-    architectures model_type dtype torch_dtype transformers_version text_config vision_config tie_word_embeddings
-    image_token_id video_token_id image_token_index video_token_index vision_start_token_id vision_end_token_id
-    vision_token_id vision_feature_layer vision_feature_select_strategy projector_hidden_act multimodal_projector_bias
-    image_seq_length image_grid_pinpoints spatial_merge_size downsample_factor downsample_ratio adapter_layer_norm_eps
-    alignment_intermediate_size scale_factor use_image_newline_parameter ignore_index pad_token_id use_cache
-"""
-OUTER_KEYS = frozenset(_OUTER.split())
+from jaxinfer.models.families.keys.llama_keys import sizes
+
+_QWEN2 = {
+    **sizes(152064, 8192, 29568, 80, 64, 8, None, 32768),
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+# What text models have that are not those that stand alone, where their files do not say it; and their rotary base.
+USUAL: Mapping[str, tuple[Mapping[str, Any], float]] = MappingProxyType(
+    {
+        "qwen2_vl": (_QWEN2, 1e6),
+        "qwen2_5_vl": (_QWEN2, 1e6),
+        "qwen3_vl": ({"max_position_embeddings": 128000}, 5e5),
+    }
+)
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 

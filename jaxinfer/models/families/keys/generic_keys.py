@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.models.families.keys.beside_images import OUTER_KEYS
-
 _IDENTITY = """
     architectures model_type dtype torch_dtype transformers_version name_or_path _name_or_path _commit_hash
     tokenizer_class attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
@@ -137,6 +135,16 @@ _GEMMA3 = """
     image_token_id cache_implementation
 """
 
+# What stands beside the text decoder of a checkpoint with a vision model.
+_OUTER = """
+    architectures model_type dtype torch_dtype transformers_version text_config vision_config tie_word_embeddings
+    image_token_id video_token_id image_token_index video_token_index vision_start_token_id vision_end_token_id
+    vision_token_id vision_feature_layer vision_feature_select_strategy projector_hidden_act multimodal_projector_bias
+    image_seq_length image_grid_pinpoints spatial_merge_size downsample_factor downsample_ratio adapter_layer_norm_eps
+    alignment_intermediate_size scale_factor use_image_newline_parameter ignore_index pad_token_id
+    _pad_token_id use_cache
+"""
+OUTER_KEYS = frozenset(_OUTER.split())
 _BESIDE_IMAGES = """
     mistral3 llava llava_next internvl aya_vision cohere2_vision idefics3 smolvlm qwen2_vl qwen2_5_vl qwen3_vl
 """

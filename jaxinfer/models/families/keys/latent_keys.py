@@ -16,8 +16,13 @@ from jaxinfer.models.latent import Latent
 _ATTENTION = "model.layers.{layer}.self_attn."
 
 
-def read_latent_keys(reader: ConfigReader, family: str, defaults: Mapping[str, int], norm_eps: float) -> DecoderConfig:
-    """Return a decoder with latent attention; ``defaults`` and ``norm_eps`` are the family's values for absent keys."""
+def read_latent_keys(
+    reader: ConfigReader, family: str, defaults: Mapping[str, int], norm_eps: float, tokens: tuple[int, int]
+) -> DecoderConfig:
+    """Return a decoder with latent attention.
+
+    ``defaults``, ``norm_eps``, and ``tokens`` that begin and end a text, are the family's values for absent keys.
+    """
     turning = reader.positive_int("qk_rope_head_dim", defaults["qk_rope_head_dim"])
     latent = Latent(
         reader.positive_int("kv_lora_rank", defaults["kv_lora_rank"]),
@@ -25,7 +30,9 @@ def read_latent_keys(reader: ConfigReader, family: str, defaults: Mapping[str, i
         reader.positive_int("v_head_dim", defaults["v_head_dim"]),
         reader.optional_int("q_lora_rank", defaults["q_lora_rank"]),
     )
-    decoder = read_llama_keys(reader, family, {**defaults, "head_dim": turning}, norm_eps=("rms_norm_eps", norm_eps))
+    decoder = read_llama_keys(
+        reader, family, {**defaults, "head_dim": turning}, tokens[0], tokens[1:], norm_eps=("rms_norm_eps", norm_eps)
+    )
     if decoder.head_dim != turning:
         raise reader.refuse("head_dim", decoder.head_dim, f"qk_rope_head_dim is {turning}")
     if decoder.num_kv_heads != decoder.num_heads:
