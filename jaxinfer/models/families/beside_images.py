@@ -1,4 +1,4 @@
-"""The text decoders of checkpoints with a vision model, which is left out: one of the families that stand alone."""
+"""Mistral 3, LLaVA, InternVL, Aya Vision, SmolVLM and Qwen-VL: text decoders whose vision model is left out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

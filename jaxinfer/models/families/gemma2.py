@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides of each sublayer, soft-caps, and a window in every other layer."""
+"""Gemma 2 and VaultGemma: norms on both sides of each part, or before it alone, soft-caps, and windows in turn."""
 
 from collections.abc import Mapping
 from dataclasses import replace

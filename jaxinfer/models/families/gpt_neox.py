@@ -1,4 +1,4 @@
-"""GPT-NeoX: Pythia, Dolly and others; two LayerNorms before parts side by side, and q, k and v fused head by head."""
+"""GPT-NeoX, Pythia and Dolly: two LayerNorms before parts side by side, and q, k and v fused head by head."""
 
 from collections.abc import Mapping
 from dataclasses import replace

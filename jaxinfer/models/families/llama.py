@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3.x and what is saved as ``LlamaForCausalLM``: SmolLM2, TinyLlama, Vicuna, OpenLlama, Falcon 3."""
+"""Llama 1, 2 and 3.x, SmolLM2, TinyLlama, Vicuna, OpenLlama, Falcon 3: what is saved as ``LlamaForCausalLM``."""
 
 from collections.abc import Mapping
 from dataclasses import replace
