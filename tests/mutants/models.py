@@ -216,8 +216,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "neighbouring lanes are taken for the halves of a head",
         "jaxinfer/models/families/family.py",
-        "lanes[:turning].reshape(-1, 2).T.reshape(-1)",
-        "lanes[:turning]",
+        "lanes[:, :turning].reshape(len(lanes), -1, 2).swapaxes(1, 2)",
+        "lanes[:, :turning].reshape(len(lanes), -1, 2)",
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[glm4]",
     ),
     Fault(
@@ -258,8 +258,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "GPT-NeoX's heads stand one after the other",
         "jaxinfer/models/families/family.py",
-        "head_dim, distance = self.heads or (head_dim, head_dim)",
-        "head_dim, distance = (self.heads or (head_dim,))[0], (self.heads or (head_dim,))[0]",
+        "together, distance = self.heads or (head_dim, head_dim)",
+        "together, distance = (self.heads or (head_dim,))[0], (self.heads or (head_dim,))[0]",
         "tests/models/test_parity.py::test_logits_equal_those_of_transformers[gpt_neox]",
     ),
 )

@@ -125,7 +125,7 @@ def test_published_configurations_are_read(name):
         (DEEPSEEK_V3, {"q_lora_rank": 0}, "q_lora_rank = 0"),
         (DEEPSEEK_V3, {"qk_head_dim": 128}, "its parts are 192 wide"),
         (DEEPSEEK_V3, {"index_topk": 2048}, "index_topk"),
-        (DEEPSEEK_V3, {"model_type": "deepseek_v32"}, "a mixture of experts of another kind"),
+        (DEEPSEEK_V3, {"model_type": "deepseek_v32"}, "a model whose attention chooses among earlier tokens"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused_by_name(config, changes, named):
