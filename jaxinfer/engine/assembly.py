@@ -23,7 +23,7 @@ from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.notation import Params
-from jaxinfer.parallel.groups import held_by, partitioners
+from jaxinfer.parallel.groups import held_by, own_groups
 from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.parallel.partitioner import Partitioner
 
@@ -39,9 +39,9 @@ class GroupModel(NamedTuple):
 def group_models(
     programs: Programs, params: Params, adapted: Params, resolve: Callable[[Partitioner, Params], Strategy]
 ) -> list[GroupModel]:
-    """Return a model's part on each group of its devices; ``adapted`` are its parameters with those of adapters."""
-    groups = partitioners(programs.partitioner)
-    if len(groups) == 1:
+    """Return a model's part on each group of this process's devices; ``adapted`` are its parameters with adapters'."""
+    groups = own_groups(programs.partitioner)
+    if groups == (programs.partitioner,):
         return [GroupModel(programs, adapted, resolve(groups[0], params))]
     decoder = programs.decoder
     return [

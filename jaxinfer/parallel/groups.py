@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import DATA, MESH_AXES
 from jaxinfer.parallel.partitioner import Partitioner
 
@@ -17,11 +18,21 @@ def data_groups(mesh: Mesh) -> tuple[Mesh, ...]:
     return tuple(Mesh(part, mesh.axis_names, axis_types=mesh.axis_types) for part in parts)
 
 
-def partitioners(partitioner: Partitioner) -> tuple[Partitioner, ...]:
-    """Return the partitioner of each group; the one given, if there is but one group."""
-    if partitioner.mesh is None or partitioner.data == 1:
+def own_groups(partitioner: Partitioner) -> tuple[Partitioner, ...]:
+    """Return the partitioner of each group of this process's devices; the one given, if there is but one group.
+
+    Raises InvalidOption if no group is whole in this process.
+    """
+    mesh = partitioner.mesh
+    if mesh is None:
         return (partitioner,)
-    return tuple(Partitioner(mesh) for mesh in data_groups(partitioner.mesh))
+    own = [group for group in data_groups(mesh) if not group.is_multi_process]
+    if not own:
+        raise InvalidOption(
+            "an engine's groups of devices are each of one process, and here none is: let data split the mesh over "
+            "the processes, or load the model on this process's devices"
+        )
+    return (partitioner,) if own[0] is mesh else tuple(map(Partitioner, own))
 
 
 def held_by(partitioner: Partitioner, tree: Any) -> Any:

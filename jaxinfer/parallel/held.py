@@ -36,8 +36,6 @@ class HeldPartitioner(Partitioner):
         ]
         if others:
             raise InvalidOption(f"an engine's mesh splits over data, expert and tensor alone, not {', '.join(others)}")
-        if mesh.is_multi_process:
-            raise InvalidOption("an engine runs in one process: load the model on this process's devices")
 
     def create(self, make: Callable[[], Any]) -> Any:
         """Create arrays in their placement."""

@@ -60,6 +60,50 @@ def test_two_processes_write_the_tokens_of_one_and_the_first_alone_speaks(folder
         assert one["logprobs"] == pytest.approx(result.logprobs, abs=1e-4)
 
 
+ENGINES = """
+import json, sys
+import jaxinfer
+from jaxinfer import SamplingParams, distributed
+from jaxinfer.errors import InvalidOption
+folder, coordinator, process_id, prompts = sys.argv[1:]
+distributed.initialize(coordinator, 2, int(process_id))
+sampling = SamplingParams(temperature=0.8, seed=3)
+try:
+    jaxinfer.load(folder, dtype="float32", mesh="tensor=4").engine()
+except InvalidOption as error:
+    refused = str(error)
+lm = jaxinfer.load(folder, dtype="float32", mesh="data=2,tensor=2")
+with lm.engine(max_rows=2, pages=20, page_size=16) as engine:
+    requests = [engine.submit(prompt, max_new_tokens=8, sampling=sampling) for prompt in json.loads(prompts)]
+    print(json.dumps({"tokens": [request.result().tokens for request in requests], "refused": refused}))
+"""
+
+
+@pytest.mark.slow
+def test_each_process_has_an_engine_on_its_own_groups_of_devices(folder):
+    """Process 1 serves one prompt more, and nobody waits for it."""
+    given, address = [PROMPTS[:2], PROMPTS], f"127.0.0.1:{free_port()}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENGINES, str(folder), address, str(index), json.dumps(prompts)],
+            env={**os.environ, **CHANGES},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, prompts in enumerate(given)
+    ]
+    said = [process.communicate(timeout=600) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    expected = jaxinfer.load(folder, dtype="float32").generate(PROMPTS, max_new_tokens=8, sampling=sampling)
+    for (out, _), prompts in zip(said, given):
+        # Before it, JAX's own lines about who is connected.
+        found = json.loads(out.splitlines()[-1])
+        assert found["tokens"] == [list(result.tokens) for result in expected[: len(prompts)]]
+        assert "each of one process, and here none is" in found["refused"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_is_killed_ends_the_other_in_the_stated_time(folder, lost):

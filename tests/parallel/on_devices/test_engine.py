@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.parallel.groups import held_by, partitioners
+from jaxinfer.parallel.groups import held_by, own_groups
 from tests.decoding.covered_models import LIMITS, SAMPLINGS, Covered, ask, random_prompts
 from tests.decoding.strategy_cases import CASES
 from tests.engine.harness import SMALL, Harness
@@ -72,7 +72,7 @@ def test_users_get_an_engine_whose_groups_have_their_own_pages():
 
 def test_a_group_has_the_parameters_where_they_lie():
     lm = on_mesh(make_model("gemma2"), "data=2,tensor=2")
-    for place, on in enumerate(partitioners(lm.programs.partitioner)):
+    for place, on in enumerate(own_groups(lm.programs.partitioner)):
         devices = jax.devices()[2 * place : 2 * place + 2]
         assert dict(on.mesh.shape) == {**lm.programs.partitioner.mesh.shape, "data": 1}
         for whole, held in zip(jax.tree.leaves(lm.params), jax.tree.leaves(held_by(on, lm.params)), strict=True):
