@@ -115,13 +115,10 @@ def test_a_saved_model_is_the_same(folders, tmp_path):
 
 def test_what_does_not_take_it_is_refused_in_a_line(tiny, folders, tmp_path):
     lm = jaxinfer.load(folders[0])
-    # Experts are refused before latent attention is.
-    dense = jaxinfer.LanguageModel(replace(tiny.config, experts=None), tiny.params, tiny.backend)
     adapter = write_adapter(tmp_path, TINY_LLAMA)
     refusals = {
         "adapters: the latent attention of deepseek_v3 takes none yet": lambda: lm.load_adapter("one", adapter),
-        "no method knows latent attention": lambda: check_quantizable(dense, "int8", "gptq"),
-        "no method knows experts": lambda: check_quantizable(lm, "int8", "gptq"),
+        "no method knows latent attention": lambda: check_quantizable(lm, "int8", "gptq"),
     }
     for line, ask in refusals.items():
         with pytest.raises(InvalidOption, match=line) as error:

@@ -71,7 +71,7 @@ def tier(name: str) -> Any:
     return name if name in ORDINARY else pytest.param(name, marks=pytest.mark.exhaustive)
 
 
-@pytest.mark.parametrize("name", map(tier, ODD))
+@pytest.mark.parametrize("name", list(map(tier, ODD)))
 def test_odd_models_are_those_of_transformers(name, tmp_path):
     model_type, odd = ODD[name]
     sizes = {key: value for key, value in SIZES.items() if key not in odd}

@@ -49,7 +49,10 @@ class Running:
         self.http = httpx.Client(base_url=address, timeout=SECONDS, limits=alone, verify=False, trust_env=False)
 
     def client(self, key: str = "none") -> "openai.OpenAI":
-        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=key, max_retries=0, timeout=SECONDS)
+        # Its own connections would stay open until the garbage collector meets it, in whatever test that is.
+        return openai.OpenAI(
+            base_url=f"{self.address}/v1", api_key=key, max_retries=0, timeout=SECONDS, http_client=self.http
+        )
 
     def async_client(self) -> "openai.AsyncOpenAI":
         return openai.AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=SECONDS)

@@ -34,7 +34,6 @@ def translate_text(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader({**config, **words, "no_rope_layers": config.get("no_rope_layers") or None}, "llama4_text")
     rope = partial(read_rope, theta=5e5)
     decoder = read_llama_keys(reader, "llama4_text", _DEFAULTS, 1, (2,), norm_eps=("rms_norm_eps", 1e-5), rope=rope)
-    bias = reader.boolean("attention_bias", default=False)
     has_norms = reader.boolean("use_qk_norm", default=True)
     (kind,) = decoder.layer_pattern
     if has_norms and kind.rope is not None and static_frequencies(kind.rope)[1] != 1.0:
@@ -52,8 +51,7 @@ def translate_text(config: Mapping[str, Any]) -> DecoderConfig:
             layer_pattern=shortest_pattern(_read_kinds(reader, decoder.num_layers, kind.rope)),
             experts=experts and replace(experts, shared_dim=experts.ffn_dim, scales_inputs=True),
             qk_norm="rotated_heads" if has_norms else None,
-            qkv_bias=bias,
-            output_bias=bias,
+            **dict.fromkeys(("qkv_bias", "output_bias"), reader.boolean("attention_bias", default=False)),
         )
     )
 

@@ -156,8 +156,10 @@ def test_an_engine_serves_the_same_with_few_programs(
     # One program of each kind, so that none is prepared in the background.
     with model.engine(EngineConfig(max_rows=1, page_size=8, prefill_chunk=16)) as engine:
         texts = [engine.submit(prompt, max_new_tokens=6).result() for _ in range(2)]
-        assert len(engine._programs.live) == 2
-        assert engine._programs.compilations == 6
+        (group,) = engine._groups
+        programs = group.core._device._programs
+        assert len(programs.live) == 2
+        assert programs.compilations == 6
     (plain,) = model.generate([prompt], max_new_tokens=6)
     assert [text.tokens for text in texts] == [plain.tokens] * 2
 
