@@ -21,7 +21,7 @@ from jaxinfer.bench.throughput.measure import (
 from jaxinfer.bench.throughput.table import throughput_lines
 from jaxinfer.cli.main import main
 from jaxinfer.engine.engine import Engine
-from jaxinfer.errors import EngineBusy
+from jaxinfer.errors import EngineBusy, InvalidOption
 from tests.engine.test_engine import OPTIONS, PROMPTS
 from tests.toys import encode_bytes
 
@@ -54,6 +54,14 @@ def test_every_load_serves_every_prompt(trained_folder, monkeypatch):
     assert not lm._has_engine
     # Two loads of an engine run twice each, and none finds the prompts of another in the cache.
     assert sorted(Counter(salts).values()) == [len(PROMPTS)] * 4
+
+
+def test_a_prompt_without_room_is_refused_before_anything_runs(trained_folder):
+    lm = jaxinfer.load(trained_folder, max_len=20)
+    prompts = [encode_bytes("a" * length) for length in (19, 20)]
+    with pytest.raises(InvalidOption, match=r"^prompt 2 has 20 tokens, .* max_len=20: leave it out"):
+        measure_throughput("toy", lm, prompts, WORK, OPTIONS)
+    assert not lm._has_engine
 
 
 def test_lengths_have_the_mean_and_the_spread_that_are_asked_for():

@@ -14,6 +14,7 @@ import numpy as np
 from jaxinfer.bench.throughput.lengths import draw_lengths, run_static
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import EngineRequest
+from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.sampling.params import SamplingParams
 
@@ -115,7 +116,14 @@ def measure_throughput(
 
     The engine's programs are compiled first, and everything runs once before it is timed, so that nothing is compiled
     meanwhile. No run finds what an earlier one has cached. ``advance`` is called with a name after each of `num_runs`.
+    Raises InvalidOption for a prompt that leaves no room for a new token.
     """
+    for place, prompt in enumerate(prompts, 1):
+        if len(prompt) >= lm.max_len:
+            raise InvalidOption(
+                f"prompt {place} has {len(prompt)} tokens, which leaves no room for new ones within "
+                f"max_len={lm.max_len}: leave it out, or raise max_len"
+            )
     found: dict[LoadKey, list[Load]] = {load: [] for load in work.loads}
     with lm.engine(strategy=work.strategy, **options) as engine:
         engine.warm_up()
