@@ -116,8 +116,9 @@ def make_core(
     strategy.check_slots(num_slots)
     num_pages = count_pages(config, decoder, num_slots, len(strategy.features), num_groups)
     if config.max_rows < rows_each:
+        of_each = f" in each of {num_groups} groups of devices" if num_groups > 1 else ""
         raise InvalidOption(
-            f"engine: max_rows={config.max_rows} is less than the width={rows_each} rows of a beam search"
+            f"engine: max_rows={config.max_rows}{of_each} is less than the width={rows_each} rows of a beam search"
         )
     make_device, make = _kinds(strategy)
     device = make_device(

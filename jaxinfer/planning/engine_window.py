@@ -22,7 +22,7 @@ from jaxinfer.notation import TENSOR, Params
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.groups import data_groups
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.parallel.partitioner import Partitioned, partition
+from jaxinfer.parallel.partitioner import Partitioned, check_experts, partition
 from jaxinfer.planning.compile import CompiledProgram, as_refusal, compile_one
 from jaxinfer.planning.few_bits import check_planned, planned_weights
 from jaxinfer.planning.placement import (
@@ -68,8 +68,9 @@ class EngineDeployment:
                 f"{self.topology} has {count} devices, but mesh {self.mesh} is of {self.mesh.num_devices}: "
                 f"choose axes that multiply to {count}, or another topology"
             )
-        if self.mesh.tensor * self.mesh.data != count:
-            raise InvalidOption(f"an engine's window splits over data and tensor alone, not {self.mesh}")
+        if self.mesh.data * self.mesh.expert * self.mesh.tensor != count:
+            raise InvalidOption(f"an engine's window splits over data, expert and tensor alone, not {self.mesh}")
+        check_experts(self.config, self.mesh.expert)
         longest = self.config.longest_text
         if self.config.learned_positions is not None and longest is not None and self.max_len > longest:
             raise InvalidOption(f"max_len={self.max_len} exceeds the {longest} positions that the model has learned")

@@ -44,7 +44,7 @@ MISTAKES = {
     "an odd page": (["--topology", "v5e:1x1", "--engine", "--page-size", "48"], ["page_size=48", "power of two"]),
     "an engine on other axes": (
         ["--topology", "v5e:2x4", "--engine", "--mesh", "pipeline=8"],
-        ["data and tensor alone", "pipeline=8"],
+        ["data, expert and tensor alone", "pipeline=8"],
     ),
 }
 

@@ -206,6 +206,18 @@ def test_turning_any_feature_off_moves_the_logits(case, name):
         assert difference(*edit(lm.config, params)) > 100 * TOLERANCE, feature
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_is_saved_loads_as_the_same_model_and_int8_is_close_to_it(case, name, tmp_path):
+    lm = load(case(name).folder, name, scan_layers=False)
+    lm.save(tmp_path / "saved")
+    again = load(tmp_path / "saved", name, scan_layers=False)
+    assert again.config == lm.config
+    assert jax.tree.all(jax.tree.map(np.array_equal, again.params, lm.params))
+    rounded = jaxinfer.load(case(name).folder, max_len=VARIANTS[name].max_len, weights="int8")
+    assert 0 < largest_difference(np.asarray(rounded.logits(PROMPTS)), case(name).expected) < 0.5
+
+
 @all_variants
 def test_configurations_of_transformers_4_and_5_mean_the_same(case, name):
     config = json.loads((case(name).folder / "config.json").read_text())
