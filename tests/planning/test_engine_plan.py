@@ -138,7 +138,7 @@ def test_what_a_window_does_once_is_shared_among_its_steps():
         ({"mesh": MeshConfig(tensor=4)}, "v5e:2x4 has 8 devices, but mesh tensor=4 is of 4"),
         (
             {"mesh": MeshConfig(sequence=2, tensor=4)},
-            "splits over data, expert and tensor alone, not sequence=2,tensor=4",
+            "expert and tensor alone, not sequence=2,tensor=4",
         ),
         ({"config": planned_config("opt-1.3b"), "max_len": 2049}, "max_len=2049 exceeds the 2048 positions"),
         ({"topology": "h100:8"}, "unknown TPU topology 'h100:8'"),
