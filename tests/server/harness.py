@@ -34,6 +34,8 @@ PROMPT = "The old"
 # So many tokens that they take a while.
 LONG = {"model": MODEL, "prompt": PROMPT, "max_tokens": 150, "temperature": 1.5, "seed": 1, "ignore_eos": True}
 SECONDS = 30.0
+# Each request has a connection of its own.
+ALONE = httpx.Limits(max_keepalive_connections=0)
 
 
 class Running:
@@ -44,14 +46,14 @@ class Running:
         self.lm, self.engine = served.lm, served.engine
         host, _, port = address.removeprefix("http://").rpartition(":")
         self.host, self.port = host, int(port)
-        # Each request has a connection of its own, but they share what takes long to make.
-        alone = httpx.Limits(max_keepalive_connections=0)
-        self.http = httpx.Client(base_url=address, timeout=SECONDS, limits=alone, verify=False, trust_env=False)
+        # Requests share what takes long to make.
+        self.http = httpx.Client(base_url=address, timeout=SECONDS, limits=ALONE, verify=False, trust_env=False)
 
     def client(self, key: str = "none") -> "openai.OpenAI":
-        # Its own connections would stay open until the garbage collector meets it, in whatever test that is.
+        # Connections that are kept would stay open until the garbage collector meets them, in whatever test that is.
+        alone = httpx.Client(timeout=SECONDS, limits=ALONE, verify=False, trust_env=False)
         return openai.OpenAI(
-            base_url=f"{self.address}/v1", api_key=key, max_retries=0, timeout=SECONDS, http_client=self.http
+            base_url=f"{self.address}/v1", api_key=key, max_retries=0, timeout=SECONDS, http_client=alone
         )
 
     def async_client(self) -> "openai.AsyncOpenAI":
