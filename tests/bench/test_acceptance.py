@@ -183,6 +183,7 @@ def test_json_is_one_object_that_agrees_with_the_library_and_a_chart_is_drawn(
     assert together is None
 
 
+@pytest.mark.slow
 def test_an_interrupt_shows_what_is_done(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run_group = AcceptanceRun._run_group
 

@@ -35,6 +35,7 @@ def test_on_a_cpu_every_comparison_is_promised_and_equal(model):
     assert lines[-1].startswith("equal   prompt_lookup, in a batch of 2: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_promised", [True, False])
 def test_a_bit_that_differs_is_named_and_fails_if_it_is_promised(model, monkeypatch, is_promised):
     """One log-probability of a batch is made the next larger number."""

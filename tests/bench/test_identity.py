@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 import jaxinfer
 from jaxinfer.bench.identity.strategies import check_strategies, make_strategy
 from jaxinfer.decoding.registry import STRATEGIES
@@ -17,6 +19,7 @@ def test_every_registered_strategy_can_be_made_for_a_model(tiny_llama_folder):
         assert strategy.exactness in ("identical", "beam", "search")
 
 
+@pytest.mark.slow
 def test_kernels_are_held_to_their_reference_and_a_strategy_that_fails_is_named():
     """A model of one layer has no exit for layerskip."""
     config = dataclasses.replace(TINY_LLAMA, num_layers=1)
@@ -32,6 +35,7 @@ def test_kernels_are_held_to_their_reference_and_a_strategy_that_fails_is_named(
     )
 
 
+@pytest.mark.slow
 def test_other_logits_than_the_references_fail(monkeypatch):
     model = jaxinfer.LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend())
     scaled = dataclasses.replace(model.backend, kernels="interpret")

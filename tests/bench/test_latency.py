@@ -40,6 +40,7 @@ def assert_consistent(report: LatencyReport) -> None:
         assert run.jaxinfer.compile_seconds > 0
 
 
+@pytest.mark.slow
 def test_a_report_agrees_with_itself_and_names_every_dtype_and_json_is_one_object(
     tiny_llama_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

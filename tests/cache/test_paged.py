@@ -106,6 +106,7 @@ def test_what_users_write():
             parse_layout(wrong)
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_a_dense_cache_and_a_mesh_is_refused(trained_folder):
     options = {"max_new_tokens": 40, "sampling": SamplingParams(temperature=0.9, seed=2, logprobs=True)}
     prompts = ["The old", "A", "One grey heron"]

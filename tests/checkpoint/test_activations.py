@@ -13,6 +13,7 @@ TEXT = [[5, 6, 7, 8]]
 SHAPE = {"model_dim": 64, "num_heads": 2, "num_kv_heads": 2, "head_dim": 32, "num_layers": 1}
 
 
+@pytest.mark.slow
 def test_how_a_model_runs_is_not_saved_with_it(tiny_llama_folder, tmp_path):
     """Weights in bytes that are found in a folder run with rows in bytes, where these are asked for."""
     lm = jaxinfer.load(tiny_llama_folder(**SHAPE), weights="int8", activations="int8")

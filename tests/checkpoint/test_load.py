@@ -163,6 +163,7 @@ def large_folder(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("large"), made, num_shards=2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from Linux's /proc")
 @pytest.mark.parametrize(("target", "layout"), [("float32", "stacked"), ("float32", "split"), ("bfloat16", "stacked")])
 def test_peak_anonymous_memory_is_bounded(large_folder, target, layout):

@@ -35,6 +35,7 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
+@pytest.mark.slow
 def test_replies_see_what_was_said_before(chat: Run, model: Any) -> None:
     system = {"role": "system", "content": "Rhyme."}
     first = model.chat([system, user("The fox")], max_new_tokens=10).text

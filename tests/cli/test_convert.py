@@ -34,6 +34,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "home")
 
 
+@pytest.mark.slow
 def test_a_converted_model_answers_as_its_source_does(run, source, tmp_path):
     target = tmp_path / "made"
     outcome = run("convert", source, target)

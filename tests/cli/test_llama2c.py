@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pytest
+
 from tests.checkpoint.llama2c import files
 from tests.cli.test_mistakes import assert_mistake
 from tests.shared_data import shared_data
@@ -10,6 +12,7 @@ from tests.shared_data import shared_data
 STORIES = "models/stories260K"
 
 
+@pytest.mark.slow
 def test_generate_continues_a_story(run):
     path = shared_data(STORIES) / "stories260K.bin"
     outcome = run("generate", "Once upon a time", "--model", path, "--max-new-tokens", "8", "--json")

@@ -70,6 +70,7 @@ def tiny(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_compile
 def test_what_fits_is_reported_and_drawn(run, tiny):
     plot = tiny / "plan.png"
@@ -91,6 +92,7 @@ def test_what_fits_is_reported_and_drawn(run, tiny):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_an_engine_is_told_in_lines_and_in_json(run, tiny, monkeypatch):
     def compiled(asked: EngineDeployment, rows: int) -> CompiledProgram:
         pool, hlo = asked.pages_for(rows) * asked.page_bytes, (Path(__file__).parents[1] / HLO).read_text()

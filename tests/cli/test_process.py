@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +47,7 @@ def child(home: Path, *arguments: str) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_help_and_mistakes_do_not_wait_for_jax_nor_loading_for_orbax(
     run: Callable[..., Outcome], tiny_llama_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -54,6 +57,7 @@ def test_help_and_mistakes_do_not_wait_for_jax_nor_loading_for_orbax(
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_cleanly_and_damaged_cache_entries_are_healed(
     tiny_llama_folder: Callable[..., Path], tmp_path: Path
 ) -> None:

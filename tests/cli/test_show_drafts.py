@@ -34,6 +34,7 @@ def result_of(model: jaxinfer.LanguageModel) -> jaxinfer.GenerationResult:
     return model.generate(PROMPT, max_new_tokens=24, strategy=LOOKUP[1])[0]
 
 
+@pytest.mark.slow
 def test_a_result_tells_which_tokens_drafts_gave(model: jaxinfer.LanguageModel) -> None:
     """As many as were accepted, and never the first token or a step's last."""
     result = result_of(model)
@@ -128,6 +129,7 @@ def test_plain_steps_are_timed_without_compiling_or_changing_anything(model: jax
     assert plain_pace.plain_step_seconds(model, [too_long], 24, sampling) is None
 
 
+@pytest.mark.slow
 def test_the_speed_up_is_of_the_steps_that_the_longest_text_needs(model: jaxinfer.LanguageModel) -> None:
     batch = model.generate([PROMPT, "A small"], max_new_tokens=24, strategy=LOOKUP[1])
     longest = max(result.stats.new_tokens for result in batch)

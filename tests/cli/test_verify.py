@@ -237,6 +237,7 @@ def tied() -> tuple[LanguageModel, tuple[int, ...], int, int]:
     return model, tokens, position, twin
 
 
+@pytest.mark.slow
 def test_a_tie_explains_a_divergence_and_what_follows_from_it(tied: tuple) -> None:
     model, plain, position, twin = tied
     found = (*plain[:position], twin, *plain[position + 1 :])

@@ -66,6 +66,7 @@ def test_texts_are_those_of_plain_decoding_on_the_same_cache(monkeypatch, made, 
     check(monkeypatch, made, "gemma2", cache_dtype, name)
 
 
+@pytest.mark.slow
 def test_a_cache_in_bytes_holds_bytes_and_changes_little(made):
     lm, expected = made("gemma2", "int8")
     (request, *_), (row, *_) = REQUESTS, expected

@@ -105,6 +105,7 @@ def test_what_is_dropped_half_way_leaves_no_trace(lm):
     assert len(lm.generate(PROMPTS, max_new_tokens=4, batch_size=2)) == len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_a_second_call_compiles_nothing_that_it_waits_for(lm):
     options = {"max_new_tokens": 10, "sampling": SamplingParams(ignore_eos=True), "batch_size": 3}
     lm.generate(PROMPTS, **options)

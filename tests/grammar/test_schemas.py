@@ -203,6 +203,7 @@ def check_answers(lm: LanguageModel, schemas: list[dict[str, Any]]) -> None:
     assert sum(one.stats.accepted for one in drafted) > 0
 
 
+@pytest.mark.slow
 def test_answers_are_valid_and_no_draft_changes_a_bit(trained_model: LanguageModel) -> None:
     check_answers(trained_model, [*SCHEMAS[7:10], *SCHEMAS[:2]])
 

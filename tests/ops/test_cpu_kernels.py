@@ -268,6 +268,7 @@ def test_gradients_are_those_of_xla():
         assert np.any(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):
     """No product is left to XLA, and nothing as large as a layer's weights, keys or values is copied for a call."""

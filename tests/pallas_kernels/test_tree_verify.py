@@ -118,6 +118,7 @@ def check(layout: Layout, starts: list[int], seed: int) -> None:
     assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[layout.dtype]
 
 
+@pytest.mark.slow
 def test_no_tree_is_a_chain_and_one_tree_serves_all_rows():
     layout = LAYOUTS[0]
     *arguments, trees = inputs(layout, [100, 200], 0)

@@ -55,6 +55,7 @@ def grouped_heads() -> Programs:
     return compile_programs(LLAMA_3_8B, "v6e:2x4", batch=8, max_len=SLOTS, mesh=MeshConfig(tensor=8), prompt_tokens=16)
 
 
+@pytest.mark.slow
 def test_llama_2_7b_fits_eight_v5e_chips_and_its_steps_wait_for_memory_that_is_read_once(seven_billion):
     assert seven_billion.fits
     assert seven_billion.cache_bytes == 2 * 32 * 8 * 2048 * 4096 * 2 // 8

@@ -217,6 +217,7 @@ def test_texts_become_ids_and_texts_again(server: Running) -> None:
     assert server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"] == server.lm.encode_chat(MESSAGES)
 
 
+@pytest.mark.slow
 def test_answers_follow_the_schema_that_the_official_client_sends(server: Running) -> None:
     """Drafted or not, streamed or not, and beside answers without a schema."""
     schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "owl"]}, "age": {"type": "boolean"}}}

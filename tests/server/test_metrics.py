@@ -23,6 +23,7 @@ def read(server: Running) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_requests_are_counted(server: Running) -> None:
     request = {"prompt": PROMPT * 4, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "cache_salt": "metrics"}
     before = read(server)

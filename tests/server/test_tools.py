@@ -52,6 +52,7 @@ def use(form: str = "llama3", hidden: dict[int, str] | None = None, **fields: An
     return found
 
 
+@pytest.mark.slow
 def test_a_call_that_must_come_follows_its_schema(calls: Running) -> None:
     create = calls.client().chat.completions.create
     asked: Any = {**ASKED, "tool_choice": "required", "parallel_tool_calls": False}

@@ -81,6 +81,7 @@ def compile_medusa_1(config, base, heads, num_heads, rows):
     return compile_it(loss, heads, {"params": params}, Windows(states, ids, ids, ids, ids), mesh, optimizer, 1)
 
 
+@pytest.mark.slow
 def test_a_small_step_of_medusa_1_is_compiled_for_a_tpu_and_updates_its_state_in_place():
     """Over the two tensor-parallel chips, the output matrix of the head and its moments are split."""
     base = describe_base(SMALL, "v5e:2x2", MeshConfig(data=2, tensor=2))

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from jaxinfer.checkpoint.convert import convert
 
 CHILD = """
@@ -33,6 +35,7 @@ print(len(kernel.addressable_shards), kernel.addressable_shards[0].data.shape, k
 """
 
 
+@pytest.mark.slow
 def test_a_converted_folder_loads_onto_two_devices_and_another_dtype(tiny_llama_folder, tmp_path):
     source = tiny_llama_folder()
     made = convert(source, tmp_path / "made")

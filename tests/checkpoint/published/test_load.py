@@ -59,6 +59,7 @@ def test_layers_that_are_scanned_have_one_form(tmp_path, model):
         np.testing.assert_allclose(found[layer], weights[f"model.layers.{layer}.mlp.down_proj.weight"], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gptq_act_order", "nf4"])
 def test_a_converted_folder_has_the_same_bits(tmp_path, model, name):
     """Or, with a dtype, the same numbers; and so does a loaded model that is saved."""

@@ -93,6 +93,7 @@ def test_all_texts_and_scores_of_a_ragged_batch_equal_those_of_transformers(case
     assert case.lm.programs.compilations <= compiled_before + 2
 
 
+@pytest.mark.slow
 def test_a_row_of_a_batch_never_sees_another(llama):
     together, batch = search(llama.lm, PROMPTS, BeamSearch(3), NUM_NEW, llama.ends)
     for row, prompt in enumerate(PROMPTS):

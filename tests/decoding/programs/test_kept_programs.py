@@ -49,6 +49,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, tiny_llama_folder: Callable[.
     return model, kept, plain
 
 
+@pytest.mark.slow
 def test_another_process_says_the_same_without_compiling(said: tuple[Path, Path, Any]) -> None:
     model, kept, plain = said
     script = (

@@ -212,6 +212,7 @@ def test_random_heads_on_disk_change_no_token(lm, requests, oracle, tmp_path, co
     assert sum(row.counts.drafted for row in rows) == 2 * sum(row.counts.steps for row in rows)
 
 
+@pytest.mark.slow
 def test_typical_acceptance_says_that_it_is_lossy_and_leaves_greedy_rows_alone(lm, requests, oracle, fitted):
     strategy = resolve(lm, Medusa(params=fitted["plain"], paths=TREE, verify="typical"))
     rows = run(lm, requests, strategy)

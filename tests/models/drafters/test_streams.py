@@ -90,6 +90,7 @@ def test_streams_of_a_tree_equal_their_definition_on_the_text_of_each_path(num_l
     assert np.std(np.asarray(streams_BMJV), axis=2).mean() > 0.1
 
 
+@pytest.mark.slow
 def test_adapters_change_streams_and_not_a_bit_of_their_tokens():
     rng = np.random.default_rng(2)
     tokens_BT = jnp.asarray(rng.integers(0, 258, (2, 9)), jnp.int32)
@@ -107,6 +108,7 @@ def adapted(num_layers):
     return jax.tree.map(jnp.asarray, {**OWN, "blocks": random_adapters(CONFIG, num_layers)})
 
 
+@pytest.mark.slow
 def test_windows_count_a_stream_at_its_own_position():
     """A ring reads a stream's place off its number of ancestors."""
     windowed = replace(CONFIG, layer_pattern=(LayerKind(Rope(10000.0, 8), window=6),))

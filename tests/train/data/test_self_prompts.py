@@ -37,6 +37,7 @@ def written(chat_folder, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_prompts_are_what_the_model_goes_on_with_and_none_comes_twice(chat_folder, written):
     lm, found = jaxinfer.load(chat_folder), read(written)
     assert around_user_text(lm) == ("<|begin|>The ", ".")

@@ -274,6 +274,7 @@ def test_a_draft_that_was_distilled_longer_drafts_well(teacher, trained_folder, 
     assert tokens_per_step(teacher, tmp_path / "run") > 2.5
 
 
+@pytest.mark.slow
 def test_the_draft_that_is_written_is_one_for_its_teacher(teacher, run):
     """Its card says how much better than the undistilled student it does."""
     teacher.resolve(f"draft_model:model={run / 'draft'}")
@@ -367,6 +368,7 @@ def _drawn(vocab_size):
     return random_params(replace(TRAINED_LLAMA, vocab_size=vocab_size))
 
 
+@pytest.mark.slow
 def test_a_student_may_be_drawn_or_be_any_model_of_the_same_vocabulary(teacher, trained_folder, run, tmp_path):
     description = json.loads((run / "draft" / "config.json").read_text())
     (tmp_path / "small.json").write_text(json.dumps({**description, "hidden_size": 16, "num_hidden_layers": 2}))

@@ -119,6 +119,7 @@ def losses(run):
     return [line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
 
 
+@pytest.mark.slow
 def test_exported_heads_draft_and_change_no_token(trained, trained_model):
     """With the tree that they come with; their card says what they were trained on and how well they foresee."""
     run, lm, _ = trained

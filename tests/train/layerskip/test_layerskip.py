@@ -57,6 +57,7 @@ def best_figures(lines):
     return max((line["evaluation"] for line in lines if "evaluation" in line), key=lambda figures: figures["score"])
 
 
+@pytest.mark.slow
 def test_the_model_that_is_written_has_exits_and_the_tokenizer(run):
     lm = jaxinfer.load(run / "model", scan_layers=True)
     assert lm.config == CONFIG

@@ -91,6 +91,7 @@ def is_same(one, other):
     return jax.tree.all(jax.tree.map(np.array_equal, one[0], other[0]))
 
 
+@pytest.mark.slow
 def test_training_is_a_function_of_its_seeds(step):
     first, again, other_order, other_start = (
         trained(step, order, seed) for order, seed in ((0, 0), (0, 0), (1, 0), (0, 1))

@@ -60,6 +60,7 @@ def test_streams_that_were_trained_longer_draft_well(trained_folder, answers, tm
         assert lines[-1][name] < 0.7 * lines[0][name]
 
 
+@pytest.mark.slow
 def test_exported_streams_come_with_a_tree_and_a_card_and_are_for_their_base(trained_model, run):
     """The card says what they were trained on and how well they foresee."""
     lm = trained_model
