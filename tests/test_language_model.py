@@ -96,6 +96,7 @@ def test_the_context_bounds_prompt_and_output_together(trained_folder):
         lm.generate([prompt[:16]])
 
 
+@pytest.mark.slow
 def test_a_row_may_end_with_its_first_token(lm):
     ended, other = lm.generate([PROMPT, PROMPT], sampling=[certain(END), SamplingParams()])
     assert (ended.tokens, ended.text, ended.finish_reason, ended.stats.steps) == ((END,), "", "stop", 0)
@@ -149,6 +150,7 @@ def test_more_prompts_than_a_batch_holds(lm):
     assert min(least_margin(lm, *one) for one in zip(asked, [result.tokens for result in alone])) > LEAST_MARGIN
 
 
+@pytest.mark.slow
 def test_other_sampling_parameters_compile_nothing(lm):
     """Another number of rows does: one that no other test has."""
     lm.generate(PROMPT, max_new_tokens=20)

@@ -11,6 +11,7 @@ from jaxinfer.ops.backend import choose_backend
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 
+@pytest.mark.slow
 def test_every_registered_strategy_can_be_made_for_a_model(tiny_llama_folder):
     model = jaxinfer.load(tiny_llama_folder())
     for name in STRATEGIES:

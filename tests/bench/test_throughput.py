@@ -72,6 +72,7 @@ def test_lengths_have_the_mean_and_the_spread_that_are_asked_for():
     assert set(draw_lengths(100, 2.0, [3] * 50)) == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_static_batch_writes_each_text_to_its_own_length(trained_folder):
     lm = jaxinfer.load(trained_folder, max_len=200)
     asked = [(encode_bytes("The old"), 3), (encode_bytes("One"), 40)]

@@ -288,6 +288,7 @@ def test_what_does_not_fit_is_dropped_and_harms_nothing():
     assert np.flatnonzero(written_BS[1]).tolist() == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_reading_fewer_slots_than_there_are_changes_nothing():
     rng = np.random.default_rng(0)
     cache = dense()

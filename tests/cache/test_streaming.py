@@ -115,6 +115,7 @@ def test_a_cache_that_has_forgotten_nothing_is_the_dense_one():
     assert [row.tokens for row in streaming] == [row.tokens for row in dense]
 
 
+@pytest.mark.slow
 def test_memory_is_constant_past_the_context():
     """Whatever the length of the text, a row has the slots of sinks, window and headroom, and at most a tile beside."""
     config = CONFIGS["llama"]

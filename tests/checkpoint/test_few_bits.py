@@ -75,6 +75,7 @@ def test_types_without_products_of_their_own_are_widened_and_named(tmp_path, mon
     assert is_quantized(lm.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_kernels_are_rounded_and_tables_keep_eight_bits(tmp_path, scan_layers):
     folder = write_tiny_llama(tmp_path)

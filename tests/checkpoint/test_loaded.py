@@ -27,6 +27,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_tensors_of_parameters_padded_or_not_load_to_them(model_type):
     config = {"model_type": model_type, **SIZES, **CONFIGS[model_type]}

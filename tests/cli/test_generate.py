@@ -32,6 +32,7 @@ def generate(run: Run, model: jaxinfer.LanguageModel, monkeypatch: pytest.Monkey
     return lambda *arguments, **options: run("generate", *arguments, **options)
 
 
+@pytest.mark.slow
 def test_the_model_of_the_options_is_loaded_and_streamed(run: Run, trained_folder: Path, model: Any) -> None:
     outcome = run("generate", PROMPTS[0], "--model", trained_folder, *SHORT, "--max-len", "256", "--dtype", "float32")
     assert outcome == Outcome(0, model.generate(PROMPTS[0], max_new_tokens=12)[0].text + "\n", "")

@@ -34,10 +34,12 @@ def check_same(rows, expected):
     assert [row.logprobs for row in rows] == [row.logprobs for row in expected]
 
 
+@pytest.mark.slow
 def test_rows_have_texts_of_their_own(requests, batch):
     assert len({tuple(row.tokens) for row in batch}) == len(requests)
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_alone(lm, requests, batch):
     check_same([run(lm, [one])[0] for one in requests], batch)
 

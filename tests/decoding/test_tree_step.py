@@ -108,6 +108,7 @@ def test_as_many_steps_are_run_as_are_asked_for(lm, requests, texts):
             assert [len(news) for news in batch.new_tokens()] == [steps * tokens] * len(requests)
 
 
+@pytest.mark.slow
 def test_seventeen_rows_of_very_different_requests(lm):
     """Ends after one token and at the first stop among them; the texts are those of batches of five."""
     rng = np.random.default_rng(17)

@@ -374,6 +374,7 @@ def test_too_many_that_wait_are_refused(trained_folder):
             request.cancel()
 
 
+@pytest.mark.slow
 def test_closing_waits_for_what_runs_and_takes_no_more(trained_folder):
     lm = jaxinfer.load(trained_folder, max_len=200)
     engine = lm.engine(**OPTIONS)

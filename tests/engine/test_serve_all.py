@@ -87,6 +87,7 @@ def test_beam_searches_make_room_for_the_next_prompt(lm, windows):
     assert all(one.decode_seconds > 0 for one in stats)
 
 
+@pytest.mark.slow
 def test_results_come_while_others_run(lm, windows):
     lengths = [SamplingParams(ignore_eos=True)] * len(PROMPTS)
     batches = lm.generate_batches(PROMPTS, max_new_tokens=20, sampling=lengths, batch_size=2)

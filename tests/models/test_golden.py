@@ -50,6 +50,7 @@ def test_smollm2_writes_its_golden_tokens(smollm, smollm_cases):
     assert {result.finish_reason for result in results} == {"stop", "length"}
 
 
+@pytest.mark.slow
 def test_smollm2_has_its_golden_logits(smollm, smollm_cases):
     logits_BTV = np.asarray(smollm.logits([case["prompt_ids"] for case in smollm_cases]))
     for logits_TV, case in zip(logits_BTV, smollm_cases):

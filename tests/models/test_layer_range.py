@@ -30,6 +30,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pattern", "scan_layers"), CASES)
 def test_parts_make_the_whole(pattern, scan_layers):
     """Cut inside a period of layers and at its edge, cache included."""

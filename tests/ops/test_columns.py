@@ -25,6 +25,7 @@ def draw(shape: tuple[int, ...], form) -> QuantizedArray:
     return round_to_nearest(jax.random.normal(jax.random.key(0), shape), form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_weights_are_the_same_by_rows_and_by_columns(name):
     array = draw((2, 24, 128), FORMS[name])

@@ -49,6 +49,7 @@ def check_shapes(shapes, dtypes, multiply, attend):
 ALL_SHAPES = tuple(itertools.product((1, 2, 3, 6, 7), (1, 4, 37)))
 
 
+@pytest.mark.slow
 @SMALLER_ONES
 def test_smaller_processors(vectors, monkeypatch):
     for module in (machine_code, products):
@@ -86,6 +87,7 @@ OTHER_MAKES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @OTHER_MAKES
 def test_processors_of_other_makes_have_code(triple, processor, features, register):
     vectors = describe_vectors(triple, features)

@@ -115,6 +115,7 @@ def test_another_processors_vectors_add_the_same(form, vectors):
         check(vectors, form, rows, width, outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", SOME, ids=name_of)
 def test_a_row_has_the_same_results_among_any_number_of_others(form):
     """In any tile, widened before or in it, and among the outputs of other matrices."""

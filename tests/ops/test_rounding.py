@@ -85,6 +85,7 @@ def test_growing_queries_have_the_same_bits_with_all_that_goes_around():
     np.testing.assert_array_equal(found, 1 + np.float32(0.4) * np.asarray(logarithms))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gates_have_the_same_bits_with_all_that_goes_around(name):
     rng = np.random.default_rng(2)

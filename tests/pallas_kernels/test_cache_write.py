@@ -43,6 +43,7 @@ def check(arguments: tuple, **order) -> None:
 any_starts = st.lists(st.integers(0, SLOTS + 2), min_size=ROWS, max_size=ROWS)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=12, deadline=None)
 @given(st.sampled_from([(17, "bfloat16"), (40, "float32"), (1, "bfloat16")]), any_starts, st.integers(0, 1 << 16))
 @example((17, "bfloat16"), [0, 15, 64], 0)

@@ -62,6 +62,7 @@ def test_a_mesh_for_llama_3_70b_is_found(topology, tensor):
     assert found.compile_seconds > 0
 
 
+@pytest.mark.slow
 @CHECKED_BY_COMPILING
 def test_what_does_not_fit_is_estimated(refused):
     assert not refused.fits

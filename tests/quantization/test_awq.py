@@ -26,6 +26,7 @@ def error(inputs, weights, found) -> float:
     return float(np.mean((inputs @ (np.asarray(found, np.float64) - weights).T) ** 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_values_are_those_of_the_codes(form):
     weights, _ = case(0)

@@ -71,6 +71,7 @@ def stored_as(source, tmp_path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", DTYPES)
 def test_parameters_are_those_of_the_source_bit_for_bit(stored_as, tmp_path, stored, in_small_boxes):
     folder = stored_as(stored)

@@ -44,6 +44,7 @@ def test_a_specification_names_every_option():
     assert jaxinfer.strategies()["beam"]["exactness"] == "beam"
 
 
+@pytest.mark.slow
 def test_a_prompt_gives_its_n_best_texts_in_order(lm, best):
     assert [(result.prompt, result.sample) for result in best] == [
         (text, rank) for text in PROMPTS for rank in (0, 1, 2)
@@ -58,6 +59,7 @@ def test_a_prompt_gives_its_n_best_texts_in_order(lm, best):
         assert (result.finish_reason, result.tokens[-1]) == ("stop", 0)
 
 
+@pytest.mark.slow
 def test_the_best_text_is_more_probable_than_the_greedy_one(lm):
     sampling = SamplingParams(logprobs=True, ignore_eos=True)
     greedy = lm.generate(PROMPTS, max_new_tokens=40, sampling=sampling)
@@ -110,6 +112,7 @@ def test_one_beam_reports_the_log_probabilities_of_plain_decoding(lm):
     assert [result.logprobs for result in beams] == [result.logprobs for result in greedy]
 
 
+@pytest.mark.slow
 def test_as_many_beams_as_tokens_find_the_most_probable_pair_of_tokens(lm):
     """With nothing cut away after the first token, a search for two is exhaustive."""
     ids = lm.tokenizer.encode(PROMPTS[0])

@@ -79,6 +79,7 @@ def test_the_union_holds_every_path_once(drawn):
             assert path == other or not is_valid
 
 
+@pytest.mark.slow
 @few
 @given(trees, st.lists(st.floats(0, 1, width=32), min_size=10, max_size=10), st.integers(2, 10))
 @example((((0, 1, False), (0, 1, True), (0, 1, True), (0, 1, False)), ((0, 1, False),) * 5, ((0, 1, False),) * 3),

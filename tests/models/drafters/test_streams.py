@@ -136,6 +136,7 @@ def test_the_relation_of_a_small_tree_is_as_drawn_by_hand():
     assert positions.tolist()[0] == (np.asarray(relation).sum(axis=-1) + 6).tolist(), "caches read depths off it"
 
 
+@pytest.mark.slow
 def test_new_streams_begin_as_their_token_and_exit_as_the_model_would():
     backend = float32_backend()
     streams = StreamsConfig(NUM_STREAMS, 2, 4, 5, adapter_rank=3)

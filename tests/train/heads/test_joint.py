@@ -125,6 +125,7 @@ def test_what_was_not_changed_is_no_divergence(batch, learned):
     assert float(loss(still, frozen, batch, KEY).others["base_loss"][0]) == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_quantized_base_computes_with_the_numbers_that_it_stands_for(batch, learned):
     quantized = quantize_base(learned[1]["params"], "nf4")
     plain = dequantized(quantized)

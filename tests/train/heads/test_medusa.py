@@ -66,6 +66,7 @@ def test_answers_are_what_the_model_generates(trained_model, answers):
         assert found[line]["category"] == "fable"
 
 
+@pytest.mark.slow
 def test_generation_goes_on_where_it_was_killed(trained_folder, answers, tmp_path, capsys):
     """From whole lines; the half one is made again, and every answer is what it would have been."""
     lines = answers.read_text().splitlines(keepends=True)
@@ -175,6 +176,7 @@ def test_the_base_is_bit_identical_after_training(trained):
     same_tree(lm.params, before)
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_last_steps_ends_as_it_would_have(trained_folder, answers, run, tmp_path):
     """From the checkpoint before the last, by the states that are on the disk: in the order of the steps."""
     copied = shutil.copytree(run, tmp_path / "run")

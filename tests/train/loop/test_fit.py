@@ -130,6 +130,7 @@ print(codes)
 """
 
 
+@pytest.mark.slow
 def test_failures_of_the_disk_are_one_line_each_and_leave_a_checkpoint_to_go_on_from(uninterrupted, tmp_path):
     full, damaged, other = (tmp_path / name for name in ("full", "damaged", "other"))
     shutil.copytree(uninterrupted, damaged)

@@ -117,6 +117,7 @@ def test_training_from_scratch_is_a_function_of_its_seeds(scan_layers):
     assert not is_same(other_start, first)
 
 
+@pytest.mark.slow
 def test_tokens_outside_the_mask_contribute_nothing(params):
     """Neither to the loss nor to the gradient, whatever stands there; inside the mask it matters."""
     (batch,) = batches(1)
@@ -202,6 +203,7 @@ def train_state(optimizer):
     return TrainState(jnp.int32(0), params, optimizer.init(params))
 
 
+@pytest.mark.slow
 def test_mixed_precision_rounds_the_pass_and_keeps_parameters_whole(params):
     """The loss is that of the rounded parameters; updates too small for them are not lost."""
     optimizer = Schedule(num_steps=100, peak_rate=1e-6, decay="constant", warmup=0.0).build_optimizer()

@@ -161,6 +161,7 @@ def gradients(request):
     return [run({"streams": one, **more}, params) for one in (STREAMS, other)]
 
 
+@pytest.mark.slow
 def test_frozen_parameters_have_no_gradient_at_all_and_all_others_one(gradients):
     for learned, frozen in gradients:
         assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(frozen))
@@ -186,6 +187,7 @@ def test_a_base_that_learns_too_learns_to_end_its_texts():
     assert {text[-1] for text in TEXTS} <= targets
 
 
+@pytest.mark.slow
 def test_the_model_learns_to_predict_in_joint_training():
     """New adapters change nothing, so that the loss is that of the streams and the plain cross-entropy."""
     params = random_params(CONFIG)
