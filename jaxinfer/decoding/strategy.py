@@ -264,6 +264,11 @@ class Strategy(ABC):
         """Raise InvalidOption where an option does not fit a cache of so many slots."""
         return None
 
+    @property
+    def keeps_file(self) -> bool:
+        """Whether what it learns is kept in a file, which no other process has."""
+        return False
+
     def learn(self, answer: Sequence[int]) -> None:
         """Note the tokens of an answer that is whole, for requests to come; called on the host, by any thread."""
         return None

@@ -1,5 +1,6 @@
 """Puts an engine's parts together: a core with its scheduler, its pages and its device."""
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.device import Device
 from jaxinfer.engine.held_pages import HeldPages
 from jaxinfer.engine.kept_pace import KeptPace
+from jaxinfer.engine.led_device import Follower, LedDevice
 from jaxinfer.engine.memory import count_pages
 from jaxinfer.engine.pages import PagePool
 from jaxinfer.engine.prefixes import PrefixIndex
@@ -23,9 +25,13 @@ from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.notation import Params
-from jaxinfer.parallel.groups import held_by, own_groups
+from jaxinfer.parallel.groups import held_by, is_led_here, own_groups, processes_of
 from jaxinfer.parallel.held import HeldPartitioner
+from jaxinfer.parallel.messages import Receiver, Sender
 from jaxinfer.parallel.partitioner import Partitioner
+
+# Counts the engines of this process that run with other processes.
+_over_processes = itertools.count()
 
 
 class GroupModel(NamedTuple):
@@ -56,8 +62,13 @@ def group_models(
     ]
 
 
-def make_cores(groups: Sequence[GroupModel], config: EngineConfig, **options: Any) -> list[EngineCore]:
-    """Return a core for each group, which has its part of the rows and of the pages; ``options`` as for `make_core`."""
+def make_cores(
+    groups: Sequence[GroupModel], config: EngineConfig, **options: Any
+) -> tuple[list[EngineCore], list[Follower]]:
+    """Return a core for each group that this process leads, and a follower for each other one.
+
+    Each has its part of the rows and of the pages. ``options`` as for `make_core`.
+    """
 
     def part(whole: int) -> int:
         return -(-whole // len(groups))
@@ -65,12 +76,29 @@ def make_cores(groups: Sequence[GroupModel], config: EngineConfig, **options: An
     pages = None if config.pages is None else part(config.pages)
     own = replace(config, max_rows=part(config.max_rows), pages=pages)
     cores: list[EngineCore] = []
+    followers: list[Follower] = []
+    number = next(_over_processes) if any(each.programs.partitioner.is_multi_process for each in groups) else 0
     for programs, params, strategy in groups:
         partitioner = HeldPartitioner(programs.partitioner.mesh)
         partitioner.check_axes()
         paged = Programs(programs.decoder, PagedLayout(config.page_size), partitioner, programs.kept)
-        cores.append(make_core(paged, params, strategy, own, rounds_up=True, num_groups=len(groups), **options))
-    return cores
+        if not partitioner.is_multi_process:
+            cores.append(make_core(paged, params, strategy, own, rounds_up=True, num_groups=len(groups), **options))
+            continue
+        assert partitioner.mesh is not None
+        leader, *others = processes_of(partitioner.mesh)
+        if strategy.keeps_file:
+            raise InvalidOption(f"engine: strategy {strategy.name} has a file, which is of one process: leave it out")
+        # All processes make their engines in the same order.
+        name = f"jaxinfer/engine/{number}/{partitioner.mesh.devices.flat[0].id}"
+        if is_led_here(partitioner):
+            tell = Sender(name, others).send
+            cores.append(make_core(paged, params, strategy, own, num_groups=len(groups), tell=tell, **options))
+        else:
+            sizes = _Sizes(paged, strategy, own, options["max_len"], options["eos_token_ids"])
+            make_device = partial(sizes.make_device, params, rounds_up=False)
+            followers.append(Follower(make_device, Receiver(name).receive, leader))
+    return cores, followers
 
 
 def warm_up(cores: Sequence[EngineCore], progress: Callable[[int, int], None]) -> None:
@@ -104,51 +132,80 @@ def make_core(
     rounds_up: bool = False,
     kept_pace: KeptPace | None = None,
     num_groups: int = 1,
+    tell: Callable[[Any], None] | None = None,
 ) -> EngineCore:
     """Return an engine's core for texts of up to ``max_len`` tokens; ``strategy`` is resolved.
 
     If it ``rounds_up``, larger programs run until those that fit are compiled (`Device`). It is one of ``num_groups``,
-    which share the memory of a host's CPUs.
+    which share the memory of a host's CPUs. ``tell`` sends a message to the processes that follow this one, if any.
     """
     decoder = programs.decoder
-    headroom = step_headroom(strategy, decoder.backend)
-    num_slots, rows_each = max_len + headroom, strategy.rows_per_prompt or 1
-    strategy.check_slots(num_slots)
-    num_pages = count_pages(config, decoder, num_slots, len(strategy.features), num_groups)
+    sizes = _Sizes(programs, strategy, config, max_len, eos_token_ids)
+    rows_each = strategy.rows_per_prompt or 1
+    strategy.check_slots(sizes.num_slots)
+    num_pages = count_pages(config, decoder, sizes.num_slots, len(strategy.features), num_groups)
     if config.max_rows < rows_each:
         of_each = f" in each of {num_groups} groups of devices" if num_groups > 1 else ""
         raise InvalidOption(
             f"engine: max_rows={config.max_rows}{of_each} is less than the width={rows_each} rows of a beam search"
         )
-    make_device, make = _kinds(strategy)
-    device = make_device(
-        programs,
-        params,
-        strategy,
-        num_rows=config.max_rows // rows_each,
-        num_slots=num_slots,
-        num_pages=num_pages,
-        page_size=config.page_size,
-        most_steps=config.steps_per_look,
-        chunk=config.prefill_chunk,
-        eos_token_ids=eos_token_ids,
-        rounds_up=rounds_up,
-    )
+    device = sizes.make_device(params, num_pages, rounds_up=rounds_up)
+    if tell is not None:
+        # What is free differs from process to process.
+        tell(num_pages)
+        device = LedDevice(device, tell)
     pool = PagePool(num_pages)
     held = HeldPages(
         config,
         pool,
         PrefixIndex(pool, config.page_size),
-        headroom=headroom,
+        headroom=sizes.headroom,
         # Where a token's keys have the same bits whoever computes them, answers are as good as prompts.
         shares_answers=config.prefix_cache == "all" or decoder.backend.keeps_bits,
         rows_each=rows_each,
     )
     scheduler = Scheduler(config, held, tokens_per_step=strategy.max_depth + 1)
     kept_pace = KeptPace(programs) if kept_pace is None else kept_pace
-    core = make(decoder.config, device, scheduler, frozenset(eos_token_ids), clock, kept_pace)
+    core = _kinds(strategy)[1](decoder.config, device, scheduler, frozenset(eos_token_ids), clock, kept_pace)
     scheduler.preempt = core.preempt
     return core
+
+
+class _Sizes(NamedTuple):
+    """What a device's shapes follow from, besides its pages."""
+
+    programs: Programs
+    strategy: Strategy
+    config: EngineConfig
+    max_len: int
+    eos_token_ids: Sequence[int]
+
+    @property
+    def headroom(self) -> int:
+        """The slots that a step writes past a text."""
+        return step_headroom(self.strategy, self.programs.decoder.backend)
+
+    @property
+    def num_slots(self) -> int:
+        """The slots of the longest text."""
+        return self.max_len + self.headroom
+
+    def make_device(self, params: Params, num_pages: int, *, rounds_up: bool) -> Device:
+        """Return a device with so many pages."""
+        config = self.config
+        return _kinds(self.strategy)[0](
+            self.programs,
+            params,
+            self.strategy,
+            num_rows=config.max_rows // (self.strategy.rows_per_prompt or 1),
+            num_slots=self.num_slots,
+            num_pages=num_pages,
+            page_size=config.page_size,
+            most_steps=config.steps_per_look,
+            chunk=config.prefill_chunk,
+            eos_token_ids=self.eos_token_ids,
+            rounds_up=rounds_up,
+        )
 
 
 def _kinds(strategy: Strategy) -> tuple[type[Device], type[EngineCore]]:

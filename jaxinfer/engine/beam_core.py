@@ -10,6 +10,7 @@ from jaxinfer.engine.beam_programs import BeamReport
 from jaxinfer.engine.beam_sequence import BeamSequence
 from jaxinfer.engine.core import EngineCore, cache_salt_of
 from jaxinfer.engine.device import Saved
+from jaxinfer.engine.led_device import LedDevice
 from jaxinfer.engine.programs import Rows
 from jaxinfer.engine.sequence import EngineSequence, Stage
 from jaxinfer.engine.shapes import Entry
@@ -19,7 +20,7 @@ from jaxinfer.errors import EngineError
 class BeamCore(EngineCore):
     """Runs searches; a sequence is a `BeamSequence`, or the computation of a prefix."""
 
-    _device: BeamDevice
+    _device: BeamDevice | LedDevice
 
     def preempt(self, sequence: EngineSequence) -> None:
         if not isinstance(sequence, BeamSequence) or sequence.stage is not Stage.RUNNING:

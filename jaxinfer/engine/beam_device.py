@@ -14,9 +14,9 @@ from jaxinfer.decoding.rope_crossing import reachable_lengths
 from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.engine.beam_programs import BeamReport, enter_search, run_search_window
-from jaxinfer.engine.device import Device, Shaped, described, table, widened
+from jaxinfer.engine.device import Device, Shaped, widened
 from jaxinfer.engine.programs import NO_CACHE, Rows
-from jaxinfer.engine.shapes import ANY_ENTRY, Entry, integers
+from jaxinfer.engine.shapes import ANY_ENTRY, Entry, described, integers, table
 from jaxinfer.notation import Params
 from jaxinfer.sampling.arrays import sampling_arrays
 
@@ -45,11 +45,11 @@ class BeamDevice(Device):
             self._rows,
             number,
             tables_1WX,
-            self._state_of(entry),
+            self._partitioner.from_host(self._state_of(entry)),
             hidden_1D,
         )
         self._pools, self._rows, report = self._run(self._shaped_enter(self._num_slots, columns), *arguments)
-        return jax.device_get(report)
+        return self._partitioner.to_host(report)
 
     def start(self, slots: Sequence[int], pages: Sequence[Any], max_steps: int, nodes: int | None = None) -> BeamReport:
         """Begin to run searches until one ends, at most so many steps; what `read` waits for has them in this order."""

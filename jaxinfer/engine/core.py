@@ -9,6 +9,7 @@ import numpy as np
 from jaxinfer.decoding.rope_crossing import reachable_lengths, switch_lengths
 from jaxinfer.engine.device import Device
 from jaxinfer.engine.kept_pace import KeptPace
+from jaxinfer.engine.led_device import LedDevice
 from jaxinfer.engine.metrics import Counters, EngineMetrics
 from jaxinfer.engine.output import SequenceOutput
 from jaxinfer.engine.prefix import PrefixOutput, PrefixRequest
@@ -45,7 +46,7 @@ class EngineCore:
     def __init__(
         self,
         config: DecoderConfig,
-        device: Device,
+        device: Device | LedDevice,
         scheduler: Scheduler,
         stop_ids: frozenset[int],
         clock: Callable[[], float],
@@ -300,7 +301,7 @@ class EngineCore:
             if is_last or output.row.is_cut:
                 self.scheduler.end(sequence)
                 self.counters.ended(None)
-                self._device.strategy.learn(sequence.tokens[sequence.prompt_length :])
+                self._device.learn(sequence.tokens[sequence.prompt_length :])
                 stats = output.stats(sequence.cached_tokens, sequence.preemptions)
                 output.request.finish(output.result(), stats)
             elif report.finished_B[index]:

@@ -32,24 +32,26 @@ from jaxinfer.engine.row_axes import row_axes
 from jaxinfer.engine.shapes import (
     ANY_ENTRY,
     Entry,
+    described,
     described_pools,
     described_rows,
     described_window,
     integers,
+    levels_from,
+    powers_from,
     state_of,
+    table,
 )
 from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.grammar.table import TokenTable
 from jaxinfer.notation import Params
 from jaxinfer.parallel.held import HeldPartitioner
+from jaxinfer.parallel.host_parts import along
 from jaxinfer.sampling.arrays import NO_TOKEN, SamplingArrays, sampling_arrays
 from jaxinfer.sampling.params import SamplingParams
 
 # Chunks are padded to powers of two from here on.
 _LEAST_CHUNK = 16
-# Tables and whole prompts are padded to this many slots, or 4 times as many, or 16 times: few programs, for which a
-# step looks at no more than 4 times the slots that are there.
-_LEAST_SLOTS = 256
 
 
 UNDRAFTED = Undrafted()
@@ -98,6 +100,7 @@ class Device:
     ) -> None:
         self._chunk, self._rounds_up = chunk, rounds_up
         self._programs, self._params, self.strategy = programs, params, strategy
+        self._partitioner = HeldPartitioner(programs.partitioner.mesh)
         self._num_rows, self._page_size, self._num_pages = num_rows, page_size, num_pages
         self._num_slots = slots_for(num_slots)
         self._columns = -(-num_slots // page_size)
@@ -120,9 +123,7 @@ class Device:
         config, backend = self._programs.decoder.config, self._programs.decoder.backend
         pools = described_pools(config, backend, self._num_pages, self._page_size, self.strategy.features)
         held = pools, self._described(self._num_rows)
-        made = self._programs.partitioner.create(
-            lambda: jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), held)
-        )
+        made = self._partitioner.create(lambda: jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), held))
         self._pools: Pools = made[0]
         self._rows: Rows = made[1]
         self._held_shapes = self._placed(described((self._pools, self._rows)))
@@ -207,12 +208,12 @@ class Device:
             self._rows,
             np.int32(slot),
             table([pages], columns),
-            self._state_of(entry),
+            self._partitioner.from_host(self._state_of(entry)),
             hidden_1D,
             np.bool_(entry.draws),
         )
         self._pools, self._rows, report = self._run(self._shaped_enter(num_tokens, columns), *arguments)
-        return jax.device_get(report)
+        return self._partitioner.to_host(report)
 
     def start_drafting(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Begin a row's drafts anew, after windows without; it has so many tokens."""
@@ -269,7 +270,11 @@ class Device:
 
     def read(self, report: Any) -> Any:
         """Wait for a window and return its report on the host."""
-        return jax.device_get(report)
+        return self._partitioner.to_host(report)
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """Tell the strategy of an answer that has ended."""
+        self.strategy.learn(answer)
 
     def save(self, slot: int, pages: Sequence[int]) -> Saved:
         """Copy a sequence's pages and row to the host."""
@@ -280,24 +285,30 @@ class Device:
         content = self._programs.run(
             ("read_pages", *self._pool_size), read_pages, (), self._pools, self._padded(pages, 0)
         )
-        return jax.tree.map(lambda array: array[:, : len(pages)], jax.device_get(content))
+        return jax.tree.map(
+            lambda array: along(1, lambda part: part[:, : len(pages)], array), self._partitioner.to_host(content)
+        )
 
     def read_row(self, slot: int) -> Rows:
         """Copy what the device holds of a row to the host."""
         name, function = ("read_row", *self._row_sizes), partial(read_row, self._axes)
-        return jax.device_get(self._programs.run(name, function, (), self._rows, np.int32(slot)))
+        return self._partitioner.to_host(self._programs.run(name, function, (), self._rows, np.int32(slot)))
 
     def restore(self, slot: int, pages: Sequence[int], saved: Saved) -> None:
         """Put what `save` returned on other pages and into a row; there may be more pages than before."""
         places = self._padded(pages, self._num_pages)
-        size = len(places)
 
-        def padded(array: Any) -> Any:
-            return np.pad(array, ((0, 0), (0, size - array.shape[1]), (0, 0), (0, 0)))
+        def padded(part: np.ndarray) -> np.ndarray:
+            return np.pad(part, ((0, 0), (0, len(places) - part.shape[1]), (0, 0), (0, 0)))
 
-        content = jax.tree.map(padded, saved.pages)
+        content = jax.tree.map(partial(along, 1, padded), saved.pages)
         self._pools = self._programs.run(
-            ("write_pages", *self._pool_size), write_pages, (0,), self._pools, places, content
+            ("write_pages", *self._pool_size),
+            write_pages,
+            (0,),
+            self._pools,
+            places,
+            self._partitioner.to_devices(content),
         )
         self.write_row(slot, saved.row)
 
@@ -305,6 +316,7 @@ class Device:
         """Put what `read_row` returned into a row."""
         # Others may have needed longer lists since.
         row = row._replace(state=row.state._replace(sampling=widened(row.state.sampling, self._widths)))
+        row = self._partitioner.to_devices(row)
         function = partial(write_row, self._axes)
         self._rows = self._programs.run(
             ("write_row", *self._row_sizes), function, (0,), self._rows, np.int32(slot), row
@@ -371,23 +383,22 @@ class Device:
 
     def _placed(self, described: Any) -> Any:
         """Describe what programs return where it is on a mesh."""
-        partitioner = self._programs.partitioner
-        return partitioner.placed(described) if isinstance(partitioner, HeldPartitioner) else described
+        return self._partitioner.placed(described)
 
     def _window_shapes(self, num_rows: int, num_pages: int) -> list[tuple[int, int]]:
         return list(product(self._sizes(num_rows), self._columns_from(num_pages)))
 
     def _chunks(self, count: int) -> list[int]:
         """Return the sizes of chunks that hold so many tokens."""
-        return _powers(max(_LEAST_CHUNK, count), max(_LEAST_CHUNK, self._chunk))
+        return powers_from(max(_LEAST_CHUNK, count), max(_LEAST_CHUNK, self._chunk))
 
     def _sizes(self, count: int) -> list[int]:
         """Return the numbers of rows that a window of so many may have."""
-        return _powers(count, self._num_rows)
+        return powers_from(count, self._num_rows)
 
     def _texts(self, count: int) -> list[int]:
         """Return the numbers of tokens that a text of so many may be padded to."""
-        return _levels(count, self._num_slots)
+        return levels_from(count, self._num_slots)
 
     def _texts_within(self, columns: int) -> list[int]:
         """Return those that a text on so many pages may be padded to."""
@@ -395,7 +406,7 @@ class Device:
 
     def _columns_from(self, count: int) -> list[int]:
         """Return the widths of tables that hold so many pages."""
-        levels = _levels(count * self._page_size, self._columns * self._page_size)
+        levels = levels_from(count * self._page_size, self._columns * self._page_size)
         return [-(-level // self._page_size) for level in levels]
 
     def _padded(self, pages: Sequence[int], fill: int) -> np.ndarray:
@@ -446,7 +457,7 @@ def widened(arrays: SamplingArrays, widths: tuple[int, ...]) -> SamplingArrays:
     def padded(array: Any, *width_and_fill: int | float) -> Any:
         *width, fill = width_and_fill
         pads = [(0, 0), *((0, new - old) for new, old in zip(width, array.shape[1:], strict=True))]
-        return jnp.pad(array, pads, constant_values=fill)
+        return (np if isinstance(array, np.ndarray) else jnp).pad(array, pads, constant_values=fill)
 
     if _widths(arrays) == widths:
         return arrays
@@ -458,37 +469,3 @@ def widened(arrays: SamplingArrays, widths: tuple[int, ...]) -> SamplingArrays:
         grammar_classes_BV=padded(arrays.grammar_classes_BV, vocab_size, 0),
         grammar_only_BN=padded(arrays.grammar_only_BN, num_states, NO_TOKEN),
     )
-
-
-def _levels(count: int, most: int) -> list[int]:
-    """Return what so many slots may be padded to: `_LEAST_SLOTS` times a power of 4, or the most there is."""
-    level = _LEAST_SLOTS
-    while level < count:
-        level *= 4
-    levels = []
-    while level < most:
-        levels.append(level)
-        level *= 4
-    return [*levels, most]
-
-
-def _powers(count: int, most: int) -> list[int]:
-    """Return the powers of two from a count on, up to the most there is."""
-    power, powers = 1 << (count - 1).bit_length(), []
-    while power < most:
-        powers.append(power)
-        power *= 2
-    return [*powers, most]
-
-
-def table(pages: Sequence[Sequence[int]], columns: int) -> np.ndarray:
-    """Return rows' pages as programs take them, of so many columns; page 0 where a row has none."""
-    table_BX = np.zeros((len(pages), columns), np.int32)
-    for row, held in enumerate(pages):
-        table_BX[row, : len(held)] = held
-    return table_BX
-
-
-def described(tree: Any) -> Any:
-    """Describe arrays."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

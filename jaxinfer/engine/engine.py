@@ -36,7 +36,8 @@ class Engine:
 
     A request's tokens and log-probabilities are those of `LanguageModel.generate` with the same strategy, whatever else
     runs. Use it as a context: leaving it waits for all requests, or cancels them if an exception leaves it. The groups
-    of devices of a mesh's axis ``data`` have pages and a thread each, and a request is one group's.
+    of devices of a mesh's axis ``data`` have pages and a thread each, and a request is one group's. Of the processes
+    that share a group, the first ``leads`` and takes requests; the others follow it.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Engine:
         self.config = config
         self._max_len, self._tokenizer, self._make_requests = max_len, tokenizer, make_requests
         self._eos_token_ids, self._on_close = tuple(eos_token_ids), on_close
-        cores = make_cores(groups, config, max_len=max_len, eos_token_ids=eos_token_ids, clock=time.monotonic)
+        cores, self._followers = make_cores(
+            groups, config, max_len=max_len, eos_token_ids=eos_token_ids, clock=time.monotonic
+        )
         self._numbers, self._names = itertools.count(), itertools.count()
         self._taking = threading.Lock()
         self._num_open = len(cores)
@@ -87,6 +90,7 @@ class Engine:
         engine's thread, and must be quick: it must not wait for a result. Raises `EngineBusy` if too many requests
         wait, `EngineClosed` after `close`, and InvalidOption for what can never be served.
         """
+        self._check_leads()
         check_options(priority=priority, timeout=timeout, cache_salt=cache_salt, drafts=drafts, callback=callback)
         texts = self._make_requests([prompt], max_new_tokens, sampling, adapter)
         tokenizer = self._tokenizer()
@@ -121,6 +125,7 @@ class Engine:
 
         It serves requests with the same ``cache_salt`` and ``adapter``.
         """
+        self._check_leads()
         self._check_may_wait("prefix")
         if self.config.prefix_cache == "off":
             raise InvalidOption("prefix: the engine's prefix cache is off")
@@ -161,16 +166,24 @@ class Engine:
         """Compile, or read, every program before the first request comes, the largest ones first.
 
         Without it a request waits for the largest programs only, and smaller ones come in the background. ``progress``
-        gets how many programs are done, and of how many. Requests are served meanwhile.
+        gets how many programs are done, and of how many. Requests are served meanwhile. A process that follows
+        others compiles as they do, and returns at once.
         """
         self._check_may_wait("warm_up")
         self._check_open()
-        warm_up([group.core for group in self._groups], progress)
+        if self.leads:
+            warm_up([group.core for group in self._groups], progress)
 
     @property
     def longest_text(self) -> int:
         """The most tokens, prompt and output, that a request can reach now: of the context, and of the pages."""
+        self._check_leads()
         return min(self._max_len, max(group.core.scheduler.held.longest_text() for group in self._groups))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process takes requests; else it follows others, until they have closed their engines."""
+        return bool(self._groups)
 
     @property
     def is_open(self) -> bool:
@@ -178,14 +191,21 @@ class Engine:
         return all(group.is_open for group in self._groups)
 
     def metrics(self) -> EngineMetrics:
-        """Return what the engine is like now."""
+        """Return what the engine is like now, of the groups of devices that this process leads."""
         return total([group.core.metrics() for group in self._groups])
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more requests and wait for those that run and wait, or ``cancel`` them; twice does nothing more."""
+        """Take no more requests and wait for those that run and wait, or ``cancel`` them; twice does nothing more.
+
+        Where it follows other processes, wait until they have closed their engines, too. Raises EngineError if it could
+        not follow them.
+        """
         self._check_may_wait("close")
         self._end(cancel)
         atexit.unregister(self._at_exit)
+        for follower in self._followers:
+            if follower.failure is not None:
+                raise EngineError(f"process {follower.leader} could not be followed: {follower.failure}")
 
     def __enter__(self) -> "Engine":
         return self
@@ -193,6 +213,9 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            for follower in self._followers:
+                follower.abandon()
         self.close(cancel=error is not None)
 
     def _end(self, cancel: bool) -> None:
@@ -200,6 +223,10 @@ class Engine:
             group.close(cancel=cancel)
         for group in self._groups:
             group.thread.join()
+        for follower in self._followers:
+            follower.thread.join()
+        if not self.leads:
+            self._on_close()
 
     def _cancel(self, request: EngineRequest) -> None:
         for group in self._groups:
@@ -221,6 +248,11 @@ class Engine:
         if not fitting:
             raise refusals[0]
         return fitting
+
+    def _check_leads(self) -> None:
+        if not self.leads:
+            leaders = ", ".join(str(follower.leader) for follower in self._followers)
+            raise EngineError(f"this process follows process {leaders}, which takes the requests: submit them there")
 
     def _check_open(self) -> None:
         for group in self._groups:

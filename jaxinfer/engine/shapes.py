@@ -24,6 +24,10 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.params import SamplingParams
 
+# Tables and whole prompts are padded to this many slots, or 4 times as many, or 16 times: few programs, for which a
+# step looks at no more than 4 times the slots that are there.
+_LEAST_SLOTS = 256
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -98,3 +102,37 @@ def described_window(rows: int, columns: int) -> tuple[Any, ...]:
 def integers(*shape: int) -> jax.ShapeDtypeStruct:
     """Describe an array of int32."""
     return jax.ShapeDtypeStruct(shape, np.int32)
+
+
+def levels_from(count: int, most: int) -> list[int]:
+    """Return what so many slots may be padded to: `_LEAST_SLOTS` times a power of 4, or the most there is."""
+    level = _LEAST_SLOTS
+    while level < count:
+        level *= 4
+    levels = []
+    while level < most:
+        levels.append(level)
+        level *= 4
+    return [*levels, most]
+
+
+def powers_from(count: int, most: int) -> list[int]:
+    """Return the powers of two from a count on, up to the most there is."""
+    power, powers = 1 << (count - 1).bit_length(), []
+    while power < most:
+        powers.append(power)
+        power *= 2
+    return [*powers, most]
+
+
+def table(pages: Sequence[Sequence[int]], columns: int) -> np.ndarray:
+    """Return rows' pages as programs take them, of so many columns; page 0 where a row has none."""
+    table_BX = np.zeros((len(pages), columns), np.int32)
+    for row, held in enumerate(pages):
+        table_BX[row, : len(held)] = held
+    return table_BX
+
+
+def described(tree: Any) -> Any:
+    """Describe arrays."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

@@ -19,20 +19,27 @@ def data_groups(mesh: Mesh) -> tuple[Mesh, ...]:
 
 
 def own_groups(partitioner: Partitioner) -> tuple[Partitioner, ...]:
-    """Return the partitioner of each group of this process's devices; the one given, if there is but one group.
+    """Return the partitioner of each group that has devices of this process; the one given, if there is but one.
 
-    Raises InvalidOption if no group is whole in this process.
+    Raises InvalidOption if there is none.
     """
     mesh = partitioner.mesh
     if mesh is None:
         return (partitioner,)
-    own = [group for group in data_groups(mesh) if not group.is_multi_process]
+    own = [group for group in data_groups(mesh) if jax.process_index() in processes_of(group)]
     if not own:
-        raise InvalidOption(
-            "an engine's groups of devices are each of one process, and here none is: let data split the mesh over "
-            "the processes, or load the model on this process's devices"
-        )
+        raise InvalidOption("no device of this process is in the model's mesh: an engine runs in those that have some")
     return (partitioner,) if own[0] is mesh else tuple(map(Partitioner, own))
+
+
+def processes_of(mesh: Mesh) -> tuple[int, ...]:
+    """Return the numbers of the processes that a mesh's devices are of; the first of them leads."""
+    return tuple(dict.fromkeys(device.process_index for device in mesh.devices.flat))
+
+
+def is_led_here(partitioner: Partitioner) -> bool:
+    """Whether this process leads a group of devices: it is the only one, or the first."""
+    return partitioner.mesh is None or processes_of(partitioner.mesh)[0] == jax.process_index()
 
 
 def held_by(partitioner: Partitioner, tree: Any) -> Any:

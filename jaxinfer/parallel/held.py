@@ -9,12 +9,14 @@ from functools import wraps
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.cache.interface import Cache
 from jaxinfer.cache.paged import Pool
 from jaxinfer.errors import InvalidOption
 from jaxinfer.notation import DATA, EXPERT, TENSOR
+from jaxinfer.parallel.host_parts import HostParts, to_host
 from jaxinfer.parallel.partitioner import Partitioner
 
 # The axes of meshes that engines run on.
@@ -64,6 +66,19 @@ class HeldPartitioner(Partitioner):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree.map(described, tree, self._placements(tree))
+
+    def to_host(self, tree: Any) -> Any:
+        """Copy results to the host; of arrays that are split over processes, each process its own `HostParts`."""
+        return jax.device_get(tree) if not self.is_multi_process else jax.tree.map(to_host, tree)
+
+    def to_devices(self, tree: Any) -> Any:
+        """Make whole arrays of what `to_host` returned where that is in parts."""
+        return jax.tree.map(lambda leaf: leaf.on_devices() if isinstance(leaf, HostParts) else leaf, tree)
+
+    def from_host(self, tree: Any) -> Any:
+        """Return arrays of this host, the same ones in every process, as programs take them."""
+        # JAX would take an array of one device for this process's alone.
+        return jax.tree.map(np.asarray, tree) if self.is_multi_process else tree
 
     def _placements(self, tree: Any) -> Any:
         assert self.mesh is not None

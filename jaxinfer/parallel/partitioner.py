@@ -87,6 +87,11 @@ class Partitioner:
         """The number of devices in all."""
         return 1 if self.mesh is None else self.mesh.size
 
+    @property
+    def is_multi_process(self) -> bool:
+        """Whether its devices are those of several processes."""
+        return self.mesh is not None and self.mesh.is_multi_process
+
     def num_rows(self, at_least: int) -> int:
         """Return the smallest number of rows that splits evenly and is at least ``at_least``."""
         return -(-at_least // self.data) * self.data
@@ -160,7 +165,7 @@ class Partitioner:
 
     def fetch(self, tree: Any) -> Any:
         """Return whole arrays on the host, in every process; all processes must call this at the same point."""
-        if self.mesh is None or not self.mesh.is_multi_process:
+        if not self.is_multi_process:
             return jax.device_get(tree)
         return multihost_utils.process_allgather(tree, tiled=True)
 

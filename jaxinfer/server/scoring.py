@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from jaxinfer.errors import EngineBusy, RequestTimedOut
+from jaxinfer.errors import EngineBusy, InvalidOption, RequestTimedOut
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.notation import Float
 from jaxinfer.server.api.alternatives import Alternative, Scored, Spelling
@@ -50,6 +50,9 @@ class Scorer:
             return [await self._run(partial(embed_text, self._lm, ids, adapter)) for ids in texts]
 
     async def _run(self, work: Callable[[], Result]) -> Result:
+        if self._lm.programs.partitioner.is_multi_process:
+            # The other processes run what the engine runs, and in its order.
+            raise InvalidOption("a model on several processes scores and embeds no texts: ask for its answers alone")
         if self._waiting >= self._most_waiting:
             raise EngineBusy(f"{self._most_waiting} texts wait to be scored already: try again later")
         self._waiting += 1

@@ -120,7 +120,8 @@ class Served:
     def warm(self) -> None:
         """Compute a prompt of more than a chunk and a few tokens: the largest programs, which all others wait for.
 
-        Smaller ones are compiled in the background, once requests ask for them.
+        Smaller ones are compiled in the background, once requests ask for them; on several processes all of them, for
+        there a request waits for the one that fits it.
         """
         config, most = self.engine.config, self.engine.longest_text // 2
         request = self.engine.submit(
@@ -131,3 +132,9 @@ class Served:
         )
         request.result()
         self.is_warm = True
+        if self.lm.programs.partitioner.is_multi_process:
+            self.engine.warm_up(self._check_not_draining)
+
+    def _check_not_draining(self, done: int, total: int) -> None:
+        if self.is_draining:
+            raise RequestCancelled("the server ends before all programs are compiled")

@@ -1,9 +1,10 @@
 """Runs an engine's core step by step: requests arrive, are cancelled and end at steps that a test names."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.batch import Request
@@ -60,6 +61,7 @@ class Harness:
         strategy: Strategy,
         config: EngineConfig = SMALL,
         eos_token_ids: Sequence[int] = (),
+        tell: Callable[[Any], None] | None = None,
     ) -> None:
         self.now, self.numbers, self.restored, self.config = 0, itertools.count(), 0, config
         self.eos_token_ids = tuple(eos_token_ids)
@@ -75,6 +77,7 @@ class Harness:
             max_len=lm.max_len,
             eos_token_ids=eos_token_ids,
             clock=lambda: float(self.now),
+            tell=tell,
         )
 
         if self.core._pace is not None:

@@ -276,7 +276,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "an engine's answers are not learnt from",
         "jaxinfer/engine/core.py",
-        "self._device.strategy.learn(sequence.tokens[sequence.prompt_length :])",
+        "self._device.learn(sequence.tokens[sequence.prompt_length :])",
         "pass",
         f"{_OF_STRATEGIES}/test_suffix.py::test_a_request_that_comes_again_is_drafted_from_its_answer[True]",
     ),

@@ -9,7 +9,37 @@ _TOKENS, _BITS = f"{_ON_DEVICES}/test_tokens.py", f"{_ON_DEVICES}/test_bits.py"
 _FEW_BITS = f"{_ON_DEVICES}/test_few_bits.py"
 _LOGITS = f"{_ON_DEVICES}/test_logits.py::test_logits_are_those_of_one_device"
 
+_MESSAGES, _OF_MESSAGES = "jaxinfer/parallel/messages.py", "tests/parallel/test_messages.py"
+
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "messages are kept for ever",
+        _MESSAGES,
+        '        self._service.key_value_delete(f"{self._name}/{block}/")\n',
+        "",
+        f"{_OF_MESSAGES}::test_messages_arrive_in_order_and_are_forgotten_once_all_have_them",
+    ),
+    Fault(
+        "messages are forgotten before all have them",
+        _MESSAGES,
+        "        for process in self._receivers:\n",
+        "        for process in ():\n",
+        f"{_OF_MESSAGES}::test_whoever_is_hundreds_of_messages_behind_is_waited_for",
+    ),
+    Fault(
+        "of a long message the first part arrives",
+        _MESSAGES,
+        'for number in range(1, int.from_bytes(first[:4], "big")):',
+        "for number in ():",
+        f"{_OF_MESSAGES}::test_a_message_of_many_bytes_arrives_whole",
+    ),
+    Fault(
+        "parts of an array that change their length keep the old shape",
+        "jaxinfer/parallel/host_parts.py",
+        "parts[0].shape[axis]",
+        "array.shape[axis]",
+        f"{_OF_MESSAGES}::test_parts_of_an_array_change_their_length_and_come_back",
+    ),
     Fault(
         "key/value heads are not split",
         "jaxinfer/ops/logical_axes.py",

@@ -17,6 +17,13 @@ _LOG, _SCORING, _RATES, _EMBEDDINGS = (
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "a process that follows ends at the first signal",
+        "jaxinfer/server/following.py",
+        "        if signalled.is_set():",
+        "        if True:",
+        "tests/server/test_following.py",
+    ),
+    Fault(
         "a field that nobody knows is ignored",
         f"{_API}/fields.py",
         "            if field not in self._taken:",

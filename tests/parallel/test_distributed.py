@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -64,24 +66,35 @@ ENGINES = """
 import json, sys
 import jaxinfer
 from jaxinfer import SamplingParams, distributed
-from jaxinfer.errors import InvalidOption
+from jaxinfer.errors import EngineError
 folder, coordinator, process_id, prompts = sys.argv[1:]
 distributed.initialize(coordinator, 2, int(process_id))
 sampling = SamplingParams(temperature=0.8, seed=3)
-try:
-    jaxinfer.load(folder, dtype="float32", mesh="tensor=4").engine()
-except InvalidOption as error:
-    refused = str(error)
+
+def serve(engine, prompts, count):
+    requests = [engine.submit(prompt, max_new_tokens=count, sampling=sampling) for prompt in prompts]
+    return [request.result().tokens for request in requests]
+
+lm = jaxinfer.load(folder, dtype="float32", mesh="tensor=4")
+led = refused = preemptions = None
+with lm.engine(max_rows=2, pages=8, page_size=8) as engine:
+    if engine.leads:
+        led, preemptions = serve(engine, json.loads(prompts), 24), engine.metrics().preemptions
+    else:
+        try:
+            engine.submit("a")
+        except EngineError as error:
+            refused = str(error)
 lm = jaxinfer.load(folder, dtype="float32", mesh="data=2,tensor=2")
 with lm.engine(max_rows=2, pages=20, page_size=16) as engine:
-    requests = [engine.submit(prompt, max_new_tokens=8, sampling=sampling) for prompt in json.loads(prompts)]
-    print(json.dumps({"tokens": [request.result().tokens for request in requests], "refused": refused}))
+    own = serve(engine, json.loads(prompts), 8)
+print(json.dumps({"led": led, "refused": refused, "preemptions": preemptions, "own": own}))
 """
 
 
 @pytest.mark.slow
-def test_each_process_has_an_engine_on_its_own_groups_of_devices(folder):
-    """Process 1 serves one prompt more, and nobody waits for it."""
+def test_processes_share_an_engine_or_each_has_one_on_its_own_groups_of_devices(folder):
+    """The first process leads where they share one; else process 1 serves one prompt more, and nobody waits for it."""
     given, address = [PROMPTS[:2], PROMPTS], f"127.0.0.1:{free_port()}"
     processes = [
         subprocess.Popen(
@@ -96,12 +109,53 @@ def test_each_process_has_an_engine_on_its_own_groups_of_devices(folder):
     said = [process.communicate(timeout=600) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     sampling = SamplingParams(temperature=0.8, seed=3)
-    expected = jaxinfer.load(folder, dtype="float32").generate(PROMPTS, max_new_tokens=8, sampling=sampling)
-    for (out, _), prompts in zip(said, given):
-        # Before it, JAX's own lines about who is connected.
-        found = json.loads(out.splitlines()[-1])
-        assert found["tokens"] == [list(result.tokens) for result in expected[: len(prompts)]]
-        assert "each of one process, and here none is" in found["refused"]
+    results = jaxinfer.load(folder, dtype="float32").generate(PROMPTS, max_new_tokens=24, sampling=sampling)
+    expected = [list(result.tokens) for result in results]
+    # Before it, JAX's own lines about who is connected.
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in said)
+    assert first["led"] == expected[:2]
+    assert [*first["own"], *second["own"]] == [tokens[:8] for tokens in (*expected[:2], *expected)]
+    # Its pages hold little more than one text: what made room was kept in parts.
+    assert first["preemptions"] > 0
+    assert "submit them there" in second["refused"]
+
+
+@pytest.mark.slow
+def test_a_server_of_two_processes_answers_and_ends_both(folder):
+    port = free_port()
+    options = ["--model", str(folder), "--mesh", "tensor=4", "--port", "0", "--max-rows", "1", "--pages", "40"]
+    processes = [start(["serve", *options, "--name", "toy"], port, index) for index in range(2)]
+    stderr = processes[0].stderr
+    assert stderr is not None
+    try:
+        address = next(line.split()[-1] for line in iter(stderr.readline, "") if line.startswith("toy on "))
+        body = {"model": "toy", "prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
+        answer, refused = (
+            post(f"{address}/v1/{path}", given)
+            for path, given in (
+                ("completions", {**body, "return_token_ids": True}),
+                ("embeddings", {"model": "toy", "input": "a"}),
+            )
+        )
+        processes[0].terminate()
+        assert [process.wait(120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    (expected,) = jaxinfer.load(folder, dtype="float32").generate([PROMPTS[0]], max_new_tokens=8)
+    assert answer["choices"][0]["token_ids"] == list(expected.tokens)
+    assert "several processes" in refused["error"]["message"]
+
+
+def post(url, body):
+    """Return a server's answer to a request, an error's too."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        return json.load(error)
 
 
 @pytest.mark.slow

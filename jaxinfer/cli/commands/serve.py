@@ -5,11 +5,11 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
 from jaxinfer.cli.arguments import add_adapter_argument, add_model_arguments, positive_number, whole_number
+from jaxinfer.cli.processes import add_process_arguments, check_processes, error_stream
 from jaxinfer.engine.config import Drafting, EngineConfig, Preemption, PrefixCache
 from jaxinfer.errors import InvalidOption
 
@@ -88,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     log.add_argument("--log-text", action="store_true", help="write their texts there, too")
     add_model_arguments(parser)
     add_adapter_argument(parser, is_many=True)
+    add_process_arguments(parser)
     _add_engine_arguments(parser)
 
 
@@ -99,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.log_text and options.log is None:
         raise InvalidOption("--log-text is for a log: give --log FILE")
+    check_processes(options)
     if options.log is not None and options.adapter:
         raise InvalidOption("--log cannot tell one adapter's weights from another's: serve without --adapter")
     keys = read_keys(options.api_key, options.api_key_file)
@@ -107,6 +109,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.cli.loading import load_model
     from jaxinfer.decoding.registry import parse_strategy
     from jaxinfer.model_loading import DEFAULT_MODEL
+    from jaxinfer.server.following import follow
     from jaxinfer.server.http.hosts import is_loopback
     from jaxinfer.server.log.writer import RequestLog
     from jaxinfer.server.options import ServerOptions
@@ -137,16 +140,29 @@ def run(options: argparse.Namespace) -> int:
         tokens_per_minute=options.max_tokens_per_minute,
         tool_format=options.tool_format,
     )
-    opened_log = contextlib.nullcontext() if options.log is None else contextlib.closing(RequestLog(options.log))
-    with opened_log as log, listen(options.host, options.port) as listener:
+    with contextlib.ExitStack() as stack:
+        # An address that is taken is told before the model is loaded. Of several processes, those that lead listen.
+        listener = None if options.distributed else stack.enter_context(listen(options.host, options.port))
+        log = None
+        if options.log is not None and not options.distributed:
+            log = stack.enter_context(contextlib.closing(RequestLog(options.log)))
         lm = load_model(options)
         lm.tokenizer  # noqa: B018 - raises what is wrong with it
         if template is not None:
             use_chat_template(lm.tokenizer, template)
-        if log is not None and options.log_text:
-            log.decode = lm.tokenizer.decode
+        # Answers name the weights; all processes have a part of these.
+        lm.fingerprint  # noqa: B018
         engine = lm.engine(config, strategy=options.strategy)
         try:
+            if not engine.leads:
+                follow(engine)
+                return 0
+            if listener is None:
+                listener = stack.enter_context(listen(options.host, options.port))
+            if options.log is not None and log is None:
+                log = stack.enter_context(contextlib.closing(RequestLog(options.log)))
+            if log is not None and options.log_text:
+                log.decode = lm.tokenizer.decode
             served = Served(lm, engine, server_options, options.strategy, log)
             logging.basicConfig(level=logging.WARNING)
             if not keys.are_needed and not is_local:
@@ -185,4 +201,5 @@ def _port(text: str) -> int:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    # Whoever serves says so, not the first process alone.
+    print(line, file=error_stream(), flush=True)

@@ -76,6 +76,10 @@ class Suffix(Strategy):
         return NUM_KINDS if self.answers is None else 2 * NUM_KINDS
 
     @property
+    def keeps_file(self) -> bool:
+        return bool(self.file)
+
+    @property
     def parameters(self) -> Any:
         return () if self.answers is None else self.answers.tokens_N
 

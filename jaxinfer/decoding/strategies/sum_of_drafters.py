@@ -129,6 +129,10 @@ class SumOfDrafters(Strategy):
         depth = max(part.max_depth for part in parts)
         return replace(asked, parts=tuple(part.in_sum(depth) for part in parts))
 
+    @property
+    def keeps_file(self) -> bool:
+        return any(part.keeps_file for part in self.parts)
+
     def learn(self, answer: Sequence[int]) -> None:
         for part in self.parts:
             part.learn(answer)

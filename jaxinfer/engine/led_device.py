@@ -1,0 +1,259 @@
+"""A device of several processes: the one that leads decides what runs, and the others run the same after it.
+
+JAX asks that all processes of a mesh run the same programs in the same order. The leader has the engine. Each call of
+its `Device` is told to the followers first (`jaxinfer.parallel.messages`), which make the same call of their own. What
+a call copies to the host stays where it was copied, each process its own part, under a number that all know.
+"""
+
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from jaxinfer.decoding.strategy import Strategy
+from jaxinfer.engine.device import Device, Saved
+from jaxinfer.engine.programs import Rows
+from jaxinfer.engine.shapes import Entry
+from jaxinfer.errors import EngineClosed
+
+# How often a follower that nobody tells anything looks whether it is to stop, in seconds.
+_LOOK_SECONDS = 0.5
+_END = "end"
+
+
+class Call(NamedTuple):
+    """A call of a device; saved content with the ``forgotten`` numbers is needed no more."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    forgotten: tuple[int, ...] = ()
+
+
+class Numbered:
+    """Content that each process has a part of, under a number."""
+
+    def __init__(self, number: int, content: Any) -> None:
+        self.number, self.content = number, content
+
+
+class LedDevice:
+    """Does what a `Device` does, and has the followers do it; ``tell`` sends them a message.
+
+    Saved content cannot be read here, for a process has but a part of it.
+    """
+
+    def __init__(self, device: Device, tell: Callable[[Any], None]) -> None:
+        self._device, self._tell = device, tell
+        self._numbers = itertools.count()
+        self._forgotten: list[int] = []
+        # A call and its message are one: a thread that warms up must not come between.
+        self._lock = threading.Lock()
+
+    @property
+    def strategy(self) -> Strategy:
+        """How rows are decoded."""
+        return self._device.strategy
+
+    @property
+    def strategies(self) -> dict[int, Strategy]:
+        """See `Device`."""
+        return self._device.strategies
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there are drafts."""
+        return self._device.drafts
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the text is the same without drafts."""
+        return self._device.may_rest
+
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds that calls have waited for programs here."""
+        return self._device.compile_seconds
+
+    @property
+    def compilations(self) -> int:
+        """How many programs were compiled here."""
+        return self._device.compilations
+
+    def ready_nodes(self, num_rows: int, num_pages: int) -> list[int]:
+        """See `Device.ready_nodes`."""
+        return self._device.ready_nodes(num_rows, num_pages)
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile all programs, at the same time as the followers do."""
+        self._say("warm_up")
+        self._device.warm_up(progress)
+
+    def reset(self) -> None:
+        """See `Device.reset`."""
+        self._say("reset")
+        self._device.reset()
+
+    def drop(self) -> None:
+        """Let go of pools and rows, and let the followers end."""
+        self._say(_END)
+        self._device.drop()
+
+    def compute(
+        self, tokens: Sequence[int], start: int, pages: Sequence[int], context_length: int, adapter: int = 0
+    ) -> Any:
+        """See `Device.compute`; only `enter` takes what it returns, before the next call."""
+        arguments = list(tokens), start, list(pages), context_length, adapter
+        self._say("compute", *arguments)
+        return self._device.compute(*arguments)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """See `Device.copy_page`."""
+        self._say("copy_page", source, target)
+        self._device.copy_page(source, target)
+
+    def enter(self, slot: int, pages: Sequence[Any], hidden_1D: Any, entry: Entry) -> Any:
+        """See `Device.enter`."""
+        self._say("enter", slot, pages, entry)
+        return self._device.enter(slot, pages, hidden_1D, entry)
+
+    def start_drafting(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """See `Device.start_drafting`."""
+        self._say("start_drafting", slot, pages, num_tokens)
+        self._device.start_drafting(slot, pages, num_tokens)
+
+    def start(
+        self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, nodes: int | None = None
+    ) -> Any:
+        """See `Device.start`."""
+        self._say("start", slots, pages, max_steps, nodes)
+        return self._device.start(slots, pages, max_steps, nodes)
+
+    def read(self, report: Any) -> Any:
+        """See `Device.read`: every process has all of a report."""
+        return self._device.read(report)
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """See `Device.learn`."""
+        self._say("learn", list(answer))
+        self._device.learn(answer)
+
+    def save(self, slot: int, pages: Sequence[int]) -> Saved:
+        """See `Device.save`; the content is numbered."""
+        return Saved(self.save_pages(pages), self._numbered("save_row", slot, self._device.read_row))
+
+    def save_pages(self, pages: Sequence[int]) -> Numbered:
+        """See `Device.save_pages`; the content is numbered."""
+        return self._numbered("save_pages", pages, self._device.save_pages)
+
+    def read_row(self, slot: int) -> Rows:
+        """See `Device.read_row`: of strategies whose rows are on all devices."""
+        self._say("read_row", slot)
+        return self._device.read_row(slot)
+
+    def restore(self, slot: int, pages: Sequence[int], saved: Saved) -> None:
+        """See `Device.restore`; the row is numbered, or one that `read_row` returned."""
+        row = saved.row
+        self._say("restore", slot, pages, saved.pages.number, row.number if isinstance(row, Numbered) else row)
+        self._device.restore(slot, pages, Saved(saved.pages.content, row.content if isinstance(row, Numbered) else row))
+
+    def write_row(self, slot: int, row: Rows) -> None:
+        """See `Device.write_row`."""
+        self._say("write_row", slot, row)
+        self._device.write_row(slot, row)
+
+    def _numbered(self, name: str, what: Any, save: Callable[[Any], Any]) -> Numbered:
+        number = next(self._numbers)
+        self._say(name, number, what)
+        numbered = Numbered(number, save(what))
+        weakref.finalize(numbered, self._forgotten.append, number)
+        return numbered
+
+    def _say(self, name: str, *arguments: Any) -> None:
+        with self._lock:
+            # One after the other: more may come meanwhile.
+            forgotten = tuple(self._forgotten.pop() for _ in range(len(self._forgotten)))
+            self._tell(Call(name, arguments, forgotten))
+
+
+class Follower:
+    """Makes the calls that a leader makes, in a thread of its own.
+
+    ``make_device`` makes the device once the leader says how many pages it has; ``receive`` waits so many seconds for
+    the next message. ``leader`` is the number of the process that leads. A call that fails here fails there too, and
+    the leader begins anew; one that fails here alone ends this process, and with it the run.
+    """
+
+    def __init__(self, make_device: Callable[[int], Device], receive: Callable[[float], Any], leader: int = 0) -> None:
+        self._make_device, self._receive, self.leader = make_device, receive, leader
+        self._is_abandoned = self._has_ended = False
+        self._hidden_1D: Any = None
+        self._saved: dict[int, Any] = {}
+        self.failure: Exception | None = None
+        self.thread = threading.Thread(target=self._follow, name="jaxinfer-follower", daemon=True)
+        self.thread.start()
+
+    def abandon(self) -> None:
+        """Follow no longer, whatever the leader does."""
+        self._is_abandoned = True
+
+    def _follow(self) -> None:
+        with ThreadPoolExecutor(1, thread_name_prefix="jaxinfer-compile") as beside:
+            try:
+                num_pages = self._next()
+                if num_pages is None:
+                    return
+                device, failed = self._make_device(num_pages), None
+                while (call := self._next()) is not None and call.name != _END:
+                    if failed is not None and call.name != "reset":
+                        raise failed
+                    try:
+                        self._make(device, call, beside)
+                        failed = None
+                    except Exception as error:
+                        failed = error
+                device.drop()
+            except Exception as error:
+                self.failure = error
+                print(f"error: this process cannot follow the engine: {error}", file=sys.stderr, flush=True)
+            finally:
+                self._has_ended = True
+
+    def _next(self) -> Any:
+        """Return the next message, None if there is to be none."""
+        while not self._is_abandoned:
+            try:
+                return self._receive(_LOOK_SECONDS)
+            except TimeoutError:
+                continue
+        return None
+
+    def _check_goes_on(self, done: int, total: int) -> None:
+        """Leave programs that nobody will run; called between two of them."""
+        if self._has_ended:
+            raise EngineClosed("the engine is closed")
+
+    def _make(self, device: Device, call: Call, beside: ThreadPoolExecutor) -> None:
+        for number in call.forgotten:
+            self._saved.pop(number, None)
+        name, arguments = call.name, call.arguments
+        if name == "warm_up":
+            beside.submit(device.warm_up, self._check_goes_on)
+        elif name == "compute":
+            self._hidden_1D = device.compute(*arguments)
+        elif name == "enter":
+            slot, pages, entry = arguments
+            device.enter(slot, pages, self._hidden_1D, entry)
+        elif name in ("save_pages", "save_row"):
+            number, what = arguments
+            # It only reads: who cannot have the content misses it once it is restored.
+            with suppress(Exception):
+                self._saved[number] = (device.save_pages if name == "save_pages" else device.read_row)(what)
+        elif name == "restore":
+            slot, pages, number, row = arguments
+            device.restore(slot, pages, Saved(self._saved[number], self._saved[row] if isinstance(row, int) else row))
+        else:
+            getattr(device, name)(*arguments)

@@ -1,0 +1,146 @@
+"""Whoever makes the calls that a leader makes holds what it holds, bit for bit.
+
+Leader and follower are in one process here, each with a device of its own; `tests/parallel/test_distributed.py` has two
+processes.
+"""
+
+import gc
+import pickle
+import queue
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer import LanguageModel, SamplingParams
+from jaxinfer.decoding.batch import Request
+from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.engine.led_device import Call, Follower
+from tests.engine.harness import SMALL, Arrival, Harness
+from tests.toys import TINY_LLAMA, float32_backend, random_params
+
+FEW = replace(SMALL, max_rows=2, pages=12)
+ENDLESS = SamplingParams(temperature=1.0, ignore_eos=True)
+
+
+class Followed(Harness):
+    """An engine whose calls a follower makes, too."""
+
+    def __init__(self, lm, strategy):
+        self.messages, self.device = queue.Queue(), None
+        super().__init__(lm, strategy, FEW, tell=lambda message: self.messages.put(pickle.dumps(message)))
+        self.follower = Follower(self.make_device, self.receive)
+
+    def receive(self, seconds):
+        try:
+            message = pickle.loads(self.messages.get(timeout=min(seconds, 0.01)))
+        except queue.Empty:
+            raise TimeoutError from None
+        self.messages.task_done()
+        return message
+
+    def make_device(self, num_pages):
+        own = self.core._device._device
+        self.device = type(own)(
+            self.programs,
+            own._params,
+            self.strategy,
+            num_rows=own._num_rows,
+            num_slots=own._num_slots,
+            num_pages=num_pages,
+            page_size=FEW.page_size,
+            most_steps=FEW.steps_per_look,
+            chunk=FEW.prefill_chunk,
+            eos_token_ids=(),
+        )
+        # Its content is compared after its end.
+        self.device.drop = lambda: None
+        return self.device
+
+    def settle(self):
+        """Wait until the follower has made all calls; return what it holds and what the leader holds."""
+        # What was forgotten is told with the next call.
+        gc.collect()
+        self.core._device.read_row(0)
+        self.messages.join()
+        self.follower.abandon()
+        self.follower.thread.join(30)
+        assert self.follower.failure is None
+        assert not self.follower.thread.is_alive()
+        return [(each._pools, each._rows) for each in (self.device, self.core._device._device)]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend(), max_len=90)
+
+
+def arrivals(count, most=60):
+    return [Arrival(step, Request(list(range(step + 2, step + 22)), most, ENDLESS)) for step in range(count)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "autoregressive",
+        pytest.param("itself", marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("beam:width=2", "suffix:past=64")),
+    ],
+)
+def test_the_follower_holds_what_the_leader_holds(lm, name):
+    """Rows give way and come back with what each side kept of them."""
+    itself = DraftModel(num_draft_tokens=3, config=lm.config, backend=lm.backend, params=lm.params)
+    made = Followed(lm, lm.resolve(itself if name == "itself" else name))
+    made.serve(arrivals(4))
+    assert made.restored > 0 or name not in ("autoregressive", "itself")
+    found, expected = made.settle()
+    assert made.follower._saved == {}
+    for mine, own in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(own))
+
+
+class Told:
+    """A device that notes what it is told, and fails at some of it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            if arguments == ("fails",):
+                raise MemoryError("no room")
+
+        return call
+
+
+def follow(*names):
+    """Return the failure of a follower that is told some calls, and the calls that it made."""
+    told, messages = Told(), [10, *(Call(*name.split()[:1], tuple(name.split()[1:])) for name in names)]
+
+    def receive(seconds):
+        if not messages:
+            raise TimeoutError
+        return messages.pop(0)
+
+    follower = Follower(lambda num_pages: told, receive)
+    while messages and follower.thread.is_alive():
+        follower.thread.join(0.01)
+    follower.abandon()
+    follower.thread.join(10)
+    return follower.failure, told.calls
+
+
+def test_a_call_that_fails_on_both_sides_is_followed_by_a_new_beginning():
+    assert follow("learn fails", "reset", "learn", "end") == (None, ["learn", "reset", "learn", "drop"])
+
+
+def test_a_call_that_fails_here_alone_is_told_and_nothing_runs_after_it(capsys):
+    failure, calls = follow("learn fails", "learn", "end")
+    assert (str(failure), calls) == ("no room", ["learn"])
+    assert "cannot follow the engine: no room" in capsys.readouterr().err
+
+
+def test_what_cannot_be_kept_is_missed_only_once_it_is_wanted():
+    assert follow("read_row", "save_pages 0 fails", "learn", "end")[0] is None
