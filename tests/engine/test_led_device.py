@@ -16,6 +16,7 @@ import pytest
 from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.engine.device import Device
 from jaxinfer.engine.led_device import Call, Follower
 from tests.engine.harness import SMALL, Arrival, Harness
 from tests.toys import TINY_LLAMA, float32_backend, random_params
@@ -100,13 +101,16 @@ def test_the_follower_holds_what_the_leader_holds(lm, name):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(own))
 
 
-class Told:
+class Told(Device):
     """A device that notes what it is told, and fails at some of it."""
 
     def __init__(self):
         self.calls = []
 
-    def __getattr__(self, name):
+    def __getattribute__(self, name):
+        if name == "calls":
+            return object.__getattribute__(self, name)
+
         def call(*arguments):
             self.calls.append(name)
             if arguments == ("fails",):
