@@ -26,13 +26,14 @@ class FileTensors:
 def read_sizes(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     """Read the sizes and the special tokens of a decoder."""
     num_heads = reader.positive_int("attention.head_count")
+    num_layers = reader.positive_int("block_count", most=_MOST_LAYERS)
     return {
         "vocab_size": read_vocab_size(reader),
         "hidden_size": reader.positive_int("embedding_length"),
         "intermediate_size": reader.positive_int("feed_forward_length"),
-        "num_hidden_layers": reader.positive_int("block_count", most=_MOST_LAYERS),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": reader.positive_int("attention.head_count_kv", default=num_heads),
+        "num_key_value_heads": reader.alike("attention.head_count_kv", num_layers, default=num_heads),
         "max_position_embeddings": reader.positive_int("context_length"),
         "tie_word_embeddings": "output.weight" not in tensors.names,
         **read_special_tokens(reader),
@@ -82,6 +83,18 @@ def read_partial_rotary(reader: MetadataReader, head_dim: int) -> tuple[int, flo
     while int(head_dim * share) < dims:
         share = float(np.nextafter(share, 2.0))
     return dims, share
+
+
+def read_rotated_part(reader: MetadataReader, head_dim: int) -> dict[str, Any]:
+    """Read the rotary positions of a head of which a part may rotate."""
+    rotary_dim, share = read_partial_rotary(reader, head_dim)
+    theta = reader.positive_float("rope.freq_base", default=10000.0)
+    max_position = reader.positive_int("context_length")
+    return {
+        "rope_theta": theta,
+        "rope_scaling": read_rope_scaling(reader, None, theta, rotary_dim, max_position),
+        "partial_rotary_factor": share,
+    }
 
 
 def read_vocab_size(reader: MetadataReader) -> int:

@@ -18,9 +18,8 @@ from jaxinfer.checkpoint.gguf.blocks import dequantize_rows
 from jaxinfer.checkpoint.gguf.config import FileTensors
 from jaxinfer.checkpoint.gguf.header import quote
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
-from jaxinfer.checkpoint.gguf.names import StoredTensor, place_tensors
+from jaxinfer.checkpoint.gguf.names import StoredTensor, made_tensors, place_tensors
 from jaxinfer.checkpoint.gguf.parts import read_parts
-from jaxinfer.checkpoint.rotary_rows import half_split_places
 from jaxinfer.checkpoint.source import BlockRows, Checkpoint
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
@@ -47,6 +46,8 @@ def open_gguf(path: Path) -> Checkpoint:
     }
     config = reader.finish(architecture.translate(reader, FileTensors(header.tensors.keys(), divisors)))
     placed = place_tensors(origin, header.tensors, architecture, config)
+    if architecture.arrays is not None:
+        placed |= made_tensors(architecture.arrays(reader, config))
     return Checkpoint(origin, config, GGUFTensors(placed), gguf_metadata=header.metadata, converted_files=header.paths)
 
 
@@ -81,9 +82,7 @@ class GGUFTensors:
         *lead, width = entry.shape
         raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset).reshape(math.prod(lead), -1)
         num_blocks = width // GGML_QUANT_SIZES[entry.kind][0]
-        return BlockRows(
-            raw, num_blocks, None if stored.num_heads is None else half_split_places(len(raw), stored.num_heads)
-        )
+        return BlockRows(raw, num_blocks, stored.places(len(raw)))
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read one tensor as ``dtype``, through float32; a read-only view of the file if that holds this dtype."""
@@ -107,7 +106,7 @@ def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
     entry = stored.entry
     raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset)
     plain = entry.kind.name in _PLAIN_DTYPES and _PLAIN_DTYPES[entry.kind.name] == dtype
-    if plain and stored.num_heads is None and not stored.shift:
+    if plain and not stored.is_reordered and not stored.shift:
         found = raw.view(dtype).reshape(entry.shape)
         return found.T if stored.transposed else found
     width = entry.shape[-1]
@@ -115,7 +114,7 @@ def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
     result = np.empty(entry.shape, dtype)
     # A bias is one row of blocks, but rotary order permutes its only axis.
     flat = result.reshape(-1, width if result.ndim > 1 else 1)
-    places = None if stored.num_heads is None else half_split_places(len(flat), stored.num_heads)
+    places = stored.places(len(flat))
     step = max(1, _SLAB_BYTES // (4 * width))
     lines = width // flat.shape[1]  # rows of the result per row of the file
 

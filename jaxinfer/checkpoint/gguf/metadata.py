@@ -87,6 +87,28 @@ class MetadataReader:
             raise self.refuse(key, "it must be a string")
         return value
 
+    def flags(self, key: str, count: int) -> tuple[bool, ...] | None:
+        """Read a list of as many booleans; None if it is absent, or not a list."""
+        value = self._value(key, ()) if self.has(key) else ()
+        if not isinstance(value, list):
+            return None
+        if len(value) != count or not all(isinstance(each, bool) for each in value):
+            raise self.refuse(key, f"it must be one number, or a list of {count} times true or false")
+        return tuple(value)
+
+    def alike(self, key: str, count: int, default: int | None = None) -> int:
+        """Read an integer above 0 that all layers share, be it written once or as a list of ``count``."""
+        value = self._value(key, default)
+        if not isinstance(value, list):
+            return self.positive_int(key, default)
+        if len(value) != count or any(type(one) is not int or not 1 <= one == value[0] < 2**31 for one in value):
+            raise self.refuse(key, f"it must be one integer above 0, the same for all {count} layers")
+        return value[0]
+
+    def skip(self, *keys: str) -> None:
+        """Count keys as read whose values, whatever they are, leave the network alone."""
+        self._read.update(keys)
+
     def has(self, key: str) -> bool:
         """Tell whether the key exists; this does not count as reading it."""
         return self._prefix + key in self.metadata

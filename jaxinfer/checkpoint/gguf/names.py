@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gguf import GGML_QUANT_SIZES
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
 from jaxinfer.checkpoint.gguf.header import TensorEntry, quote
+from jaxinfer.checkpoint.rotary_rows import grouped_places, half_split_places
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
@@ -19,11 +21,14 @@ _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
 class StoredTensor:
     """A tensor in the file: ``num_heads`` is set if its rows are interleaved within each head.
 
-    ``shift`` was added to its values. If ``transposed``, Hugging Face's shape is the reverse of the file's.
+    ``groups`` is set if they are the rows of all queries, of all keys and of all values, and Hugging Face's go group by
+    group: the number of query heads and of key/value heads. ``shift`` was added to its values. If ``transposed``,
+    Hugging Face's shape is the reverse of the file's.
     """
 
     entry: TensorEntry
     num_heads: int | None = None
+    groups: tuple[int, int] | None = None
     shift: float = 0.0
     transposed: bool = False
 
@@ -31,6 +36,17 @@ class StoredTensor:
     def shape(self) -> tuple[int, ...]:
         """Return Hugging Face's shape of the tensor."""
         return self.entry.shape[::-1] if self.transposed else self.entry.shape
+
+    @property
+    def is_reordered(self) -> bool:
+        """Tell whether rows stand in another order than Hugging Face's."""
+        return self.num_heads is not None or self.groups is not None
+
+    def places(self, num_rows: int) -> np.ndarray | None:
+        """Return, for each row in the file, its row in Hugging Face's order; None: the same."""
+        if self.groups is not None:
+            return grouped_places(num_rows, *self.groups)
+        return None if self.num_heads is None else half_split_places(num_rows, self.num_heads)
 
 
 def place_tensors(
@@ -48,6 +64,14 @@ def place_tensors(
     return placed
 
 
+def made_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, StoredTensor]:
+    """Return float32 tensors that stand among the metadata as those of a file, under the same names."""
+    kind = GGMLQuantizationType.F32
+    return {
+        name: StoredTensor(TensorEntry(kind, one.shape, 0, one.nbytes, one.tobytes())) for name, one in arrays.items()
+    }
+
+
 def _place(
     origin: str, name: str, entry: TensorEntry, architecture: Architecture, config: Mapping[str, Any]
 ) -> Iterator[tuple[str, StoredTensor]]:
@@ -62,7 +86,10 @@ def _place(
         for (inner, _), rows in zip(architecture.fused[part], _split(origin, name, entry, keys, config)):
             yield f"{architecture.layers}.{layer}.{inner}.{kind}", StoredTensor(rows)
         return
-    if part not in architecture.block:
+    block = architecture.block
+    if architecture.block_of is not None:
+        block = {**block, **architecture.block_of(config)}
+    if part not in block:
         raise UnsupportedModel(
             f"{origin}: tensor {quote(name)} has no place in the decoder; "
             f"use a conversion of a plain {architecture.name} model"
@@ -70,11 +97,16 @@ def _place(
     heads_key = architecture.interleaved.get(part)
     if heads_key is not None:
         _check_rows(origin, name, entry, [heads_key], config)
+    groups = architecture.grouped.get(part)
+    if groups is not None:
+        _check_rows(origin, name, entry, [groups[0], groups[1], groups[1]], config)
+    inner = block[part] if block[part].endswith("_bias") else f"{block[part]}.{kind}"
     yield (
-        f"{architecture.layers}.{layer}.{architecture.block[part]}.{kind}",
+        f"{architecture.layers}.{layer}.{inner}",
         StoredTensor(
             entry,
             num_heads=config[heads_key] if heads_key else None,
+            groups=(config[groups[0]], config[groups[1]]) if groups else None,
             shift=shift,
             transposed=part in architecture.transposed and len(entry.shape) == 2,
         ),

@@ -34,6 +34,8 @@ def _read_keys(reader: MetadataReader, max_position: int) -> dict[str, Any] | No
     key = "rope.scaling.factor" if reader.has("rope.scaling.factor") else "rope.scale_linear"
     factor = reader.positive_float(key, default=1.0)
     if kind == "none" or (kind == "linear" and factor == 1.0):
+        if kind == "none":  # where the base is stretched instead, the file says from which length
+            reader.optional_int("rope.scaling.original_context_length")
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}

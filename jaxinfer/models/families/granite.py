@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.models.config import DecoderConfig, LayerKind
-from jaxinfer.models.families.family import Family, Part, TensorNames
+from jaxinfer.models.families.family import Family, Part, Source, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.llama_keys import LLAMA_SIZES, read_llama_keys
 from jaxinfer.models.families.keys.llama_names import renamed, tensor_names
@@ -48,7 +48,10 @@ def hybrid_tensor_names(config: DecoderConfig) -> TensorNames:
         "mlp.up.kernel": Part(fused, config.ffn_dim, both),
         "mlp.down.kernel": "shared_mlp.output_linear.weight",
     }
-    return renamed(config, parts)
+    apart: Mapping[str, Source] = {  # in GGUF files
+        f"mlp.{part}.kernel": f"model.layers.{{layer}}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")
+    }
+    return replace(renamed(config, parts), others=(apart,))
 
 
 def read_granite_keys(reader: ConfigReader, family: str) -> DecoderConfig:

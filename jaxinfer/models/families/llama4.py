@@ -14,7 +14,7 @@ from jaxinfer.models.config import DecoderConfig, LayerKind, Rope, Sharpening, s
 from jaxinfer.models.families.family import TEXT_ALONE, Family, Source, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts
-from jaxinfer.models.families.keys.expert_names import halves_of_stacks, single_matrices
+from jaxinfer.models.families.keys.expert_names import halves_of_stacks, single_matrices, single_stacks
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
 from jaxinfer.models.families.keys.llama_names import interleaved, renamed
 from jaxinfer.models.families.keys.rope import read_rope
@@ -73,8 +73,8 @@ def text_tensor_names(config: DecoderConfig) -> TensorNames:
         shared["mlp.router.weights"] = "router.weight"
         block |= {path: f"feed_forward.{name}" for path, name in shared.items()}
         block |= halves_of_stacks(config, "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj")
-        # As who quantizes the model takes them apart.
-        others = (single_matrices(config, "model.layers.{layer}.feed_forward."),)
+        # As who quantizes the model takes them apart, and as GGUF files have them.
+        others = (single_matrices(config, "model.layers.{layer}.feed_forward."), single_stacks(config))
     return replace(interleaved(config, renamed(config, block)), others=others)
 
 

@@ -6,24 +6,25 @@ from typing import Any
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
 from jaxinfer.checkpoint.gguf.architectures.llama import BLOCK, TOP
 from jaxinfer.checkpoint.gguf.config import FileTensors, read_sizes
-from jaxinfer.checkpoint.gguf.experts import STACKS, shared_parts
+from jaxinfer.checkpoint.gguf.experts import FURTHER, SIGMOID, SOFTMAX, STACKS, shared_parts, without_further_layers
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 from jaxinfer.checkpoint.gguf.rope import read_rope_scaling
 
 _ATTENTION = ("attn_k", "attn_v")
-_SOFTMAX, _SIGMOID = 1, 2
 # The file has a tenth of what the logarithm of yarn's factor is multiplied by.
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
-    sizes = read_sizes(reader, tensors)
+    sizes = without_further_layers(reader, read_sizes(reader, tensors))
     if sizes["num_key_value_heads"] not in (1, sizes["num_attention_heads"]):
         raise reader.refuse("attention.head_count_kv", "latent attention has one head of keys, or as many as queries")
-    gating = reader.optional_int("expert_gating_func") or _SOFTMAX
-    if gating not in (_SOFTMAX, _SIGMOID):
+    # Some files of GLM-4.7-Flash do not say it; a choice is corrected where sigmoids choose.
+    usual = SIGMOID if any(".exp_probs_b." in name for name in tensors.names) else SOFTMAX
+    gating = reader.optional_int("expert_gating_func") or usual
+    if gating not in (SOFTMAX, SIGMOID):
         raise reader.refuse("expert_gating_func", "only a softmax (1) and sigmoids (2) are implemented")
-    is_third = gating == _SIGMOID
+    is_third = gating == SIGMOID
     return {
         "architectures": ["DeepseekV3ForCausalLM" if is_third else "DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v3" if is_third else "deepseek_v2",
@@ -91,6 +92,7 @@ DEEPSEEK2 = Architecture(
         {
             **{part: name for part, name in BLOCK.items() if part not in _ATTENTION},
             **STACKS,
+            **FURTHER,
             **shared_parts("mlp.shared_experts"),
             "attn_q_a": "self_attn.q_a_proj",
             "attn_q_a_norm": "self_attn.q_a_layernorm",

@@ -26,6 +26,14 @@ def list_layer_types(num_layers: int, period: int) -> list[str]:
     return ["full_attention" if layer % period == period - 1 else "sliding_attention" for layer in range(num_layers)]
 
 
+def read_layer_types(reader: MetadataReader, num_layers: int, period: int) -> list[str]:
+    """Read which layers have a window: a list, or each but the last of a number of them."""
+    key = "attention.sliding_window_pattern"
+    if (slides := reader.flags(key, num_layers)) is not None:
+        return ["sliding_attention" if one else "full_attention" for one in slides]
+    return list_layer_types(num_layers, reader.positive_int(key, default=period))
+
+
 def read_query_scalar(config: Mapping[str, Any], layers_of_27b: int) -> int:
     """Return the number whose root divides attention scores: no key holds it, llama.cpp infers it from the depth."""
     if config["num_hidden_layers"] == layers_of_27b:

@@ -9,11 +9,17 @@ from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 
 
 def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    num_heads = reader.positive_int("attention.head_count")
+    if reader.positive_int("attention.head_count_kv", default=num_heads) != num_heads:
+        raise reader.refuse("attention.head_count_kv", f"it must equal the number of heads, {num_heads}")
+    return read_gpt2(reader, tensors)
+
+
+def read_gpt2(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    """Return the configuration of a GPT-2, without its number of key/value heads."""
     read_derived_head_dim(reader)
     sizes = read_sizes(reader, tensors)
-    model_dim, num_heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    if sizes["num_key_value_heads"] != num_heads:
-        raise reader.refuse("attention.head_count_kv", f"it must equal the number of heads, {num_heads}")
+    model_dim = sizes["hidden_size"]
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -21,7 +27,7 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         "n_positions": sizes["max_position_embeddings"],
         "n_embd": model_dim,
         "n_layer": sizes["num_hidden_layers"],
-        "n_head": num_heads,
+        "n_head": sizes["num_attention_heads"],
         "n_inner": None if sizes["intermediate_size"] == 4 * model_dim else sizes["intermediate_size"],
         "activation_function": "gelu_new",
         "layer_norm_epsilon": reader.positive_float("attention.layer_norm_epsilon"),

@@ -6,18 +6,16 @@ from typing import Any
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
 from jaxinfer.checkpoint.gguf.architectures.llama import BLOCK, TOP
 from jaxinfer.checkpoint.gguf.config import FileTensors, add_turn_ends, read_head_dim, read_rotary, read_sizes
-from jaxinfer.checkpoint.gguf.experts import STACKS, read_expert_counts
+from jaxinfer.checkpoint.gguf.experts import CHOSEN_SOFTMAX, STACKS, read_expert_counts
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 
 _DENSE = ("ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 _TURN_ENDS = ("<|return|>", "<|call|>")
-# llama.cpp's number for a softmax over the chosen experts alone.
-_CHOSEN_SOFTMAX = 3
 
 
 def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     head_dim = read_head_dim(reader)
-    sizes, counts = read_sizes(reader, tensors), read_expert_counts(reader, "num_local_experts", gating=_CHOSEN_SOFTMAX)
+    sizes, counts = read_sizes(reader, tensors), read_expert_counts(reader, "num_local_experts", gating=CHOSEN_SOFTMAX)
     width = reader.positive_int("expert_feed_forward_length", default=sizes["intermediate_size"])
     rotary = read_rotary(reader, tensors, head_dim)
     scaling = rotary["rope_scaling"]

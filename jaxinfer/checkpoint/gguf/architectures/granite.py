@@ -1,4 +1,4 @@
-"""Architecture granite: Granite 3, with factors for embedding, scores, residuals and logits."""
+"""Architectures granite and granitehybrid: Granite 3 and the dense models of Granite 4, with their factors."""
 
 from types import MappingProxyType
 from typing import Any
@@ -8,9 +8,28 @@ from jaxinfer.checkpoint.gguf.architectures.llama import BLOCK, TOP
 from jaxinfer.checkpoint.gguf.config import FileTensors, read_derived_head_dim, read_rotary, read_sizes
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 
+# Sizes of state-space layers, of which there are none.
+_OF_HYBRIDS = tuple(
+    f"ssm.{key}" for key in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+)
+
 
 def read_granite(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
-    """Return the configuration of a dense model."""
+    """Return the configuration of Granite 3, with experts or without."""
+    if not reader.boolean("rope.scaling.finetuned", default=True):
+        raise reader.refuse("rope.scaling.finetuned", "false means no rotary positions, and Granite 3 has them")
+    return _read(reader, tensors)
+
+
+def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    """Return the configuration of a dense model; those of Granite 4 say what their hybrids have, too."""
+    reader.skip(*_OF_HYBRIDS)
+    config = read_granite(reader, tensors)
+    width = reader.positive_int("expert_shared_feed_forward_length", default=config["intermediate_size"])
+    return {**config, "intermediate_size": width, "attention_bias": "blk.0.attn_q.bias" in tensors.names}
+
+
+def _read(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     head_dim = read_derived_head_dim(reader)
     return {
         "architectures": ["GraniteForCausalLM"],
@@ -26,10 +45,31 @@ def read_granite(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]
     }
 
 
+def _translate_hybrid(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    """Return the configuration of a hybrid all of whose layers are attention, without experts."""
+    reader.skip(*_OF_HYBRIDS)
+    rotates = reader.boolean("rope.scaling.finetuned", default=True)
+    config = _read(reader, tensors)
+    width = reader.positive_int("expert_shared_feed_forward_length", default=config["intermediate_size"])
+    return {
+        **config,
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention"] * config["num_hidden_layers"],
+        "position_embedding_type": "rope" if rotates else "nope",
+        "attention_bias": "blk.0.attn_q.bias" in tensors.names,
+        "shared_intermediate_size": width,
+        "num_local_experts": 0,
+    }
+
+
 GRANITE = Architecture(
     name="granite",
-    translate=read_granite,
+    translate=_translate,
     top=TOP,
     block=BLOCK,
     interleaved=MappingProxyType({"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}),
+)
+GRANITE_HYBRID = Architecture(
+    name="granitehybrid", translate=_translate_hybrid, top=TOP, block=BLOCK, interleaved=GRANITE.interleaved
 )

@@ -32,7 +32,7 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         **read_sizes(reader, tensors),
         "original_max_position_embeddings": original,
         "rope_theta": reader.positive_float("rope.freq_base", default=10000.0),
-        "rope_scaling": _read_longrope(reader, tensors, rotary_dim, max_position, original),
+        "rope_scaling": read_longrope(reader, tensors, rotary_dim, max_position, original),
         "partial_rotary_factor": rotary_share,
         "rms_norm_eps": reader.positive_float("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
@@ -41,7 +41,7 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     return add_turn_ends(config, reader, _TURN_ENDS)
 
 
-def _read_longrope(
+def read_longrope(
     reader: MetadataReader, tensors: FileTensors, rotary_dim: int, max_position: int, original: int
 ) -> dict[str, Any] | None:
     """Read the divisors of the rotary frequencies for short and for long sequences, and the attention factor."""

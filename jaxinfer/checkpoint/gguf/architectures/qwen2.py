@@ -29,4 +29,11 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     return add_turn_ends(config, reader, TURN_ENDS)
 
 
+def _translate_beside_images(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    """Return the configuration of a text decoder: positions of images are one and the same number for text."""
+    reader.skip("rope.dimension_sections", "n_deepstack_layers")
+    return _translate(reader, tensors)
+
+
 QWEN2 = Architecture(name="qwen2", translate=_translate, top=TOP, block=BLOCK)
+QWEN2_VL = Architecture(name="qwen2vl", translate=_translate_beside_images, top=TOP, block=QWEN2.block)

@@ -26,9 +26,16 @@ def _translate(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     return add_turn_ends(config, reader, TURN_ENDS)
 
 
+def _translate_beside_images(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    """Return the configuration of a text decoder: positions of images are one and the same number for text."""
+    reader.skip("rope.dimension_sections", "n_deepstack_layers")
+    return _translate(reader, tensors)
+
+
 QWEN3 = Architecture(
     name="qwen3",
     translate=_translate,
     top=TOP,
     block=MappingProxyType({**BLOCK, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}),
 )
+QWEN3_VL = Architecture(name="qwen3vl", translate=_translate_beside_images, top=TOP, block=QWEN3.block)

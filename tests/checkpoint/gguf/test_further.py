@@ -1,0 +1,83 @@
+"""GGUF files of further architectures hold the parameters and the configuration that the Hugging Face folder does."""
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer.checkpoint.gguf.file import open_gguf
+from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
+from jaxinfer.models.families.registry import decoder_config
+from tests.checkpoint.gguf.further import CASES, write
+
+# Each of these undoes something that no other does; the others are rows of data beside them.
+ORDINARY = ("falcon in groups", "apertus", "glm4_moe", "nemotron")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.exhaustive) for name in CASES],
+)
+def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
+    """So that logits are the same in every bit."""
+    path, config, params = write(tmp_path / "model.gguf", name)
+    lm = jaxinfer.load(path, dtype="float32", scan_layers=False)
+    assert lm.config == config
+    found, expected = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (lm.params, params))
+    assert found.keys() == expected.keys()
+    for name, values in found.items():
+        np.testing.assert_array_equal(np.asarray(values), expected[name], err_msg=str(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("olmo", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = "),
+        ("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv = 8"),
+        ("nemotron", dict.fromkeys(("attention.key_length", "attention.value_length"), 12), "key_length = 12"),
+        ("falcon in groups", {"attention.head_count_kv": 1}, "head_count_kv = 1"),
+        ("gpt_bigcode", {"attention.head_count_kv": 4}, "head_count_kv = 4"),
+        ("granitemoehybrid", {"attention.head_count_kv": [2, 0]}, "head_count_kv = .2, 0."),
+        ("granitemoehybrid", {"attention.head_count_kv": [2]}, "head_count_kv = .2."),
+        ("granitemoehybrid saved as granite", {"rope.scaling.finetuned": False}, "rope.scaling.finetuned = False"),
+        ("exaone4", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern = .True."),
+        ("glm4_moe", {"nextn_predict_layers": 4}, "nextn_predict_layers = 4"),
+        ("dots1", {"expert_gating_func": 1}, "expert_gating_func = 1"),
+        ("hunyuan_v1_moe", {"expert_shared_feed_forward_length": 12}, "expert_shared_feed_forward_length = 12"),
+        ("llama4_text", {"attention.sliding_window": 0}, "sliding_window = 0"),
+        ("phimoe", {"rope.dimension_count": 4}, "rope.dimension_count = 4"),
+    ],
+)
+def test_what_no_model_has_is_refused_by_name(tmp_path, name, changes, named):
+    path, *_ = write(tmp_path / "model.gguf", name, changes)
+    with pytest.raises(UnsupportedModel, match=named) as error:
+        decoder_config(open_gguf(path).config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("numbers", [[0.5], [0.5, float("nan")], ["a", "b"], None])
+def test_activations_without_a_number_for_each_layer_are_damage(tmp_path, monkeypatch, numbers):
+    add = gguf.GGUFWriter.add_array
+    changed = {"xielu.beta": numbers}
+    monkeypatch.setattr(
+        gguf.GGUFWriter,
+        "add_array",
+        lambda self, key, values: (
+            None if changed.get(key, values) is None else add(self, key, changed.get(key, values))
+        ),
+    )
+    path, *_ = write(tmp_path / "model.gguf", "apertus")
+    with pytest.raises(InvalidCheckpoint, match=r"xielu\.beta must hold 2 numbers"):
+        open_gguf(path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["falcon in groups", "gpt_neox"])
+def test_blocks_of_fused_rows_are_multiplied_as_they_lie(tmp_path, name):
+    """In Hugging Face's order, in which the file does not have them."""
+    path, *_ = write(tmp_path / "model.gguf", name, kind="Q8_0")
+    lm, plain = jaxinfer.load(path, weights="gguf"), jaxinfer.load(path)
+    ids = [[3, 9, 30, 4, 4, 1]]
+    found, expected = (np.asarray(each.logits(ids)) for each in (lm, plain))
+    assert 0 < np.abs(found - expected).max() < 0.03 * expected.std()
