@@ -16,6 +16,7 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_max_len, check_mesh, read_tokenizer
 from jaxinfer.model_params import check_few_bits, check_form, check_kernels, read_params
 from jaxinfer.model_sparsity import check_sparsity
+from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.sparsity import parse_sparsity
@@ -87,6 +88,7 @@ def load(
     config = family.translate(checkpoint.config)
     check_max_len(config, max_len, layout)
     check_mesh(layout, partitioner)
+    cached_width(config, backend)
     check_few_bits(few_bits, backend)
     check_form(few_bits, activations, config)
     partitioner.check(config)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import Cache, LayeredCache, Scores
+from jaxinfer.models.alibi import widened
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.experts import MixtureOfExperts
 from jaxinfer.models.latent_attention import LatentAttention
@@ -68,12 +69,15 @@ class Attention(nn.Module):
         keys_BTKH = tap(self, "rotated_keys", place("key", "kv_heads", keys_BTKH))
         if holds_bytes(self.backend.cache_dtype):
             query_BTNH, keys_BTKH = even_out(query_BTNH, keys_BTKH, self.backend.platform)
+        if step.key_lanes is not None:
+            heads_BTNH = query_BTNH, keys_BTKH, values_BTKH
+            query_BTNH, keys_BTKH, values_BTKH = widened(config, self.backend, step.key_lanes, *heads_BTNH)
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         scores = Scores(scale, config.attention_softcap, self._sink_logits())
         placement = step.placements[self.kind]
         layer = index if step.held is None else step.held[self.kind].index(index)
         mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
-        mixed = tap(self, "mixed", mixed_BTNH).reshape(*mixed_BTNH.shape[:2], -1)
+        mixed = tap(self, "mixed", mixed_BTNH[..., : config.head_dim]).reshape(*mixed_BTNH.shape[:2], -1)
         output = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
         return tap(self, "result", output(mixed, step.adapters_B)), cache
 

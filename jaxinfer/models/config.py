@@ -64,6 +64,18 @@ class Sharpening:
 
 
 @dataclass(frozen=True)
+class Alibi:
+    """Scores of head n fall with the distance of a key, by ``slopes[n]`` a token (Press et al., 2108.12409).
+
+    Every head has its own keys. Where they are ``rounded``, a slope, a position and their product are bfloat16 numbers,
+    and the product is added before scores are scaled (Falcon).
+    """
+
+    slopes: tuple[float, ...]
+    rounded: bool = False
+
+
+@dataclass(frozen=True)
 class LayerKind:
     """The attention variant of some layers.
 
@@ -140,7 +152,8 @@ class DecoderConfig:
     multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of layer n by n + 1;
     soft-caps bound scores and logits by ``cap * tanh(x / cap)``; ``attention_sinks`` are learned scores, one of each
     head, that take a part of the weights and have no value (gpt-oss, 2508.10925). ``learned_positions`` is the row of
-    the position table for a sequence's first token, None without a table. ``embedding_dim`` is the width of the
+    the position table for a sequence's first token, None without a table; ``alibi`` has scores fall with the distance
+    in all layers; ``embedding_norm`` norms the embedding. ``embedding_dim`` is the width of the
     embedding and the output matrix if it differs from the blocks' width; projections join them. The last
     ``vocab_padding`` of their ``vocab_size`` rows are padding and never drawn. ``experts`` describes the layers whose
     feed-forward part is a mixture; ``ffn_dim`` is the width of the others. With ``latent`` (`jaxinfer.models.latent`)
@@ -178,6 +191,8 @@ class DecoderConfig:
     logit_scale: float | None = None
     embedding_dim: int | None = None
     learned_positions: int | None = None
+    alibi: Alibi | None = None
+    embedding_norm: bool = False
     final_norm: bool = True
     tied_embeddings: bool = False
     vocab_padding: int = 0

@@ -39,6 +39,8 @@ class Network(nn.Module):
         if config.learned_positions is not None:
             position_shape = (config.max_position + config.learned_positions, config.model_dim)
             self.positions = Table(position_shape, "embedding", backend, axes=(None, "embed"))
+        if config.embedding_norm:
+            self.embed_norm = Norm(config, backend)
         if config.embedding_dim is not None:
             self.project_in = Linear(config.model_dim, ("embed", None), backend)
             self.project_out = Linear(config.embedding_dim, (None, "embed"), backend)
@@ -103,6 +105,8 @@ class Network(nn.Module):
             # Rounded as the weights are: so it was in training, where sqrt(3072) came to 55.5.
             scale = jnp.asarray(config.embedding_scale, backend.param_dtype)
             hidden_BTD = self._rounded(hidden_BTD * scale.astype(hidden_BTD.dtype))
+        if config.embedding_norm:
+            hidden_BTD = self.embed_norm(hidden_BTD)
         if config.embedding_dim is not None:
             hidden_BTD = self.project_in(hidden_BTD)
         if config.learned_positions is not None:

@@ -53,6 +53,7 @@ def pad_config(config: DecoderConfig, shards: int) -> DecoderConfig:
         config,
         num_heads=heads.num_kv_heads * heads.queries,
         num_kv_heads=heads.num_kv_heads,
+        alibi=config.alibi and replace(config.alibi, slopes=_padded_slopes(config.alibi.slopes, heads.num_kv_heads)),
         ffn_dim=_multiple(config.ffn_dim, shards),
         experts=config.experts and _pad_experts(config.experts, shards),
         vocab_size=vocab_size,
@@ -149,6 +150,11 @@ def _latent_sources(config: DecoderConfig, heads: np.ndarray) -> Mapping[str, np
 def _pad_experts(experts: Experts, shards: int) -> Experts:
     widths = (_multiple(width, shards) for width in (experts.ffn_dim, experts.shared_dim))
     return replace(experts, **dict(zip(("ffn_dim", "shared_dim"), widths)))
+
+
+def _padded_slopes(slopes: tuple[float, ...], num_heads: int) -> tuple[float, ...]:
+    """Return the slopes of as many heads, each of which has its own keys."""
+    return (*slopes, *(0.0,) * (num_heads - len(slopes)))
 
 
 def _split_heads(config: DecoderConfig, shards: int) -> _Heads:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache, Placement
+from jaxinfer.models.alibi import key_lanes
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.positions import rotary_tables, sharpened, unbounded_tables
 from jaxinfer.models.rope_frequencies import static_frequencies
@@ -36,7 +37,7 @@ class Step(NamedTuple):
     ``rotations`` holds the cosines and sines ``[B, T, R]`` (None without rotary positions), ``placements`` the new
     tokens' places. ``held`` says what the caches hold; None is all layers. ``adapters_B`` says which loaded adapter
     each row has (`jaxinfer.models.adapters`); None is none anywhere. ``query_scales`` ``[B, T]`` multiply the queries
-    of a kind (None: nothing does).
+    of a kind (None: nothing does), ``key_lanes`` ``[B, T, N, P]`` are further lanes of keys (`jaxinfer.models.alibi`).
     """
 
     rotations: tuple[Any, ...]
@@ -44,6 +45,7 @@ class Step(NamedTuple):
     held: tuple[Held, ...] | None = None
     adapters_B: Any = None
     query_scales: tuple[Any, ...] = ()
+    key_lanes: Any = None
 
 
 def build_step(
@@ -73,4 +75,5 @@ def build_step(
             placement = placement._replace(rotation=kept(unbounded_tables(kind.rope, placement.shift_BT, dtype)))
         placed.append(placement)
         scales.append(None if kind.sharpening is None else kept(sharpened(kind.sharpening, positions_BT, dtype)))
-    return Step(tuple(rotations), tuple(placed), adapters_B=adapters_B, query_scales=tuple(scales))
+    lanes = kept(key_lanes(config, backend, positions_BT))
+    return Step(tuple(rotations), tuple(placed), adapters_B=adapters_B, query_scales=tuple(scales), key_lanes=lanes)

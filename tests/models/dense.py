@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jaxinfer.models.config import DecoderConfig, Rope
@@ -29,6 +30,8 @@ def dense_logits(config: DecoderConfig, params: Params, tokens: Sequence[int]) -
     hidden_TD = _array(params, "embed.embedding")[list(tokens)]
     if config.embedding_scale is not None:
         hidden_TD = hidden_TD * np.float32(config.embedding_scale)
+    if config.embedding_norm:
+        hidden_TD = _norm(config, params["embed_norm"], hidden_TD)
     if config.embedding_dim is not None:
         hidden_TD = hidden_TD @ _array(params, "project_in.kernel").T
     if config.learned_positions is not None:
@@ -94,6 +97,8 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     scores_NTS = np.einsum("tnh,snh->nts", query_TNH, keys_TNH) * scale / (layer + 1 if config.scores_by_depth else 1)
     distance_TS = np.arange(count)[:, None] - np.arange(count)
+    if config.alibi is not None:
+        scores_NTS = scores_NTS + _biases(config, scale, count)
     is_seen_TS = (distance_TS >= 0) & (distance_TS < (kind.window or count))
     if kind.chunked:
         chunk_T = np.arange(count) // kind.window
@@ -106,6 +111,16 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
     weights_NTS /= totals_NT1
     mixed_TNH = np.einsum("nts,snh->tnh", weights_NTS, values_TNH)
     return _linear(attention["output"], mixed_TNH.reshape(count, -1))
+
+
+def _biases(config: DecoderConfig, scale: float, count: int) -> np.ndarray:
+    """Return ``[N, T, S]``: what a distance takes from scores, or what Falcon adds for a position."""
+    assert config.alibi is not None
+    slopes_N11, places_S = np.array(config.alibi.slopes)[:, None, None], np.arange(count)
+    if not config.alibi.rounded:
+        return -slopes_N11 * (places_S[:, None] - places_S)
+    slopes_N11, places_S = (each.astype(ml_dtypes.bfloat16).astype(float) for each in (slopes_N11, places_S))
+    return (slopes_N11 * places_S).astype(ml_dtypes.bfloat16).astype(float) * scale
 
 
 def _rotated(rope: Rope, heads_TNH: np.ndarray) -> np.ndarray:

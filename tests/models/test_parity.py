@@ -18,7 +18,7 @@ from jaxinfer.notation import Params
 from tests.late_imports import late
 from tests.models.dense import dense_logits
 from tests.models.hugging_face import build_model, greedy_tokens, logits_of, save_model
-from tests.models.variants import VARIANTS, apertus, beside_images, falcon, gpt_relatives, namesakes, nemotron
+from tests.models.variants import VARIANTS, alibi, apertus, beside_images, falcon, gpt_relatives, namesakes, nemotron
 
 torch = late("torch")
 late("transformers")
@@ -94,6 +94,7 @@ THIRD = (
     "hunyuan_v1_moe",
     "hunyuan_v1_dense-tied-bias",
     "ministral3",
+    *(name for name in alibi.VARIANTS if name != "bloom"),
     *apertus.VARIANTS,
     *beside_images.VARIANTS,
     *falcon.VARIANTS,

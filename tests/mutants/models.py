@@ -4,6 +4,34 @@ from tests.mutants.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "scores do not fall with the distance",
+        "jaxinfer/models/block.py",
+        "if step.key_lanes is not None:",
+        "if step.key_lanes is not None and False:",
+        "tests/models/test_alibi.py::test_logits_are_those_of_the_definition",
+    ),
+    Fault(
+        "a position in a key has the bits of one lane",
+        "jaxinfer/models/alibi.py",
+        "parts.append(lax.reduce_precision(rest_BTN, **_BFLOAT16))",
+        "parts.append(rest_BTN)",
+        "tests/models/test_alibi.py::test_the_parts_of_a_bias_are_a_float32_number",
+    ),
+    Fault(
+        "positions in keys become bytes",
+        "jaxinfer/models/cache_rows.py",
+        "if holds_bytes(backend.cache_dtype):",
+        "if holds_bytes(backend.cache_dtype) and False:",
+        "tests/models/test_alibi.py::test_positions_in_keys_are_neither_moved_nor_rounded_to_bytes",
+    ),
+    Fault(
+        "padded heads leave a slope out",
+        "jaxinfer/models/padding.py",
+        "(0.0,) * (num_heads - len(slopes))",
+        "()",
+        "tests/models/test_alibi.py::test_padded_heads_have_no_slope",
+    ),
+    Fault(
         "a head may have any number of lanes",
         "jaxinfer/models/families/keys/rope.py",
         "    if dim > _MOST_LANES:",

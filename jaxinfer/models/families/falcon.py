@@ -1,15 +1,16 @@
-"""Falcon 7B, 40B, 180B and Falcon 2: LayerNorm, parts side by side, and q, k and v fused group by group."""
+"""Falcon 7B, 40B, 180B, Falcon 2 and Falcon-RW: LayerNorm, parts side by side, q, k and v fused group by group."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.models.config import Activation, DecoderConfig
+from jaxinfer.models.config import Activation, Alibi, DecoderConfig, LayerKind
 from jaxinfer.models.families.family import Family, Source, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.fused_names import rows_by_group
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
+from jaxinfer.models.families.keys.slopes import usual_slopes
 
 _DEFAULTS = sizes(65024, 4544, 18176, 32, 71, None, None, 2048)
 _OTHER_WORDS = MappingProxyType({"ffn_hidden_size": "intermediate_size", "num_kv_heads": "num_key_value_heads"})
@@ -21,10 +22,11 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     # Null numbers and those that are not there mean the same.
     changed = {_OTHER_WORDS.get(key, key): value for key, value in config.items() if value is not None}
     reader = ConfigReader(changed, family="falcon")
-    if reader.boolean("alibi", default=False):
-        raise reader.refuse("alibi", True, "scores that fall with the distance (ALiBi) are not supported")
+    has_alibi = reader.boolean("alibi", default=False)
     is_new = reader.boolean("new_decoder_architecture", default=False)
     has_one_head = reader.boolean("multi_query", default=True) and not is_new
+    if has_alibi and (is_new or has_one_head):
+        raise reader.refuse("alibi", True, "each head must have keys of its own (multi_query false)")
     reader = ConfigReader({**changed, "num_key_value_heads": 1} if has_one_head else changed, family="falcon")
     for key in ("alibi", "new_decoder_architecture", "multi_query"):
         reader.boolean(key, default=False)
@@ -41,6 +43,9 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     )
     bias = reader.boolean("bias", default=False)
     biases = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias}
+    if has_alibi:
+        alibi = Alibi(usual_slopes(decoder.num_heads), rounded=True)
+        decoder = replace(decoder, layer_pattern=(LayerKind(rope=None),), alibi=alibi)
     return reader.finish(replace(decoder, norm="layer", block=_form(reader, is_new), gated_mlp=False, **biases))
 
 

@@ -17,9 +17,6 @@ _LINEAR = """
 _CHOOSING = """
     deepseek_v32 deepseek_v4 glm_moe_dsa axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text reformer big_bird
 """
-_DISTANCE = """
-    bloom mpt
-"""
 _LOOPED = """
     dory hrm_text
 """
@@ -49,7 +46,6 @@ WHAT: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(_STATE_SPACE.split(), "a model with state-space or recurrent layers"),
         **dict.fromkeys(_LINEAR.split(), "a model with linear attention or convolutions"),
         **dict.fromkeys(_CHOOSING.split(), "a model whose attention chooses among earlier tokens"),
-        **dict.fromkeys(_DISTANCE.split(), "a model whose scores fall with the distance of tokens (ALiBi)"),
         **dict.fromkeys(_LOOPED.split(), "a model that runs its layers several times"),
         **dict.fromkeys(_OTHERS.split(), "a decoder of another kind"),
         **dict.fromkeys(_ENCODER_DECODER.split(), "a model with an encoder and a decoder"),

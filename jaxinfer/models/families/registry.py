@@ -8,6 +8,7 @@ from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.apertus import APERTUS
 from jaxinfer.models.families.beside_images import BESIDE_IMAGES
+from jaxinfer.models.families.bloom import BLOOM
 from jaxinfer.models.families.cohere import COHERE, COHERE2
 from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from jaxinfer.models.families.dots import DOTS1
@@ -36,6 +37,7 @@ from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_
 from jaxinfer.models.families.minimax import MINIMAX_M2
 from jaxinfer.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from jaxinfer.models.families.mixtral import MIXTRAL
+from jaxinfer.models.families.mpt import MPT
 from jaxinfer.models.families.nemotron import NEMOTRON
 from jaxinfer.models.families.olmo import OLMO, OLMO2, OLMO3
 from jaxinfer.models.families.olmoe import OLMOE
@@ -58,6 +60,7 @@ _ALL = (
     *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE, LLAMA4_TEXT, LLAMA4),
     *(PHIMOE, DOTS1, ERNIE_MOE, MINIMAX_M2, HUNYUAN_DENSE, HUNYUAN_MOE, MINISTRAL3),
     *(NEMOTRON, APERTUS, FALCON, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN),
+    *(BLOOM, MPT),
     *(EXAONE3, INTERNLM3, IQUEST, CWM, JAIS2, VAULTGEMMA, GPT_SW3),
     *BESIDE_IMAGES,
 )

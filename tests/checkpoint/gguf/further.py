@@ -130,6 +130,26 @@ CASES: Mapping[str, Case] = {
         },
         {**LAYER_NORM, "attention.head_count_kv": 1, "rope.freq_base": None},
     ),
+    "bloom": Case(
+        "bloom",
+        {
+            **{key: SIZES[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id")},
+            "n_layer": 2, "n_head": 4, "seq_length": 128, "tie_word_embeddings": True,
+        },
+        {**LAYER_NORM, "attention.head_count_kv": 4, "feed_forward_length": 128, "rope.freq_base": None}, grouped=True,
+    ),
+    "mpt": Case(
+        "mpt",
+        {
+            **{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")},
+            "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128, "tie_word_embeddings": True,
+            "attn_config": {"alibi_bias_max": 16},
+        },
+        {
+            **LAYER_NORM, "attention.head_count_kv": None, "feed_forward_length": 128, "rope.freq_base": None,
+            "attention.max_alibi_bias": 16.0,
+        },
+    ),
     "granitemoehybrid": _llama(
         "granitehybrid",
         {
@@ -274,6 +294,7 @@ def gguf_tensors(case: Case, config: DecoderConfig, made: Mapping[str, np.ndarra
         if case.architecture == "nemotron" and hf_name.endswith("norm.weight"):
             values = values + np.float32(1)
         plain = hf_name.replace(".language_model", "").replace("e_score_correction_bias", "e_score_correction.bias")
+        plain = plain.removeprefix("transformer.") if case.architecture == "bloom" else plain
         renamed_to = table.get_name(plain, try_suffixes=(".weight", ".bias"))
         assert renamed_to is not None, hf_name
         renamed[renamed_to] = values

@@ -46,6 +46,9 @@ def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
         ("dots1", {"expert_gating_func": 1}, "expert_gating_func = 1"),
         ("hunyuan_v1_moe", {"expert_shared_feed_forward_length": 12}, "expert_shared_feed_forward_length = 12"),
         ("llama4_text", {"attention.sliding_window": 0}, "sliding_window = 0"),
+        ("bloom", {"feed_forward_length": 64}, "feed_forward_length = 64"),
+        ("mpt", {"attention.max_alibi_bias": 0.0}, "max_alibi_bias = 0.0"),
+        ("mpt", {"attention.head_count": 6, "embedding_length": 48, "feed_forward_length": 192}, "head_count = 6"),
         ("phimoe", {"rope.dimension_count": 4}, "rope.dimension_count = 4"),
     ],
 )

@@ -141,7 +141,6 @@ def test_what_transformers_5_writes_is_read():
         ("mamba", "a model with state-space or recurrent layers"),
         *((name, "a model with linear attention or convolutions") for name in ("qwen3_next", "qwen3_5_moe", "minimax")),
         ("deepseek_v32", "a model whose attention chooses among earlier tokens"),
-        *((name, "a model whose scores fall with the distance of tokens (ALiBi)") for name in ("bloom", "mpt")),
         ("bitnet", "a decoder of another kind"),
         ("t5", "a model with an encoder and a decoder"),
         ("gemma3n", "a model of images, sound or video beside text"),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tests.models.variants import (
+    alibi,
     apertus,
     beside_images,
     experts,
@@ -32,6 +33,7 @@ from tests.models.variants.variant import Variant
 
 VARIANTS: Mapping[str, Variant] = {
     **llama.VARIANTS,
+    **alibi.VARIANTS,
     **apertus.VARIANTS,
     **beside_images.VARIANTS,
     **experts.VARIANTS,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jaxinfer.checkpoint.gguf.architectures.alibi import BLOOM, MPT
 from jaxinfer.checkpoint.gguf.architectures.apertus import APERTUS
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
 from jaxinfer.checkpoint.gguf.architectures.command_r import COHERE2, COMMAND_R
@@ -37,7 +38,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             *(LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI2, PHI3, GPT2),
             *(QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GPT_OSS, DEEPSEEK2),
             *(FALCON, GPT_NEOX, STARCODER, APERTUS, EXAONE4, LLAMA4, QWEN2_VL, QWEN3_VL, GRANITE_HYBRID),
-            *(*LLAMA_RELATIVES, *GROUPED_MIXTURES),
+            *(*LLAMA_RELATIVES, *GROUPED_MIXTURES, BLOOM, MPT),
             *(OLMO2, SMOLLM3, GRANITE, GLM4, STABLELM, STARCODER2, COMMAND_R, COHERE2),
         )
     }

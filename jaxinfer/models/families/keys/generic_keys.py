@@ -129,6 +129,16 @@ _LLAMA4_IMAGES = """
 # Dropout, and the class of the KV cache.
 _GEMMA = frozenset({"attention_dropout", "cache_implementation"})
 
+# How the model was trained, and by which programs.
+_BLOOM = """
+    attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi pretraining_tp skip_bias_add
+    skip_bias_add_qkv slow_but_exact hidden_dropout attention_dropout n_inner unk_token_id
+"""
+_MPT = """
+    resid_pdrop emb_pdrop learned_pos_emb init_device logit_scale embedding_fraction norm_type verbose init_config
+    auto_map tokenizer_name fc_type ffn_config
+"""
+
 # The vision tower, and the tokens that represent an image.
 _GEMMA3 = """
     vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id
@@ -188,6 +198,8 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         **dict.fromkeys(("internlm3", "iquestcoder", "cwm", "jais2"), _DROPOUT | {"pretraining_tp", "auto_map"}),
         "exaone": _DROPOUT | {"embed_dropout", "auto_map"},
         "vaultgemma": _GEMMA,
+        "bloom": frozenset(_BLOOM.split()),
+        "mpt": frozenset(_MPT.split()),
         **dict.fromkeys(_BESIDE_IMAGES.split(), OUTER_KEYS),
         "falcon": _DROPOUT | frozenset(_FALCON.split()),
         "gpt_bigcode": frozenset(f"{_GPT2} {_GPT_BIGCODE}".split()),
