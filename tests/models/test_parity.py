@@ -94,7 +94,7 @@ THIRD = (
     "hunyuan_v1_moe",
     "hunyuan_v1_dense-tied-bias",
     "ministral3",
-    *(name for name in alibi.VARIANTS if name != "bloom"),
+    *alibi.VARIANTS,
     *apertus.VARIANTS,
     *beside_images.VARIANTS,
     *falcon.VARIANTS,

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from jaxinfer.errors import InvalidOption, InvalidTokenizer
 from jaxinfer.tokenizers import Tokenizer, load_tokenizer
+from jaxinfer.tokenizers.byte_level.library import build_pipeline
 from jaxinfer.tokenizers.byte_level.word_splits import WORD_SPLITS
 from tests.tokenizers import texts
 from tests.tokenizers.vocabularies import SPECIAL, open_folder, open_gguf, to_gguf_metadata, train_byte_level
@@ -96,6 +97,14 @@ def test_gguf_end_token_is_added_when_asked(pipeline):
         ("deepseek-r1-qwen", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'s"]),
         ("tekken", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'s"]),
         ("gpt-4o", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
+        ("glm4", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
+        ("stablelm2", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'s"]),
+        ("command-r", ["a", " ", "1", "2", "3", "4", " b", "\n ", " c", "'s"]),
+        ("falcon", ["a", " ", "123", "4", " b", "\n ", " c", "'", "s"]),
+        ("bloom", ["a", " 1234", " b", "\n ", " c", "'s"]),
+        ("deepseek-llm", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'", "s"]),
+        ("deepseek-coder", ["a", " ", "1", "2", "3", "4", " b", "\n", " ", " c", "'", "s"]),
+        ("deepseek-v3", ["a", " ", "123", "4", " b", "\n", " ", " c", "'s"]),
     ],
 )
 def test_each_gguf_word_split_cuts_its_own_way(pipeline, pre, words):
@@ -117,8 +126,28 @@ def test_each_gguf_word_split_cuts_its_own_way(pipeline, pre, words):
     assert [tokenizer.decode([token]) for token in tokenizer.encode("a 1234 b\n  c's")] == words
 
 
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        # Its signs are a range that has the letters of ASCII, too.
+        ("deepseek-llm", [*("Gr", "öß", "e"), " ", "東京タワー서울", " ", *"12345", " привет", *"!\r\n"]),
+        ("deepseek-coder", ["Größe", " ", "東京タワー서울", " ", *"12345", " привет", *"!\r\n"]),
+        ("deepseek-v3", ["Größe", " ", "東京タワー", "서울", " ", "123", "45", " привет", "!\r\n"]),
+        ("falcon", ["Größe", " 東京タワー서울", " ", "123", "45", " привет", "!", "\r\n"]),
+        ("bloom", ["Größe", " 東京タワー서울", " 12345", " привет", "!\r\n"]),
+    ],
+)
+def test_splits_of_several_patterns_cut_several_scripts(pre, words):
+    """Each pattern cuts what those before it left."""
+    text = "Größe 東京タワー서울 12345 привет!\r\n"
+    splitter = build_pipeline({}, [], WORD_SPLITS[pre], source="").pre_tokenizer
+    assert splitter is not None
+    pieces = splitter.pre_tokenize_str(text)
+    assert [text[start:stop] for _, (start, stop) in pieces] == words
+
+
 def test_llama_3_vocabulary_adds_its_first_token_where_the_file_is_silent(pipeline):
-    with_bos = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+    with_bos = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
     for pre in WORD_SPLITS:
         expected = [1] if pre in with_bos else []
         assert load_tokenizer(open_gguf(to_gguf_metadata(pipeline, pre, bos_token_id=1))).encode("") == expected
@@ -129,8 +158,8 @@ def test_llama_3_vocabulary_adds_its_first_token_where_the_file_is_silent(pipeli
     [
         ({"model": "t5"}, r"tokenizer\.ggml\.model 't5' is not supported.*'llama'.*Hugging Face folder"),
         ({"model": None}, r"tokenizer\.ggml\.model None is not supported"),
-        ({"pre": "default"}, r"tokenizer\.ggml\.pre 'default' is not supported, only .*llama-bpe, .*qwen2, .*smollm"),
-        ({"pre": "falcon"}, r"tokenizer\.ggml\.pre 'falcon' is not supported"),
+        ({"pre": "default"}, r"tokenizer\.ggml\.pre 'default' is not supported, only bloom, .*stablelm2"),
+        ({"pre": "viking"}, r"tokenizer\.ggml\.pre 'viking' is not supported"),
         ({"pre": None}, r"tokenizer\.ggml\.pre None is not supported"),
         ({"pre": "x" * 500}, r"tokenizer\.ggml\.pre 'x{70,80}"),
         ({"pre": ["x"]}, r"tokenizer\.ggml\.pre \['x'\]"),

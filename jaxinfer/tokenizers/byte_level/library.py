@@ -23,6 +23,7 @@ def build_pipeline(
     steps: list[pre_tokenizers.PreTokenizer] = []
     if split.isolates_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
+    steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.before]
     if split.pattern is not None:
         steps.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
     uses_own = split.pattern is None

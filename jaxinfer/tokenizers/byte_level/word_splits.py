@@ -7,9 +7,14 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class WordSplit:
-    """How text is split into words before merging; ``pattern`` None means GPT-2's pattern."""
+    """How text is split into words before merging; ``pattern`` None means GPT-2's pattern.
+
+    What a pattern of ``before`` matches is a piece of its own, one pattern after the other; ``pattern`` then splits all
+    pieces.
+    """
 
     pattern: str | None = None
+    before: tuple[str, ...] = ()
     isolates_digits: bool = False
     composes: bool = False  # applies Unicode NFC first
     ignores_merges: bool = False  # a word that is a token is not split
@@ -40,20 +45,59 @@ _GPT_4O = WordSplit(
     + _SYMBOLS_AND_SPACES.replace(r"+[\r\n]*", r"+[\r\n/]*")
 )
 
+_DIGITS = WordSplit(isolates_digits=True)
+_HAN_AND_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_WITHOUT_END = replace(_LLAMA_3, ignores_merges=False, adds_bos=False)
+_DEEPSEEK_3 = WordSplit(
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    before=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+)
+# Letters with a case, of Unicode as it was when the vocabulary was made.
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿ"
+    "ᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK = WordSplit(
+    r"\p{N}",
+    before=(
+        r"[\r\n]",
+        rf"\s?[{_CASED}]+",
+        r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        _HAN_AND_HANGUL,
+    ),
+)
+_DEEPSEEK_CODER = WordSplit(r"\p{N}", before=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL))
+_FALCON = WordSplit(
+    r"[0-9]{3}",
+    before=(
+        r"[\p{P}$+<=>^~|`]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    ),
+)
+
 WORD_SPLITS: Mapping[str, WordSplit] = MappingProxyType(
     {
         "gpt-2": _GPT_2,
         "phi-2": _GPT_2,
-        "smollm": WordSplit(isolates_digits=True),
+        **dict.fromkeys(("mpt", "olmo", "jais", "exaone4"), _GPT_2),
+        **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
         "llama3": _LLAMA_3,
         "llama-v3": _LLAMA_3,
         "llama-bpe": _LLAMA_3,
-        "dbrx": replace(_LLAMA_3, ignores_merges=False, adds_bos=False),  # Phi-4's
-        "smaug-bpe": replace(_LLAMA_3, ignores_merges=False, adds_bos=False),
+        **dict.fromkeys(("falcon3", "pixtral"), _LLAMA_3),
+        **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _WITHOUT_END),  # the first is Phi-4's, too
+        "glm4": replace(_LLAMA_3, adds_bos=False),
         "tekken": _TEKKEN,
         "qwen2": _QWEN_2,
         "deepseek-r1-qwen": _QWEN_2,
-        "gpt-4o": _GPT_4O,
+        **dict.fromkeys(("stablelm2", "hunyuan", "megrez"), replace(_QWEN_2, composes=False)),
+        **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT_4O),
+        "deepseek-llm": _DEEPSEEK,
+        "deepseek-coder": _DEEPSEEK_CODER,
+        **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_3),
+        "falcon": _FALCON,
+        "bloom": WordSplit(" ?[^(\\s|.,!?…。，、।۔،)]+"),
     }
 )
 # These architectures have one vocabulary each, so files older than ``tokenizer.ggml.pre`` are unambiguous.

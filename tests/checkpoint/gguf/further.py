@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -243,16 +244,8 @@ def write(
     path: Path, name: str, changes: Mapping[str, Any] | None = None, kind: str = "F32"
 ) -> tuple[Path, DecoderConfig, Params]:
     """Write a random model, matrices in blocks of a kind; return the path, its configuration and its parameters."""
-    case, model_type = CASES[name], name.partition(" ")[0]
-    described = {**case.config, "model_type": model_type}
-    if model_type.endswith("_vl"):
-        described = {"model_type": model_type, "text_config": described | {"model_type": f"{model_type}_text"}}
-    config = decoder_config(described)
-    # Whole 256ths, to which one can be added without rounding.
-    params = jax.tree.map(lambda leaf: np.round(np.asarray(leaf) * 256) / np.float32(256), random_params(config, 2))
-    names = family_of(described).tensor_names(config)
-    in_gguf = names.others[_IN_GGUF.get(model_type, -1)] if names.others else {}
-    tensors = LoadedTensors(params, replace(names, block={**names.block, **in_gguf}), None)
+    case = CASES[name]
+    config, params, tensors = _random_model(name)
     writer = gguf.GGUFWriter(path, case.architecture)
     keys = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 24,
@@ -277,6 +270,21 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path, config if case.family is None else replace(config, family=case.family), params
+
+
+@cache
+def _random_model(name: str) -> tuple[DecoderConfig, Params, LoadedTensors]:
+    """Return a random model, and its tensors by the folder's names or, of experts, by those of GGUF files."""
+    model_type = name.partition(" ")[0]
+    described = {**CASES[name].config, "model_type": model_type}
+    if model_type.endswith("_vl"):
+        described = {"model_type": model_type, "text_config": described | {"model_type": f"{model_type}_text"}}
+    config = decoder_config(described)
+    # Whole 256ths, to which one can be added without rounding.
+    params = jax.tree.map(lambda leaf: np.round(np.asarray(leaf) * 256) / np.float32(256), random_params(config, 2))
+    names = family_of(described).tensor_names(config)
+    in_gguf = names.others[_IN_GGUF.get(model_type, -1)] if names.others else {}
+    return config, params, LoadedTensors(params, replace(names, block={**names.block, **in_gguf}), None)
 
 
 def gguf_tensors(case: Case, config: DecoderConfig, made: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

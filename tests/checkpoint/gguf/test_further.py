@@ -12,7 +12,7 @@ from jaxinfer.models.families.registry import decoder_config
 from tests.checkpoint.gguf.further import CASES, write
 
 # Each of these undoes something that no other does; the others are rows of data beside them.
-ORDINARY = ("falcon in groups", "apertus", "glm4_moe", "nemotron")
+ORDINARY = ("falcon in groups", "apertus", "glm4_moe")
 
 
 @pytest.mark.parametrize(
@@ -34,22 +34,32 @@ def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
     ("name", "changes", "named"),
     [
         ("olmo", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = "),
-        ("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv = 8"),
+        pytest.param("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv = 8", marks=pytest.mark.slow),
         ("nemotron", dict.fromkeys(("attention.key_length", "attention.value_length"), 12), "key_length = 12"),
         ("falcon in groups", {"attention.head_count_kv": 1}, "head_count_kv = 1"),
-        ("gpt_bigcode", {"attention.head_count_kv": 4}, "head_count_kv = 4"),
+        pytest.param("gpt_bigcode", {"attention.head_count_kv": 4}, "head_count_kv = 4", marks=pytest.mark.slow),
         ("granitemoehybrid", {"attention.head_count_kv": [2, 0]}, "head_count_kv = .2, 0."),
         ("granitemoehybrid", {"attention.head_count_kv": [2]}, "head_count_kv = .2."),
-        ("granitemoehybrid saved as granite", {"rope.scaling.finetuned": False}, "rope.scaling.finetuned = False"),
+        pytest.param(
+            "granitemoehybrid saved as granite",
+            {"rope.scaling.finetuned": False},
+            "rope.scaling.finetuned = False",
+            marks=pytest.mark.slow,
+        ),
         ("exaone4", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern = .True."),
         ("glm4_moe", {"nextn_predict_layers": 4}, "nextn_predict_layers = 4"),
-        ("dots1", {"expert_gating_func": 1}, "expert_gating_func = 1"),
-        ("hunyuan_v1_moe", {"expert_shared_feed_forward_length": 12}, "expert_shared_feed_forward_length = 12"),
-        ("llama4_text", {"attention.sliding_window": 0}, "sliding_window = 0"),
-        ("bloom", {"feed_forward_length": 64}, "feed_forward_length = 64"),
+        pytest.param("dots1", {"expert_gating_func": 1}, "expert_gating_func = 1", marks=pytest.mark.slow),
+        pytest.param(
+            "hunyuan_v1_moe",
+            {"expert_shared_feed_forward_length": 12},
+            "expert_shared_feed_forward_length = 12",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("llama4_text", {"attention.sliding_window": 0}, "sliding_window = 0", marks=pytest.mark.slow),
+        pytest.param("bloom", {"feed_forward_length": 64}, "feed_forward_length = 64", marks=pytest.mark.slow),
         ("mpt", {"attention.max_alibi_bias": 0.0}, "max_alibi_bias = 0.0"),
         ("mpt", {"attention.head_count": 6, "embedding_length": 48, "feed_forward_length": 192}, "head_count = 6"),
-        ("phimoe", {"rope.dimension_count": 4}, "rope.dimension_count = 4"),
+        pytest.param("phimoe", {"rope.dimension_count": 4}, "rope.dimension_count = 4", marks=pytest.mark.slow),
     ],
 )
 def test_what_no_model_has_is_refused_by_name(tmp_path, name, changes, named):
