@@ -1,50 +1,30 @@
 """The adapters that a model has loaded: their names, and the model's parameters with the stacks of all of them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxinfer.adapter_parts import OwnParts, own_parts
+from jaxinfer.adapter_stacks import AdapterStacks, Loaded, OfKernel
 from jaxinfer.checkpoint.adapters.merged import merged
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter, open_adapter
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption, shown
-from jaxinfer.models.adapters import ADAPTED, LOADED, kernel_shapes
+from jaxinfer.models.adapters import EMBED, HEAD, LOADED, kernel_shapes
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.registry import family_of
-from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL, locate
-from jaxinfer.models.padding import adapter_sources
-from jaxinfer.notation import PIPELINE, Params
+from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.logical_axes import SPLIT_BY
 from jaxinfer.parallel.partitioner import Partitioner
 
-_LEAST_RANK = 8
 _LONGEST_NAME = 200
-
-
-class _OfKernel(NamedTuple):
-    """What an adapter adds to one kernel, in its order of outputs; see `jaxinfer.models.adapters`."""
-
-    down_RI: np.ndarray
-    up_RO: np.ndarray
-    gain_O: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """An adapter that has a number, and its part in each kernel by layer and name."""
-
-    adapter: Adapter
-    number: int
-    kernels: Mapping[tuple[int, str], _OfKernel]
 
 
 class ModelAdapters:
@@ -65,7 +45,8 @@ class ModelAdapters:
         self.params = params
         self._config, self._backend, self._base = config, backend, params
         self._partitioner, self._checkpoint = partitioner, checkpoint
-        self._loaded: dict[str, _Loaded] = {}
+        self._stacks = AdapterStacks(config, backend, params, partitioner)
+        self._loaded: dict[str, Loaded] = {}
 
     def beside(self, params: Params) -> Params:
         """Return parameters, the model's or others in their place, with those of all adapters.
@@ -90,11 +71,16 @@ class ModelAdapters:
         check_name(name)
         if name in self._loaded:
             raise InvalidOption(f"adapter {name!r} is loaded already: unload it first, or choose another name")
-        adapter = open_adapter(folder, self._names, self._config.num_layers, kernel_shapes(self._config))
+        base, config = self._tensors(self._base), self._config
+        adapter = open_adapter(folder, self._names, config.num_layers, kernel_shapes(config), base.shapes())
+        others = OwnParts()
+        if adapter.changes:
+            abstract = abstract_params(config, self._partitioner.partition(config, self._backend).backend)
+            others = own_parts(adapter, base, self._names, abstract)
         taken = {loaded.number for loaded in self._loaded.values()}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         before = dict(self._loaded)
-        self._loaded[name] = _Loaded(adapter, number, self._by_kernel(adapter))
+        self._loaded[name] = Loaded(adapter, number, self._by_kernel(adapter), others, self._copies(others))
         try:
             self.params = self._stacked()
         except BaseException:
@@ -112,7 +98,7 @@ class ModelAdapters:
         """Return the parameters with an adapter added to them, and their checkpoint if the model's are of one."""
         tensors, stored = self._tensors(self._base), self._checkpoint
         source = replace(stored or Checkpoint("the model", {}, tensors), tensors=tensors)
-        sum_of_both = merged(source, self._find(name).adapter)
+        sum_of_both = merged(source, self._find(name).adapter, self._names)
         params = self._partitioner.load_params(sum_of_both, self._names, self._config, self._backend)
         if stored is None:
             return params, None
@@ -128,7 +114,7 @@ class ModelAdapters:
             raise InvalidOption(f"{len(adapter)} adapters for {count} prompts: give one, or one for each prompt")
         return [0 if name is None else self._find(name).number for name in adapter]
 
-    def _find(self, name: object) -> _Loaded:
+    def _find(self, name: object) -> Loaded:
         found = self._loaded.get(name) if isinstance(name, str) else None
         if found is None:
             known = ", ".join(self._loaded) or "none"
@@ -147,12 +133,25 @@ class ModelAdapters:
         padding = None if partitioner.mesh is None else partitioner.padding(self._config, self._backend)
         return LoadedTensors(params, self._names, padding)
 
-    def _by_kernel(self, adapter: Adapter) -> dict[tuple[int, str], _OfKernel]:
+    def _copies(self, others: OwnParts) -> dict[str, jax.Array]:
+        """Put an adapter's own whole tables on the devices, as the model's are."""
+        dtype = np.dtype(self._backend.param_dtype)
+        found = {}
+        for table, change in others.tables.items():
+            if change.whole is None:
+                continue
+            # An output matrix that is the embedding is laid out as that.
+            module, name = (HEAD, "kernel") if table == HEAD and HEAD in self._base else (EMBED, "embedding")
+            params = {module: {name: jax.device_put(change.whole.astype(dtype))}}
+            found[table] = self._partitioner.place_params(self._config, self._backend, params)[module][name]
+        return found
+
+    def _by_kernel(self, adapter: Adapter) -> dict[tuple[int, str], OfKernel]:
         """Cut an adapter's matrices as the base model's tensors are cut into kernels."""
         has_magnitudes = any(low.magnitude_O is not None for low in adapter.matrices.values())
         tensors = self._tensors(self._base) if has_magnitudes else None
         shapes = kernel_shapes(self._config)
-        kernels: dict[tuple[int, str], _OfKernel] = {}
+        kernels: dict[tuple[int, str], OfKernel] = {}
         for tensor, low in adapter.matrices.items():
             gain_O = None
             if low.magnitude_O is not None and tensors is not None:
@@ -162,95 +161,17 @@ class ModelAdapters:
                 rows = place.part.rows(shapes[place.name][0])
                 gain = None if gain_O is None else gain_O[rows]
                 up_OR = low.up_OR[rows] if gain is None else low.up_OR[rows] * gain[:, None]
-                kernels[place.layer, place.name] = _OfKernel(low.down_RI, up_OR.T, gain)
+                shift = None if low.shift_O is None else low.shift_O[rows]
+                kernels[place.layer, place.name] = OfKernel(low.down_RI, up_OR.T, gain, shift)
         return kernels
 
     def _stacked(self) -> Params:
         """Return the parameters with the adapters that are loaded now."""
         loaded = list(self._loaded.values())
-        if not loaded:
-            return self._base
-        sizes = _power_of_two(max(each.number for each in loaded)), self._rank(loaded)
-        return {**self._base, LOADED: self._beside(self._base[BLOCKS], (BLOCKS,), loaded, sizes)}
-
-    @staticmethod
-    def _rank(loaded: Sequence[_Loaded]) -> int:
-        ranks = (kernel.down_RI.shape[0] for each in loaded for kernel in each.kernels.values())
-        return _power_of_two(max(_LEAST_RANK, *ranks))
-
-    def _beside(
-        self, node: Mapping[str, Any], path: tuple[str, ...], loaded: Sequence[_Loaded], sizes: tuple[int, int]
-    ) -> Params:
-        """Return the stacks for all linear layers below a node of the blocks' parameters."""
-        kernel = next((node[name] for name in (KERNEL, TRANSPOSED_KERNEL) if name in node), None)
-        if kernel is not None:
-            layers, stacked, name, _ = locate((*path, KERNEL), kernel.shape)
-            assert layers is not None
-            return self._stacks(layers, stacked, name.removesuffix(f".{KERNEL}"), loaded, sizes)
-        below = {
-            name: self._beside(value, (*path, name), loaded, sizes)
-            for name, value in node.items()
-            if isinstance(value, Mapping)
-        }
-        return {name: stacks for name, stacks in below.items() if stacks}
-
-    def _stacks(
-        self, layers: range, stacked: bool, name: str, loaded: Sequence[_Loaded], sizes: tuple[int, int]
-    ) -> Params:
-        """Return a linear layer's stacks, or those of several layers; none where no adapter has a part."""
-        parts = {
-            (at, each.number - 1): each.kernels[layer, name]
-            for at, layer in enumerate(layers)
-            for each in loaded
-            if (layer, name) in each.kernels
-        }
-        if not parts:
-            return {}
-        of_outputs, of_inputs = adapter_sources(self._config, self._partitioner.tensor)[name]
-        outputs, inputs = kernel_shapes(self._config)[name]
-        outputs, inputs = (
-            size if source is None else len(source) for size, source in ((outputs, of_outputs), (inputs, of_inputs))
-        )
-        number, rank = sizes
-        down = np.zeros((len(layers), number, rank, inputs), np.float32)
-        up = np.zeros((len(layers), number, rank, outputs), np.float32)
-        gain = np.ones((len(layers), number, outputs), np.float32)
-        for (at, index), part in parts.items():
-            count = part.down_RI.shape[0]
-            down[at, index, :count] = _spread(part.down_RI, of_inputs)
-            up[at, index, :count] = _spread(part.up_RO, of_outputs)
-            if part.gain_O is not None:
-                gain[at, index] = _spread(part.gain_O, of_outputs)
-        out_axis, in_axis = (SPLIT_BY[axis] for axis in ADAPTED[name])
-        stacks = {"down": self._placed(down, in_axis, stacked), "up": self._placed(up, out_axis, stacked)}
-        if any(part.gain_O is not None for part in parts.values()):
-            stacks["gain"] = self._placed(gain, out_axis, stacked)
-        return stacks
-
-    def _placed(self, stack: np.ndarray, last: str | None, stacked: bool) -> jax.Array:
-        """Put a stack on the devices, split as the kernel is along its last axis."""
-        mesh = self._partitioner.mesh
-        backend = self._partitioner.partition(self._config, self._backend).backend
-        values = (stack if stacked else stack[0]).astype(backend.compute_dtype)
-        if mesh is None:
-            return jax.device_put(values)
-        lead = [PIPELINE if stacked and backend.stages > 1 else None, *[None] * (values.ndim - 2)]
-        sharding = NamedSharding(mesh, PartitionSpec(*lead, last))
-        return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])
+        return {**self._base, LOADED: self._stacks.of(loaded)} if loaded else self._base
 
 
 def check_name(name: object) -> None:
     """Refuse what cannot name an adapter."""
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
         raise InvalidOption(f"adapter name {shown(name)} is not a text of 1 to {_LONGEST_NAME} visible characters")
-
-
-def _spread(values: np.ndarray, source: np.ndarray | None) -> np.ndarray:
-    """Return the last axis as a padded model has it."""
-    if source is None:
-        return values
-    return np.where(source < 0, 0, np.take(values, np.maximum(source, 0), axis=-1))
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()

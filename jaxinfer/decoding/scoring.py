@@ -32,7 +32,7 @@ def text_scores(
     By the raw logits, in float32. T is a power of two. What stands from the last token of a text on means nothing.
     """
     hidden_BTD, backend = hidden_states(decoder, params, tokens_BT, lengths_B, adapters_B), decoder.backend
-    model = Model(decoder, params)
+    model = Model.adapted(decoder, params, adapters_B)
 
     def score(hidden_BTD: Array, next_BT: Array) -> tuple[Array, Array, Array]:
         logits_BTV = _logits(model, hidden_BTD)

@@ -6,10 +6,12 @@ batch has one of its own or none.
 The first kind's tree is like a block's parameters, ``{"attention": {"query": {"adapter": {"down": [L, R, in], "up": [L,
 out, R]}}}}`` and so on, stacked over the adapted layers. `jaxinfer.models.linear.Linear` applies one layer's adapters.
 
-Loaded ones stand beside a model's parameters, under `LOADED`, in a tree like its blocks': ``{"down": [N, R, in], "up":
+Loaded ones stand beside a model's parameters, under `LOADED`, in a tree like theirs: ``{"down": [N, R, in], "up":
 [N, R, out]}`` for each linear layer that any of the N has a part in, and a stack of these where its kernel is one.
-``"gain": [N, out]`` multiplies what the kernel alone gives (DoRA; Liu et al., 2402.09353). Which rows have which is an
-array ``adapters_B`` int32: 0 is none, k the k-th. Ranks are filled up with zeros.
+``"gain": [N, out]`` multiplies what the kernel alone gives (DoRA; Liu et al., 2402.09353), ``"shift": [N, out]`` is
+added at last. A norm has ``"scale"`` and ``"bias"`` ``[N, D]``; what the embedding and the output matrix have,
+`EMBED` and `HEAD`, says `jaxinfer.models.own_tables`. Which rows have which is an array ``adapters_B`` int32: 0 is
+none, k the k-th. Ranks are filled up with zeros.
 """
 
 from collections.abc import Mapping
@@ -27,6 +29,9 @@ from jaxinfer.notation import Array, Int, Params
 ADAPTER = "adapter"
 # The name of loaded ones among a model's parameters, and among those of a linear layer.
 LOADED = "adapters"
+
+# The names of the embedding's and the output matrix's among the loaded ones.
+EMBED, HEAD = "embed", "head"
 
 # The logical axes of every kernel ``[out, in]`` of a block.
 ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -97,11 +102,16 @@ def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Params:
 
 
 def bound(params: Params) -> Params:
-    """Return a model's parameters with its loaded adapters among those of the layers that they are for."""
+    """Return a model's parameters with its loaded adapters among those of the layers that they are for.
+
+    Those of the embedding and of the output matrix, which may be one table, stay beside all.
+    """
     if LOADED not in params:
         return params
     rest = {name: node for name, node in params.items() if name != LOADED}
-    return {**rest, "blocks": _beside(rest["blocks"], params[LOADED])}
+    of_tables = {name: node for name, node in params[LOADED].items() if name in (EMBED, HEAD)}
+    of_layers = {name: _beside(rest[name], node) for name, node in params[LOADED].items() if name not in of_tables}
+    return {**rest, **of_layers, **({LOADED: of_tables} if of_tables else {})}
 
 
 def _beside(node: Mapping[str, Any], loaded: Mapping[str, Any]) -> Params:

@@ -49,7 +49,7 @@ class Attention(nn.Module):
                 norm = Norm(config, self.backend, axis, config.head_norm, name=f"{name}_norm")
                 shape = heads_BTNH.shape
                 normed = heads_BTNH.reshape(*shape[:2], -1) if config.qk_norm == "all_heads" else heads_BTNH
-                heads_BTNH = norm(normed).reshape(shape)
+                heads_BTNH = norm(normed, step.adapters_B).reshape(shape)
             return heads_BTNH if rotation is None or config.norm_after_rotation else rotate(heads_BTNH, *rotation)
 
         linears = (
@@ -111,7 +111,7 @@ class Block(nn.Module):
         mlp = (MixtureOfExperts if self.sparse else MLP)(self.config, self.backend, name="mlp")
 
         def norm(name: str, inputs_BTD: jax.Array) -> jax.Array:
-            return Norm(self.config, self.backend, name=name)(inputs_BTD)
+            return Norm(self.config, self.backend, name=name)(inputs_BTD, step.adapters_B)
 
         seen = step.placements[self.kind].seen
 

@@ -89,7 +89,8 @@ def _forward_by_ranges(
     config, backend, features = decoder.config, decoder.backend, cache.features
     own = placements[: len(config.kinds)]
     step = build_step(config, backend, positions_BT, own, context_lengths_B, adapters_B)
-    hidden_BTD = cast(jax.Array, decoder.apply({"params": params}, tokens_BT, positions_BT, method="embedded"))
+    inputs = tokens_BT, positions_BT, adapters_B
+    hidden_BTD = cast(jax.Array, decoder.apply({"params": params}, *inputs, method="embedded"))
     if backend.stages == 1:
         # Were its rows split further at once, every device would need the whole embedding table.
         hidden_BTD = enter_region(hidden_BTD, own[0].seen, backend)
@@ -102,7 +103,7 @@ def _forward_by_ranges(
     hidden_BTD, cache = carry
     if features is not None:
         cache = cache._replace(features=features.write(placements[-1], jnp.concatenate(found[:-1], axis=-1)))
-    return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, method="normed")), cache
+    return cast(jax.Array, decoder.apply({"params": params}, hidden_BTD, adapters_B, method="normed")), cache
 
 
 def _is_by_columns(leaf: Any) -> bool:
@@ -113,9 +114,11 @@ def _quantized(params: Params) -> list[Any]:
     return jax.tree.leaves(params, is_leaf=is_quantized)
 
 
-def output_logits(decoder: Decoder, params: Params, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+def output_logits(
+    decoder: Decoder, params: Params, hidden: Float[Array, "*rows D"], adapters_B: Int[Array, " B"] | None = None
+) -> Float[Array, "*rows V"]:
     """Run `Network.logits` as a pure function."""
-    return cast(jax.Array, decoder.apply({"params": params}, hidden, method="logits"))
+    return cast(jax.Array, decoder.apply({"params": params}, hidden, adapters_B, method="logits"))
 
 
 def init_params(config: DecoderConfig, backend: Backend, key: jax.Array) -> Params:

@@ -56,7 +56,7 @@ class LatentAttention(nn.Module):
             return Linear(config.num_heads * width, (axis, "embed"), backend, name=name)
 
         def norm(name: str, rows: jax.Array) -> jax.Array:
-            return Norm(normed, backend, name=name)(rows)
+            return Norm(normed, backend, name=name)(rows, step.adapters_B)
 
         shared = [down("latent", latent.rank), down("key", rotary_dim)]
         if latent.query_rank is not None:

@@ -84,7 +84,7 @@ class Linear(nn.Module):
     @property
     def loaded(self) -> Any:
         """The stacks of loaded adapters, None if no adapter has a part in this layer."""
-        return self.get_variable("params", LOADED) if self.has_variable("params", LOADED) else None
+        return loaded_stacks(self)
 
 
 def project(
@@ -125,8 +125,8 @@ def _with_own(
 ) -> list[Float[Array, "B T _"]]:
     """Add each row's own adapter to the outputs of layers; where there are gains, these are yet without biases."""
     ids_B, (out_axis, in_axis) = adapters_B - 1, split
-    stacks = [each["down"] for each in loaded if each is not None]
-    inner = iter(project_down(inputs, stacks, ids_B, backend, in_axis))
+    stacks = [each["down"] for each in loaded if each is not None and "down" in each]
+    inner = iter(project_down(inputs, stacks, ids_B, backend, in_axis) if stacks else ())
     results = []
     for output, own, bias in zip(outputs, loaded, biases):
         if own is None:
@@ -134,14 +134,27 @@ def _with_own(
             continue
         base = output
         if "gain" in own:
-            gain_B1O = jnp.take(own["gain"], jnp.maximum(ids_B, 0), axis=0)[:, None].astype(output.dtype)
-            scaled = output * gain_B1O
+            scaled = output * of_rows(own["gain"], ids_B, output)
             # Rounded before a bias or the adapter is added, whatever the program.
             scaled = rounded(scaled) if backend.platform == "cpu" else scaled
             base = jnp.where((ids_B < 0)[:, None, None], output, scaled)
             base = base if bias is None else (base + bias.astype(base.dtype)).astype(base.dtype)
-        results.append(add_up(base, next(inner), own["up"], ids_B, backend, out_axis))
+        result = add_up(base, next(inner), own["up"], ids_B, backend, out_axis) if "up" in own else base
+        results.append(shifted(result, own, ids_B))
     return results
+
+
+def of_rows(stack_NO: Float[Array, "N O"], ids_B: Int[Array, " B"], like: Float[Array, "B T O"]) -> jax.Array:
+    """Return each row's own vector as ``[B, 1, O]``; what a row of a negative id gets means nothing."""
+    return jnp.take(stack_NO, jnp.maximum(ids_B, 0), axis=0)[:, None].astype(like.dtype)
+
+
+def shifted(outputs_BTO: Float[Array, "B T O"], own: Any, ids_B: Int[Array, " B"]) -> Float[Array, "B T O"]:
+    """Add each row's own ``"shift"`` to its outputs, if there is one; rows of a negative id keep their bits."""
+    if "shift" not in own:
+        return outputs_BTO
+    moved = outputs_BTO + of_rows(own["shift"], ids_B, outputs_BTO)
+    return jnp.where((ids_B < 0)[:, None, None], outputs_BTO, moved)
 
 
 def _adapted(
@@ -183,6 +196,11 @@ def quantized_parameter(module: nn.Module, name: str) -> QuantizedArray | None:
     """Return a parameter that is quantized, None if it is not: flax knows no shape of it."""
     value = module.get_variable("params", name) if module.has_variable("params", name) else None
     return value if isinstance(value, QuantizedArray) else None
+
+
+def loaded_stacks(module: nn.Module) -> Any:
+    """Return the stacks of loaded adapters among a module's parameters, None if there are none."""
+    return module.get_variable("params", LOADED) if module.has_variable("params", LOADED) else None
 
 
 def parameter(

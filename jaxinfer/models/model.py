@@ -52,7 +52,7 @@ class Model:
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Return the logits of final hidden states, or of an earlier layer's normed ones."""
-        return output_logits(self.decoder, self.params, hidden)
+        return output_logits(self.decoder, self.params, hidden, self.adapters_B)
 
     def embedded(self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Return the hidden states before the first layer."""
@@ -83,4 +83,5 @@ class Model:
         return run(config, backend, self.params["blocks"], (hidden_BTD, cache), start, stop, step, adapters)
 
     def _apply(self, method: str, *inputs: Any) -> jax.Array:
+        inputs = *inputs, self.adapters_B
         return cast(jax.Array, self.decoder.apply({"params": self.params}, *inputs, method=method))

@@ -1,17 +1,19 @@
 """The network as a Linen module: embedding, blocks over a cache, final norm, and the output matrix."""
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache, Placement
+from jaxinfer.models.adapters import EMBED, HEAD
 from jaxinfer.models.blocks import build_blocks, layer_indices
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import Linear, Table, parameter
+from jaxinfer.models.linear import Linear, Table, loaded_stacks, parameter
 from jaxinfer.models.norm import Norm
+from jaxinfer.models.own_tables import own_embeddings, own_logits
 from jaxinfer.models.step import build_step
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import TENSOR, Array, Float, Int, Params
@@ -69,13 +71,16 @@ class Network(nn.Module):
         """
         step = build_step(self.config, self.backend, positions_BT, placements, context_lengths_B, adapters_B)
         # Were its rows split further at once, every device would need the whole embedding table.
-        hidden_BTD = enter_region(self.embedded(tokens_BT, positions_BT), placements[0].seen, self.backend)
+        hidden_BTD = self.embedded(tokens_BT, positions_BT, adapters_B)
+        hidden_BTD = enter_region(hidden_BTD, placements[0].seen, self.backend)
         carry = (hidden_BTD, cache)
         (hidden_BTD, cache), _ = self.blocks(carry, layer_indices(self.config), step)
-        return self.normed(hidden_BTD), cache
+        return self.normed(hidden_BTD, adapters_B), cache
 
-    def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Return the logits of hidden states, in float32 or wider."""
+    def logits(
+        self, hidden: Float[Array, "*rows D"], adapters_B: Int[Array, " B"] | None = None
+    ) -> Float[Array, "*rows V"]:
+        """Return the logits of hidden states, in float32 or wider; ``adapters_B`` is for the first axis of rows."""
         config = self.config
         if config.embedding_dim is not None:
             hidden = self.project_out(hidden)
@@ -83,6 +88,8 @@ class Network(nn.Module):
         # Rows in bytes would cost a quarter more of perplexity here than in all blocks.
         backend = replace(self.backend, activations=None)
         logits = product(hidden, table(), backend, split=(TENSOR, None))
+        if adapters_B is not None and (own := self._own(HEAD)) is not None:
+            logits = own_logits(logits, hidden, own, adapters_B - 1, backend)
         if config.head_bias:
             logits = logits + jnp.broadcast_to(self.head_bias().astype(logits.dtype), logits.shape)
         if config.logit_scale is not None:
@@ -93,14 +100,20 @@ class Network(nn.Module):
             logits = jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)
         return logits
 
-    def normed(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def normed(
+        self, hidden_BTD: Float[Array, "B T D"], adapters_B: Int[Array, " B"] | None = None
+    ) -> Float[Array, "B T D"]:
         """Return what the output matrix reads, of the hidden states after any layer."""
-        return self.final_norm(hidden_BTD) if self.config.final_norm else hidden_BTD
+        return self.final_norm(hidden_BTD, adapters_B) if self.config.final_norm else hidden_BTD
 
-    def embedded(self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    def embedded(
+        self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"], adapters_B: Int[Array, " B"] | None = None
+    ) -> Float[Array, "B T D"]:
         """Return the hidden states before the first layer."""
         config, backend = self.config, self.backend
         hidden_BTD = embed(self.embed(), tokens_BT, backend)
+        if adapters_B is not None and (own := self._own(EMBED)) is not None:
+            hidden_BTD = own_embeddings(hidden_BTD, tokens_BT, own, adapters_B - 1, backend)
         if config.embedding_scale is not None:
             # Rounded as the weights are: so it was in training, where sqrt(3072) came to 55.5.
             scale = jnp.asarray(config.embedding_scale, backend.param_dtype)
@@ -112,6 +125,11 @@ class Network(nn.Module):
         if config.learned_positions is not None:
             hidden_BTD = hidden_BTD + embed(self.positions(), positions_BT + config.learned_positions, backend)
         return tap(self, "embedded_tokens", hidden_BTD.astype(backend.compute_dtype))
+
+    def _own(self, table: str) -> Any:
+        """Return what loaded adapters have for a table, None if none has a part in it."""
+        loaded = loaded_stacks(self)
+        return None if loaded is None else loaded.get(table)
 
     def _rounded(self, products: jax.Array) -> jax.Array:
         # What is added to them depends on the program.

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxinfer.models.config import NORMS_PLUS_ONE, DecoderConfig, NormKind
-from jaxinfer.models.linear import parameter
+from jaxinfer.models.linear import loaded_stacks, parameter
 from jaxinfer.models.taps import tap
-from jaxinfer.notation import TENSOR, Array, Float
+from jaxinfer.notation import TENSOR, Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.norms import norm_rows
 from jaxinfer.ops.each_device import even_axis, row_axes
@@ -30,7 +30,8 @@ class Norm(nn.Module):
     RMS normalisation is Zhang and Sennrich, 1910.07467; LayerNorm is Ba et al., 1607.06450. ``axis`` is the logical
     name of the weights' axis: ``heads`` and ``kv_heads`` for inputs ``[B, T, N, H]`` whose heads have weights of their
     own, or ``[B, T, N * H]``. On a CPU with kernels of our own, a row's result does not depend on the other rows or on
-    their number.
+    their number. Where loaded adapters have weights of their own for it (`jaxinfer.models.adapters`), a row with one
+    takes these.
     """
 
     config: DecoderConfig
@@ -39,7 +40,9 @@ class Norm(nn.Module):
     kind: NormKind | None = None
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
+    def __call__(
+        self, inputs: Float[Array, "*rows d"], adapters_B: Int[Array, " B"] | None = None
+    ) -> Float[Array, "*rows d"]:
         kind, dtype = self.kind or self.config.norm, jnp.dtype(self.backend.param_dtype)
         width = inputs.shape[2:] if self.axis in ("heads", "kv_heads") else inputs.shape[-1:]
         scale = bias = None
@@ -54,8 +57,35 @@ class Norm(nn.Module):
         if has_kernel and scale is not None and scale.ndim > 1:
             # The kernel has one vector of weights for all rows.
             assert kind not in NORMS_PLUS_ONE
-            return tap(self, "result", rounded(norm(inputs, None, bias) * _over(scale, inputs)))
-        return tap(self, "result", norm(inputs, scale, bias))
+            result = rounded(norm(inputs, None, bias) * _over(scale, inputs))
+        else:
+            result = norm(inputs, scale, bias)
+        if adapters_B is not None and (loaded := loaded_stacks(self)) is not None:
+            own = self._with_own(norm, kind, inputs, loaded, adapters_B - 1, has_kernel=has_kernel)
+            result = jnp.where((adapters_B == 0).reshape(-1, *[1] * (inputs.ndim - 1)), result, own)
+        return tap(self, "result", result)
+
+    def _with_own(
+        self, norm: Callable[..., Any], kind: NormKind, inputs: jax.Array, loaded: Any, ids_B: Any, *, has_kernel: bool
+    ) -> jax.Array:
+        """Return what each row's own weights make of it; what a row of a negative id gets means nothing."""
+        lead = (-1, *[1] * (inputs.ndim - 1 - (2 if self.axis in ("heads", "kv_heads") else 1)))
+
+        def of_rows(name: str) -> jax.Array | None:
+            if name not in loaded:
+                return None
+            rows = jnp.take(loaded[name], jnp.maximum(ids_B, 0), axis=0)
+            return rows.reshape(*lead, *inputs.shape[len(lead) :])
+
+        scale, bias = of_rows("scale"), of_rows("bias")
+        if not has_kernel:
+            return norm(inputs, scale, bias)
+        # The kernel has one vector of weights for all rows, so that these follow; each step is rounded in any program.
+        assert scale is not None
+        neutral = jnp.zeros(inputs.shape[-1:], inputs.dtype) if kind in NORMS_PLUS_ONE else None
+        scale = 1.0 + scale if kind in NORMS_PLUS_ONE else scale
+        result = rounded(norm(inputs, neutral, None) * _over(scale, inputs))
+        return result if bias is None else result + _over(bias, inputs)
 
     def _on_own_rows(self, norm: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
         """Return ``norm`` so that each device runs it on its rows, and on its heads if these are normed."""

@@ -45,6 +45,26 @@ def project_down(
     return run(inputs_BTI.astype(jnp.float32), ids_B, *stacks)
 
 
+def spread(inner_BTR: Any, stack_NRO: Float[Array, "N R O"], ids_B: Int[Array, " B"], backend: Backend) -> Any:
+    """Return rows' values in front of their own matrices as `add_up` takes them."""
+    if _runs_kernels(stack_NRO, backend):
+        return inner_BTR
+    is_own_BN = ids_B[:, None] == jnp.arange(stack_NRO.shape[0])
+    every = jnp.where(is_own_BN[:, None, :, None], inner_BTR[:, :, None], 0)
+    return every.reshape(*inner_BTR.shape[:2], -1)
+
+
+def own_products(
+    inputs_BTI: Float[Array, "B T I"], stack_NKI: Float[Array, "N K I"], ids_B: Int[Array, " B"], backend: Backend
+) -> Float[Array, "B T K"]:
+    """Return the dot products with the rows of each row's own matrix; those of a row of a negative id mean nothing."""
+    (found,) = project_down(inputs_BTI, [stack_NKI], ids_B, backend)
+    if _runs_kernels(stack_NKI, backend):
+        return found
+    # All others are zero.
+    return found.reshape(*found.shape[:2], *stack_NKI.shape[:2]).sum(axis=2)
+
+
 def add_up(
     base_BTO: Float[Array, "B T O"],
     inner: Any,

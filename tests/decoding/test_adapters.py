@@ -10,13 +10,14 @@ import pytest
 
 import jaxinfer
 from jaxinfer import LanguageModel, SamplingParams
-from jaxinfer.errors import InvalidOption
+from jaxinfer.checkpoint.adapters.other_tensors import PREFIX
+from jaxinfer.errors import InvalidOption, UnsupportedModel
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.ops.backend import choose_backend
 from tests.decoding.covered_models import SAMPLINGS, random_model, random_prompts
 from tests.decoding.strategy_cases import CASES
-from tests.toy_adapters import edit_adapter, with_magnitudes, write_adapter
+from tests.toy_adapters import edit_adapter, with_magnitudes, with_tables, write_adapter
 
 ADAPTERS = (None, "all", "few", "all", "dora")
 SAMPLED = [replace(sampling, logprobs=True) for sampling in SAMPLINGS]
@@ -28,13 +29,14 @@ WIDE = ("layerskip",)
 
 
 def with_adapters(lm: LanguageModel, folder: Path) -> LanguageModel:
-    """Load adapters of other ranks, of other layers, and with magnitudes."""
+    """Load adapters of other ranks, of other layers, with magnitudes, and of tables, norms and biases."""
     joined = lm.config.family == "gpt2"  # its queries, keys and values are one tensor
     every = ("attention.output", "mlp.up", "mlp.down") if joined else None
     written = write_adapter(folder / "dora", lm.config, 3, 3, ("attention.output", "mlp.up"))
     lm.load_adapter("dora", edit_adapter(written, with_magnitudes))
     lm.load_adapter("all", write_adapter(folder / "all", lm.config, 1, 4, every))
-    lm.load_adapter("few", write_adapter(folder / "few", lm.config, 2, 9, ("attention.output", "mlp.down")))
+    few = write_adapter(folder / "few", lm.config, 2, 9, ("attention.output", "mlp.down"))
+    lm.load_adapter("few", with_tables(few, lm.config))
     return lm
 
 
@@ -60,11 +62,53 @@ def written(lm: LanguageModel, rows=ROWS, strategy="autoregressive", adapters=AD
 def test_a_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_of_the_model(model):
     lm = model("opt")
     together = written(lm)
-    for row in (0, 1, 4):
+    for row in (0, 1, 2, 4):
         assert written(lm, [row]) == [together[row]]
     plain = written(random_model("opt"), adapters=[None] * 5)
     assert written(lm, adapters=[None] * 5) == plain
     assert [found == without for found, without in zip(together, plain)] == [name is None for name in ADAPTERS]
+
+
+def test_an_adapter_of_tables_norms_and_biases_is_the_merged_model(tmp_path):
+    """One whose tables change alike, so that a model of one table can have it."""
+    lm = random_model("opt")
+    embedding = PREFIX + "model.decoder.embed_tokens"
+
+    def edit(settings, stored):
+        settings |= {"modules_to_save": ["final_layer_norm"], "bias": "all", "trainable_token_indices": [5, 3]}
+        for module in ("final_layer_norm", "layers.0.final_layer_norm", "layers.1.final_layer_norm"):
+            for part, seed in (("weight", 3), ("bias", 4)):
+                values = np.random.default_rng(seed).standard_normal(32).astype(np.float32)
+                stored[f"{PREFIX}model.decoder.{module}.{part}"] = values
+        stored[f"{PREFIX}model.decoder.layers.1.fc1.bias"] = np.random.default_rng(5).standard_normal(48, np.float32)
+        rows = np.random.default_rng(6).standard_normal((2, 32), np.float32)
+        stored[f"{embedding}.token_adapter.trainable_tokens_delta"] = rows
+
+    lm.load_adapter("tables", edit_adapter(write_adapter(tmp_path / "tables", lm.config, 8, 4, ("mlp.up",)), edit))
+    prompts = [prompt[:16] for prompt in PROMPTS]
+    live, plain = (np.asarray(lm.logits(prompts, adapter=name)) for name in ("tables", None))
+    merged, _ = lm.loaded_adapters.merged("tables")
+    tokens_BT, lengths_B = (np.zeros((len(prompts), 16), np.int32), np.array([len(each) for each in prompts], np.int32))
+    for row, prompt in enumerate(prompts):
+        tokens_BT[row, : len(prompt)] = prompt
+    found = np.asarray(lm.programs.logits(merged, tokens_BT, lengths_B, np.zeros(len(prompts), np.int32)))
+    for row, prompt in enumerate(prompts):
+        there = slice(0, len(prompt))
+        np.testing.assert_allclose(live[row, there], found[row, there], atol=1e-4)
+        assert np.abs(live[row, there] - plain[row, there]).max() > 0.1
+    other = LanguageModel(lm.config, lm.params, lm.backend)
+    other.load_adapter("same", lm.adapters["tables"])
+    assert other.loaded_adapters.fingerprint("same") == lm.loaded_adapters.fingerprint("tables")
+
+    def change(_, stored):
+        stored[f"{PREFIX}model.decoder.layers.1.fc1.bias"].fill(0)
+        # PEFT saves the model's own table, too, below low ranks; it is not held once more.
+        stored[f"{embedding}.base_layer.weight"] = np.asarray(lm.params["embed"]["embedding"], np.float32)
+
+    edit_adapter(tmp_path / "tables", change)
+    other.load_adapter("other", lm.adapters["tables"])
+    assert not any("copy" in name for stacks in other.adapted_params["adapters"].values() for name in stacks)
+    assert other.loaded_adapters.fingerprint("other") != lm.loaded_adapters.fingerprint("tables")
 
 
 @pytest.mark.exhaustive
@@ -192,7 +236,7 @@ def _logits(lm, params, ids):
     return found[:, : len(ids)]
 
 
-def test_what_names_no_adapter_is_refused_by_one_line(model):
+def test_what_names_no_adapter_or_can_only_be_merged_is_refused_by_one_line(model, tmp_path):
     lm = model("opt")
     for asked, message in (
         ({"adapter": "other"}, "no adapter 'other' is loaded; loaded are: dora, all, few"),
@@ -204,6 +248,23 @@ def test_what_names_no_adapter_is_refused_by_one_line(model):
     for name, message in (("all", "is loaded already"), ("", "not a text of 1"), ("a\nb", "not a text of 1")):
         with pytest.raises(InvalidOption, match=message):
             lm.load_adapter(name, lm.adapters["all"])
+    positions = {"model.decoder.embed_positions.weight": np.ones((258, 32), np.float32)}
+    head = {"lm_head.lora_A.weight": np.ones((4, 32)), "lm_head.lora_B.weight": np.ones((16, 4))}
+    head |= {"lm_head.lora_magnitude_vector": np.ones(16)}
+    for settings, tensors, tensor in (
+        ({"modules_to_save": ["embed_positions"]}, positions, "embed_positions.weight"),
+        ({"use_dora": True, "target_modules": ["lm_head"]}, head, "lm_head.weight"),
+    ):
+
+        def edit(written, stored, settings=settings, tensors=tensors):
+            written |= settings
+            if "use_dora" in settings:
+                stored.clear()
+            stored |= {PREFIX + name: values.astype(np.float32) for name, values in tensors.items()}
+
+        folder = edit_adapter(write_adapter(tmp_path / tensor, lm.config, only=("mlp.up",)), edit)
+        with pytest.raises(UnsupportedModel, match=f"{tensor}, which can only be merged: jaxinfer convert"):
+            lm.load_adapter("other", folder)
     with pytest.raises(InvalidOption, match="no adapter 'gone'"):
         lm.unload_adapter("gone")
     with lm.engine(max_rows=1, pages=40, page_size=8), pytest.raises(InvalidOption, match="has an engine that runs"):

@@ -9,6 +9,11 @@ _OF_OPS, _OF_FOLDERS = "tests/ops/test_low_rank.py", "tests/checkpoint/adapters/
 _ROWS = "tests/decoding/test_adapters.py"
 _BITS = f"{_ROWS}::test_a_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_of_the_model"
 
+_STACKS, _PARTS = "jaxinfer/adapter_stacks.py", "jaxinfer/adapter_parts.py"
+_TABLES, _NORM = "jaxinfer/models/own_tables.py", "jaxinfer/models/norm.py"
+_OF_OTHERS = "tests/checkpoint/adapters/test_other_tensors.py"
+_OF_TABLES = "tests/models/test_own_tables.py"
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "every row reads the first row's pair",
@@ -62,9 +67,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "every adapter has a size of its own",
-        _LOADED,
-        "sizes = _power_of_two(max(each.number for each in loaded)), self._rank(loaded)",
-        "sizes = max(each.number for each in loaded), self._rank(loaded)",
+        _STACKS,
+        "number = _power_of_two(max(each.number for each in loaded))",
+        "number = max(each.number for each in loaded)",
         f"{_ROWS}::test_loading_and_unloading_compile_nothing_within_a_size_and_texts_go_on",
     ),
     Fault(
@@ -77,8 +82,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the strength of an adapter is left out",
         _FOLDER,
-        "up * np.float32(settings.scale_of(module))",
-        "up",
+        "LowRank(down, up * scale, magnitude",
+        "LowRank(down, up, magnitude",
         _OF_FOLDERS,
     ),
     Fault(
@@ -144,6 +149,69 @@ FAULTS: tuple[Fault, ...] = (
         "changed.items() if how is not None]",
         "changed.items() if how == '']",
         "tests/server/test_adapters.py::test_a_fingerprint_names_all_that_decides_an_answer",
+    ),
+    Fault(
+        "tokens past a row's own take rows of tables",
+        _TABLES,
+        "rows_BTD = jnp.where(is_it_BTK.any(axis=-1, keepdims=True), found_BTD, rows_BTD)",
+        "rows_BTD = found_BTD",
+        _OF_TABLES,
+    ),
+    Fault(
+        "logits of tokens without a row are replaced",
+        _TABLES,
+        "(ids_B[:, None] < 0) | (tokens_BK < 0)",
+        "(ids_B[:, None] < 0) & (tokens_BK < 0)",
+        _OF_TABLES,
+    ),
+    Fault(
+        "a whole table is another adapter's",
+        _TABLES,
+        "return [(copy_B == int(number)",
+        "return [(copy_B >= int(number)",
+        _OF_TABLES,
+    ),
+    Fault(
+        "a low rank of an embedding is the first adapter's",
+        _TABLES,
+        "ranks_NVR[numbers_B[:, None], jnp.clip",
+        "ranks_NVR[0 * numbers_B[:, None], jnp.clip",
+        _OF_TABLES,
+    ),
+    Fault(
+        "what an adapter adds to an output is left out",
+        _LINEAR,
+        "return jnp.where((ids_B < 0)[:, None, None], outputs_BTO, moved)",
+        "return outputs_BTO",
+        _OF_TABLES,
+    ),
+    Fault(
+        "a norm's own weights are all rows'",
+        _NORM,
+        "result = jnp.where((adapters_B == 0)",
+        "result = jnp.where((adapters_B < 0)",
+        _BITS,
+    ),
+    Fault(
+        "a bias is added to the model's own",
+        _PARTS,
+        "values = values - was if is_added else values",
+        "values = values if is_added else values",
+        f"{_ROWS}::test_an_adapter_of_tables_norms_and_biases_is_the_merged_model",
+    ),
+    Fault(
+        "a model's own table is held once more",
+        _PARTS,
+        "return replace(change, whole=None) if is_same else change",
+        "return change",
+        f"{_ROWS}::test_an_adapter_of_tables_norms_and_biases_is_the_merged_model",
+    ),
+    Fault(
+        "modules to save that are not there are not missed",
+        "jaxinfer/checkpoint/adapters/other_tensors.py",
+        "if not any(is_saved(tensor, settings, (module,)) for tensor in tensors):",
+        "if not tensors:",
+        _OF_FOLDERS,
     ),
     Fault(
         "parameters in a model's place are not used while no adapter is loaded",

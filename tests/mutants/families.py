@@ -148,14 +148,6 @@ FAULTS: tuple[Fault, ...] = (
         f"{_MERGED}::test_what_does_not_fit_is_refused_by_one_line",
     ),
     Fault(
-        "an adapter that is to be merged is loaded beside its model",
-        "jaxinfer/checkpoint/adapters/peft_folder.py",
-        "if stored is None and (settings.saved or settings.token_rows):",
-        "if stored is None and settings.token_rows:",
-        "tests/checkpoint/adapters/test_peft_folder.py"
-        "::test_what_does_not_fit_or_is_not_followed_is_refused_by_one_line",
-    ),
-    Fault(
         "Mixtral's rotary base is Llama's where its file has none",
         "jaxinfer/models/families/mixtral.py",
         "theta=1e6",

@@ -8,12 +8,14 @@ import numpy as np
 class LowRank(NamedTuple):
     """What an adapter adds to a matrix ``[out, in]``: ``up down``, with ``up`` scaled already; float32.
 
-    With a ``magnitude`` ``[out]`` the rows of the sum then get these norms (DoRA; Liu et al., 2402.09353).
+    With a ``magnitude`` ``[out]`` the rows of the sum then get these norms (DoRA; Liu et al., 2402.09353). A ``shift``
+    ``[out]``, scaled already, is added to the outputs.
     """
 
     down_RI: np.ndarray
     up_OR: np.ndarray
     magnitude_O: np.ndarray | None = None
+    shift_O: np.ndarray | None = None
 
     def added_to(self, kernel_OI: np.ndarray) -> np.ndarray:
         """Return the adapted matrix, in float32 or wider."""

@@ -1,14 +1,17 @@
 """A checkpoint whose weights an adapter has been added to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from jaxinfer.checkpoint.adapters.other_tensors import Change, check_tied
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter, open_adapter, places_of
 from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource, SparingSource, TensorSource, TypedTensorSource
-from jaxinfer.errors import InvalidOption
+from jaxinfer.errors import InvalidOption, UnsupportedModel
 from jaxinfer.models.adapters import kernel_shapes
+from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.registry import family_of
 
 
@@ -54,19 +57,41 @@ def merge_into(checkpoint: Checkpoint, folder: Any) -> Checkpoint:
     names = family.tensor_names(config)
     stored = checkpoint.tensors.shapes()
     adapter = open_adapter(folder, names, config.num_layers, kernel_shapes(config), stored)
-    spelled = places_of(names.spelled_in(stored), config.num_layers)
-    own = dict(zip(places_of(names, config.num_layers), spelled))
+    names_there = names.spelled_in(stored)
+    own = dict(zip(places_of(names, config.num_layers), places_of(names_there, config.num_layers)))
     matrices, places = (
         {own[tensor]: value for tensor, value in each.items()} for each in (adapter.matrices, adapter.places)
     )
-    return merged(checkpoint, replace(adapter, matrices=matrices, places=places))
+    return merged(checkpoint, replace(adapter, matrices=matrices, places=places), names_there)
 
 
-def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Return a checkpoint with an adapter of its model merged into its weights; raises InvalidOption for few bits."""
+def merged(checkpoint: Checkpoint, adapter: Adapter, names: TensorNames) -> Checkpoint:
+    """Return a checkpoint with an adapter of its model merged into its weights.
+
+    Raises InvalidOption for few bits, and UnsupportedModel for a change that the model's tensors cannot have.
+    """
     if isinstance(checkpoint.tensors, QuantizedSource) and any(checkpoint.tensors.forms().values()):
         raise InvalidOption(
             f"{checkpoint.origin}: its weights are in few bits, and merging would round them again: load the adapter "
             "beside them, or merge it before they are rounded"
         )
-    return replace(checkpoint, tensors=MergedTensors(checkpoint.tensors, adapter))
+    changes = _with_shifts(adapter, checkpoint.tensors.shapes())
+    changes = changes if "head.kernel" in names.top else check_tied(adapter.origin, names, changes)
+    return replace(checkpoint, tensors=MergedTensors(checkpoint.tensors, replace(adapter, changes=changes)))
+
+
+def _with_shifts(adapter: Adapter, stored: Mapping[str, tuple[int, ...]]) -> Mapping[str, Change]:
+    """Return an adapter's changes, and what is added to the biases of what it adapts."""
+    changes = dict(adapter.changes)
+    of_others = {name: change.low for name, change in adapter.changes.items() if change.low is not None}
+    for name, low in {**adapter.matrices, **of_others}.items():
+        if low.shift_O is None:
+            continue
+        bias = name.removesuffix("weight") + "bias"
+        if bias not in stored:
+            raise UnsupportedModel(
+                f"{adapter.origin}: its lora_bias adds to the outputs of {name}, which has no bias in this model: load "
+                "the adapter beside the model"
+            )
+        changes[bias] = replace(changes.get(bias, Change()), shift=low.shift_O)
+    return changes

@@ -1,7 +1,7 @@
-"""What an adapter changes outside the blocks' linear layers, and which can only be merged: embeddings, norms, experts.
+"""What an adapter changes beside the kernels of the blocks' linear layers: embeddings, norms, biases, experts.
 
-Whole tensors (``modules_to_save``), rows of some tokens (``trainable_token_indices``), and low ranks of an embedding or
-of any other matrix that the checkpoint has by that name.
+Whole tensors (``modules_to_save``, ``bias``), rows of some tokens (``trainable_token_indices``), and low ranks of an
+embedding or of any other matrix that the model has by that name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,16 +20,29 @@ from jaxinfer.models.families.family import TensorNames, names_of
 PREFIX = "base_model.model."
 _ROWS, _BASE = ".token_adapter.trainable_tokens_delta", ".base_layer.weight"
 _DOWN, _UP = ".lora_embedding_A", ".lora_embedding_B"
-_HEAD = "lm_head.weight"
+_BASE_BIAS = ".base_layer.bias"
+# The output matrix where it is the embedding, too, and not stored.
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to one tensor: it is replaced, then rows of it are, then a product of small matrices is added."""
+    """What happens to one tensor: it is replaced, then rows of it are, then a product of small matrices is added.
+
+    Of a vector that may be a bias, ``shift`` is added.
+    """
 
     whole: np.ndarray | None = None
     rows: tuple[tuple[int, ...], np.ndarray] | None = None
     low: LowRank | None = None
+    shift: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """All numbers of it."""
+        rows = [] if self.rows is None else [np.array(self.rows[0]), self.rows[1]]
+        others = self.whole, *rows, *(self.low or ()), self.shift
+        return [each for each in others if each is not None]
 
     def applied_to(self, tensor: np.ndarray) -> np.ndarray:
         """Return the changed tensor, in float32 or wider."""
@@ -37,6 +50,8 @@ class Change:
         tensor = (tensor if self.whole is None else self.whole).astype(wide)
         if self.rows is not None:
             tensor[list(self.rows[0])] = self.rows[1]
+        if self.shift is not None:
+            tensor = tensor + self.shift
         return tensor if self.low is None else self.low.added_to(tensor)
 
 
@@ -48,19 +63,23 @@ def read_changes(
     shapes: Mapping[str, tuple[int, ...]],
     matrices: Mapping[str, LowRank],
 ) -> dict[str, Change]:
-    """Return the changes by the checkpoint's tensors, whose ``shapes`` are given.
+    """Return the changes by the model's tensors, whose ``shapes`` are given.
 
-    ``matrices`` are low ranks by the name of a module that is no linear layer of the blocks. Raises
-    :class:`UnsupportedModel` for what this model has no tensor for, or cannot change alone.
+    An output matrix that is the embedding is `HEAD`. ``matrices`` are low ranks by the name of a module that is no
+    linear layer of the blocks. Raises :class:`UnsupportedModel` for what this model has no tensor for.
     """
     changes = {_own(path, f"{module}.weight", names, shapes): Change(low=low) for module, low in matrices.items()}
     for stored in tensors.shapes():
         name = stored.removeprefix(PREFIX)
-        if name.endswith((_ROWS, _BASE, _DOWN, _UP)):
+        if name.endswith(_BASE_BIAS) and settings.has_biases:
+            name = name.removesuffix(_BASE_BIAS) + ".bias"
+        elif name.endswith((_ROWS, _BASE, _DOWN, _UP)):
             module = name[: name.rindex(next(end for end in (_ROWS, _BASE, _DOWN, _UP) if name.endswith(end)))]
             name = f"{module}.weight"
         elif ".lora_" in name:
             continue
+        elif name.endswith(".bias") and settings.has_biases:
+            pass
         elif not is_saved(name, settings) and not is_saved(name, settings, ("embed_tokens", "lm_head")):
             raise InvalidCheckpoint(f"{path}: it has {shown(stored)}, and no modules_to_save in {CONFIG} names it")
         own = _own(path, name, names, shapes)
@@ -71,14 +90,44 @@ def read_changes(
         elif stored.endswith(_ROWS):
             values = _read(path, tensors, stored)
             indices = settings.rows_of(name.removesuffix(".weight"))
-            if len(values) != len(indices) or values.shape[1:] != shapes[own][1:] or max(indices) >= shapes[own][0]:
+            shape = _shape(names, shapes, own)
+            if len(values) != len(indices) or values.shape[1:] != shape[1:] or max(indices) >= shape[0]:
                 raise InvalidCheckpoint(f"{path}: {shown(stored)} has no rows for trainable_token_indices in {CONFIG}")
             change = replace(change, rows=(indices, values))
         else:
             change = replace(change, whole=_read(path, tensors, stored))
         changes[own] = change
-    _check(path, names, shapes, changes)
+    _check_all(path, settings, names, tensors.shapes(), changes)
+    for own, change in changes.items():
+        _check_fit(path, names, own, change, _shape(names, shapes, own))
     return changes
+
+
+def embedding_of(names: TensorNames, tensors: Iterable[str]) -> str | None:
+    """Return the name of the embedding's tensor among those of a model, in either spelling."""
+    (embedding,) = names_of(names.top["embed.embedding"])
+    spelled = {embedding, names.other_prefix + embedding.removeprefix(names.optional_prefix)}
+    return next((tensor for tensor in tensors if tensor in spelled), None)
+
+
+def check_tied(path: str, names: TensorNames, changes: Mapping[str, Change]) -> dict[str, Change]:
+    """Return the changes without `HEAD`'s; raise UnsupportedModel if embedding and output matrix do not change alike.
+
+    For a model in which they are one tensor.
+    """
+    others = {name: change for name, change in changes.items() if name != HEAD}
+    embedding = embedding_of(names, others)
+    of_embedding, of_head = others.get(embedding or ""), changes.get(HEAD)
+    alike = of_head is None and (of_embedding is None or (of_embedding.whole is None and of_embedding.low is None))
+    if of_head is not None and of_embedding is not None and of_head.whole is not None:
+        alike = of_embedding.whole is not None and np.array_equal(of_head.whole, of_embedding.whole)
+        alike = alike and all(change.low is None and change.rows is None for change in (of_head, of_embedding))
+    if not alike:
+        raise UnsupportedModel(
+            f"{path}: it changes the embedding or the output matrix alone, which are one tensor of this model: load it "
+            "beside the model, or save the base model with tie_word_embeddings false, and train again"
+        )
+    return others
 
 
 def is_saved(name: str, settings: AdapterSettings, modules: Iterable[str] | None = None) -> bool:
@@ -113,34 +162,48 @@ def _own(path: Path, name: str, names: TensorNames, shapes: Mapping[str, tuple[i
     spelled = [name, *(to + name.removeprefix(of) for of, to in ((one, other), (other, one)) if name.startswith(of))]
     found = next((each for each in spelled if each in shapes), None)
     # A tied output matrix is not stored.
-    if found is None and name == _HEAD and "head.kernel" not in names.top:
+    if found is None and name == HEAD and "head.kernel" not in names.top:
         return name
     if found is None:
         raise UnsupportedModel(f"{path}: it changes {shown(name)}, and no tensor of the model has that name")
     return found
 
 
-def _check(path: Path, names: TensorNames, shapes: Mapping[str, tuple[int, ...]], changes: dict[str, Change]) -> None:
-    """Check shapes, and that an output matrix that is the embedding changes as it does."""
-    if "head.kernel" not in names.top:
-        (embedding,) = names_of(names.top["embed.embedding"])
-        spelled = {embedding, names.other_prefix + embedding.removeprefix(names.optional_prefix)}
-        of_embedding = next((changes[name] for name in spelled if name in changes), None)
-        of_head = changes.pop(_HEAD, None)
-        alike = of_head is None and (of_embedding is None or (of_embedding.whole is None and of_embedding.low is None))
-        if of_head is not None and of_embedding is not None and of_head.whole is not None:
-            alike = of_embedding.whole is not None and np.array_equal(of_head.whole, of_embedding.whole)
-            alike = alike and all(change.low is None and change.rows is None for change in (of_head, of_embedding))
-        if not alike:
-            raise UnsupportedModel(
-                f"{path}: it changes the embedding or the output matrix alone, which are one tensor of this model: "
-                "save the base model with tie_word_embeddings false, and train again"
+def _shape(names: TensorNames, shapes: Mapping[str, tuple[int, ...]], own: str) -> tuple[int, ...]:
+    return tuple(shapes[own if own in shapes else embedding_of(names, shapes) or own])
+
+
+def _check_all(
+    path: Path, settings: AdapterSettings, names: TensorNames, stored: Iterable[str], changes: Mapping[str, Change]
+) -> None:
+    """Check that all that the settings name is there."""
+    tensors = [tensor.removeprefix(PREFIX) for tensor in stored]
+    for module in settings.saved:
+        if not any(is_saved(tensor, settings, (module,)) for tensor in tensors):
+            raise InvalidCheckpoint(f"{path}: modules_to_save in {CONFIG} names {module}, which has no tensors there")
+    if settings.token_rows and not any(tensor.endswith(_ROWS) for tensor in tensors):
+        raise InvalidCheckpoint(f"{path}: trainable_token_indices in {CONFIG} names tokens, which have no rows there")
+    if settings.is_all_linear:
+        return
+    (embedding,) = names_of(names.top["embed.embedding"])
+    for name in (embedding, *names_of(names.top.get("head.kernel", HEAD))):
+        is_missing = settings.targets(name.removesuffix(".weight")) and not any(
+            change.low for each, change in changes.items() if each in (name, embedding_of(names, changes))
+        )
+        if is_missing:
+            raise InvalidCheckpoint(f"{path}: {CONFIG} targets {name}, which has no matrices there")
+
+
+def _check_fit(path: Path, names: TensorNames, own: str, change: Change, shape: tuple[int, ...]) -> None:
+    low = () if change.low is None else ((len(change.low.up_OR), change.low.down_RI.shape[1]),)
+    found = (*(() if change.whole is None else (change.whole.shape,)), *low)
+    for each in found:
+        if tuple(each) == shape:
+            continue
+        is_table = own == HEAD or own in names_of(names.top.get("head.kernel", ())) or embedding_of(names, [own])
+        if is_table and tuple(each)[1:] == shape[1:]:
+            raise InvalidCheckpoint(
+                f"{path}: its {own} has {each[0]} tokens, but the model's has {shape[0]}: it was trained on a model "
+                "whose vocabulary was changed: load that one"
             )
-    for name, change in changes.items():
-        low = () if change.low is None else ((len(change.low.up_OR), change.low.down_RI.shape[1]),)
-        found = (*(() if change.whole is None else (change.whole.shape,)), *low)
-        for shape in found:
-            if tuple(shape) != tuple(shapes[name]):
-                raise InvalidCheckpoint(
-                    f"{path}: it changes {name} as {list(shape)}, but the model's is {list(shapes[name])}"
-                )
+        raise InvalidCheckpoint(f"{path}: it changes {own} as {list(each)}, but the model's is {list(shape)}")

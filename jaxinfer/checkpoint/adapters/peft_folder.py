@@ -15,7 +15,7 @@ from jaxinfer.checkpoint.adapters.other_tensors import PREFIX, Change, read_chan
 from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_settings
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption, UnsupportedModel, shown
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption, shown
 from jaxinfer.models.adapters import ADAPTED
 from jaxinfer.models.families.family import Part, TensorNames
 
@@ -23,10 +23,10 @@ WEIGHTS = "adapter_model.safetensors"
 _ENDINGS = {
     "lora_A.weight": "down",
     "lora_B.weight": "up",
+    "lora_B.bias": "shift",
     "lora_magnitude_vector.weight": "magnitude",
     "lora_magnitude_vector": "magnitude",
 }
-_MERGED_ALONE = "can only be merged: jaxinfer convert SRC DST --adapter PATH"
 _MODULE = re.compile(rf"(?P<module>.+)\.(?P<ending>{'|'.join(map(re.escape, _ENDINGS))})")
 
 
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 class Adapter:
     """An adapter that has been read: its matrices by the name of the base model's tensor, and these tensors' places.
 
-    ``changes`` are those of other tensors, by the names of a checkpoint that it is merged into.
+    ``changes`` are those of other tensors, by their names.
     """
 
     origin: str
@@ -58,12 +58,11 @@ class Adapter:
             found.update(tensor.encode())
             for part in low:
                 found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+        for tensor, change in sorted(self.changes.items()):
+            found.update(tensor.encode())
+            for part in change.arrays:
+                found.update(np.ascontiguousarray(part).tobytes())
         return found.hexdigest()[:16]
-
-    @property
-    def rank(self) -> int:
-        """The largest rank of a kernel's adapter."""
-        return max((low.down_RI.shape[0] for low in self.matrices.values()), default=0)
 
 
 def open_adapter(
@@ -71,14 +70,13 @@ def open_adapter(
     names: TensorNames,
     num_layers: int,
     shapes: Mapping[str, tuple[int, int]],
-    stored: Mapping[str, tuple[int, ...]] | None = None,
+    stored: Mapping[str, tuple[int, ...]],
 ) -> Adapter:
     """Read a PEFT folder for a base model with these tensor names.
 
-    ``shapes`` maps a kernel's name in a block to ``(out, in)``. To be merged into a checkpoint whose tensors have the
-    shapes ``stored``, an adapter may change any of these. Raises InvalidOption for what is no path,
-    :class:`UnsupportedModel` for an adapter of more than the blocks' linear layers, and :class:`InvalidCheckpoint` for
-    one that does not fit.
+    ``shapes`` maps a kernel's name in a block to ``(out, in)``; ``stored`` are the shapes of all of the model's
+    tensors. Raises InvalidOption for what is no path, :class:`UnsupportedModel` for a change of what the model does not
+    have, and :class:`InvalidCheckpoint` for one that does not fit.
     """
     if not isinstance(folder, str | Path) or not str(folder):
         raise InvalidOption(f"adapter {shown(folder)} is no path of a folder")
@@ -86,10 +84,6 @@ def open_adapter(
     if not (path / CONFIG).is_file():
         raise CheckpointNotFound(f"{path}: no {CONFIG}: give a folder that PEFT saved an adapter in")
     settings = read_settings(path)
-    if stored is None and (settings.saved or settings.token_rows):
-        key, value = ("modules_to_save", settings.saved) if settings.saved else ("trainable_token_indices", "")
-        what = f"{key} {shown(list(value))}" if value else key
-        raise UnsupportedModel(f"{path}: {what} {_MERGED_ALONE}")
     return read_matrices(path, settings, names, num_layers, shapes, stored)
 
 
@@ -99,7 +93,7 @@ def read_matrices(
     names: TensorNames,
     num_layers: int,
     shapes: Mapping[str, tuple[int, int]],
-    stored: Mapping[str, tuple[int, ...]] | None = None,
+    stored: Mapping[str, tuple[int, ...]],
 ) -> Adapter:
     """Read an adapter's tensors, and check that they are what its settings and the base model ask for.
 
@@ -110,8 +104,6 @@ def read_matrices(
     for tensor in tensors.shapes():
         match = _MODULE.fullmatch(tensor)
         if match is None:
-            if stored is None:
-                raise UnsupportedModel(f"{path}: {_what(tensor)}")
             continue
         module = match["module"].removeprefix(PREFIX)
         found.setdefault(module, {})[_ENDINGS[match["ending"]]] = tensor
@@ -128,20 +120,20 @@ def read_matrices(
     others: dict[str, LowRank] = {}
     for module, parts in found.items():
         if f"{module}.weight" not in places:
-            if stored is None:
-                where = f"it adapts {shown(module)}, which is no linear layer of the model's blocks"
-                raise UnsupportedModel(f"{path}: {where} and {_MERGED_ALONE}")
             others[module] = _read(path, settings, module, tensors, parts)
             continue
         matrices[f"{module}.weight"] = _read(path, settings, module, tensors, parts)
     _check_targets(path, settings, found, places)
     for tensor, low in matrices.items():
         _check_fit(path, tensor, low, places[tensor], shapes)
+    changes = read_changes(path, settings, tensors, names, stored, others)
+    if not matrices and not changes:
+        raise InvalidCheckpoint(f"{path}: {CONFIG} targets no layer of this model")
     return Adapter(
         str(path),
         {own[tensor]: low for tensor, low in matrices.items()},
         {own[tensor]: places[tensor] for tensor in matrices},
-        {} if stored is None else read_changes(path, settings, tensors, names, stored, others),
+        changes,
     )
 
 
@@ -169,17 +161,10 @@ def _open_tensors(path: Path) -> SafetensorsFile:
     raise CheckpointNotFound(f"{path}: no {WEIGHTS}; fetch all files of the adapter")
 
 
-def _what(tensor: str) -> str:
-    """Say why a tensor of an adapter is not followed."""
-    if "lora_embedding_" in tensor:
-        return f"{shown(tensor)} adapts an embedding, which {_MERGED_ALONE}"
-    return f"{shown(tensor)} is no low rank of a linear layer, and {_MERGED_ALONE}"
-
-
 def _read(
     path: Path, settings: AdapterSettings, module: str, tensors: SafetensorsFile, parts: Mapping[str, str]
 ) -> LowRank:
-    wanted = {"down", "up", *(["magnitude"] if settings.is_dora else [])}
+    wanted = {"down", "up", *(["magnitude"] if settings.is_dora else []), *(["shift"] if settings.has_shifts else [])}
     if wanted != parts.keys():
         names = {what: ending for ending, what in reversed(_ENDINGS.items())}
         odd = names[sorted(wanted ^ parts.keys())[0]]
@@ -193,7 +178,8 @@ def _read(
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise InvalidCheckpoint(f"{path}: {module} has numbers that are not finite; fetch the adapter again")
     magnitude = arrays["magnitude"].reshape(-1) if settings.is_dora else None
-    return LowRank(down, up * np.float32(settings.scale_of(module)), magnitude)
+    scale = np.float32(settings.scale_of(module))
+    return LowRank(down, up * scale, magnitude, arrays["shift"] * scale if settings.has_shifts else None)
 
 
 def _check_targets(
@@ -204,8 +190,6 @@ def _check_targets(
         raise InvalidCheckpoint(f"{path}: {CONFIG} targets {missing[0]}, which {WEIGHTS} has no matrices for")
     if extra := sorted(module for module in found.keys() - wanted if not settings.targets(module)):
         raise InvalidCheckpoint(f"{path}: {WEIGHTS} has matrices for {extra[0]}, which {CONFIG} does not target")
-    if not found and not settings.saved and not settings.token_rows:
-        raise InvalidCheckpoint(f"{path}: {CONFIG} targets no layer of this model")
 
 
 def _check_fit(
@@ -213,7 +197,7 @@ def _check_fit(
 ) -> None:
     count = sum(shapes[place.name][0] for place in places)
     width = shapes[places[0].name][1]
-    outputs = {low.up_OR.shape[0], count if low.magnitude_O is None else len(low.magnitude_O)}
+    outputs = {low.up_OR.shape[0], *(len(each) for each in (low.magnitude_O, low.shift_O) if each is not None)}
     if low.down_RI.shape[1] != width or outputs != {count}:
         found = [low.up_OR.shape[0], low.down_RI.shape[1]]
         raise InvalidCheckpoint(f"{path}: it adapts {tensor} as {found}, but the model's is {[count, width]}")

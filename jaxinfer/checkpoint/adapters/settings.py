@@ -13,8 +13,6 @@ from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel, shown
 CONFIG = "adapter_config.json"
 # What else changes the results, and what it has to be.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
-    "bias": (None, "none"),
-    "lora_bias": (None, False),
     "target_parameters": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
@@ -25,6 +23,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
+_BIASES = ("none", "all", "lora_only")
 # Others begin at weights that are not the base model's.
 _INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 _WHOLE_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
@@ -36,8 +35,9 @@ class AdapterSettings:
     """The part of a PEFT configuration that inference needs; `read_settings` makes one.
 
     ``targets`` tells of a module's name whether it has an adapter, ``ranks`` and ``alphas`` have patterns of names and
-    the numbers that stand instead of ``rank`` and ``alpha`` there. ``saved`` are modules whose tensors are stored
-    whole, ``token_rows`` the rows of embeddings that are, by a module's name; an empty name is the embedding's.
+    the numbers that stand instead of ``rank`` and ``alpha`` there. With ``has_biases`` biases of the model are stored
+    too, with ``has_shifts`` (``lora_bias``) each low rank has one of its own. ``saved`` are modules whose tensors are
+    stored whole, ``token_rows`` the rows of embeddings that are, by a module's name; an empty name is the embedding's.
     """
 
     rank: int
@@ -47,6 +47,9 @@ class AdapterSettings:
     is_rank_stabilized: bool
     is_dora: bool
     targets: Callable[[str], bool]
+    is_all_linear: bool = False
+    has_biases: bool = False
+    has_shifts: bool = False
     saved: tuple[str, ...] = ()
     token_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -82,6 +85,9 @@ def read_settings(folder: Path) -> AdapterSettings:
             raise UnsupportedModel(
                 f"{path}: {key} = {shown(value)} is not supported: train without, or merge with PEFT"
             )
+    bias = found.get("bias")
+    if not (bias is None or bias in _BIASES):
+        raise InvalidCheckpoint(f"{path}: bias = {shown(bias)} is none of {', '.join(_BIASES)}")
     init = found.get("init_lora_weights")
     if not any(init is one or init == one for one in _INITS):
         raise UnsupportedModel(
@@ -96,6 +102,9 @@ def read_settings(folder: Path) -> AdapterSettings:
         is_rank_stabilized=_flag(path, "use_rslora", found),
         is_dora=_flag(path, "use_dora", found),
         targets=_read_targets(path, found),
+        is_all_linear=found.get("target_modules") == "all-linear",
+        has_biases=bias in _BIASES[1:],
+        has_shifts=_flag(path, "lora_bias", found),
         saved=_read_saved(path, found.get("modules_to_save")),
         token_rows=_read_token_rows(path, found.get("trainable_token_indices")),
     )

@@ -85,7 +85,8 @@ ROWS = "model.embed_tokens.token_adapter.trainable_tokens_delta"
 @pytest.mark.parametrize(
     ("settings", "tensors", "message"),
     [
-        ({"modules_to_save": ["lm_head"]}, {HEAD: drawn(300, 32)}, r"lm_head.weight as \[300, 32\], but the model's"),
+        ({"modules_to_save": ["lm_head"]}, {HEAD: drawn(300, 32)}, "lm_head.weight has 300 tokens, but the model's"),
+        ({"modules_to_save": ["norm"]}, {NORM: drawn(30)}, r"model.norm.weight as \[30\], but the model's is \[32\]"),
         ({"modules_to_save": ["score"]}, {"score.weight": drawn(2, 32)}, "'score.weight', and no tensor of the model"),
         ({}, {NORM: drawn(32)}, "no modules_to_save in adapter_config.json names it"),
         ({"trainable_token_indices": [3]}, {ROWS: drawn(2, 32)}, "no rows for trainable_token_indices"),

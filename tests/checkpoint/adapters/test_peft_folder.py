@@ -17,11 +17,12 @@ from tests.toys import TINY_LLAMA
 NAMES = family_of({"model_type": "llama"}).tensor_names(TINY_LLAMA)
 QUERY = "model.layers.{}.self_attn.q_proj"
 DOWN = "model.layers.{}.mlp.down_proj"
+SHAPES = {"lm_head.weight": (262, 32), "model.embed_tokens.weight": (262, 32)}
 KEY = f"base_model.model.{QUERY.format(0)}.lora_A.weight"
 
 
 def opened(folder):
-    return open_adapter(folder, NAMES, TINY_LLAMA.num_layers, kernel_shapes(TINY_LLAMA))
+    return open_adapter(folder, NAMES, TINY_LLAMA.num_layers, kernel_shapes(TINY_LLAMA), SHAPES)
 
 
 @pytest.fixture
@@ -133,19 +134,18 @@ def changed(**values):
     ("edit", "message"),
     [
         (drop, "q_proj lacks lora_A.weight"),
-        (
-            rename,
-            "adapts 'lm_head', which is no linear layer .* can only be merged: jaxinfer convert SRC DST --adapter",
-        ),
-        (embed, "adapts an embedding, which can only be merged: jaxinfer convert"),
-        (save_whole, "lm_head.weight' is no low rank of a linear layer, and can only be merged"),
+        (rename, "lm_head lacks lora_B.weight"),
+        (embed, "lacks .*embed_tokens.lora_embedding_B"),
+        (save_whole, "its lm_head.weight has 4 tokens, but the model's has 262: .* whose vocabulary was changed"),
         (widen, r"as \[32, 36\], but the model's is \[32, 32\]"),
         (spoil, "numbers that are not finite"),
         (changed(r=5), "its rank is 5"),
         (changed(peft_type="IA3"), "peft_type 'IA3' is not supported: only LORA"),
-        (changed(bias="all"), "bias = 'all' is not supported"),
-        (changed(modules_to_save=["lm_head"]), r"modules_to_save \['lm_head'\] can only be merged: jaxinfer convert"),
-        (changed(trainable_token_indices=[3]), "trainable_token_indices can only be merged: jaxinfer convert"),
+        (changed(bias="some"), "bias = 'some' is none of none, all, lora_only"),
+        (changed(lora_bias=True), "lacks lora_B.bias"),
+        (changed(modules_to_save=["lm_head"]), "modules_to_save .* names lm_head, which has no tensors there"),
+        (changed(trainable_token_indices=[3]), "names tokens, which have no rows there"),
+        (changed(target_modules=["q_proj", "down_proj", "lm_head"]), "targets lm_head.weight, which has no matrices"),
         (changed(modules_to_save=3), "modules_to_save = 3 is no list of names"),
         (changed(trainable_token_indices=[3, 3]), r"trainable_token_indices = \[3, 3\] is no list of tokens"),
         (changed(init_lora_weights="pissa"), "init_lora_weights = 'pissa' changes the base model"),
