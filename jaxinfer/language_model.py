@@ -253,17 +253,21 @@ class LanguageModel:
             self._has_engine = False
             raise
 
-    def prefix(self, prompt: Prompt, *, strategy: str | Strategy = "autoregressive") -> "EnginePrefix":
+    def prefix(
+        self, prompt: Prompt, *, strategy: str | Strategy = "autoregressive", adapter: str | None = None
+    ) -> "EnginePrefix":
         """Compute the beginning of later prompts once, and keep it until it is released; use it as a context.
 
         Meanwhile `generate`, `stream` and `chat` with this strategy compute only what comes after it. On a CPU, where
-        that changes no bit; elsewhere an engine has prefixes. It serves prompts without an adapter.
+        that changes no bit; elsewhere an engine has prefixes. It serves prompts with the same ``adapter``.
         """
         resolved = self.resolve(strategy)
         if not self._can_share_pages(resolved):
             raise InvalidOption("prefix: only a CPU with its own kernels, a dense cache and no mesh keeps pages here")
-        (request, *_) = self._requests([prompt], 1, None, resolved)
-        return self._kept_pages.hold(self.adapted_params, request.request.prompt, resolved)
+        (request, *_) = self._requests([prompt], 1, None, resolved, adapter)
+        return self._kept_pages.hold(
+            self.adapted_params, request.request.prompt, resolved, adapter=request.request.adapter
+        )
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
         """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`.
@@ -307,17 +311,28 @@ class LanguageModel:
         """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own."""
         return self._beside_columns(self.loaded_adapters.beside(self.params))
 
-    def load_adapter(self, name: str, path: str | Path) -> None:
+    def load_adapter(
+        self,
+        name: str,
+        path: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
         """Load a low-rank adapter (LoRA, rsLoRA, DoRA) from a folder that PEFT saved, under a name for `generate`.
 
-        Any number may be loaded. Raises JaxinferError for what is no such folder or does not fit the model's blocks.
+        The folder is a path or of the hub: ``owner/name`` or ``owner/name/folder``, with ``@revision`` or without. Any
+        number may be loaded. Raises JaxinferError for what is no such folder or does not fit the model.
         """
         self._check_no_engine("load_adapter")
-        self.loaded_adapters.load(name, path)
+        self.loaded_adapters.load(name, path, revision=revision, token=token, notice=notice)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; texts that are being written with it go on."""
         self._check_no_engine("unload_adapter")
+        if "_kept_pages" in self.__dict__ and self._kept_pages.holds_of(*self.loaded_adapters.numbers(name, 1)):
+            raise InvalidOption(f"unload_adapter: a prefix of adapter {name!r} is held: release it first")
         self.loaded_adapters.unload(name)
 
     def merge_adapter(self, name: str) -> "LanguageModel":

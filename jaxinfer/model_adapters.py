@@ -1,6 +1,6 @@
 """The adapters that a model has loaded: their names, and the model's parameters with the stacks of all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from jaxinfer.adapter_parts import OwnParts, own_parts
 from jaxinfer.adapter_stacks import AdapterStacks, Loaded, OfKernel
 from jaxinfer.checkpoint.adapters.merged import merged
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter, open_adapter
+from jaxinfer.checkpoint.adapters.place import adapter_folder
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption, shown
@@ -66,13 +67,23 @@ class ModelAdapters:
         """Return letters that stand for an adapter's numbers."""
         return self._find(name).adapter.fingerprint
 
-    def load(self, name: str, folder: str | Path) -> None:
-        """Read a PEFT folder as the adapter of a name."""
+    def load(
+        self,
+        name: str,
+        where: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """Read an adapter under a name; where it is says `jaxinfer.checkpoint.adapters.place`."""
         check_name(name)
         if name in self._loaded:
             raise InvalidOption(f"adapter {name!r} is loaded already: unload it first, or choose another name")
         base, config = self._tensors(self._base), self._config
+        folder = adapter_folder(where, revision=revision, token=token, notice=notice)
         adapter = open_adapter(folder, self._names, config.num_layers, kernel_shapes(config), base.shapes())
+        adapter = replace(adapter, origin=str(where) if revision is None else f"{where}@{revision}")
         others = OwnParts()
         if adapter.changes:
             abstract = abstract_params(config, self._partitioner.partition(config, self._backend).backend)

@@ -59,8 +59,9 @@ def convert(
 
     Tensors keep their stored dtype, those in few bits their form, and a GGUF file's blocks become float32, unless
     ``dtype`` sets one dtype for all.
-    ``adapter`` is a folder that PEFT saved a LoRA adapter in, which is added to the weights; ``layers`` are how many of
-    the first layers to write, with the final norm and the output matrix (None: all).
+    ``adapter`` is a folder that PEFT saved a LoRA adapter in, here or on the hub (`checkpoint.adapters.place`), and is
+    added to the weights; ``layers`` are how many of the first layers to write, with the final norm and the output
+    matrix (None: all).
     ``destination`` appears only when it is complete; ``overwrite`` then replaces a folder that this function wrote.
     ``notice`` receives lines for the user, ``progress`` bytes done and in total. Raises subclasses of JaxinferError,
     and :class:`WriteFailed` if the disk is full.
@@ -74,7 +75,7 @@ def convert(
         # Imported here: few merge.
         from jaxinfer.checkpoint.adapters.merged import merge_into
 
-        checkpoint = merge_into(checkpoint, adapter)
+        checkpoint = merge_into(checkpoint, adapter, token, notice)
     checkpoint = first_layers(checkpoint, layers)
     kinds = _choose_kinds(checkpoint, None if dtype is None else np.dtype(dtype), notice)
     return _write_new(target, overwrite, checkpoint, kinds, progress)

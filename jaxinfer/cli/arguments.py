@@ -101,10 +101,11 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
 
 
 def named_adapter(text: str) -> tuple[str, str]:
-    """Parse ``PATH`` or ``NAME=PATH``; a path alone is named as its folder is."""
+    """Parse ``PATH`` or ``NAME=PATH``; a path alone, or a place on the hub, is named as its last folder is."""
     name, _, path = text.partition("=")
     if not path or Path(text).exists():
-        name, path = Path(text).resolve().name, text
+        is_here = Path(text).exists()
+        name, path = Path(text if is_here else text.partition("@")[0]).resolve().name, text
     return name, path
 
 
@@ -118,7 +119,8 @@ def add_adapter_argument(parser: Any, *, is_many: bool = False) -> None:
         metavar=what,
         type=named_adapter,
         default=[] if is_many else None,
-        help=f"folder of a LoRA adapter that PEFT saved, used beside the model{more}",
+        help="folder of a LoRA adapter that PEFT saved, or OWNER/NAME[/FOLDER][@REVISION] on the hub, used beside the "
+        f"model{more}",
         **action,
     )
 

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.batch import cache_bucket
@@ -27,6 +28,13 @@ _MOST_ROWS = 16
 _LEAST_LONGEST = 1024
 
 
+class _Held(NamedTuple):
+    """A prefix that is held: its tokens, and its loaded adapter, 0 for none."""
+
+    tokens: tuple[int, ...]
+    adapter: int
+
+
 class KeptPages:
     """Serves one call after the other, each in its caller's thread; results are those of `LanguageModel.generate`.
 
@@ -47,7 +55,7 @@ class KeptPages:
         self.kept_pace = KeptPace(programs)
         self._eos_token_ids, self._tokenizer = eos_token_ids, tokenizer
         self._lock, self._names, self._numbers = threading.RLock(), itertools.count(), itertools.count()
-        self._held: dict[str, tuple[int, ...]] = {}
+        self._held: dict[str, _Held] = {}
         self._core: EngineCore | None = None
         self._strategy: Strategy | None = None
         self._params: Params | None = None
@@ -57,6 +65,10 @@ class KeptPages:
     def holds(self) -> bool:
         """Whether a prefix is held."""
         return bool(self._held)
+
+    def holds_of(self, adapter: int) -> bool:
+        """Tell whether a prefix of a loaded adapter is held."""
+        return any(held.adapter == adapter for held in self._held.values())
 
     @property
     def cached_tokens(self) -> int:
@@ -79,11 +91,11 @@ class KeptPages:
         (results,) = (results for results in self._run(params, strategy, requests, num_rows) if results)
         return results
 
-    def hold(self, params: Params, tokens: Sequence[int], strategy: Strategy) -> EnginePrefix:
-        """Compute the beginning of later texts and keep it until it is released."""
+    def hold(self, params: Params, tokens: Sequence[int], strategy: Strategy, adapter: int = 0) -> EnginePrefix:
+        """Compute the beginning of later texts and keep it until it is released; ``adapter`` is that of a request."""
         with self._lock:
             name = str(next(self._names))
-            self._held[name] = tuple(tokens)
+            self._held[name] = _Held(tuple(tokens), adapter)
             try:
                 core = self._core_for(params, strategy, len(tokens) + 1, 1)
                 if name not in core.scheduler.held.pinned:
@@ -139,9 +151,9 @@ class KeptPages:
 
     def _core_for(self, params: Params, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
         """Return a core that has room; texts that run on another one end there."""
-        longest = max(longest, *(len(tokens) + 1 for tokens in self._held.values()), 1)
+        longest = max(longest, *(len(each.tokens) + 1 for each in self._held.values()), 1)
         num_rows = max(min(num_rows, _MOST_ROWS), strategy.rows_per_prompt or 1)
-        held = sum(-(-(len(tokens) + 1) // self._page_size) for tokens in self._held.values())
+        held = sum(-(-(len(each.tokens) + 1) // self._page_size) for each in self._held.values())
         has_room = longest <= self._longest and num_rows <= self._rows and held <= self._pages_held
         is_same = self._strategy is strategy and self._params is params
         if self._core is not None and is_same and has_room:
@@ -179,7 +191,7 @@ class KeptPages:
         )
 
     def _pin(self, core: EngineCore, name: str) -> None:
-        request, tokens = PrefixRequest(), self._held[name]
+        request, (tokens, adapter) = PrefixRequest(), self._held[name]
         core.add(
             EngineSequence(
                 number=next(self._numbers),
@@ -188,6 +200,7 @@ class KeptPages:
                 arrival=self._now(),
                 origin=PrefixOutput(name, request),
                 is_prefix=True,
+                adapter=adapter,
             )
         )
         while not request.done:

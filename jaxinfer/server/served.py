@@ -103,6 +103,7 @@ class Served:
             sampling=job.sampling,
             prompts=tuple(map(LoggedPrompt, job.prompts, generation.new_tokens)),
             answers=tuple(LoggedAnswer(tuple(one.tokens), tuple(one.logprobs), one.finish_reason) for one in choices),
+            adapter=job.adapter,
         )
         self.log.write(entry)
 

@@ -46,10 +46,9 @@ def test_a_streamed_text_and_a_conversation_follow_an_adapter(run, source, adapt
 
 
 def test_mistakes_are_one_line(run, source, adapter, tmp_path):
-    assert_mistake(run(*ASKED, "--model", source, "--adapter", tmp_path / "gone"), "no adapter_config.json")
+    assert_mistake(run(*ASKED, "--model", source, "--adapter", tmp_path / "gone"), "no such folder: give one that PEFT")
     options = ("--adapter", adapter, "--weights", "int8")
     assert_mistake(run("convert", source, tmp_path / "made", *options), "convert without --weights first")
     assert not (tmp_path / "made").exists()
     served = ("serve", "--model", source, "--adapter", f"mine={adapter}")
-    assert_mistake(run(*served, "--log", tmp_path / "log"), "serve without --adapter")
     assert_mistake(run(*served, "--name", "mine"), "has the model's own name")

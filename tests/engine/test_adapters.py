@@ -76,6 +76,24 @@ def test_rows_that_are_refilled_and_pages_that_are_kept_are_each_adapters(lm, al
         assert fields(lm.generate([PROMPT], **asked, adapter="b")[0]) == alone["b"]
 
 
+@pytest.mark.slow
+@pytest.mark.optimised
+def test_a_prefix_is_of_its_adapter_which_stays_as_long(lm, alone):
+    asked = {"max_new_tokens": 24, "sampling": SAMPLING}
+    with lm.prefix(PROMPT[:24], adapter="b"):
+        found = []
+        for name in (None, "b"):
+            before = lm._kept_pages.cached_tokens
+            assert fields(lm.generate([PROMPT], **asked, adapter=name)[0]) == alone[name]
+            found.append(lm._kept_pages.cached_tokens - before)
+        assert found[0] == 0 < found[1]
+        with pytest.raises(InvalidOption, match="a prefix of adapter 'b' is held: release it first"):
+            lm.unload_adapter("b")
+    origin = lm.adapters["b"]
+    lm.unload_adapter("b")
+    lm.load_adapter("b", origin)
+
+
 def test_what_pages_depend_on_tells_adapters_apart():
     names = {salt_of("0", salt, adapter) for salt in ("", "1", ";1") for adapter in (0, 1, 2, 12)}
     assert len(names) == 12

@@ -11,7 +11,8 @@ _BITS = f"{_ROWS}::test_a_row_has_the_bits_that_it_has_alone_and_without_an_adap
 
 _STACKS, _PARTS = "jaxinfer/adapter_stacks.py", "jaxinfer/adapter_parts.py"
 _TABLES, _NORM = "jaxinfer/models/own_tables.py", "jaxinfer/models/norm.py"
-_OF_OTHERS = "tests/checkpoint/adapters/test_other_tensors.py"
+_PLACE, _OF_PLACES = "jaxinfer/checkpoint/adapters/place.py", "tests/checkpoint/adapters/test_place.py"
+_OF_PREFIXES = "tests/engine/test_adapters.py::test_a_prefix_is_of_its_adapter_which_stays_as_long"
 _OF_TABLES = "tests/models/test_own_tables.py"
 
 FAULTS: tuple[Fault, ...] = (
@@ -186,11 +187,11 @@ FAULTS: tuple[Fault, ...] = (
         _OF_TABLES,
     ),
     Fault(
-        "a norm's own weights are all rows'",
+        "a norm's own weights are another adapter's",
         _NORM,
-        "result = jnp.where((adapters_B == 0)",
-        "result = jnp.where((adapters_B < 0)",
-        _BITS,
+        "rows = jnp.take(loaded[name], jnp.maximum(ids_B, 0), axis=0)",
+        "rows = jnp.take(loaded[name], jnp.maximum(ids_B, 0) + 1, axis=0)",
+        f"{_ROWS}::test_an_adapter_of_tables_norms_and_biases_is_the_merged_model",
     ),
     Fault(
         "a bias is added to the model's own",
@@ -212,6 +213,41 @@ FAULTS: tuple[Fault, ...] = (
         "if not any(is_saved(tensor, settings, (module,)) for tensor in tensors):",
         "if not tensors:",
         _OF_FOLDERS,
+    ),
+    Fault(
+        "a folder of a repository is left out",
+        _PLACE,
+        'place["revision"] or revision, **asked) / folder',
+        'place["revision"] or revision, **asked)',
+        _OF_PLACES,
+    ),
+    Fault(
+        "the revision of an adapter is left out",
+        _PLACE,
+        'place["revision"] or revision, **asked)',
+        "revision, **asked)",
+        _OF_PLACES,
+    ),
+    Fault(
+        "a prefix of an adapter is the model's",
+        "jaxinfer/engine/kept_pages.py",
+        "                adapter=adapter,\n",
+        "",
+        _OF_PREFIXES,
+    ),
+    Fault(
+        "an adapter whose prefix is held is unloaded",
+        "jaxinfer/engine/kept_pages.py",
+        "return any(held.adapter == adapter for held in self._held.values())",
+        "return False",
+        _OF_PREFIXES,
+    ),
+    Fault(
+        "a log does not say whose answer it is",
+        "jaxinfer/server/log/entry.py",
+        '"adapter": entry.adapter,',
+        '"adapter": None,',
+        "tests/server/test_log.py::test_an_entry_is_read_as_it_was_written",
     ),
     Fault(
         "parameters in a model's place are not used while no adapter is loaded",

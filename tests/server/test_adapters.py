@@ -1,14 +1,20 @@
 """A server lists its adapters beside the model, and answers by the one that a request names as its model."""
 
+from dataclasses import replace
+
 import pytest
 
 import jaxinfer
+from jaxinfer.errors import InvalidOption
 from jaxinfer.server.api.completions import read_completion
 from jaxinfer.server.api.embeddings import read_embeddings
 from jaxinfer.server.api.errors import ApiError
 from jaxinfer.server.api.sampling import Limits
 from jaxinfer.server.fingerprint import system_fingerprint
+from jaxinfer.server.log.file import read_log
+from jaxinfer.server.log.replay import check_replays, replay
 from tests.server.harness import MODEL, PROMPT, running
+from tests.server.test_log import logging_to
 from tests.toy_adapters import write_adapter
 
 LIMITS = Limits(MODEL, 258, 90, ("poems",))
@@ -39,6 +45,23 @@ def test_an_adapter_is_a_model_of_its_own(served):
     refused = served.complete(model="prose", prompt=PROMPT)
     assert refused.status_code == 404
     assert f"use '{MODEL}' or 'poems'" in refused.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_a_log_names_the_adapter_by_which_a_request_is_answered_again(served, tmp_path):
+    with logging_to(served, tmp_path / "log"):
+        for name in (MODEL, "poems"):
+            served.complete(model=name, prompt=PROMPT, max_tokens=8, temperature=0.9, seed=4)
+    entries = [entry for _, entry in read_log(tmp_path / "log", print)]
+    assert [entry.adapter for entry in entries] == [None, "poems"]
+    for entry in entries:
+        check_replays(served.lm, entry)
+        found = replay(served.lm, entry)
+        assert (found.equal, found.answers) == (1, 1)
+    with pytest.raises(InvalidOption, match="was answered with adapter 'prose': give --adapter prose=PATH"):
+        check_replays(served.lm, replace(entries[1], adapter="prose"))
+    with pytest.raises(InvalidOption, match="was answered by"):
+        check_replays(served.lm, replace(entries[1], adapter=None))
 
 
 @pytest.mark.exhaustive

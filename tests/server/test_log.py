@@ -172,7 +172,7 @@ def test_an_answer_that_took_too_long_is_logged_with_its_error(server: Running, 
 def test_an_entry_is_read_as_it_was_written() -> None:
     call = Grammar.sequence([Grammar.choice(["é("]), Grammar.json_object(), Grammar.any_of([Grammar.regex("a|b")])])
     for grammar in (None, ENTRY.sampling.grammar, call, Grammar.repeated(call, Grammar.regex(", "))):
-        entry = replace(ENTRY, sampling=replace(ENTRY.sampling, grammar=grammar))
+        entry = replace(ENTRY, sampling=replace(ENTRY.sampling, grammar=grammar), adapter=grammar and "poems")
         assert read_entry(write_entry(entry)) == entry
     assert str(read_entry(write_entry(ENTRY)).answers[0].logprobs[1]) == "-0.0"
     assert read_entry(write_entry(ENTRY, str)) == ENTRY

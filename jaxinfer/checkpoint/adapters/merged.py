@@ -1,6 +1,6 @@
 """A checkpoint whose weights an adapter has been added to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxinfer.checkpoint.adapters.other_tensors import Change, check_tied
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter, open_adapter, places_of
+from jaxinfer.checkpoint.adapters.place import adapter_folder
 from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource, SparingSource, TensorSource, TypedTensorSource
 from jaxinfer.errors import InvalidOption, UnsupportedModel
 from jaxinfer.models.adapters import kernel_shapes
@@ -47,15 +48,19 @@ class MergedTensors:
         return np.ascontiguousarray(low.added_to(kernel.T).T).astype(dtype)
 
 
-def merge_into(checkpoint: Checkpoint, folder: Any) -> Checkpoint:
-    """Return a checkpoint with the adapter of a PEFT folder merged into its weights.
+def merge_into(
+    checkpoint: Checkpoint, where: Any, token: str | None = None, notice: Callable[[str], None] | None = None
+) -> Checkpoint:
+    """Return a checkpoint with an adapter merged into its weights.
 
-    Raises as `open_adapter` does, and InvalidOption for weights in few bits, which would be rounded again.
+    Raises as `adapter_folder` and `open_adapter` do, and InvalidOption for weights in few bits, which would be rounded
+    again.
     """
     family = family_of(checkpoint.config)
     config = family.translate(checkpoint.config)
     names = family.tensor_names(config)
     stored = checkpoint.tensors.shapes()
+    folder = adapter_folder(where, token=token, notice=notice)
     adapter = open_adapter(folder, names, config.num_layers, kernel_shapes(config), stored)
     names_there = names.spelled_in(stored)
     own = dict(zip(places_of(names, config.num_layers), places_of(names_there, config.num_layers)))

@@ -15,7 +15,7 @@ from jaxinfer.checkpoint.adapters.other_tensors import PREFIX, Change, read_chan
 from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_settings
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption, shown
+from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
 from jaxinfer.models.adapters import ADAPTED
 from jaxinfer.models.families.family import Part, TensorNames
 
@@ -75,14 +75,12 @@ def open_adapter(
     """Read a PEFT folder for a base model with these tensor names.
 
     ``shapes`` maps a kernel's name in a block to ``(out, in)``; ``stored`` are the shapes of all of the model's
-    tensors. Raises InvalidOption for what is no path, :class:`UnsupportedModel` for a change of what the model does not
-    have, and :class:`InvalidCheckpoint` for one that does not fit.
+    tensors. Raises :class:`CheckpointNotFound` for a folder of something else, :class:`UnsupportedModel` for a change
+    of what the model does not have, and :class:`InvalidCheckpoint` for one that does not fit.
     """
-    if not isinstance(folder, str | Path) or not str(folder):
-        raise InvalidOption(f"adapter {shown(folder)} is no path of a folder")
-    path = Path(folder).expanduser()
+    path = Path(folder)
     if not (path / CONFIG).is_file():
-        raise CheckpointNotFound(f"{path}: no {CONFIG}: give a folder that PEFT saved an adapter in")
+        raise CheckpointNotFound(f"{path}: no {CONFIG}: give a folder that PEFT saved an adapter in, or a hub id")
     settings = read_settings(path)
     return read_matrices(path, settings, names, num_layers, shapes, stored)
 

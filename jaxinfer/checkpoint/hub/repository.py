@@ -1,7 +1,7 @@
 """Fetches a model's folder from the Hugging Face hub into huggingface_hub's cache."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,11 @@ def fetch_snapshot(
     endpoint: str | None = None,
     notice: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    wanted: Sequence[str] | None = None,
 ) -> Path:
     """Return the local folder of a hub model; fetch files that the cache lacks.
 
+    ``wanted`` are the files to fetch, by their paths there; None is what models are loaded from.
     ``offline`` None follows huggingface_hub's own setting. A hub that does not answer within 4 seconds is unreachable:
     then a complete cached snapshot is used, and ``notice`` says so. ``progress`` receives bytes done and bytes in
     total. Raises :class:`CheckpointNotFound` or :class:`DownloadFailed`.
@@ -38,7 +40,8 @@ def fetch_snapshot(
     site = endpoint or constants.ENDPOINT
     where = {"repo_id": repo_id, "revision": revision, "cache_dir": cache_dir}
     if constants.HF_HUB_OFFLINE if offline is None else offline:
-        return _cached(where, CheckpointNotFound(f"{repo_id}: not in the hub cache, and offline mode is on"))
+        absent = CheckpointNotFound(f"{repo_id}: not in the hub cache, and offline mode is on")
+        return _cached(where, absent, wanted)
     try:
         api = huggingface_hub.HfApi(endpoint=site, token=token)
         info = _within_probe_time(
@@ -47,15 +50,16 @@ def fetch_snapshot(
     except (errors.HfHubHTTPError, errors.HFValidationError, errors.OfflineModeIsEnabled) as error:
         raise _explain(error, repo_id, revision, site) from None
     except Exception as error:  # transport errors: their classes differ between versions of huggingface_hub
-        folder = _cached(where, _explain(error, repo_id, revision, site))
+        folder = _cached(where, _explain(error, repo_id, revision, site), wanted)
         if notice is not None:
             notice(f"{site} is unreachable; using the cached snapshot of {repo_id}")
         return folder
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_wanted(file.rfilename)}
-    _require_safetensors(repo_id, sizes, [file.rfilename for file in info.siblings or ()])
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_wanted(file.rfilename, wanted)}
+    names = [file.rfilename for file in info.siblings or ()]
+    _require(repo_id, wanted, names) if wanted else _require_safetensors(repo_id, sizes, names)
     try:
         with watched_folder(_blobs(repo_id, cache_dir), sum(sizes.values()), progress):
-            return _snapshot(**where, token=token, endpoint=site, etag_timeout=_PROBE_SECONDS)
+            return _snapshot(wanted, **where, token=token, endpoint=site, etag_timeout=_PROBE_SECONDS)
     except Exception as error:
         raise _explain(error, repo_id, revision, site) from None
 
@@ -80,19 +84,24 @@ def _within_probe_time(call: Callable[[], Any]) -> Any:
     return outcome["result"]
 
 
-def _cached(where: dict[str, Any], otherwise: JaxinferError) -> Path:
+def _cached(where: dict[str, Any], otherwise: JaxinferError, wanted: Sequence[str] | None) -> Path:
     try:
-        return _snapshot(**where, local_files_only=True)
+        folder = _snapshot(wanted, **where, local_files_only=True)
     except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError):
         raise otherwise from None
+    if not all((folder / name).exists() for name in wanted or ()):
+        raise otherwise
+    return folder
 
 
-def _snapshot(**options: Any) -> Path:
-    patterns = {"allow_patterns": list(_WANTED), "ignore_patterns": list(_UNWANTED)}
+def _snapshot(wanted: Sequence[str] | None, **options: Any) -> Path:
+    patterns = {"allow_patterns": list(wanted or _WANTED), "ignore_patterns": [] if wanted else list(_UNWANTED)}
     return Path(huggingface_hub.snapshot_download(tqdm_class=_NoBar, **patterns, **options))
 
 
-def _is_wanted(name: str) -> bool:
+def _is_wanted(name: str, wanted: Sequence[str] | None) -> bool:
+    if wanted is not None:
+        return name in wanted
     return any(fnmatch(name, wanted) for wanted in _WANTED) and not any(fnmatch(name, bad) for bad in _UNWANTED)
 
 
@@ -103,6 +112,15 @@ def _require_safetensors(repo_id: str, wanted: Iterable[str], names: Iterable[st
         if name.endswith(PICKLE_SUFFIXES):
             raise refuse_pickle(Path(repo_id, name))
     raise CheckpointNotFound(f"{repo_id}: the hub holds no safetensors for this model; take another one")
+
+
+def _require(repo_id: str, wanted: Sequence[str], names: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in names:
+            for suffix in PICKLE_SUFFIXES:
+                if (pickled := str(Path(name).with_suffix(suffix))) in names:
+                    raise refuse_pickle(Path(repo_id, pickled))
+            raise CheckpointNotFound(f"{repo_id}: the hub holds no {name} there")
 
 
 def _explain(error: Exception, repo_id: str, revision: str | None, site: str) -> JaxinferError:

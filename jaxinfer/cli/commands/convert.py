@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights_argument(parser)
     add_method_arguments(parser)
     parser.add_argument(
-        "--adapter", metavar="PATH", help="folder of a LoRA adapter that PEFT saved, to add to the weights"
+        "--adapter",
+        metavar="PATH",
+        help="folder of a LoRA adapter that PEFT saved, or OWNER/NAME[/FOLDER][@REVISION] on the hub, to add to the "
+        "weights",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace DST if jaxinfer wrote it")
     parser.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")

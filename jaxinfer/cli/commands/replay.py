@@ -5,7 +5,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from jaxinfer.cli.arguments import add_model_arguments
+from jaxinfer.cli.arguments import add_adapter_argument, add_model_arguments
 from jaxinfer.cli.output.progress import count_progress
 from jaxinfer.errors import InvalidOption
 
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``replay``."""
     parser.add_argument("file", metavar="FILE", type=Path, help="what jaxinfer serve --log has written")
     add_model_arguments(parser)
+    add_adapter_argument(parser, is_many=True)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -101,8 +101,6 @@ def run(options: argparse.Namespace) -> int:
     if options.log_text and options.log is None:
         raise InvalidOption("--log-text is for a log: give --log FILE")
     check_processes(options)
-    if options.log is not None and options.adapter:
-        raise InvalidOption("--log cannot tell one adapter's weights from another's: serve without --adapter")
     keys = read_keys(options.api_key, options.api_key_file)
     config = EngineConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(EngineConfig)})
     # Imported here: a mistake in the options is told before JAX is waited for.

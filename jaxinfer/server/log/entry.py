@@ -41,8 +41,8 @@ class LoggedAnswer:
 class Entry:
     """A request, and its answers in order: ``sampling.n`` for each prompt.
 
-    ``fingerprint`` is the server's. ``created`` is in seconds since 1970. ``ended`` is ``finished``, or the code of the
-    error that ended the request, or ``client_gone``.
+    ``fingerprint`` is the server's, with the ``adapter`` that the request named, if any. ``created`` is in seconds
+    since 1970. ``ended`` is ``finished``, or the code of the error that ended the request, or ``client_gone``.
     """
 
     id: str
@@ -53,6 +53,7 @@ class Entry:
     sampling: SamplingParams
     prompts: tuple[LoggedPrompt, ...]
     answers: tuple[LoggedAnswer, ...]
+    adapter: str | None = None
 
     def answers_to(self, index: int) -> tuple[LoggedAnswer, ...]:
         """Return the answers to a prompt."""
@@ -79,6 +80,7 @@ def write_entry(entry: Entry, decode: Decode | None = None) -> bytes:
         "created": entry.created,
         "fingerprint": entry.fingerprint,
         "strategy": entry.strategy,
+        "adapter": entry.adapter,
         "ended": entry.ended,
         "sampling": {name: getattr(entry.sampling, name) for name in _SAMPLING},
         "grammar": {"kind": grammar.kind, "text": grammar.text} if isinstance(grammar, Grammar) else None,
@@ -110,6 +112,8 @@ def _entry_of(values: Mapping[str, Any]) -> Entry:
             LoggedPrompt(_whole_numbers(one["ids"]), _typed(one["max_new_tokens"], int)) for one in values["prompts"]
         ),
         answers=tuple(map(_answer_of, values["answers"])),
+        # Earlier versions wrote none: they had no log beside adapters.
+        adapter=None if values.get("adapter") is None else _typed(values["adapter"], str),
     )
     if not entry.prompts or len(entry.answers) != len(entry.prompts) * entry.sampling.n:
         raise InvalidOption(f"{len(entry.answers)} answers do not belong to {len(entry.prompts)} prompts")

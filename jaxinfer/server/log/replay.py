@@ -25,7 +25,9 @@ class Comparison:
 
 def check_replays(lm: LanguageModel, entry: Entry) -> None:
     """Raise InvalidOption if a model cannot give a request's answer: it is another, or has too little room."""
-    fingerprint = system_fingerprint(lm)
+    if entry.adapter is not None and entry.adapter not in lm.adapters:
+        raise InvalidOption(f"was answered with adapter {entry.adapter!r}: give --adapter {entry.adapter}=PATH")
+    fingerprint = system_fingerprint(lm, entry.adapter)
     if entry.fingerprint != fingerprint:
         raise InvalidOption(f"was answered by {entry.fingerprint}, but this model is {fingerprint}")
     needed = max(len(prompt.ids) + prompt.max_new_tokens for prompt in entry.prompts)
@@ -45,7 +47,9 @@ def replay(lm: LanguageModel, entry: Entry) -> Comparison:
         results: list[GenerationResult] = []
         if limit:
             sampling = replace(entry.sampling, logprobs=True)
-            results = lm.generate([prompt.ids], max_new_tokens=limit, sampling=sampling, batch_size=1)
+            results = lm.generate(
+                [prompt.ids], max_new_tokens=limit, sampling=sampling, batch_size=1, adapter=entry.adapter
+            )
         for one, result in itertools.zip_longest(logged, results):
             compared.append((one, None if result is None else difference(one, result)))
     found = [(number, text) for number, (_, text) in enumerate(compared) if text is not None]

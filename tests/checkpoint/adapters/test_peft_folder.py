@@ -176,8 +176,6 @@ def test_what_does_not_fit_or_is_not_followed_is_refused_by_one_line(folder, edi
 def test_missing_and_pickled_files_are_named(folder, tmp_path):
     with pytest.raises(JaxinferError, match=f"no {CONFIG}: give a folder"):
         opened(tmp_path / "nowhere")
-    with pytest.raises(JaxinferError, match="is no path"):
-        opened("")
     (folder / WEIGHTS).rename(folder / "other")
     with pytest.raises(JaxinferError, match=f"no {WEIGHTS}"):
         opened(folder)
