@@ -20,7 +20,7 @@ from jaxinfer.checkpoint.load import each_param
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import UnsupportedModel
-from jaxinfer.models.adapters import ADAPTED, EMBED, HEAD
+from jaxinfer.models.adapters import ADAPTED_NAMES, EMBED, HEAD
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.layers import locate
 from jaxinfer.notation import Params
@@ -93,7 +93,7 @@ def _is_vector(path: tuple[str, ...]) -> bool:
     _, _, name, _ = locate((*path[:-1], "kernel"), (1,))
     module, of = name.removesuffix(".kernel"), path[-1]
     return path == ("head_bias", "bias") or (
-        (module.endswith("norm") and of in ("scale", "bias")) or (module in ADAPTED and of == "bias")
+        (module.endswith("norm") and of in ("scale", "bias")) or (module in ADAPTED_NAMES and of == "bias")
     )
 
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.adapter_parts import HEAD_SHIFT, OwnParts
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter
-from jaxinfer.models.adapters import ADAPTED, EMBED, HEAD, kernel_shapes
+from jaxinfer.models.adapters import EMBED, HEAD, kernel_axes, kernel_shapes
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL, locate
 from jaxinfer.models.own_tables import COPY
@@ -126,7 +126,7 @@ class AdapterStacks:
                 gain[at, index] = _spread(part.gain_O, of_outputs)
         for place, shift in shifts.items():
             added[place] = _spread(shift, of_outputs)
-        out_axis, in_axis = (SPLIT_BY[axis] for axis in ADAPTED[name])
+        out_axis, in_axis = (SPLIT_BY.get(axis or "") for axis in kernel_axes(self.config)[name])
         stacks = {}
         if parts:
             stacks = {"down": self._placed(down, in_axis, stacked), "up": self._placed(up, out_axis, stacked)}

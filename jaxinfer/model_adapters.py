@@ -86,7 +86,9 @@ class ModelAdapters:
         adapter = replace(adapter, origin=str(where) if revision is None else f"{where}@{revision}")
         others = OwnParts()
         if adapter.changes:
-            abstract = abstract_params(config, self._partitioner.partition(config, self._backend).backend)
+            # In the arrangement that the parameters have on the devices, but whole and not padded.
+            split = self._partitioner.partition(config, self._backend).backend
+            abstract = abstract_params(config, replace(split, kv_shards=1, mesh=None, stages=1))
             others = own_parts(adapter, base, self._names, abstract)
         taken = {loaded.number for loaded in self._loaded.values()}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)

@@ -52,10 +52,9 @@ def written() -> str:
         said = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0].rstrip(".")
         published, _, differs = said.partition(": ")
         gguf = [f"`{name}`" for name in types if name in in_gguf]
-        is_latent = module.endswith(".deepseek")
         count = sum(variant.model_type in types for variant in VARIANTS.values())
         cells = (", ".join(f"`{name}`" for name in types), published, differs)
-        rows.append((*cells, ", ".join(gguf), "no" if is_latent else "yes", str(count)))
+        rows.append((*cells, ", ".join(gguf), "yes", str(count)))
     lines = (_HEAD, ("---",) * len(_HEAD), *rows)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

@@ -45,33 +45,80 @@ ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "mlp.down": ("embed", "ffn"),
     }
 )
+# Those of latent attention: what the compressed queries and rows are computed from, and by.
+_OF_LATENTS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
+    {
+        "attention.latent": (None, "embed"),
+        "attention.key": (None, "embed"),
+        "attention.query_latent": (None, "embed"),
+        "attention.content": ("content_heads", "query_latent"),
+        "attention.query": ("rotary_heads", "query_latent"),
+        "attention.output": ("embed", "value_heads"),
+    }
+)
+# The names of all kernels that adapters may have a part in, in any block.
+ADAPTED_NAMES = tuple(dict.fromkeys((*ADAPTED, *_OF_LATENTS)))
 _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
 
 
-def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
-    """Return the shape ``[out, in]`` of every linear layer's kernel in a block, by its name.
+def kernel_axes(config: DecoderConfig) -> Mapping[str, tuple[str | None, str]]:
+    """Return the logical axes of every linear layer's kernel ``[out, in]`` in a block, by its name.
 
-    In a model of experts these are attention's: experts have no adapters. Raises InvalidOption for latent attention.
+    In a model of experts these are attention's: experts have no adapters. The matrices of latent attention's heads have
+    none either.
     """
+    latent = config.latent
+    axes = ADAPTED if latent is None else {**ADAPTED, **_OF_LATENTS}
+    absent = {"mlp.gate"} if not config.gated_mlp else set()
+    absent |= {name for name in axes if name.startswith("mlp.")} if config.experts else set()
+    if latent is not None:
+        absent |= {"attention.value", *(() if latent.query_rank else ("attention.query_latent",))}
+    return MappingProxyType({name: both for name, both in axes.items() if name not in absent})
+
+
+def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
+    """Return the shape ``[out, in]`` of every kernel of `kernel_axes`, by its name."""
     if config.latent is not None:
-        raise InvalidOption(f"adapters: the latent attention of {config.family} takes none yet: leave them out")
-    sizes = {
+        return _latent_shapes(config)
+    sizes: dict[str | None, int] = {
         "embed": config.model_dim,
         "heads": config.num_heads * config.head_dim,
         "kv_heads": config.num_kv_heads * config.head_dim,
         "ffn": config.ffn_dim,
     }
     return MappingProxyType(
+        {name: (sizes[out_axis], sizes[in_axis]) for name, (out_axis, in_axis) in kernel_axes(config).items()}
+    )
+
+
+def _latent_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
+    latent, (rope,) = config.latent, {kind.rope for kind in config.kinds}
+    assert latent is not None
+    assert rope is not None
+    outputs = {"attention.latent": latent.rank, "attention.key": rope.dim, "attention.query_latent": latent.query_rank}
+    sizes = {
+        "embed": config.model_dim,
+        "query_latent": latent.query_rank or config.model_dim,
+        "content_heads": config.num_heads * latent.content_dim,
+        "rotary_heads": config.num_heads * rope.dim,
+        "value_heads": config.num_heads * latent.value_dim,
+        "ffn": config.ffn_dim,
+    }
+    return MappingProxyType(
         {
-            name: (sizes[out_axis], sizes[in_axis])
-            for name, (out_axis, in_axis) in ADAPTED.items()
-            if (name != "mlp.gate" or config.gated_mlp) and not (config.experts and name.startswith("mlp."))
+            name: (outputs.get(name) or sizes[out_axis or ""], sizes[in_axis])
+            for name, (out_axis, in_axis) in kernel_axes(config).items()
         }
     )
 
 
 def adapter_shapes(config: DecoderConfig, num_layers: int, rank: int) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of every adapter parameter, by path, for all linear layers of ``num_layers`` blocks."""
+    """Return the shape of every adapter parameter, by path, for all linear layers of ``num_layers`` blocks.
+
+    Raises InvalidOption for latent attention.
+    """
+    if config.latent is not None:
+        raise InvalidOption(f"adapters: the latent attention of {config.family} takes none in training: leave them out")
     shapes = {}
     for name, (outputs, inputs) in kernel_shapes(config).items():
         shapes[f"{name}.{ADAPTER}.down"] = (num_layers, rank, inputs)

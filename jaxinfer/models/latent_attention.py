@@ -61,12 +61,12 @@ class LatentAttention(nn.Module):
         shared = [down("latent", latent.rank), down("key", rotary_dim)]
         if latent.query_rank is not None:
             shared.append(down("query_latent", latent.query_rank))
-        latent_BTR, key_BTP, *query_latent = project(inputs, shared)
+        latent_BTR, key_BTP, *query_latent = project(inputs, shared, step.adapters_B)
         own = norm("query_norm", query_latent[0]) if query_latent else inputs
         wide = up("content", latent.content_dim, "content_heads"), up("query", rotary_dim, "rotary_heads")
         content_BTNH, rotary_BTNP = (
             tap(self, name, flat).reshape(*flat.shape[:2], config.num_heads, -1)
-            for name, flat in zip(("contents", "queries"), project(own, wide))
+            for name, flat in zip(("contents", "queries"), project(own, wide, step.adapters_B))
         )
         key_heads_NRH = HeadMatrices(config.num_heads, latent.rank, latent.content_dim, backend, name="key_heads")()
         absorbed_BTNR = multiply_heads(content_BTNH, key_heads_NRH, backend)
@@ -99,7 +99,7 @@ class LatentAttention(nn.Module):
         values_BTNV = multiply_heads(mixed_BTNH[..., rotary_dim : config.head_dim], value_heads_NVR, backend)
         mixed = tap(self, "mixed", values_BTNV).reshape(*values_BTNV.shape[:2], -1)
         output = Linear(config.model_dim, ("embed", "value_heads"), backend, config.output_bias, name="output")
-        return tap(self, "result", output(mixed)), cache
+        return tap(self, "result", output(mixed, step.adapters_B)), cache
 
 
 class HeadMatrices(nn.Module):

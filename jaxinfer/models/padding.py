@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.adapters import ADAPTED
+from jaxinfer.models.adapters import kernel_axes
 from jaxinfer.models.config import DecoderConfig, Experts
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Array, Params
@@ -93,20 +93,24 @@ def first_copies(source: np.ndarray) -> np.ndarray:
 def adapter_sources(config: DecoderConfig, shards: int) -> Mapping[str, tuple[np.ndarray | None, np.ndarray | None]]:
     """Return the sources of the outputs and of the inputs of each linear layer of a block, None where none is added."""
     by_axis = {} if shards == 1 else _axis_sources(config, shards)
-    found = {axis: None if _is_identity(source) else source for axis, source in by_axis.items()}
-    return {name: (found.get(out_axis), found.get(in_axis)) for name, (out_axis, in_axis) in ADAPTED.items()}
+    found: dict[str | None, np.ndarray | None] = {
+        axis: None if _is_identity(source) else source for axis, source in by_axis.items()
+    }
+    return {
+        name: (found.get(out_axis), found.get(in_axis)) for name, (out_axis, in_axis) in kernel_axes(config).items()
+    }
 
 
 def pad_adapters(adapters: Params, config: DecoderConfig, shards: int) -> Params:
     """Return a decoder's adapters, padded like the decoder for ``shards`` devices."""
     if shards == 1:
         return adapters
-    by_axis = _axis_sources(config, shards)
+    by_axis, axes = _axis_sources(config, shards), kernel_axes(config)
 
     def padded(path: Any, leaf: Any) -> Array:
         *module, _, part = (key.key for key in path)
-        out_axis, in_axis = ADAPTED[".".join(module)]
-        sources = (None, None, by_axis.get(in_axis)) if part == "down" else (None, by_axis.get(out_axis), None)
+        out_axis, in_axis = axes[".".join(module)]
+        sources = (None, None, by_axis.get(in_axis)) if part == "down" else (None, by_axis.get(out_axis or ""), None)
         return pad_parameter(jnp.asarray(leaf), sources)
 
     return jax.tree_util.tree_map_with_path(padded, adapters)

@@ -1,10 +1,15 @@
 """The engine serves each request by its own adapter, whatever runs beside it and whatever pages are kept."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import jaxinfer
 from jaxinfer import SamplingParams
+from jaxinfer.cache.layouts import PagedLayout
+from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.engine.core import cache_salt_of, salt_of
+from jaxinfer.engine.kept_pages import KeptPages
 from jaxinfer.errors import InvalidOption
 from tests.toy_adapters import write_adapter
 from tests.toys import encode_bytes
@@ -92,6 +97,29 @@ def test_a_prefix_is_of_its_adapter_which_stays_as_long(lm, alone):
     origin = lm.adapters["b"]
     lm.unload_adapter("b")
     lm.load_adapter("b", origin)
+
+
+def test_a_prefix_is_computed_with_its_adapter(monkeypatch):
+    added = []
+
+    def add(sequence):
+        added.append((sequence.tokens, sequence.adapter))
+        sequence.origin.request.finish()
+
+    scheduler = SimpleNamespace(held=SimpleNamespace(pinned=()))
+    core = SimpleNamespace(add=add, scheduler=scheduler, release=lambda name: None)
+    programs = SimpleNamespace(layout=PagedLayout(), compile_seconds=0.0, decoder=None, kept=None)
+    monkeypatch.setattr(KeptPages, "_make_core", lambda *_: core)
+    pages = KeptPages(programs, max_len=90, eos_token_ids=tuple, tokenizer=lambda: None)
+    strategy, params = parse_strategy("autoregressive"), {}
+    with pages.hold(params, [3, 4], strategy, adapter=2):
+        assert (pages.holds_of(2), pages.holds_of(0)) == (True, False)
+        with pages.hold(params, [5], strategy):
+            assert pages.holds_of(0)
+    assert not pages.holds_of(2)
+    # The second one begins with pages that have room for both.
+    assert added[0] == ([3, 4], 2)
+    assert set(map(str, added)) == {"([3, 4], 2)", "([5], 0)"}
 
 
 def test_what_pages_depend_on_tells_adapters_apart():

@@ -12,10 +12,14 @@ from safetensors.numpy import load_file, save_file
 
 import jaxinfer
 from jaxinfer.cache.layouts import DENSE, PagedLayout, StreamingLayout
+from jaxinfer.checkpoint.adapters.other_tensors import PREFIX
+from jaxinfer.checkpoint.adapters.peft_folder import WEIGHTS
+from jaxinfer.checkpoint.adapters.settings import CONFIG
 from jaxinfer.engine.config import EngineConfig
 from jaxinfer.engine.memory import page_bytes
 from jaxinfer.errors import InvalidOption
 from jaxinfer.model_quantization import check_quantizable
+from jaxinfer.models.adapters import adapter_shapes
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.families.registry import decoder_config
 from jaxinfer.models.padding import pad_config
@@ -24,8 +28,6 @@ from tests.decoding.covered_models import random_model, random_prompts
 from tests.models.families.test_published_latent import DEEPSEEK_V3
 from tests.models.hugging_face import build_model, save_model
 from tests.models.variants import VARIANTS
-from tests.toy_adapters import write_adapter
-from tests.toys import TINY_LLAMA
 
 BLOCK = 16
 
@@ -113,11 +115,35 @@ def test_a_saved_model_is_the_same(folders, tmp_path):
     assert jax.tree.all(jax.tree.map(jnp.array_equal, again.params, lm.params))
 
 
-def test_what_does_not_take_it_is_refused_in_a_line(tiny, folders, tmp_path):
+def test_adapters_are_those_of_the_merged_model(tmp_path):
+    """Of tensors that hold several kernels, whose rows stand in other orders."""
+    lm, rng = random_model("deepseek_v3"), np.random.default_rng(3)
+    shapes = {"q_a_proj": (20, 32), "q_b_proj": (80, 20), "kv_a_proj_with_mqa": (24, 32), "o_proj": (32, 40)}
+    tensors = {}
+    for layer in range(2):
+        for module, (outputs, inputs) in shapes.items():
+            name = f"{PREFIX}model.layers.{layer}.self_attn.{module}"
+            tensors[f"{name}.lora_A.weight"] = rng.standard_normal((4, inputs)).astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = 0.1 * rng.standard_normal((outputs, 4)).astype(np.float32)
+    (tmp_path / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 4, "target_modules": [*shapes]}))
+    save_file(tensors, tmp_path / WEIGHTS)
+    lm.load_adapter("one", tmp_path)
+    texts = [prompt[:16] for prompt in random_prompts()[:2]]
+    live, plain = (np.asarray(lm.logits(texts, adapter=name)) for name in (["one", None], None))
+    merged, _ = lm.loaded_adapters.merged("one")
+    tokens_BT, lengths_B = np.zeros((2, 16), np.int32), np.array([len(text) for text in texts], np.int32)
+    for row, text in enumerate(texts):
+        tokens_BT[row, : len(text)] = text
+    found = np.asarray(lm.programs.logits(merged, tokens_BT, lengths_B, np.zeros(2, np.int32)))
+    np.testing.assert_allclose(live[0], found[0], atol=1e-4)
+    np.testing.assert_array_equal(live[1, : len(texts[1])], plain[1, : len(texts[1])])
+    assert np.abs(live[0] - plain[0]).max() > 0.1
+
+
+def test_what_does_not_take_it_is_refused_in_a_line(folders):
     lm = jaxinfer.load(folders[0])
-    adapter = write_adapter(tmp_path, TINY_LLAMA)
     refusals = {
-        "adapters: the latent attention of deepseek_v3 takes none yet": lambda: lm.load_adapter("one", adapter),
+        "latent attention of deepseek_v3 takes none in training": lambda: adapter_shapes(lm.config, 1, 4),
         "no method knows latent attention": lambda: check_quantizable(lm, "int8", "gptq"),
     }
     for line, ask in refusals.items():

@@ -12,7 +12,7 @@ _BITS = f"{_ROWS}::test_a_row_has_the_bits_that_it_has_alone_and_without_an_adap
 _STACKS, _PARTS = "jaxinfer/adapter_stacks.py", "jaxinfer/adapter_parts.py"
 _TABLES, _NORM = "jaxinfer/models/own_tables.py", "jaxinfer/models/norm.py"
 _PLACE, _OF_PLACES = "jaxinfer/checkpoint/adapters/place.py", "tests/checkpoint/adapters/test_place.py"
-_OF_PREFIXES = "tests/engine/test_adapters.py::test_a_prefix_is_of_its_adapter_which_stays_as_long"
+_OF_PREFIXES = "tests/engine/test_adapters.py::test_a_prefix_is_computed_with_its_adapter"
 _OF_TABLES = "tests/models/test_own_tables.py"
 
 FAULTS: tuple[Fault, ...] = (
@@ -169,7 +169,7 @@ FAULTS: tuple[Fault, ...] = (
         "a whole table is another adapter's",
         _TABLES,
         "return [(copy_B == int(number)",
-        "return [(copy_B >= int(number)",
+        "return [(copy_B <= int(number)",
         _OF_TABLES,
     ),
     Fault(
@@ -248,6 +248,20 @@ FAULTS: tuple[Fault, ...] = (
         '"adapter": entry.adapter,',
         '"adapter": None,',
         "tests/server/test_log.py::test_an_entry_is_read_as_it_was_written",
+    ),
+    Fault(
+        "queries of latent attention have no adapters",
+        "jaxinfer/models/latent_attention.py",
+        "project(own, wide, step.adapters_B)",
+        "project(own, wide)",
+        "tests/models/test_latent.py::test_adapters_are_those_of_the_merged_model",
+    ),
+    Fault(
+        "what latent attention compresses has no adapters",
+        "jaxinfer/models/latent_attention.py",
+        "project(inputs, shared, step.adapters_B)",
+        "project(inputs, shared)",
+        "tests/models/test_latent.py::test_adapters_are_those_of_the_merged_model",
     ),
     Fault(
         "parameters in a model's place are not used while no adapter is loaded",

@@ -16,7 +16,7 @@ from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
-from jaxinfer.models.adapters import ADAPTED
+from jaxinfer.models.adapters import ADAPTED_NAMES
 from jaxinfer.models.families.family import Part, TensorNames
 
 WEIGHTS = "adapter_model.safetensors"
@@ -139,7 +139,7 @@ def places_of(names: TensorNames, num_layers: int) -> dict[str, tuple[Place, ...
     """Return the kernels that each tensor of a linear layer of the blocks holds."""
     places: dict[str, tuple[Place, ...]] = {}
     for layer in range(num_layers):
-        for name in ADAPTED:
+        for name in ADAPTED_NAMES:
             source = names.block.get(f"{name}.kernel")
             if source is None or isinstance(source, tuple):
                 continue  # of several tensors: no family has such kernels

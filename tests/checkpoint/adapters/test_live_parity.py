@@ -40,12 +40,19 @@ BIASES = {
     "of the adapted": {"target_modules": ["fc1"], "bias": "lora_only"},
     "norms": {"modules_to_save": ["self_attn_layer_norm", "final_layer_norm"], "lora_bias": True},
 }
+_OF_LATENTS = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+LATENTS = {
+    "all": {"target_modules": _OF_LATENTS, "modules_to_save": ["kv_a_layernorm", "norm"]},
+    "magnitudes": {"target_modules": ["q_b_proj", "kv_a_proj_with_mqa", "o_proj"], "use_dora": True},
+}
 FAMILIES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "a table of each kind": ("gqa-dynamic", TABLES),
     "one table": ("gqa-tied-attention_bias-linear", {name: OF_TIED[name] for name in TIED}),
     "biases": ("opt", BIASES),
     "joined biases": ("gpt2-n_inner-untied-scales", {"all": {"target_modules": ["c_attn"], "bias": "all"}}),
     "norms of heads": ("qwen3-head_dim-tied", {"norms": {"modules_to_save": ["q_norm", "k_norm", "norm"]}}),
+    "latent attention": ("deepseek_v3-bias", LATENTS),
+    "latent attention without compressed queries": ("deepseek_v2-greedy", {"all": LATENTS["all"]}),
     "norms plus one": ("gemma2", {"the embedding": {"target_modules": ["embed_tokens"], "modules_to_save": ["norm"]}}),
 }
 

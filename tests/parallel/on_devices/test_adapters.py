@@ -42,6 +42,17 @@ def test_rows_are_those_of_one_device(tmp_path, mesh, name):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore")  # of PEFT
+@pytest.mark.parametrize(
+    ("variant", "several"), [("deepseek_v3-bias", "LATENTS"), ("gqa-dynamic", "TABLES"), ("opt", "BIASES")]
+)
+def test_what_peft_saved_is_split_as_the_models_parameters(tmp_path, variant, several):
+    parity = pytest.importorskip("tests.checkpoint.adapters.test_live_parity")
+    parity.check(tmp_path, variant, getattr(parity, several), mesh="data=2,tensor=4")
+
+
+@pytest.mark.exhaustive
 def test_a_merged_model_stays_on_its_mesh(tmp_path):
     one = with_adapters(random_model("opt"), tmp_path)
     lm = on_mesh(one, "tensor=4")
