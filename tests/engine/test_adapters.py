@@ -8,9 +8,10 @@ import jaxinfer
 from jaxinfer import SamplingParams
 from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.registry import parse_strategy
-from jaxinfer.engine.core import cache_salt_of, salt_of
+from jaxinfer.engine.core import EngineCore, cache_salt_of, salt_of
 from jaxinfer.engine.kept_pages import KeptPages
 from jaxinfer.errors import InvalidOption
+from tests.decoding.covered_models import random_model
 from tests.toy_adapters import write_adapter
 from tests.toys import encode_bytes
 
@@ -106,9 +107,10 @@ def test_a_prefix_is_computed_with_its_adapter(monkeypatch):
         added.append((sequence.tokens, sequence.adapter))
         sequence.origin.request.finish()
 
-    scheduler = SimpleNamespace(held=SimpleNamespace(pinned=()))
-    core = SimpleNamespace(add=add, scheduler=scheduler, release=lambda name: None)
-    programs = SimpleNamespace(layout=PagedLayout(), compile_seconds=0.0, decoder=None, kept=None)
+    core = EngineCore.__new__(EngineCore)  # that runs nothing
+    core.scheduler = SimpleNamespace(held=SimpleNamespace(pinned=()))
+    core.add, core.release = add, lambda name: None
+    programs = random_model("opt").programs.beside(PagedLayout())
     monkeypatch.setattr(KeptPages, "_make_core", lambda *_: core)
     pages = KeptPages(programs, max_len=90, eos_token_ids=tuple, tokenizer=lambda: None)
     strategy, params = parse_strategy("autoregressive"), {}

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.models.adapters import LOADED, kernel_shapes
+from jaxinfer.models.layers import BLOCKS
 from jaxinfer.planning import compile as planning
 from jaxinfer.planning.placement import placed_params
 from tests.planning.buffers import largest_buffers
@@ -35,7 +36,7 @@ def check(monkeypatch, config, batch):
                 each: jax.ShapeDtypeStruct((config.num_layers, NUMBER, RANK, size), jnp.bfloat16, sharding=whole)
                 for each, size in (("down", inputs), ("up", outputs))
             }
-        return {**placed_params(config, backend, mesh, form), LOADED: stacks}
+        return {**placed_params(config, backend, mesh, form), LOADED: {BLOCKS: stacks}}
 
     asked = {"batch": batch, "max_len": 256, "prompt_tokens": None}
     base = planning.compile_programs(config, "v5e:1x1", **asked)["decode"]

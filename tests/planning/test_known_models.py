@@ -11,8 +11,9 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.planning.known_models import known_models, planned_config
 from tests.planning.models import LLAMA_2_7B, LLAMA_3_8B
 
-# As the Hugging Face hub counts the tensors of each; those of OPT-66B, which is pickled there, and of text decoders
-# beside a vision model by their published sizes.
+# As the Hugging Face hub counts the tensors of each; those of Qwen3-0.6B and 1.7B without the output matrix, which is
+# the embedding and is stored there, too; those of OPT-66B, which is pickled there, and of text decoders beside a vision
+# model by their published sizes.
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
@@ -20,7 +21,11 @@ PUBLISHED = {
     "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
     "mistral-7b": 7_248_023_552,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
     "gemma-2-2b": 2_614_341_888,
     "gemma-2-9b": 9_241_705_984,
@@ -41,6 +46,7 @@ PUBLISHED = {
     "pythia-6.9b": 6_857_302_016,
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "deepseek-v2-lite": 15_706_484_224,
@@ -52,6 +58,7 @@ PUBLISHED = {
     "minimax-m2": 228_689_764_864,
     "hunyuan-a13b": 80_393_183_232,
     "ministral-3-8b": 8_489_553_920,
+    "seed-oss-36b": 36_151_104_512,
 }
 
 
