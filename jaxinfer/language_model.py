@@ -264,10 +264,8 @@ class LanguageModel:
         resolved = self.resolve(strategy)
         if not self._can_share_pages(resolved):
             raise InvalidOption("prefix: only a CPU with its own kernels, a dense cache and no mesh keeps pages here")
-        (request, *_) = self._requests([prompt], 1, None, resolved, adapter)
-        return self._kept_pages.hold(
-            self.adapted_params, request.request.prompt, resolved, adapter=request.request.adapter
-        )
+        request = self._requests([prompt], 1, None, resolved, adapter)[0].request
+        return self._kept_pages.hold(self.adapted_params, request.prompt, resolved, request.adapter)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
         """Answer a conversation, messages of ``role`` and ``content``; options as for `generate`.
@@ -311,22 +309,14 @@ class LanguageModel:
         """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own."""
         return self._beside_columns(self.loaded_adapters.beside(self.params))
 
-    def load_adapter(
-        self,
-        name: str,
-        path: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | None = None,
-        notice: Callable[[str], None] | None = None,
-    ) -> None:
+    def load_adapter(self, name: str, path: str | Path, **options: Any) -> None:
         """Load a low-rank adapter (LoRA, rsLoRA, DoRA) from a folder that PEFT saved, under a name for `generate`.
 
-        The folder is a path or of the hub: ``owner/name`` or ``owner/name/folder``, with ``@revision`` or without. Any
-        number may be loaded. Raises JaxinferError for what is no such folder or does not fit the model.
+        `jaxinfer.checkpoint.adapters.place` says what is a path, on the hub too, and has ``options``. Any number may be
+        loaded. Raises JaxinferError for what is no such folder or does not fit the model.
         """
         self._check_no_engine("load_adapter")
-        self.loaded_adapters.load(name, path, revision=revision, token=token, notice=notice)
+        self.loaded_adapters.load(name, path, **options)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; texts that are being written with it go on."""
@@ -336,10 +326,7 @@ class LanguageModel:
         self.loaded_adapters.unload(name)
 
     def merge_adapter(self, name: str) -> "LanguageModel":
-        """Return a model with a loaded adapter added to its weights, rounded once; this one stays as it is.
-
-        Raises InvalidOption for weights in few bits, which would be rounded again.
-        """
+        """Return a model with a loaded adapter added to its weights, rounded once; raises as `merged.merged` does."""
         return self.changed(*self.loaded_adapters.merged(name))
 
     def changed(
