@@ -7,6 +7,7 @@ processes.
 import gc
 import pickle
 import queue
+import time
 from dataclasses import replace
 
 import jax
@@ -64,7 +65,8 @@ class Followed(Harness):
         # What was forgotten is told with the next call.
         gc.collect()
         self.core._device.read_row(0)
-        self.messages.join()
+        while self.messages.unfinished_tasks and self.follower.thread.is_alive():
+            time.sleep(0.01)
         self.follower.abandon()
         self.follower.thread.join(30)
         assert self.follower.failure is None
