@@ -17,6 +17,7 @@ from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.hadamard import even_out
+from jaxinfer.ops.once import apart_from_product
 from jaxinfer.ops.rotation import rotate
 from jaxinfer.ops.rounding import scale_by
 from jaxinfer.ops.rows_in_bytes import holds_bytes
@@ -58,7 +59,9 @@ class Attention(nn.Module):
             heads("value", config.num_kv_heads, "kv_heads"),
         )
         query_BTNH, keys_BTKH, values_BTKH = (
-            tap(self, name, flat).reshape(*flat.shape[:2], -1, config.head_dim)
+            apart_from_product(tap(self, name, flat), config.head_dim, self.backend).reshape(
+                *flat.shape[:2], -1, config.head_dim
+            )
             for name, flat in zip(("queries", "keys", "values"), project(inputs, linears, step.adapters_B))
         )
         query_BTNH = tap(self, "rotated_queries", place("query", "heads", query_BTNH))

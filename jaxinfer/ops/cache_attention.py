@@ -59,8 +59,8 @@ def attend_to_layer(
     the layer where it lies, and no slots that are not seen. Larger trees than the kernel's are left to XLA, which
     prompts are not.
     """
-    num_tokens, values_LBSF = query_BTNH.shape[1], values_of(keys_LBSF, values_LBSF)
-    means = choose_means(backend, keys_LBSF)
+    num_tokens, has_values = query_BTNH.shape[1], bool(values_LBSF.shape[3])
+    means, values_LBSF = choose_means(backend, keys_LBSF), values_of(keys_LBSF, values_LBSF)
 
     def by_xla() -> Any:
         extent = seen.mask_BTS.shape[-1]
@@ -89,7 +89,9 @@ def attend_to_layer(
             heads = options["num_kv_heads"], query.shape[3]
             keys, values = (to_numbers(each[layer], *heads, 1, query.dtype)[None] for each in (keys, values))
             layer = jnp.int32(0)
-        cache, rule = (keys, values, layer, start_B), {**options, "sink_logits_N": logits_N}
+        # Kernels read once what is given as both.
+        cache = keys, values if has_values else keys, layer, start_B
+        rule = {**options, "sink_logits_N": logits_N}
         if means == "reference":
             return reference_attention(query, *cache, ancestors_BTT, **rule)
         how = {**rule, "interpret": backend.kernels == "interpret"}

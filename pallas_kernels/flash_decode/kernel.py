@@ -51,7 +51,8 @@ def attend_cache(
     """Return ``[B, C, R, I]``: attention of the queries of `spread_queries` to ``cache[layer]``.
 
     ``order`` says which slots hold which tokens, and ``encoded_BRA`` (`encode_ancestors`) which new tokens a query
-    attends to. The first tokens that stay, if any, use their own query. ``sinks_CRL`` are those of `spread_sinks`.
+    attends to. Keys that are values too are given as both, and read once. The first tokens that stay, if any, use their
+    own query. ``sinks_CRL`` are those of `spread_sinks`.
     """
     batch, groups, rows, lanes = query_BCRI.shape
     num_slots, width = keys_LBSF.shape[2:]
@@ -77,11 +78,15 @@ def attend_cache(
     def sinks_block(part: Any, *_: Any) -> tuple[Any, ...]:
         return part, 0, 0
 
+    held = [keys_LBSF] if values_LBSF is keys_LBSF else [keys_LBSF, values_LBSF]
+    if not interpret:
+        # Else the compiler may copy a whole stack of small caches, such as rings, into vector memory for every layer.
+        held = [pltpu.with_memory_space_constraint(each, pltpu.HBM) for each in held]
     query_spec = pl.BlockSpec((None, groups // parts, rows, lanes), row_block)
     cache_spec = pl.BlockSpec((None, None, block, width // parts), cache_block)
     body = functools.partial(
-        _attend_step, num_queries=len(queries), has_sinks=bool(sinks), order=order, rule=rule, tiling=tiling,
-        byte_rows=byte_rows,
+        _attend_step, num_queries=len(queries), has_values=len(held) > 1, has_sinks=bool(sinks), order=order, rule=rule,
+        tiling=tiling, byte_rows=byte_rows,
     )  # fmt: skip
     return pl.pallas_call(
         body,
@@ -90,8 +95,7 @@ def attend_cache(
             grid=(parts, steps.count),
             in_specs=[
                 *[query_spec] * len(queries),
-                cache_spec,
-                cache_spec,
+                *[cache_spec] * len(held),
                 pl.BlockSpec((None, *encoded_BRA.shape[1:]), encoded_block),
                 *[pl.BlockSpec((groups // parts, rows, LANES), sinks_block)] * len(sinks),
             ],
@@ -106,12 +110,12 @@ def attend_cache(
         cost_estimate=pl.CostEstimate(
             flops=4 * query_BCRI.size * num_slots,
             transcendentals=batch * groups * rows * num_slots,
-            bytes_accessed=2 * batch * num_slots * width * keys_LBSF.dtype.itemsize
+            bytes_accessed=len(held) * batch * num_slots * width * keys_LBSF.dtype.itemsize
             + (len(queries) + 1) * query_BCRI.size * query_BCRI.dtype.itemsize,
         ),
         interpret=interpret,
         name="attend_cache",
-    )(*scalars, *queries, keys_LBSF, values_LBSF, encoded_BRA, *sinks)
+    )(*scalars, *queries, *held, encoded_BRA, *sinks)
 
 
 def _attend_step(
@@ -122,13 +126,15 @@ def _attend_step(
     _: Any,
     *refs: Any,
     num_queries: int,
+    has_values: bool,
     has_sinks: bool,
     order: SlotOrder,
     rule: ScoreRule,
     tiling: Tiling,
     byte_rows: ByteRows | None,
 ) -> None:
-    queries, (keys_SF, values_SF, encoded_RA, *rest) = refs[:num_queries], refs[num_queries:]
+    queries, (keys_SF, *rest) = refs[:num_queries], refs[num_queries:]
+    values_SF, encoded_RA, *rest = rest if has_values else (keys_SF, *rest)
     sinks_CRL, (output_CRI, *scratch) = (rest[0], rest[1:]) if has_sinks else (None, rest)
     query_CRI = queries[0]
     step = pl.program_id(1)

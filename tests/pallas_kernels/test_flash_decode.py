@@ -237,3 +237,25 @@ def test_compiles_without_a_copy_of_the_cache(case):
     needed, _ = compile_for(chip, described.function, described.arguments)
     layer_bytes = np.prod(described.arguments[1].shape[1:]) * jnp.dtype(dtype).itemsize
     assert needed < 0.2 * layer_bytes + (1 << 20)
+
+
+def test_keys_that_are_values_too_are_read_once():
+    """As in latent attention; the kernel's operands are one array fewer, and the result is the same."""
+    rng = np.random.default_rng(0)
+    cache = jnp.asarray(rng.normal(size=(1, 2, 256, 128)), jnp.float32)
+    query, starts = jnp.asarray(rng.normal(size=(2, 1, 4, 128)), jnp.float32), jnp.array([7, 200])
+
+    def once(query, cache):
+        return flash_decode(query, cache, cache, 0, starts, interpret=True)
+
+    def twice(query, keys, values):
+        return flash_decode(query, keys, values, 0, starts, interpret=True)
+
+    found, expected = jax.jit(once)(query, cache), jax.jit(twice)(query, cache, cache)
+    np.testing.assert_array_equal(found, expected)
+    traced = [jax.make_jaxpr(once)(query, cache), jax.make_jaxpr(twice)(query, cache, cache)]
+    counts = [
+        len(equation.invars) for each in traced for equation in each.eqns if equation.primitive.name == "pallas_call"
+    ]
+    assert len(counts) == 2
+    assert counts[0] == counts[1] - 1
