@@ -45,6 +45,10 @@ def _draw(rng: np.random.Generator, argument: jax.ShapeDtypeStruct, case: Case) 
     dtype, shape = jnp.dtype(argument.dtype), argument.shape
     if dtype == jnp.bool_:
         return random_trees(rng, shape[0], shape[1])
+    if dtype == jnp.uint8:  # exponents of powers of two up to 1
+        return jnp.asarray(rng.integers(118, 128, shape, np.uint8))
+    if dtype == jnp.uint4:
+        return jnp.asarray(rng.integers(0, 16, shape, np.int8)).astype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         most = min(jnp.iinfo(dtype).max, 127)
         return jnp.asarray(rng.integers(-most, most + 1, shape, np.int8)).astype(dtype)
@@ -54,4 +58,4 @@ def _draw(rng: np.random.Generator, argument: jax.ShapeDtypeStruct, case: Case) 
 
 
 def _is_quantized(argument: Any) -> bool:
-    return jnp.dtype(argument.dtype) in (jnp.int8, jnp.int4)
+    return jnp.dtype(argument.dtype) in (jnp.int8, jnp.int4, jnp.uint4)

@@ -52,7 +52,8 @@ def _described(atom: Any) -> str:
     dtype = np.dtype(atom.aval.dtype)
     kind = {"f": "f", "i": "s", "u": "u", "b": "pred", "V": "f"}[dtype.kind]
     bits = "" if kind == "pred" else str(jax.dtypes.itemsize_bits(dtype))
-    name = "bf16" if dtype == jax.numpy.bfloat16 else "s4" if dtype == jax.numpy.int4 else kind + bits
+    named = {"bfloat16": "bf16", "int4": "s4", "uint4": "u4"}
+    name = named.get(dtype.name, kind + bits)
     return f"{name}[{','.join(map(str, atom.aval.shape))}]"
 
 

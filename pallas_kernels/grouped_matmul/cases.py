@@ -1,5 +1,7 @@
 """Real layers of experts, from one token to a chunk of a prompt: Mixtral 8x7B's and Qwen3-30B-A3B's."""
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.case import Case, Rival
+from pallas_kernels.grouped_matmul.codes import FLOAT4, INTEGER, Codes
 from pallas_kernels.grouped_matmul.op import grouped_matmul, shape_key
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
 from pallas_kernels.grouped_matmul.rivals import gate_and_up_by_megablox, one_by_megablox
@@ -24,16 +27,21 @@ class Layer(NamedTuple):
 
 MIXTRAL = Layer(8, 2, 4096, 14336)
 QWEN3_30B = Layer(128, 8, 2048, 768)
+_PLAIN, _CODED = (128, 256, 512, 768, 1024, 2048), (768, 1024, 2048, 4096)
 _TILES = ((64, 1024, 1024), (64, 2048, 768), (128, 1024, 1024), (128, 2048, 768), (256, 2048, 1024))
 
 
-def make_case(layer: Layer, tokens: int, rows: int, is_down: bool = False) -> Case:
-    """Return the case of gate and up, or of down, for tokens whose experts are drawn, in blocks of so many rows."""
+def make_case(layer: Layer, tokens: int, rows: int, is_down: bool = False, kind: str | None = None) -> Case:
+    """Return the case of gate and up, or of down, for tokens whose experts are drawn, in blocks of so many rows.
+
+    ``kind`` are weights in few bits: ``int8``, ``int4/64`` with minima, or ``e2m1/32``.
+    """
     sizes_E = _drawn_sizes(layer, tokens)
     experts_X, count = lay_out(sizes_E, rows)
     width, channels = (layer.ffn_dim, layer.model_dim) if is_down else (layer.model_dim, layer.ffn_dim)
-    kernels, item, out_item = (1, 2, 4) if is_down else (2, 2, 2)
-    stack = jax.ShapeDtypeStruct((layer.experts, channels, width), jnp.bfloat16)
+    kernels, out_item = (1, 4) if is_down else (2, 2)
+    stack = _described(layer.experts, channels, width, kind)
+    one_expert = sum(math.prod(part.shape[1:]) * _bits(part) // 8 for part in stack)
     pairs, read = int(sizes_E.sum()), int((sizes_E > 0).sum())
     tile = max(rows for rows, *_ in _TILES)
     sorted_rows = jax.ShapeDtypeStruct((-(-pairs // tile) * tile, width), jnp.bfloat16)
@@ -41,25 +49,28 @@ def make_case(layer: Layer, tokens: int, rows: int, is_down: bool = False) -> Ca
     sizes = tuple(int(size) for size in sizes_E)
     return Case(
         kernel="grouped_matmul",
-        name=f"E={layer.experts} C={layer.per_token} N={tokens} {width}x{channels}{'' if is_down else ' twice'}",
-        function=one_product if is_down else gate_and_up,
+        name=f"E={layer.experts} C={layer.per_token} N={tokens} {width}x{channels}{'' if is_down else ' twice'}"
+        + (f" {kind}" if kind else ""),
+        function=partial(one_product if is_down else gate_and_up, kind=kind),
         arguments=(
             jax.ShapeDtypeStruct((len(experts_X) * rows, width), jnp.bfloat16),
             experts_X,
             count,
-            *[stack] * kernels,
+            *stack * kernels,
         ),
-        blocks=tuple({"block_f": block_f} for block_f in (128, 256, 512, 768, 1024, 2048) if block_f <= channels),
-        shape=shape_key(rows, width, channels, kernels),
+        blocks=tuple({"block_f": block_f} for block_f in (_CODED if kind else _PLAIN) if block_f <= channels),
+        shape=shape_key(rows, width, channels, kernels, kind),
         mxu_flops=2 * pairs * width * channels * kernels,
-        floor_bytes=read * kernels * width * channels * item + pairs * (width * item + channels * out_item),
-        reference=one_by_reference if is_down else gate_and_up_by_reference,
-        rivals=(
+        floor_bytes=read * kernels * one_expert + pairs * (width * 2 + channels * out_item),
+        reference=partial(one_by_reference if is_down else gate_and_up_by_reference, kind=kind),
+        rivals=()
+        if kind
+        else (
             Rival(
                 "megablox",
                 partial(rival, sizes=sizes),
                 tuple({"tile_m": m, "tile_k": min(k, width), "tile_n": min(n, channels)} for m, k, n in _TILES),
-                (sorted_rows, *[stack] * kernels),
+                (sorted_rows, *stack * kernels),
             ),
         ),
     )
@@ -76,24 +87,53 @@ def gated(gate: Any, up: Any) -> Any:
     return jax.nn.silu(gate) * up
 
 
-def gate_and_up(x, experts, count, gate, up, **blocks):
+def gate_and_up(x, experts, count, *parts, kind=None, **blocks):
     """Multiply by gate and up and bring both together."""
-    return grouped_matmul(x, [gate, up], experts, count, combine=gated, out_dtype=jnp.bfloat16, **blocks)
+    gate_up = _kernels(parts, 2, kind)
+    return grouped_matmul(x, gate_up, experts, count, combine=gated, out_dtype=jnp.bfloat16, **blocks)
 
 
-def one_product(x, experts, count, down, **blocks):
+def one_product(x, experts, count, *parts, kind=None, **blocks):
     """Multiply by down."""
-    return grouped_matmul(x, [down], experts, count, **blocks)
+    return grouped_matmul(x, _kernels(parts, 1, kind), experts, count, **blocks)
 
 
-def gate_and_up_by_reference(x, experts, count, gate, up):
+def gate_and_up_by_reference(x, experts, count, *parts, kind=None):
     """Do as `gate_and_up`."""
-    return grouped_matmul_reference(x, [gate, up], experts, count, combine=gated, out_dtype=jnp.bfloat16)
+    gate_up = _kernels(parts, 2, kind)
+    return grouped_matmul_reference(x, gate_up, experts, count, combine=gated, out_dtype=jnp.bfloat16)
 
 
-def one_by_reference(x, experts, count, down):
+def one_by_reference(x, experts, count, *parts, kind=None):
     """Do as `one_product`."""
-    return grouped_matmul_reference(x, [down], experts, count)
+    return grouped_matmul_reference(x, _kernels(parts, 1, kind), experts, count)
+
+
+def _described(experts: int, channels: int, width: int, kind: str | None) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Describe a stack of kernels, in few bits or not."""
+    if kind is None:
+        return (jax.ShapeDtypeStruct((experts, channels, width), jnp.bfloat16),)
+    name, _, group = kind.partition("/")
+    if not group:
+        codes = jax.ShapeDtypeStruct((experts, channels, width), jnp.int8)
+        return codes, jax.ShapeDtypeStruct((experts, channels), jnp.float32)
+    codes = jax.ShapeDtypeStruct((experts, width, channels), jnp.uint4)
+    dtype = jnp.uint8 if name == FLOAT4 else jnp.int16
+    scales = jax.ShapeDtypeStruct((experts, width // int(group), channels), dtype)
+    return (codes, scales) if name == FLOAT4 else (codes, scales, scales)
+
+
+def _kernels(parts: Sequence[Any], count: int, kind: str | None) -> list[Any]:
+    """Return kernels that have these parts."""
+    if kind is None:
+        return list(parts)
+    each, what = len(parts) // count, FLOAT4 if kind.startswith(FLOAT4) else INTEGER
+    stacks = [[*parts[at : at + each], None][:3] for at in range(0, len(parts), each)]
+    return [Codes(*stack, kind=what) for stack in stacks]
+
+
+def _bits(part: jax.ShapeDtypeStruct) -> int:
+    return jax.dtypes.itemsize_bits(part.dtype)
 
 
 def _drawn_sizes(layer: Layer, tokens: int) -> np.ndarray:
@@ -102,12 +142,38 @@ def _drawn_sizes(layer: Layer, tokens: int) -> np.ndarray:
     return np.bincount(drawn.reshape(-1), minlength=layer.experts)
 
 
-# Experts without blocks, with one and with several; outputs that are cut.
-TOY_CASES = (make_case(Layer(5, 2, 256, 384), 20, 16), make_case(Layer(5, 2, 256, 384), 20, 16, True))
+# Experts without blocks, with one and with several; outputs that are cut; few rows and many.
+_TOY = Layer(5, 2, 256, 384)
+TOY_CASES = (
+    make_case(_TOY, 20, 16),
+    make_case(_TOY, 20, 16, True),
+    make_case(_TOY, 20, 16, kind="int4/64"),
+    make_case(_TOY, 20, 32, True, kind="int4/64"),
+    make_case(_TOY, 20, 16, True, kind="int8"),
+    make_case(_TOY, 20, 16, kind="e2m1/32"),
+)
 
-CASES = tuple(
-    make_case(layer, tokens, rows, is_down)
-    for layer, sizes in ((MIXTRAL, {64: 16, 512: 128, 2048: 128}), (QWEN3_30B, {64: 16, 512: 32, 2048: 128}))
-    for tokens, rows in sizes.items()
-    for is_down in (False, True)
+CASES = (
+    *(
+        make_case(layer, tokens, rows, is_down)
+        for layer, sizes in ((MIXTRAL, {64: 16, 512: 128, 2048: 128}), (QWEN3_30B, {64: 16, 512: 32, 2048: 128}))
+        for tokens, rows in sizes.items()
+        for is_down in (False, True)
+    ),
+    *(
+        make_case(layer, tokens, rows, is_down, kind)
+        for kind, layer, tokens, rows in (
+            ("int4/64", MIXTRAL, 16, 16),
+            ("int4/64", MIXTRAL, 64, 32),
+            ("int4/64", MIXTRAL, 512, 128),
+            ("int4/64", MIXTRAL, 2048, 128),
+            ("int4/64", QWEN3_30B, 16, 16),
+            ("int4/64", QWEN3_30B, 64, 16),
+            ("int4/64", QWEN3_30B, 512, 32),
+            ("int4/64", QWEN3_30B, 2048, 128),
+            ("int8", QWEN3_30B, 64, 16),
+            ("e2m1/32", QWEN3_30B, 64, 16),
+        )
+        for is_down in (False, True)
+    ),
 )

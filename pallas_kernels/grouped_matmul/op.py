@@ -10,7 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.chips import CHIPS
-from pallas_kernels.grouped_matmul.kernel import product_body
+from pallas_kernels.grouped_matmul.codes import Codes, Form, check_codes
+from pallas_kernels.grouped_matmul.kernel import finish_of
+from pallas_kernels.grouped_matmul.weights import Weights, read_weights, weights_of
 from pallas_kernels.tuning import current_chip, tuned_blocks
 
 LANES = 128
@@ -31,7 +33,7 @@ class Steps(NamedTuple):
 
 def grouped_matmul(
     x_YD: jax.Array,
-    kernels: Sequence[jax.Array],
+    kernels: Sequence[jax.Array | Codes],
     experts_X: jax.Array,
     count: jax.Array,
     *,
@@ -62,41 +64,32 @@ def grouped_matmul(
     """
     num_experts = _check(x_YD, kernels, experts_X, biases, combine)
     num_rows, model_dim = x_YD.shape
-    channels, item = kernels[0].shape[1], kernels[0].dtype.itemsize
     num_blocks = experts_X.shape[0]
-    rows = num_rows // num_blocks
+    weights = weights_of(kernels)
+    channels, rows = weights.channels, num_rows // num_blocks
     chip = chip or current_chip()
-    limit = int(CHIPS[chip].vmem_bytes * _SHARE)
     if block_f is None:
-        tuned = tuned_blocks("grouped_matmul", shape_key(rows, model_dim, channels, len(kernels)), chip)
-        block_f = fit_block(tuned["block_f"], rows, model_dim, channels, len(kernels), item, chip)
-    if not block_f or _needed(rows, model_dim, block_f, len(kernels), item) > limit:
+        tuned = tuned_blocks("grouped_matmul", shape_key(rows, model_dim, channels, len(kernels), weights.name), chip)
+        block_f = fit_block(tuned["block_f"], rows, weights, chip)
+    if not block_f or weights.needed_bytes(rows, block_f) > _limit(chip):
         raise ValueError(f"{rows} rows of {model_dim} numbers do not fit into the vector memory of {chip} (fit_rows)")
     block_f = min(block_f, -(-channels // LANES) * LANES)
     steps = list_steps(experts_X.astype(jnp.int32), jnp.asarray(count, jnp.int32), pl.cdiv(channels, block_f))
     first = jnp.asarray(first_expert, jnp.int32)
     experts_read, rows_read = read or (min(num_blocks, num_experts), num_rows)
-    kernel_bytes = len(kernels) * channels * model_dim * item
     out_item = jnp.dtype(out_dtype).itemsize
     biased = [] if biases is None else [bias[:, None] for bias in biases]
-    wide = x_YD.dtype == jnp.float32
+    precision = lax.Precision.HIGHEST if x_YD.dtype == jnp.float32 else lax.Precision.DEFAULT
+    reading = read_weights(kernels, weights, rows, block_f, not interpret)
     return pl.pallas_call(
-        product_body(
-            len(kernels), bool(biased), combine, rounded_to, lax.Precision.HIGHEST if wide else lax.Precision.DEFAULT
-        ),
+        reading.body(finish_of(combine, rounded_to), len(biased), precision),
         name="grouped_matmul",
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4,
             grid=(steps.count,),
             in_specs=[
                 pl.BlockSpec((rows, model_dim), lambda i, first, experts, rows, outputs: (rows[i], 0)),
-                *[
-                    pl.BlockSpec(
-                        (None, block_f, model_dim),
-                        lambda i, first, experts, rows, outputs: (first[0] + experts[i], outputs[i], 0),
-                    )
-                ]
-                * len(kernels),
+                *reading.specs,
                 *[
                     pl.BlockSpec(
                         (None, 1, block_f), lambda i, first, experts, rows, outputs: (experts[i], 0, outputs[i])
@@ -105,6 +98,7 @@ def grouped_matmul(
                 * len(biased),
             ],
             out_specs=pl.BlockSpec((rows, block_f), lambda i, first, experts, rows, outputs: (rows[i], outputs[i])),
+            scratch_shapes=reading.scratch,
         ),
         out_shape=jax.ShapeDtypeStruct((num_rows, channels), out_dtype),
         compiler_params=pltpu.CompilerParams(
@@ -112,11 +106,13 @@ def grouped_matmul(
         ),
         cost_estimate=pl.CostEstimate(
             flops=round(2 * rows_read * model_dim * channels * len(kernels)),
-            bytes_accessed=round(experts_read * kernel_bytes + rows_read * (model_dim * item + channels * out_item)),
+            bytes_accessed=round(
+                experts_read * weights.bytes + rows_read * (model_dim * x_YD.dtype.itemsize + channels * out_item)
+            ),
             transcendentals=0,
         ),
         interpret=interpret,
-    )(first.reshape(1), steps.expert_I, steps.rows_I, steps.outputs_I, x_YD, *kernels, *biased)
+    )(first.reshape(1), steps.expert_I, steps.rows_I, steps.outputs_I, x_YD, *reading.operands, *biased)
 
 
 def list_steps(experts_X: jax.Array, count: jax.Array, blocks_of_outputs: int) -> Steps:
@@ -142,51 +138,60 @@ def list_steps(experts_X: jax.Array, count: jax.Array, blocks_of_outputs: int) -
     return Steps(expert_XO.reshape(-1), rows_XO.reshape(-1), outputs_XO.reshape(-1), steps)
 
 
-def fit_rows(rows: int, model_dim: int, kernels: int, item_bytes: int, chip: str | None = None) -> int:
+def fit_rows(
+    rows: int, model_dim: int, kernels: int, item_bytes: int, chip: str | None = None, form: Form | None = None
+) -> int:
     """Return the rows of a block that fit into a chip's vector memory: a power of two from 16, up to 256 and ``rows``.
 
-    0 if not even 16 do. ``model_dim`` is the width of the widest product, ``kernels`` the number of its kernels.
+    0 if not even 16 do. ``model_dim`` is the width of the widest product, ``kernels`` the number of its kernels,
+    ``form`` that of kernels in few bits.
     """
     found = FEWEST_ROWS
     while found < min(rows, _MOST_ROWS):
         found *= 2
-    limit = int(CHIPS[chip or current_chip()].vmem_bytes * _SHARE)
-    while found >= FEWEST_ROWS and _needed(found, model_dim, LANES, kernels, item_bytes) > limit:
+    limit, weights = _limit(chip or current_chip()), Weights(kernels, model_dim, LANES, item_bytes, form)
+    while found >= FEWEST_ROWS and weights.needed_bytes(found, LANES) > limit:
         found //= 2
     return found if found >= FEWEST_ROWS else 0
 
 
-def fit_block(block_f: int, rows: int, model_dim: int, channels: int, kernels: int, item_bytes: int, chip: str) -> int:
+def fit_block(block_f: int, rows: int, weights: Weights, chip: str) -> int:
     """Return the outputs of a block, at most ``block_f``, as even as can be and few enough to fit; 0 if none do."""
-    limit = int(CHIPS[chip].vmem_bytes * _SHARE)
-    while block_f >= LANES and _needed(rows, model_dim, block_f, kernels, item_bytes) > limit:
+    while block_f >= LANES and weights.needed_bytes(rows, block_f) > _limit(chip):
         block_f -= LANES
     if block_f < LANES:
         return 0
-    blocks = -(-channels // block_f)
-    return -(-channels // (blocks * LANES)) * LANES
+    blocks = -(-weights.channels // block_f)
+    return -(-weights.channels // (blocks * LANES)) * LANES
 
 
-def shape_key(rows: int, model_dim: int, channels: int, kernels: int) -> dict[str, int | str]:
+def shape_key(rows: int, model_dim: int, channels: int, kernels: int, form: str | None = None) -> dict[str, int | str]:
     """Return the key in tuned.json: what the best blocks depend on."""
-    return {"rows": rows, "D": model_dim, "F": channels, "kernels": kernels}
+    plain: dict[str, int | str] = {"rows": rows, "D": model_dim, "F": channels, "kernels": kernels}
+    return plain if form is None else {**plain, "weights": form}
 
 
-def _needed(rows: int, model_dim: int, block_f: int, kernels: int, item_bytes: int) -> int:
-    """Return the bytes of vector memory of a step, whose blocks are copied while the step before computes."""
-    blocks = rows * model_dim * item_bytes + kernels * block_f * model_dim * item_bytes + 4 * rows * block_f
-    return 2 * blocks + 4 * rows * block_f * (kernels + 1)
+def _limit(chip: str) -> int:
+    return int(CHIPS[chip].vmem_bytes * _SHARE)
 
 
 def _check(x_YD: Any, kernels: Any, experts_X: Any, biases: Any, combine: Any) -> int:
     """Return the number of experts that blocks may go to; raise ValueError if arguments do not match."""
-    shape, dtype = kernels[0].shape, kernels[0].dtype
+    shape = kernels[0].shape
     if x_YD.ndim != 2 or len(shape) != 3 or shape[2] != x_YD.shape[1]:
         raise ValueError(f"grouped_matmul: rows {x_YD.shape} and kernels {shape} must be [Y, D] and [E, F, D]")
-    if any(kernel.shape != shape or kernel.dtype != dtype for kernel in kernels):
+    kinds = {(kernel.shape, kernel.form if isinstance(kernel, Codes) else kernel.dtype) for kernel in kernels}
+    if len(kinds) > 1:
         raise ValueError("grouped_matmul: kernels must be alike")
-    if x_YD.dtype not in (jnp.bfloat16, jnp.float32) or dtype != x_YD.dtype:
-        raise ValueError(f"grouped_matmul: rows are {x_YD.dtype} and kernels {dtype}: both bfloat16 or both float32")
+    if isinstance(kernels[0], Codes):
+        for kernel in kernels:
+            check_codes(kernel)
+        if x_YD.dtype != jnp.bfloat16:
+            raise ValueError(f"grouped_matmul: rows are {x_YD.dtype}, not bfloat16, which kernels in few bits multiply")
+    elif x_YD.dtype not in (jnp.bfloat16, jnp.float32) or kernels[0].dtype != x_YD.dtype:
+        raise ValueError(
+            f"grouped_matmul: rows are {x_YD.dtype} and kernels {kernels[0].dtype}: both bfloat16 or both float32"
+        )
     blocks = experts_X.shape[0]
     if not blocks or x_YD.shape[0] % blocks or x_YD.shape[0] // blocks % FEWEST_ROWS:
         raise ValueError(f"grouped_matmul: {x_YD.shape[0]} rows are not {blocks} blocks of a multiple of {FEWEST_ROWS}")

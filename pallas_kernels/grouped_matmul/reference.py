@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.grouped_matmul.codes import Codes, widened
+
 
 def grouped_matmul_reference(
     x_YD: jax.Array,
-    kernels: Sequence[jax.Array],
+    kernels: Sequence[jax.Array | Codes],
     experts_X: jax.Array,
     count: jax.Array,
     *,
@@ -31,7 +33,7 @@ def grouped_matmul_reference(
         expert = experts_X[index]
         products = []
         for place, kernel in enumerate(kernels):
-            own = lax.dynamic_index_in_dim(kernel, first_expert + expert, keepdims=False).astype(jnp.float32)
+            own = _expert_of(kernel, first_expert + expert)
             product = jnp.dot(block_RD.astype(jnp.float32), own.T, precision=lax.Precision.HIGHEST)
             if biases is not None:
                 product += lax.dynamic_index_in_dim(biases[place], expert).astype(jnp.float32)
@@ -42,3 +44,12 @@ def grouped_matmul_reference(
 
     blocks = jnp.arange(len(experts_X)), x_YD.reshape(-1, rows, x_YD.shape[1])
     return lax.map(multiply, blocks).reshape(len(x_YD), -1)
+
+
+def _expert_of(kernel: Any, expert: Any) -> jax.Array:
+    """Return one expert's kernel in float32."""
+    if not isinstance(kernel, Codes):
+        return lax.dynamic_index_in_dim(kernel, expert, keepdims=False).astype(jnp.float32)
+    parts = (None if part is None else lax.dynamic_index_in_dim(part, expert) for part in kernel[:3])
+    codes, scales, minima = parts
+    return widened(kernel._replace(codes=codes, scales=scales, minima=minima))[0]
