@@ -142,9 +142,9 @@ def _by_blocks(
     biases: ExpertBiases | None,
 ) -> Array:
     (num_tokens, per_token), model_dim = chosen_NC.shape, inputs_ND.shape[1]
-    mean, grouped, (own, ffn_dim, _) = num_tokens * per_token / num_experts, 0, kernels[0].shape
+    mean, grouped, own = num_tokens * per_token / num_experts, 0, kernels[0].shape[0]
     if multiplies_grouped(kernels, backend):
-        grouped = grouped_rows(mean, (model_dim, ffn_dim), backend.compute_dtype)
+        grouped = grouped_rows(mean, kernels, backend.compute_dtype)
     rows = grouped or block_rows(num_tokens, per_token, num_experts, backend.platform)
     blocks = lay_out(chosen_NC, own, rows)
     if grouped:

@@ -14,14 +14,21 @@ from jax import lax
 
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.few_bits.formats import FP8, INT8, MXFP4
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.rounding import rounded
 
 # Of a block: the matrix unit takes 128 rows in the time in which it takes a kernel's next tile.
 _MOST_ROWS = 128
+# Of a block with weights in few bits, of which each expert should have one.
+_FEW_ROWS = 32
 # The bytes of rows that are gathered at once to be added up, and of how many tokens if there are more.
 _MOST_GATHERED, _TOKENS = 64 << 20, 256
 _DTYPES = ("bfloat16", "float32")
+# Of inputs in few bits, so many lie in whole tiles of vector memory.
+_UNIT = 64
 
 
 class Load(NamedTuple):
@@ -45,26 +52,38 @@ class Load(NamedTuple):
 
 
 def multiplies_grouped(kernels: Any, backend: Backend) -> bool:
-    """Whether the grouped product serves these kernels: whole ones of a TPU, in its compute dtype."""
-    stacks = [kernel.stack if isinstance(kernel, LayerView) else kernel for kernel in kernels]
+    """Whether the grouped product serves these kernels: a TPU's, in its compute dtype, or in bits that it widens."""
+    gate, up, down = (kernel.stack if isinstance(kernel, LayerView) else kernel for kernel in kernels)
     dtype = backend.compute_dtype
-    is_plain = all(hasattr(stack, "dtype") and stack.dtype == dtype for stack in stacks)
-    return backend.kernels != "xla" and dtype in _DTYPES and is_plain
+
+    def serves(stack: Any) -> bool:
+        if not isinstance(stack, QuantizedArray):
+            return hasattr(stack, "dtype") and stack.dtype == dtype and dtype in _DTYPES
+        is_widened = isinstance(stack, ColumnArray) or stack.form in (INT8, FP8)
+        return dtype == "bfloat16" and is_widened and stack.shape[-1] % _UNIT == 0
+
+    form, other = (getattr(stack, "form", None) for stack in (gate, up))
+    return backend.kernels != "xla" and form == other and all(map(serves, (gate, up, down)))
 
 
-def grouped_rows(mean: float, widths: tuple[int, int], dtype: Any) -> int:
+def grouped_rows(mean: float, kernels: Any, dtype: Any) -> int:
     """Return the rows of a block: about as many as an expert gets, ``mean``; 0 if a chip has no room for a block.
 
-    ``widths`` are those that gate and up, and that down, multiply.
+    ``kernels`` are gate, up and down.
     """
     from pallas_kernels.grouped_matmul import fit_rows
 
+    stacks = [_operand(kernel.stack if isinstance(kernel, LayerView) else kernel) for kernel in kernels]
+    forms = [getattr(stack, "form", None) for stack in stacks]
+    if any(forms):
+        # Widening codes again for a second block takes longer than multiplying a larger block.
+        mean = max(mean, min(2 * mean, _FEW_ROWS))
     rows = 1
     while rows < min(mean, _MOST_ROWS):
         rows *= 2
-    item = jnp.dtype(dtype).itemsize
-    wide, narrow = widths
-    return min(fit_rows(rows, wide, 2, item), fit_rows(rows, narrow, 1, item))
+    item, (_, up, down) = jnp.dtype(dtype).itemsize, kernels
+    wide = fit_rows(rows, up.shape[-1], 2, item, form=forms[1])
+    return min(wide, fit_rows(rows, down.shape[-1], 1, item, form=forms[2]))
 
 
 def apply_grouped(
@@ -84,6 +103,7 @@ def apply_grouped(
 
     stacks, firsts = zip(*(_flat(kernel) for kernel in kernels))
     dtype = jnp.dtype(backend.compute_dtype)
+    stacks = [_operand(stack) for stack in stacks]
     options = {"rounded_to": dtype, "first_expert": firsts[0]}
     read = load.expected(len(blocks.tokens) // len(blocks.experts))
     run: Any = partial(grouped_matmul, interpret=backend.kernels == "interpret", read=read)
@@ -142,3 +162,15 @@ def add_up(
 def _flat(kernel: Any) -> tuple[Any, Any]:
     """Return a kernel as a stack ``[X, out, in]``, and the place of the layer's first expert in it."""
     return kernel.flat(jnp.int32(0)) if isinstance(kernel, LayerView) else (kernel, 0)
+
+
+def _operand(stack: Any) -> Any:
+    """Return a stack of kernels as the grouped product takes it; of described ones, what describes their form."""
+    from pallas_kernels.grouped_matmul import Codes
+
+    if not isinstance(stack, QuantizedArray):
+        return stack
+    kind = "e2m1" if stack.form == MXFP4 else "integer" if stack.form.offset is not None else "e4m3"
+    if isinstance(stack, ColumnArray):
+        return Codes(stack.codes, stack.scales, stack.minima, kind, stack.form.offset or 0)
+    return Codes(stack.codes, stack.scales[..., 0], None, kind)

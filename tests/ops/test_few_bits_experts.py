@@ -10,10 +10,11 @@ import pytest
 
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.experts import apply_experts, gating_of
-from jaxinfer.ops.few_bits.columns import by_columns
+from jaxinfer.ops.few_bits.columns import by_columns, lies_by_columns
 from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.grouped_experts import grouped_rows, multiplies_grouped
 from jaxinfer.ops.layer_view import LayerView
 from tests.ops.test_few_bits import drawn, name_of
 
@@ -125,22 +126,59 @@ def test_gate_and_up_may_be_in_forms_of_their_own_and_inputs_in_orders():
     assert np.abs(run(kernels) - expected).max() < 0.03 * expected.std()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["reference", "interpret"])
-def test_tpu_kernels_multiply_an_experts_columns(kernels):
+def grouped(form: Format) -> tuple[QuantizedArray, ...]:
+    """Return gate, up and down of experts as a TPU has them, 128 wide."""
     rng = np.random.default_rng(3)
-    form, wide = int4(64, False), 128
-    plain = [jnp.asarray(rng.standard_normal((EXPERTS, wide, wide)) / 8, jnp.float32) for _ in SHAPES]
-    rounded = [round_to_nearest(each, form) for each in plain]
-    backend = choose_backend("bfloat16", "tpu", kernels=kernels)
-    inputs = jnp.asarray(rng.standard_normal((1, 3, wide)), jnp.bfloat16)
+    plain = [jnp.asarray(rng.standard_normal((EXPERTS, 128, 128)) / 8, jnp.float32) for _ in SHAPES]
+    rounded = tuple(round_to_nearest(each, form) for each in plain)
+    return tuple(map(by_columns, rounded)) if lies_by_columns(form, 128) else rounded
+
+
+@pytest.mark.parametrize(
+    ("form", "kernels"),
+    [
+        pytest.param(INT8, "interpret", marks=pytest.mark.slow),
+        *(
+            pytest.param(form, kernels, marks=pytest.mark.exhaustive)
+            for form in (int4(64, False), MXFP4, FP8)
+            for kernels in ("reference", "interpret")
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else name_of(value),
+)
+def test_the_grouped_product_of_a_tpu_widens_codes(kernels, form):
+    """And a token's bits are the same in any company, and in any layer of a stack."""
+    backend, stacks = choose_backend("bfloat16", "tpu", kernels=kernels), grouped(form)
+    assert multiplies_grouped(stacks, backend)
+    inputs = jnp.asarray(np.random.default_rng(4).standard_normal((1, 3, 128)), jnp.bfloat16)
     arrays = inputs, *(jnp.asarray(each[None, :3]) for each in (CHOICES, WEIGHTS))
-    found = apply_experts(*arrays, tuple(by_columns(each) for each in rounded), GATING, backend)
-    views = tuple(LayerView(jax.tree.map(lambda part: part[None], by_columns(each)), jnp.int32(0)) for each in rounded)
-    expected = apply_experts(*arrays, tuple(each.dequantize() for each in rounded), GATING, BY_XLA)
-    error = np.abs(np.asarray(found, np.float32) - np.asarray(expected, np.float32))
-    assert error.max() < 0.03 * np.asarray(expected).std()
-    assert (np.asarray(apply_experts(*arrays, views, GATING, backend)) == np.asarray(found)).all()
+    found = np.asarray(apply_experts(*arrays, stacks, GATING, backend), np.float32)
+    plain = tuple(each.dequantize() for each in stacks)
+    expected = np.asarray(apply_experts(*arrays, plain, GATING, BY_XLA), np.float32)
+    assert np.abs(found - expected).max() < 0.03 * expected.std()
+    views = tuple(
+        LayerView(jax.tree.map(lambda part: jnp.stack([jnp.zeros_like(part), part]), each), jnp.int32(1))
+        for each in stacks
+    )
+    assert (np.asarray(apply_experts(*arrays, views, GATING, backend), np.float32) == found).all()
+    alone = apply_experts(*(each[:, 1:2] for each in arrays), stacks, GATING, backend)
+    assert (np.asarray(alone, np.float32) == found[:, 1:2]).all()
+
+
+def test_forms_that_no_kernel_widens_and_mixed_ones_go_by_a_loop():
+    tpu = choose_backend("bfloat16", "tpu", kernels="interpret")
+    for form in (INT8, FP8, MXFP4, int4(64, True)):
+        gate, up, down = jax.eval_shape(lambda form=form: grouped(form))
+        assert multiplies_grouped((gate, up, down), tpu)
+        assert multiplies_grouped((gate, up, jax.ShapeDtypeStruct(down.shape, jnp.bfloat16)), tpu)
+        assert not multiplies_grouped((gate, jax.ShapeDtypeStruct(up.shape, jnp.bfloat16), down), tpu)
+        assert not multiplies_grouped((gate, up, down), replace(tpu, kernels="xla"))
+        assert not multiplies_grouped((gate, up, down), replace(tpu, compute_dtype="float32"))
+    assert not multiplies_grouped(jax.eval_shape(lambda: grouped(nf4(32))), tpu)
+    # Blocks have room for more rows, so that codes are widened once.
+    int8, plain = grouped(INT8), [jax.ShapeDtypeStruct((5, 128, 128), jnp.bfloat16)] * 3
+    assert [grouped_rows(mean, int8, "bfloat16") for mean in (0.25, 8.0, 9.0, 16.0, 64.0)] == [16, 16, 32, 32, 64]
+    assert [grouped_rows(mean, plain, "bfloat16") for mean in (0.25, 8.0, 9.0, 16.0, 64.0)] == [16, 16, 16, 16, 64]
 
 
 @pytest.mark.slow
