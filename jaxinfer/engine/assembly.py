@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ from jaxinfer.engine.prefixes import PrefixIndex
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder
-from jaxinfer.notation import Params
+from jaxinfer.notation import EXPERT, Params
+from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.groups import held_by, is_led_here, own_groups, processes_of
 from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.parallel.messages import Receiver, Sender
@@ -46,17 +47,19 @@ def group_models(
     programs: Programs, params: Params, adapted: Params, resolve: Callable[[Partitioner, Params], Strategy]
 ) -> list[GroupModel]:
     """Return a model's part on each group of this process's devices; ``adapted`` are its parameters with adapters'."""
-    groups = own_groups(programs.partitioner)
-    if groups == (programs.partitioner,):
+    groups, decoder, mesh = own_groups(programs.partitioner), programs.decoder, programs.partitioner.mesh
+    if groups == (programs.partitioner,) and (mesh is None or mesh.shape[EXPERT] == 1):
         return [GroupModel(programs, adapted, resolve(groups[0], params))]
-    decoder = programs.decoder
     return [
         GroupModel(
             Programs(
-                Decoder(decoder.config, replace(decoder.backend, mesh=on.mesh)), programs.layout, on, programs.kept
+                Decoder(decoder.config, _beside_pages(replace(decoder.backend, mesh=on.mesh))),
+                programs.layout,
+                on,
+                programs.kept,
             ),
             held_by(on, adapted),
-            resolve(on, held_by(on, params)),
+            _beside_pages(resolve(on, held_by(on, params))),
         )
         for on in groups
     ]
@@ -206,6 +209,23 @@ class _Sizes(NamedTuple):
             eos_token_ids=self.eos_token_ids,
             rounds_up=rounds_up,
         )
+
+
+def _beside_pages(node: Any) -> Any:
+    """Return a backend, or a strategy with those of its drafters, of which no axis but ``data`` splits rows.
+
+    Pages are of any row, so every device of a group has all of its rows.
+    """
+    if isinstance(node, Backend):
+        return replace(node, rows_over_experts=False)
+    if isinstance(node, tuple):
+        return tuple(map(_beside_pages, node)) if any(isinstance(each, Strategy) for each in node) else node
+    if not isinstance(node, Strategy):
+        return node
+    given = {each.name: getattr(node, each.name) for each in fields(node) if each.init}
+    changed = {name: _beside_pages(value) for name, value in given.items()}
+    changed = {name: value for name, value in changed.items() if value is not given[name]}
+    return replace(node, **changed) if changed else node
 
 
 def _kinds(strategy: Strategy) -> tuple[type[Device], type[EngineCore]]:

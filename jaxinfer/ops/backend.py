@@ -37,6 +37,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 Platform = Literal["cpu", "gpu", "tpu"]
 Kernels = Literal["pallas", "interpret", "xla", "reference"]
 Exact = Literal["bits", "margin"]
+Exchange = Literal["gather", "all_to_all"]
 
 # A v5e multiplies 240 rows of bfloat16 weights in the time that it takes to read them (197 Tflop/s over 819 GB/s): 16
 # nodes are free for up to 15 sequences. They hold every strategy's default chain, and fill a tile of 16-bit rows.
@@ -65,7 +66,9 @@ class Backend:
     multiple of, where no kernels keep bits (`fixed_rows`). ``collectives`` is what devices send each other to add up
     activations: ``int8``, or None for what they are (`quantized_sums`). ``activations`` is what rows are rounded to
     before blocks' quantized kernels multiply them: ``int8`` (`rounded_products`), or None. ``sparsity`` says which
-    features of a feed-forward layer are left out; None is none.
+    features of a feed-forward layer are left out; None is none. With ``rows_over_experts`` the axis ``expert`` splits
+    rows too, where it divides them (`jaxinfer.ops.logical_axes`), and ``exchange`` is how tokens then reach their
+    experts; None: as their number asks for (`jaxinfer.ops.token_exchange`).
     """
 
     platform: Platform
@@ -88,6 +91,8 @@ class Backend:
     collectives: str | None = None
     activations: str | None = None
     sparsity: Sparsity | None = None
+    rows_over_experts: bool = True
+    exchange: Exchange | None = None
 
     @property
     def slot_shards(self) -> int:

@@ -6,8 +6,9 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import DATA, SEQUENCE, TENSOR
+from jaxinfer.notation import SEQUENCE, TENSOR
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.logical_axes import RowAxes, split_rows
 
 # The axes of a mesh that split a kernel's outputs and its inputs.
 Split = tuple[str | None, str | None]
@@ -53,9 +54,9 @@ def on_each_device(function: Callable[..., Any], backend: Backend, layouts: str,
     return run
 
 
-def rows_axis(batch: int, backend: Backend) -> str | None:
-    """Return the axis that splits the rows, if they split evenly."""
-    return DATA if backend.mesh is not None and batch % backend.mesh.shape[DATA] == 0 else None
+def rows_axis(batch: int, backend: Backend) -> RowAxes:
+    """Return the axis, or axes, that split the rows, if they split evenly."""
+    return None if backend.mesh is None else split_rows(batch, backend.mesh, backend.rows_over_experts)
 
 
 def tokens_axis(num_tokens: int, backend: Backend) -> str | None:
@@ -63,8 +64,8 @@ def tokens_axis(num_tokens: int, backend: Backend) -> str | None:
     return even_axis(SEQUENCE, num_tokens, backend) if num_tokens >= _FEWEST_TOKENS else None
 
 
-def row_axes(shape: Sequence[int], backend: Backend) -> tuple[str | None, ...]:
-    """Return the axis that splits each of an array's leading axes: its rows, their tokens, and whatever follows."""
+def row_axes(shape: Sequence[int], backend: Backend) -> tuple[RowAxes, ...]:
+    """Return what splits each of an array's leading axes: its rows, their tokens, and whatever follows."""
     found = [split(size, backend) for split, size in zip((rows_axis, tokens_axis), shape)]
     return *found, *[None] * (len(shape) - len(found))
 

@@ -23,12 +23,19 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
-from jaxinfer.ops.grouped_experts import Load, apply_grouped, grouped_rows, multiplies_grouped
+from jaxinfer.ops.grouped_experts import Load, add_up, apply_grouped, grouped_rows, multiplies_grouped, multiply_grouped
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import multiply_by_xla
-from jaxinfer.ops.quantized_sums import added_over
+from jaxinfer.ops.quantized_sums import added_over, scattered_over
 from jaxinfer.ops.rounding import rounded
 from jaxinfer.ops.stacked_products import kernel_at, multiply_stacked, plain_kernel
+from jaxinfer.ops.token_exchange import (
+    choose_exchange,
+    from_experts,
+    gather_tokens,
+    plan_routes,
+    to_experts,
+)
 
 # So many rows of a block take an expert's weights as often as they pay: on a CPU, 64 rows take 0.15 of the time that 64
 # blocks of one row take, and 16 rows 0.25. Elsewhere weights of two bytes are read as fast as about 250 rows are
@@ -79,23 +86,24 @@ def apply_experts(
 ) -> Float[Array, "B T D"]:
     """Return the weighted sums of what each token's experts return, in the backend's compute dtype.
 
-    With the CPU kernels, a token's bits do not depend on the other tokens or on their number.
+    With the CPU kernels, a token's bits do not depend on the other tokens or on their number, nor on how many devices
+    the experts are split over, or how tokens reach them.
     """
     *lead, _ = inputs_BTD.shape
     rows = row_axes(lead, backend)
     num_experts, ffn_dim, _ = kernels[0].shape
     expert_axis, ffn_axis = even_axis(EXPERT, num_experts, backend), even_axis(TENSOR, ffn_dim, backend)
+    layer = _Layer(gating, num_experts, expert_axis, expert_axis is not None and isinstance(rows[0], tuple), backend)
 
     def run(inputs: Array, chosen: Array, weights: Array, biases: ExpertBiases | None, *kernels: Kernel) -> Array:
-        """Apply this device's experts, or parts of them, to all tokens."""
+        """Return the sums of this device's tokens over their experts, or over parts of these, added up."""
         if biases is not None and ffn_axis is not None:
             # One device adds it for all that add up.
             biases = (*biases[:2], jnp.where(lax.axis_index(ffn_axis) == 0, biases[2], 0))
-        first = 0 if expert_axis is None else lax.axis_index(expert_axis) * kernels[0].shape[0]
-        flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen - first, weights))
-        output_ND = _differentiable(gating, num_experts, backend)(*flat, kernels, biases)
-        for axis in filter(None, (ffn_axis, expert_axis)):
-            output_ND = added_over(output_ND, axis, backend)
+        flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen, weights))
+        output_ND = _differentiable(layer)(Tokens(*flat), kernels, biases)
+        if ffn_axis is not None:
+            output_ND = added_over(output_ND, ffn_axis, backend)
         return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
 
     def spec(kernel: Kernel, *axes: str | None) -> Any:
@@ -122,45 +130,150 @@ def block_rows(num_tokens: int, per_token: int, num_experts: int, platform: str)
     return min(rows, num_tokens)
 
 
-def _differentiable(gating: Gating, num_experts: int, backend: Backend) -> Callable[..., Array]:
-    """Return the layer on one device, of ``num_experts`` on all; its derivative is that of every expert and token."""
-    run = jax.custom_jvp(functools.partial(_by_blocks, gating, num_experts, backend))
-    every = functools.partial(_by_every_expert, gating, backend)
+class Tokens(NamedTuple):
+    """Tokens, the experts that each goes to, of all or of a device's own, and their weights."""
+
+    inputs_ND: Float[Array, "N D"]
+    chosen_NC: Int[Array, "N C"]
+    weights_NC: Float[Array, "N C"]
+
+
+class _Layer(NamedTuple):
+    """What is static of a layer: ``axis`` splits its experts, if any, and with ``splits_rows`` its tokens too."""
+
+    gating: Gating
+    num_experts: int
+    axis: str | None
+    splits_rows: bool
+    backend: Backend
+
+    @property
+    def devices(self) -> int:
+        """How many devices have experts."""
+        mesh = self.backend.mesh
+        return 1 if mesh is None or self.axis is None else mesh.shape[self.axis]
+
+    @property
+    def adds_copies(self) -> bool:
+        """Whether devices exchange what each expert returned, not sums, so that the bits are those of one device.
+
+        CPU devices share a memory: more bytes cost little there.
+        """
+        is_exact = self.backend.kernels == "xla" and self.backend.collectives is None
+        return self.axis is not None and self.backend.platform == "cpu" and is_exact
+
+    def own(self, tokens: Tokens, kernels: Kernels) -> Tokens:
+        """Count experts from this device's first."""
+        if self.axis is None:
+            return tokens
+        return tokens._replace(chosen_NC=tokens.chosen_NC - lax.axis_index(self.axis) * kernels[0].shape[0])
+
+    def added(self, parts: Array) -> Array:
+        """Add up the parts of all devices that have experts, and return this device's tokens."""
+        if self.axis is None:
+            return parts
+        if not self.splits_rows:
+            # Of copies all parts but one are zeros, whose order is none.
+            return lax.psum(parts, self.axis) if self.adds_copies else added_over(parts, self.axis, self.backend)
+        return scattered_over(parts, self.axis, self.backend)
+
+
+def _differentiable(layer: _Layer) -> Callable[..., Array]:
+    """Return the layer on a device, for its tokens; its derivative is that of every expert and token."""
+    run = jax.custom_jvp(functools.partial(_apply, layer))
+    every = functools.partial(_by_every_expert, layer)
     # Values too, as in the CPU kernels' products.
     run.defjvp(lambda primals, tangents: jax.jvp(every, primals, tangents))
     return run
 
 
-def _by_blocks(
-    gating: Gating,
-    num_experts: int,
-    backend: Backend,
-    inputs_ND: Array,
-    chosen_NC: Array,
-    weights_NC: Array,
-    kernels: Kernels,
-    biases: ExpertBiases | None,
-) -> Array:
-    (num_tokens, per_token), model_dim = chosen_NC.shape, inputs_ND.shape[1]
-    mean, grouped, own = num_tokens * per_token / num_experts, 0, kernels[0].shape[0]
+def _apply(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None) -> Array:
+    (num_tokens, per_token), model_dim = tokens.chosen_NC.shape, tokens.inputs_ND.shape[1]
+    weights_NC = tokens.weights_NC
+    if layer.axis is not None and layer.splits_rows:
+        form = choose_exchange(num_tokens, per_token, model_dim, layer.devices, layer.backend)
+        if form == "all_to_all":
+            return _by_all_to_all(layer, layer.axis, tokens, kernels, biases)
+        tokens = Tokens(*gather_tokens(*tokens, layer.axis))
+    everyone = layer.own(tokens, kernels)
+    if not layer.adds_copies:
+        return layer.added(_by_blocks(layer, everyone, kernels, biases))
+    blocks, results_YD = _in_blocks(layer, everyone, kernels, biases)
+    copies_NCD = layer.added(results_YD.at[blocks.places_NC].get(mode="fill", fill_value=0))
+    return _weighted_sum(copies_NCD, weights_NC)
+
+
+def _by_all_to_all(
+    layer: _Layer, axis: str, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None
+) -> Float[Array, "N D"]:
+    """Send copies to the devices of their experts, and add up what comes back."""
+    backend, (num_tokens, per_token) = layer.backend, tokens.chosen_NC.shape
+    rows, is_grouped, load = _block_rows(layer, layer.devices * num_tokens, per_token, tokens.inputs_ND, kernels)
+    routes = plan_routes(tokens.chosen_NC, load.own, rows, axis, layer.devices)
+    inputs_ND = tokens.inputs_ND.astype(backend.compute_dtype) if is_grouped else tokens.inputs_ND
+    copies_YD = to_experts(inputs_ND, routes, len(routes.experts) * rows, axis, backend)
+    multiply = functools.partial(multiply_grouped, load=load) if is_grouped else _multiply_blocks
+    results_YD = multiply(copies_YD, routes.experts, routes.count, kernels, biases, layer.gating, backend=backend)
+    own_YD = from_experts(results_YD, routes, axis, backend)
+    return add_up(own_YD, routes.places_NC, tokens.weights_NC, is_split=False)
+
+
+def _block_rows(
+    layer: _Layer, num_tokens: int, per_token: int, inputs_ND: Array, kernels: Kernels
+) -> tuple[int, bool, Load]:
+    """Return R for so many tokens, and whether the grouped product multiplies its blocks."""
+    backend, own = layer.backend, kernels[0].shape[0]
+    mean, load = num_tokens * per_token / layer.num_experts, Load(own, layer.num_experts, per_token, num_tokens)
+    grouped = 0
     if multiplies_grouped(kernels, backend):
         grouped = grouped_rows(mean, kernels, backend.compute_dtype)
-    rows = grouped or block_rows(num_tokens, per_token, num_experts, backend.platform)
-    blocks = lay_out(chosen_NC, own, rows)
-    if grouped:
-        load = Load(own, num_experts, per_token, num_tokens)
-        return apply_grouped(inputs_ND, blocks, weights_NC, kernels, biases, gating, load, backend)
-    copies = jnp.take(inputs_ND, blocks.tokens, axis=0, mode="fill", fill_value=0)
+    return grouped or block_rows(num_tokens, per_token, layer.num_experts, backend.platform), grouped > 0, load
+
+
+def _by_blocks(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None) -> Float[Array, "N D"]:
+    """Return what this device's experts add to each token's sum."""
+    num_tokens, per_token = tokens.chosen_NC.shape
+    rows, is_grouped, load = _block_rows(layer, num_tokens, per_token, tokens.inputs_ND, kernels)
+    if is_grouped:
+        blocks = lay_out(tokens.chosen_NC, load.own, rows)
+        inputs_ND, weights_NC = tokens.inputs_ND, tokens.weights_NC
+        return apply_grouped(inputs_ND, blocks, weights_NC, kernels, biases, layer.gating, load, layer.backend)
+    blocks, results_YD = _in_blocks(layer, tokens, kernels, biases)
+    return _weighted_sum(results_YD.at[blocks.places_NC].get(mode="fill", fill_value=0), tokens.weights_NC)
+
+
+def _in_blocks(
+    layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None
+) -> tuple[Blocks, Float[Array, "Y D"]]:
+    """Return where copies stand, and what this device's experts make of them, by a loop."""
+    num_tokens, per_token = tokens.chosen_NC.shape
+    rows = block_rows(num_tokens, per_token, layer.num_experts, layer.backend.platform)
+    blocks = lay_out(tokens.chosen_NC, kernels[0].shape[0], rows)
+    copies_YD = jnp.take(tokens.inputs_ND, blocks.tokens, axis=0, mode="fill", fill_value=0)
+    given = copies_YD, blocks.experts, blocks.count
+    return blocks, _multiply_blocks(*given, kernels, biases, layer.gating, layer.backend)
+
+
+def _multiply_blocks(
+    copies_YD: Float[Array, "Y D"],
+    experts: Int[Array, " X"],
+    count: Int[Array, ""],
+    kernels: Kernels,
+    biases: ExpertBiases | None,
+    gating: Gating,
+    backend: Backend,
+) -> Float[Array, "Y D"]:
+    """Return what experts make of the rows of their blocks, of which the first ``count`` are run."""
+    rows = len(copies_YD) // len(experts)
 
     def advance(index: Array, results: Array) -> Array:
-        block = lax.dynamic_slice_in_dim(copies, index * rows, rows)
-        done = _apply_one(gating, backend, block, kernels, biases, blocks.experts[index])
+        block = lax.dynamic_slice_in_dim(copies_YD, index * rows, rows)
+        done = _apply_one(gating, backend, block, kernels, biases, experts[index])
         return lax.dynamic_update_slice_in_dim(results, done, index * rows, 0)
 
     # Not the backend's: a sum over experts and devices is rounded at its end.
-    results = jnp.zeros((len(copies), model_dim), _accumulator(kernels[0]))
-    results = lax.fori_loop(jnp.int32(0), blocks.count, advance, results)
-    return _weighted_sum(results.at[blocks.places_NC].get(mode="fill", fill_value=0), weights_NC)
+    results_YD = jnp.zeros(copies_YD.shape, _accumulator(kernels[0]))
+    return lax.fori_loop(jnp.int32(0), count, advance, results_YD)
 
 
 def lay_out(chosen_NC: Int[Array, "N C"], num_experts: int, rows: int) -> Blocks:
@@ -244,16 +357,12 @@ def _weighted_sum(results_NCD: Float[Array, "N C D"], weights_NC: Float[Array, "
     return functools.reduce(operator.add, [products_NCD[:, place] for place in range(weights_NC.shape[1])])
 
 
-def _by_every_expert(
-    gating: Gating,
-    backend: Backend,
-    inputs_ND: Array,
-    chosen_NC: Array,
-    weights_NC: Array,
-    kernels: Kernels,
-    biases: ExpertBiases | None,
-) -> Array:
+def _by_every_expert(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None) -> Array:
     """Return the same sums, up to rounding, from operations that JAX differentiates."""
+    backend = layer.backend
+    if layer.axis is not None and layer.splits_rows:
+        tokens = Tokens(*(lax.all_gather(each, layer.axis, tiled=True) for each in tokens))
+    inputs_ND, chosen_NC, weights_NC = layer.own(tokens, kernels)
 
     def add(total_ND: Array, expert: Any) -> tuple[Array, None]:
         index, own_kernels, own = expert
@@ -264,9 +373,9 @@ def _by_every_expert(
             (multiply_by_xla(inputs_ND, kernel, backend, False) + bias).astype(backend.compute_dtype)
             for kernel, bias in ((gate_FD, gate_F), (up_FD, up_F))
         )
-        result_ND = multiply_by_xla(gating(gate_NF, up_NF), down_DF, backend, False) + down_D
+        result_ND = multiply_by_xla(layer.gating(gate_NF, up_NF), down_DF, backend, False) + down_D
         return total_ND + weight_N[:, None].astype(result_ND.dtype) * result_ND, None
 
     stacks = tuple(kernel.whole() if isinstance(kernel, LayerView) else kernel for kernel in kernels)
     total_ND = jnp.zeros(inputs_ND.shape, _accumulator(kernels[0]))
-    return lax.scan(add, total_ND, (jnp.arange(stacks[0].shape[0]), stacks, biases))[0]
+    return layer.added(lax.scan(add, total_ND, (jnp.arange(stacks[0].shape[0]), stacks, biases))[0])

@@ -97,6 +97,23 @@ def apply_grouped(
     backend: Backend,
 ) -> Float[Array, "N D"]:
     """Return each token's sum over its experts, in float32; ``blocks`` are as `jaxinfer.ops.experts` lays them out."""
+    # What fills up a block is multiplied and left out: of any token, and so of no time to blank it.
+    copies_YD = inputs_ND.astype(backend.compute_dtype).at[blocks.tokens].get(mode="clip")
+    results_YD = multiply_grouped(copies_YD, blocks.experts, blocks.count, kernels, biases, gating, load, backend)
+    return add_up(results_YD, blocks.places_NC, weights_NC, load.is_split)
+
+
+def multiply_grouped(
+    copies_YD: Float[Array, "Y D"],
+    experts: Int[Array, " X"],
+    count: Int[Array, ""],
+    kernels: Any,
+    biases: Any,
+    gating: Any,
+    load: Load,
+    backend: Backend,
+) -> Float[Array, "Y D"]:
+    """Return what experts make of the rows of their blocks, of which the first ``count`` are run, in float32."""
     # Imported here: a program that is kept already starts without the kernels.
     from pallas_kernels.grouped_matmul import grouped_matmul
     from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
@@ -105,16 +122,13 @@ def apply_grouped(
     dtype = jnp.dtype(backend.compute_dtype)
     stacks = [_operand(stack) for stack in stacks]
     options = {"rounded_to": dtype, "first_expert": firsts[0]}
-    read = load.expected(len(blocks.tokens) // len(blocks.experts))
+    read = load.expected(len(copies_YD) // len(experts))
     run: Any = partial(grouped_matmul, interpret=backend.kernels == "interpret", read=read)
     run = grouped_matmul_reference if backend.kernels == "reference" else run
     wide, narrow = (None, None) if biases is None else (biases[:2], biases[2:])
-    # What fills up a block is multiplied and left out: of any token, and so of no time to blank it.
-    copies_YD = inputs_ND.astype(dtype).at[blocks.tokens].get(mode="clip")
-    of_rows = blocks.experts, blocks.count
+    of_rows = experts, count
     inner_YF = run(copies_YD, stacks[:2], *of_rows, biases=wide, combine=gating, out_dtype=dtype, **options)
-    results_YD = run(inner_YF, stacks[2:], *of_rows, biases=narrow, out_dtype=jnp.float32, **options)
-    return add_up(results_YD, blocks.places_NC, weights_NC, load.is_split)
+    return run(inner_YF, stacks[2:], *of_rows, biases=narrow, out_dtype=jnp.float32, **options)
 
 
 def add_up(

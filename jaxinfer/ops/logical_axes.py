@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxinfer.notation import DATA, EXPERT, PIPELINE, SEQUENCE, TENSOR
+
+# The axes that split rows, or None.
+RowAxes = str | tuple[str, ...] | None
 
 # Megatron's split (Shoeybi et al., 1909.08053): by heads and by hidden features, with one sum after each half of a
 # block.
@@ -26,7 +29,6 @@ SPLIT_BY: Mapping[str, str | None] = MappingProxyType(
         "embed": None,
         "head_dim": None,
         "layers": PIPELINE,
-        "batch": DATA,
         "slots": SEQUENCE,
     }
 )
@@ -35,3 +37,16 @@ SPLIT_BY: Mapping[str, str | None] = MappingProxyType(
 def mesh_spec(axes: Iterable[str | None]) -> PartitionSpec:
     """Translate logical axes to mesh axes."""
     return PartitionSpec(*(None if axis is None else SPLIT_BY[axis] for axis in axes))
+
+
+def split_rows(count: int, mesh: Mesh | AbstractMesh, over_experts: bool = True) -> RowAxes:
+    """Return the axes that split ``count`` rows evenly: ``data``, and ``expert`` too if it divides them further.
+
+    Stages cut a batch into microbatches, and prompts split over ``sequence`` go around a ring: on such meshes every
+    device of ``expert`` has all rows of its group.
+    """
+    data, expert = mesh.shape[DATA], mesh.shape[EXPERT]
+    is_further = over_experts and expert > 1 and mesh.shape[PIPELINE] == mesh.shape[SEQUENCE] == 1
+    if is_further and count % (data * expert) == 0:
+        return DATA, EXPERT
+    return DATA if count % data == 0 else None

@@ -17,6 +17,8 @@ from jaxinfer.ops.backend import Backend
 
 _BLOCK = 128
 _MOST_BYTE = 127
+# A tile of a TPU's memory.
+_TILE_ROWS, _LANES = 8, 128
 
 
 def added_over(part: Float[Array, "*rows D"], axis: str, backend: Backend) -> Float[Array, "*rows D"]:
@@ -29,6 +31,22 @@ def added_over(part: Float[Array, "*rows D"], axis: str, backend: Backend) -> Fl
         # In the order of the devices; that of `lax.psum` is up to the runtime.
         return functools.reduce(operator.add, lax.all_gather(part, axis))
     return lax.psum(part, axis)
+
+
+def scattered_over(parts: Float[Array, "N *rows D"], axis: str, backend: Backend) -> Float[Array, "O *rows D"]:
+    """Return this device's share, of the leading axis, of the sum of the devices' parts along an axis of the mesh.
+
+    In bytes it has the bits that `added_over` gives it.
+    """
+    assert backend.mesh is not None
+    devices, (count, *row) = backend.mesh.shape[axis], parts.shape
+    if backend.collectives == "int8" and splits_into_blocks(row[-1], devices):
+        return _scattered_in_bytes(parts, axis, devices)
+    own = count // devices, *row
+    if own[0] % _TILE_ROWS == 0 or row[-1] % _LANES:
+        return lax.psum_scatter(parts, axis, tiled=True)
+    # A TPU's compiler makes a reduce-scatter of whole tiles alone, and an all-reduce of others.
+    return lax.psum_scatter(parts.reshape(devices, -1, _LANES), axis).reshape(own)
 
 
 def splits_into_blocks(width: int, devices: int) -> bool:
@@ -51,6 +69,14 @@ def added_in_bytes(part: Float[Array, "*rows D"], axis: str, devices: int) -> Fl
     share = functools.reduce(operator.add, parts)
     codes, scales = (lax.all_gather(each, axis, axis=1) for each in _rounded(share))
     return _widened(codes, scales).reshape(*lead, width).astype(part.dtype)
+
+
+def _scattered_in_bytes(parts: jax.Array, axis: str, devices: int) -> jax.Array:
+    count, *row = parts.shape
+    rows = parts.astype(jnp.float32).reshape(devices, count // devices, *row[:-1], -1, _BLOCK)
+    codes, scales = (lax.all_to_all(each, axis, 0, 0, tiled=True) for each in _rounded(rows))
+    share = functools.reduce(operator.add, _widened(codes, scales))
+    return _widened(*_rounded(share)).reshape(-1, *row).astype(parts.dtype)
 
 
 def _rounded(numbers: jax.Array) -> tuple[Int8[Array, "..."], Float[Array, "..."]]:

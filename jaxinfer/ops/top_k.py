@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import DATA, Array, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.each_device import even_axis, rows_axis
 
 # The values of a block, whose maxima are compared first; and how many blocks per requested value make this worthwhile.
 # `jaxinfer bench acceptance --strategies medusa` measures other values.
@@ -18,9 +19,9 @@ def top_k(
 ) -> tuple[Array, Int[Array, "*rows count"]]:
     """Return the largest values along the last axis and their indices, the lowest index first among equals.
 
-    ``axes`` name the mesh axis that splits each axis of the values, if it splits evenly; unnamed axes are not split. If
-    the last axis is split, each device finds its own largest values and only these are gathered. The compiler would
-    gather all values.
+    ``axes`` name the mesh axis that splits each axis of the values, if it splits evenly; unnamed axes are not split.
+    What ``data`` splits are rows, which another axis may split too (`rows_axis`). If the last axis is split, each
+    device finds its own largest values and only these are gathered. The compiler would gather all values.
     """
     mesh = backend.mesh
     if mesh is None:
@@ -29,7 +30,7 @@ def top_k(
         return best, places
     axes = axes + (None,) * (values.ndim - len(axes))
     split = [
-        axis if axis and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
+        rows_axis(size, backend) if axis == DATA else axis and even_axis(axis, size, backend)
         for axis, size in zip(axes, values.shape)
     ]
     *rows, last = split

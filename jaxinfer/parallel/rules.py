@@ -13,13 +13,14 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import logical_axes
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.logical_axes import SPLIT_BY, mesh_spec
+from jaxinfer.ops.logical_axes import mesh_spec, split_rows
 from jaxinfer.parallel.mesh import SEQUENCE
 
-# [L, B, S, K*H]: a device holds the lanes of its heads, in its layers and rows, and its slots of a dense cache. A ring
-# cache is not split by slots: it is small (one window), and a step's new tokens would spread over all devices.
-CACHE_AXES = PartitionSpec("layers", "batch", "slots", "kv_heads")
-WINDOW_AXES = PartitionSpec("layers", "batch", None, "kv_heads")
+# [L, B, S, K*H] without its rows: a device holds the lanes of its heads, in its layers and rows, and its slots of a
+# dense cache. A ring cache is not split by slots: it is small (one window), and a step's new tokens would spread over
+# all devices.
+CACHE_AXES = PartitionSpec("layers", "slots", "kv_heads")
+WINDOW_AXES = PartitionSpec("layers", None, "kv_heads")
 
 
 def parameter_shardings(config: DecoderConfig, backend: Backend, mesh: Mesh | AbstractMesh) -> Params:
@@ -41,16 +42,16 @@ def batch_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """
 
     def of_array(leaf: Any) -> NamedSharding:
-        rows = SPLIT_BY["batch"]
-        is_split = leaf.ndim > 0 and rows is not None and leaf.shape[0] % mesh.shape[rows] == 0
-        return NamedSharding(mesh, PartitionSpec(rows) if is_split else PartitionSpec())
+        rows = split_rows(leaf.shape[0], mesh) if leaf.ndim else None
+        return NamedSharding(mesh, PartitionSpec() if rows is None else PartitionSpec(rows))
 
     def of_cache(cache: Cache, leaf: Any) -> NamedSharding:
-        if leaf.ndim != len(CACHE_AXES):
+        if leaf.ndim != len(CACHE_AXES) + 1:
             return of_array(leaf)
         is_split = isinstance(cache, DenseCache) and leaf.shape[2] % mesh.shape[SEQUENCE] == 0
-        layers, *others = mesh_spec(CACHE_AXES if is_split else WINDOW_AXES)
-        return NamedSharding(mesh, PartitionSpec(_if_even(leaf.shape[0], layers, mesh), *others))
+        layers, slots, heads = mesh_spec(CACHE_AXES if is_split else WINDOW_AXES)
+        rows = split_rows(leaf.shape[1], mesh)
+        return NamedSharding(mesh, PartitionSpec(_if_even(leaf.shape[0], layers, mesh), rows, slots, heads))
 
     def of_node(node: Any) -> Any:
         return jax.tree.map(partial(of_cache, node), node) if isinstance(node, Cache) else of_array(node)

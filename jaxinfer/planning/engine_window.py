@@ -89,6 +89,7 @@ class EngineDeployment:
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices; on one of them it runs without a mesh, as engines do."""
         backend = choose_backend(self.dtype, platform="tpu", cache_dtype=self.cache_dtype, activations=self.activations)
+        backend = replace(backend, rows_over_experts=False)
         return partition(self.config, backend, self.group.abstract if self.mesh.num_devices > 1 else None)
 
     @property

@@ -12,7 +12,9 @@ from jaxinfer.models.decoder import create_cache
 from jaxinfer.models.layers import expert_stacks
 from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.models.stages import Schedule
+from jaxinfer.ops.logical_axes import split_rows
 from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.exchange import count_exchange
 from jaxinfer.planning.latency import count_hops
 from jaxinfer.planning.placement import device_bytes, device_weights, placed_params, placed_state
 from jaxinfer.planning.roofline import Work
@@ -25,8 +27,9 @@ class Footprint:
     ``read_bytes`` is the part of ``weights_bytes`` that every step reads: of an embedding table that is not also the
     output matrix, a step reads only a few rows. ``block_bytes`` are the weights of the layers, or of one stage's
     layers, ``block_weights`` the number of those that each token is multiplied with. ``multiplied_weights`` counts the
-    output matrix too. ``expert_bytes`` are those of the experts, of which a pass reads a part. ``state_bytes`` holds
-    the tokens and the rest of the decoding state.
+    output matrix too. ``expert_bytes`` are those of the experts, of which a pass reads a part, and ``expert_weights``
+    the number of their weights that a token is expected to be multiplied with. ``state_bytes`` holds the tokens and the
+    rest of the decoding state.
     """
 
     weights_bytes: int
@@ -37,6 +40,7 @@ class Footprint:
     cache_bytes: int
     state_bytes: int
     expert_bytes: int = 0
+    expert_weights: int = 0
     experts: Experts | None = None
 
     @property
@@ -60,17 +64,20 @@ def count_footprint(deployment: Deployment) -> Footprint:
     looked_up = sum(device_bytes(params[name]) for name in tables)
     head, blocks = (params[name] for name in ("embed" if config.tied_embeddings else "head", "blocks"))
     stacks, active = expert_stacks(blocks), device_weights(blocks)
+    held = chosen = 0
     if config.experts is not None:
-        active -= round(device_weights({"stacks": stacks}) * (1 - config.experts.share_read(1)))
+        held = device_weights({"stacks": stacks})
+        chosen = round(held * config.experts.share_read(1))
     return Footprint(
         weights_bytes=weights,
         read_bytes=weights - looked_up + (device_bytes(head) if config.tied_embeddings else 0),
         block_bytes=device_bytes(blocks),
-        block_weights=active,
-        multiplied_weights=active + device_weights(head),
+        block_weights=active - held + chosen,
+        multiplied_weights=active - held + chosen + device_weights(head),
         cache_bytes=device_bytes(state.cache),
         state_bytes=device_bytes(state) - device_bytes(state.cache),
         expert_bytes=device_bytes(stacks),
+        expert_weights=chosen,
         experts=config.experts,
     )
 
@@ -93,6 +100,7 @@ def decode_floor(footprint: Footprint, num_tokens: int = 1) -> int:
 
 def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
     """Return the bytes that prefill must move: it reads the weights once and writes the prompts' keys and values."""
+    # Whichever device has a token, its experts may be any.
     tokens = deployment.prompt_tokens * deployment.batch // deployment.mesh.data
     written = footprint.cache_bytes * deployment.prompt_tokens // deployment.num_slots
     return footprint.read_bytes - footprint.unread_bytes(tokens) + written
@@ -100,18 +108,25 @@ def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
 
 def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) -> Work:
     """Return the least work of one step that verifies ``nodes`` nodes per row after a full cache."""
-    rows = deployment.batch // deployment.mesh.data
+    rows = deployment.batch // _row_devices(deployment)
     attended = _seen(deployment.split.config, deployment.num_slots) // deployment.mesh.sequence
     return _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
 
 
 def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
     """Return the least work of prefill: causal attention, and the logits of the last token only."""
-    tokens, rows = deployment.prompt_tokens, deployment.batch // deployment.mesh.data
+    tokens, rows = deployment.prompt_tokens, deployment.batch // _row_devices(deployment)
     written = footprint.cache_bytes * tokens // deployment.num_slots
     attended = _seen(deployment.split.config, tokens) // 2
     # The mesh's sequence axis splits the tokens.
     return _pass(deployment, footprint, written, rows, -(-tokens // deployment.mesh.sequence), attended, rows)
+
+
+def _row_devices(deployment: Deployment) -> int:
+    """Return the number of devices that split the rows."""
+    mesh = deployment.mesh
+    axes = split_rows(deployment.batch, mesh.abstract, deployment.split.backend.rows_over_experts)
+    return mesh.data * mesh.expert if isinstance(axes, tuple) else mesh.data
 
 
 def _seen(config: DecoderConfig, slots: int) -> int:
@@ -122,16 +137,22 @@ def _seen(config: DecoderConfig, slots: int) -> int:
 def _pass(
     deployment: Deployment, footprint: Footprint, cache_bytes: int, rows: int, tokens: int, attended: int, drawn: int
 ) -> Work:
-    """Count a pass over new tokens, ``drawn`` of which need logits; idle ticks of a pipeline stage count too."""
+    """Count a pass over new tokens of a device's rows, ``drawn`` of which need logits.
+
+    Idle ticks of a pipeline stage count too.
+    """
     config, backend = deployment.split
     mesh = deployment.mesh
     schedule = pipeline_schedule(deployment, tokens)
     ticks, count = schedule.ticks, schedule.microbatches
     weights = footprint.block_weights
     attention = 4 * config.num_heads * config.head_dim * attended // mesh.tensor // mesh.pipeline
+    # How many devices' tokens its experts get.
+    sharing = mesh.expert if _row_devices(deployment) > mesh.data else 1
     flops = rows * tokens * (2 * weights + attention) * ticks // count
+    flops += rows * tokens * (sharing - 1) * 2 * footprint.expert_weights
     flops += drawn * 2 * (footprint.multiplied_weights - weights)
-    unread = footprint.unread_bytes(rows * tokens // count)
+    unread = footprint.unread_bytes(rows * tokens * sharing // count)
     hbm_bytes = footprint.read_bytes + (ticks - 1) * footprint.block_bytes + cache_bytes * ticks // count
     hbm_bytes -= unread * ticks
     # Tensor axis: two all-reduces per layer and one of the embeddings. Pipeline: hidden states between stages and at
@@ -145,7 +166,13 @@ def _pass(
         collectives["all-reduce"] = inside + 1, size
         groups["all-reduce", mesh.tensor] = inside + 1
         sent += 2 * size * (mesh.tensor - 1) // mesh.tensor
-    if mesh.expert > 1:
+    if sharing > 1:
+        layers = sum(config.sparse_layers)
+        for kind, (times, buffer, size) in count_exchange(config, backend, rows * tokens, sharing).items():
+            collectives[kind] = times * layers, buffer * layers
+            groups[kind, sharing] = times * layers
+            sent += size * layers
+    elif mesh.expert > 1:
         # The results of experts, in float32, once a layer that has any.
         sums, before = collectives.get("all-reduce", (0, 0))
         layers = sum(config.sparse_layers) // mesh.pipeline * ticks

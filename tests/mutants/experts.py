@@ -106,8 +106,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "every device takes the first experts' tokens",
         "jaxinfer/ops/experts.py",
-        "lax.axis_index(expert_axis) * kernels[0].shape[0]",
-        "lax.axis_index(expert_axis) * 0",
+        "lax.axis_index(self.axis) * kernels[0].shape[0]",
+        "lax.axis_index(self.axis) * 0",
         "tests/parallel/on_devices/test_experts.py::test_logits_are_those_of_one_device",
     ),
     Fault(

@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
-from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.decoder import abstract_params, create_cache
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.parallel.mesh import MeshConfig
-from jaxinfer.parallel.rules import check_split, parameter_shardings
+from jaxinfer.parallel.rules import batch_shardings, check_split, parameter_shardings
 
 CONFIG = DecoderConfig(
     family="llama",
@@ -60,3 +61,27 @@ def test_what_does_not_split_evenly_is_named(tensor, named):
     with pytest.raises(InvalidOption, match=f"^{named} do not split over tensor={tensor} devices") as caught:
         check_split(CONFIG, tensor)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "axes"),
+    [
+        (MeshConfig(data=2, expert=4), 8, ("data", "expert")),
+        (MeshConfig(expert=4, tensor=2), 4, ("data", "expert")),
+        (MeshConfig(data=2, expert=4), 4, "data"),
+        (MeshConfig(data=2, expert=4), 3, None),
+        (MeshConfig(data=2), 4, "data"),
+        # Where microbatches or rings are cut from rows.
+        (MeshConfig(expert=4, pipeline=2), 8, "data"),
+        (MeshConfig(expert=4, sequence=2), 8, "data"),
+    ],
+    ids=str,
+)
+def test_the_devices_that_have_the_experts_split_rows_where_they_divide(mesh, batch, axes):
+    backend = choose_backend("float32", "cpu")
+    cache = jax.eval_shape(lambda: create_cache(CONFIG, batch, 32, backend))
+    found = batch_shardings((cache, jnp.zeros((batch, 3))), mesh.abstract)
+    assert found[1].spec == (PartitionSpec() if axes is None else PartitionSpec(axes))
+    for buffer in (found[0].parts[0].keys, found[0].parts[0].values):
+        assert buffer.spec[1] == axes
+        assert buffer.spec[3] == "tensor"

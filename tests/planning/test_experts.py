@@ -9,7 +9,7 @@ from jaxinfer.models.config import Experts, shallower
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import compile_programs
 from jaxinfer.planning.deployment import Deployment
-from jaxinfer.planning.footprint import count_footprint, decode_floor, estimate_step
+from jaxinfer.planning.footprint import count_footprint, decode_floor, estimate_prefill, estimate_step
 from jaxinfer.planning.hlo.walk import total
 from jaxinfer.planning.known_models import planned_config
 
@@ -40,11 +40,29 @@ def test_a_step_reads_the_experts_that_its_tokens_go_to_and_multiplies_two():
     router = 2 * 8 * 4096
     attention = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096)
     assert found.block_weights == pytest.approx(2 * STACK * 2 / 8 + router + attention, rel=1e-6)
-    many = deployment(64)
+    # Twelve rows do not divide: all devices have all of them.
+    many = deployment(12)
     found = count_footprint(many)
     work = estimate_step(many, found)
-    assert work.hbm_bytes == decode_floor(found, 64)
-    assert work.collectives["all-reduce"] == (2, 2 * 64 * 4096 * 4)
+    assert work.hbm_bytes == decode_floor(found, 12)
+    assert work.collectives == {"all-reduce": (2, 2 * 12 * 4096 * 4)}
+
+
+def test_devices_that_split_the_rows_hold_their_cache_and_exchange_tokens():
+    """A step gathers 64 tokens; a prompt's are many, and two of eight devices get each."""
+    one, many = (count_footprint(deployment(batch)) for batch in (1, 64))
+    assert many.cache_bytes == 8 * one.cache_bytes
+    asked = deployment(64)
+    step, prompt = estimate_step(asked, many), estimate_prefill(asked, many)
+    assert step.hbm_bytes == decode_floor(many, 64)
+    gathered, sums = 64 * (4096 * 2 + 2 * 8), 8 * 4096 * 4
+    assert step.collectives == {"all-gather": (4, 2 * gathered), "reduce-scatter": (2, 2 * sums)}
+    assert step.sent_bytes == 2 * (gathered * 7 // 8 + sums * 7)
+    rows = 8 * 256 * 2 * 4096 * (2 + 4)
+    assert prompt.collectives == {"all-gather": (2, 2 * 8 * 8 * 4), "ragged-all-to-all": (4, 2 * rows)}
+    # Its experts multiply the tokens of all devices, its attention an eighth.
+    alone = dataclasses.replace(asked, mesh=MeshConfig(), topology="v5e:1x1")
+    assert prompt.flops == pytest.approx(estimate_prefill(alone, count_footprint(alone)).flops / 8, rel=1e-6)
 
 
 def test_experts_that_do_not_split_are_refused():
@@ -130,13 +148,43 @@ def test_a_step_reads_experts_where_they_lie_and_adds_up_once_a_layer_and_axis(m
     assert set(counted.collectives) == {"all-reduce"}
 
 
+@pytest.mark.slow
+@pytest.mark.tpu_compile
+def test_the_compiler_makes_of_an_exchange_what_was_asked_for():
+    """Of a step's 16 tokens a gather, one of what they chose, and a reduce-scatter, though a device has but two."""
+    options = {"batch": 16, "max_len": 1024, "mesh": MeshConfig(expert=8)}
+    program = compile_programs(MIXTRAL, "v5e:2x4", prompt_tokens=None, **options)["decode"]
+    found = total(program.instructions()).collectives
+    asked = Deployment(MIXTRAL, "v5e:2x4", prompt_tokens=256, **options)
+    estimated = estimate_step(asked, count_footprint(asked)).collectives
+    assert {kind: found[kind] for kind in estimated} == estimated
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tpu_compile
+def test_rows_of_mixtral_are_split_over_the_devices_of_its_experts():
+    """All layers on 16 chips: the cache of two rows, and of many tokens no more is sent than goes to experts."""
+    config, mesh = planned_config("mixtral-8x7b"), MeshConfig(expert=8, tensor=2)
+    options = {"batch": 16, "max_len": 4096, "mesh": mesh, "prompt_tokens": 256}
+    programs = compile_programs(config, "v5e:4x4", **options)
+    asked = Deployment(config, "v5e:4x4", **options)
+    found = count_footprint(asked)
+    slots = found.cache_bytes / (32 * 2 * 2 * 512 * 2)  # layers, rows, keys and values, lanes of a device
+    assert 4096 <= slots <= 4096 + 128
+    assert programs["decode"].total_bytes < 7.5 * 2**30
+    floor, counted = decode_floor(found, 16), total(programs["decode"].instructions())
+    assert floor < counted.hbm_bytes < 1.1 * floor
+    prefill, estimated = total(programs["prefill"].instructions()), estimate_prefill(asked, found)
+    assert prefill.collectives["ragged-all-to-all"] == estimated.collectives["ragged-all-to-all"]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
     ("model", "topology", "mesh", "weights", "batch", "gigabytes"),
     [
-        ("mixtral-8x7b", "v5e:4x4", MeshConfig(expert=8, tensor=2), None, 16, 12),
-        ("qwen3-30b-a3b", "v5e:2x4", MeshConfig(expert=2, tensor=4), None, 16, 11),
+        ("qwen3-30b-a3b", "v5e:2x4", MeshConfig(expert=2, tensor=4), None, 16, 10),
+        ("qwen3-30b-a3b", "v5e:2x4", MeshConfig(expert=8), None, 16, 11),
         ("qwen3-30b-a3b", "v5e:2x4", MeshConfig(expert=8), "int4", 1, 4),
         ("qwen3-30b-a3b", "v5e:2x4", MeshConfig(expert=8), "int4", 16, 10),
         # Rings stay in the memory of the chip, and kernels whose heads are no whole tiles are not copied.

@@ -4,14 +4,23 @@ import math
 import re
 from dataclasses import replace
 
-from jaxinfer.planning.hlo.text import Computation, Line
+from jaxinfer.planning.hlo.text import Computation, Line, Program
 
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "ragged-all-to-all",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _COUNTED = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
 _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}")
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 
 
@@ -29,6 +38,41 @@ def as_run(computation: Computation, line: Line) -> Line:
     if line.opcode != "all-reduce" or not computation.name.startswith("all-reduce-scatter"):
         return line
     return replace(line, opcode="reduce-scatter", results=computation.root.results)
+
+
+def with_rows_sent(computation: Computation, line: Line) -> Line:
+    """Return a ragged all-to-all with as many rows as there are; other instructions are unchanged.
+
+    Of what it takes and what it fills, the larger has room for more rows than there are.
+    """
+    if collective_kind(line.opcode) != "ragged-all-to-all":
+        return line
+    taken, filled = computation.lines[line.operands[0]].results[:1], line.results[:1]
+    return replace(line, results=min(taken, filled, key=lambda arrays: arrays[0].bytes))
+
+
+def begun_channels(program: Program) -> set[str]:
+    """Return the channels of collectives that fusions begin; others, that go on with one or end it, name it again."""
+    return {
+        channel
+        for computation in program.computations.values()
+        for line in computation.lines.values()
+        if collective_kind(line.opcode) and (channel := _channel_of(line)) and _begins(computation)
+    }
+
+
+def is_repeated(begun: set[str], computation: Computation, line: Line) -> bool:
+    """Whether a collective is one of those channels, and another fusion begins it."""
+    return bool(collective_kind(line.opcode)) and _channel_of(line) in begun and not _begins(computation)
+
+
+def _channel_of(line: Line) -> str:
+    found = _CHANNEL.search(line.attributes)
+    return found[1] if found else ""
+
+
+def _begins(computation: Computation) -> bool:
+    return 'custom_call_target="AsyncCollectiveStart"' in computation.root.attributes
 
 
 def num_partitions(hlo: str) -> int:

@@ -59,6 +59,10 @@ def hbm_traffic(program: Program, computation: Computation, line: Line) -> tuple
     if line.opcode in _SLICES:
         taken = sum(_full_bytes(array) for array in line.results)
         return min(sizes[0], taken) + sum(sizes[1:]), line.hbm_bytes
+    if line.opcode == "ragged-all-to-all":
+        # Of its operand and its result, which begins as the second operand, the smaller is full.
+        taken = sum(map(_full_bytes, computation.lines[line.operands[0]].results))
+        return min(sizes[0], sum(map(_full_bytes, line.results))), min(line.hbm_bytes, taken)
     if line.opcode in _UPDATES:
         update = computation.lines[line.operands[_update_index(line)]]
         return sum(sizes[1:]), min(line.hbm_bytes, sum(_full_bytes(array) for array in update.results))

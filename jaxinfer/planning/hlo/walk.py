@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from jaxinfer.planning.hlo.collectives import (
     as_run,
+    begun_channels,
     buffer_bytes,
     collective_kind,
     group_size,
+    is_repeated,
     num_partitions,
     sent_bytes,
+    with_rows_sent,
 )
 from jaxinfer.planning.hlo.text import Array, Computation, Line, Program, read_program
 from jaxinfer.planning.hlo.traffic import hbm_traffic, multiplied_flops
@@ -102,6 +105,7 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
     A data-dependent loop counts as one run, or as ``inner_trips`` runs if it is directly inside another one.
     """
     program, num_devices = read_program(hlo), num_partitions(hlo)
+    begun = begun_channels(program)
     stack = [(program.entry, 0, 0, False, 1, 0)]
     while stack:
         name, loops, branches, fused, runs, decided = stack.pop()
@@ -109,6 +113,9 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
         if computation is None:
             continue
         for line in (as_run(computation, line) for line in computation.lines.values()):
+            if is_repeated(begun, computation, line):
+                continue
+            sent = with_rows_sent(computation, line)
             largest = max(line.results, key=lambda array: array.elements, default=Array("", (0,), ""))
             read, written = (0, 0) if fused else hbm_traffic(program, computation, line)
             flops = multiplied_flops(computation, line)
@@ -124,8 +131,8 @@ def walk(hlo: str, inner_trips: int = 1) -> Iterator[Instruction]:
                 read,
                 written,
                 flops,
-                sent_bytes(line, num_devices),
-                buffer_bytes(line),
+                sent_bytes(sent, num_devices),
+                buffer_bytes(sent),
                 group_size(line, num_devices) if collective_kind(line.opcode) else 0,
             )
             trips = trip_count(program, computation, line) if line.opcode == "while" else 1

@@ -4,6 +4,8 @@ Where no sum is split, the bits are those of one device (`test_logits.py`, `test
 of another kind has each of these meshes; the full product is marked exhaustive.
 """
 
+from typing import Any
+
 import pytest
 
 from jaxinfer.decoding import programs
@@ -20,11 +22,16 @@ WIDE = {
 }
 
 
-def check(monkeypatch, mesh: str, model: str, dtype: str, strategies) -> None:
-    """Decode rows plainly and alone, then by strategies in one batch, whose prompts come in pieces of 16 tokens."""
+def check(
+    monkeypatch, mesh: str, model: str, dtype: str, strategies, rows: slice = slice(None), **changes: Any
+) -> None:
+    """Decode rows plainly and alone, then by strategies in one batch, whose prompts come in pieces of 16 tokens.
+
+    ``changes`` are of the backend.
+    """
     one = make_model(model, dtype=dtype)
-    lm = on_mesh(one, mesh)
-    alone = ask(lm, random_prompts(), LIMITS, SAMPLINGS)
+    lm = on_mesh(one, mesh, **changes)
+    alone = ask(lm, random_prompts()[rows], LIMITS[rows], SAMPLINGS[rows])
     monkeypatch.setattr(programs, "PREFILL_CHUNK", 16)
     for name in strategies:
         strategy = CASES[name].strategy(model, one, alone.texts)

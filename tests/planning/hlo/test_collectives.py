@@ -4,7 +4,7 @@ import pytest
 
 from jaxinfer.planning.hlo.collectives import buffer_bytes, group_size, num_partitions, sent_bytes
 from jaxinfer.planning.hlo.text import read_line
-from jaxinfer.planning.hlo.walk import walk
+from jaxinfer.planning.hlo.walk import total, walk
 
 ALL = 8
 
@@ -78,3 +78,48 @@ ENTRY %main (x: f32[64,128]) -> f32[16,128] {
     (found,) = (found for found in walk(hlo) if found.collective)
     assert (found.collective, found.bytes, found.sent_bytes) == ("reduce-scatter", 16 * 128 * 4, 3 * 16 * 128 * 4)
     assert found.group == 4
+
+
+def test_a_gather_that_goes_on_beside_products_is_one():
+    """Fusions that go on with a collective, or end it, name it again."""
+    hlo = """HloModule jit_f, is_scheduled=true, num_partitions=4
+
+%begin (input: f32[16,128]) -> (f32[64,128], u32[]) {
+  %input = f32[16,128]{1,0} parameter(0)
+  %gather.1 = f32[64,128]{1,0} all-gather(%input), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %call = (f32[64,128]{1,0}, u32[]) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%end (input.2: f32[16,128]) -> f32[64,128] {
+  %input.2 = f32[16,128]{1,0} parameter(0)
+  %gather.2 = f32[64,128]{1,0} all-gather(%input.2), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %call.2 = f32[64,128]{1,0} custom-call(%gather.2), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (x: f32[16,128]) -> f32[64,128] {
+  %x = f32[16,128]{1,0} parameter(0)
+  %other = f32[64,128]{1,0} all-gather(%x), channel_id=8, replica_groups={{0,1,2,3}}, dimensions={0}
+  %start = (f32[64,128]{1,0}, u32[]) fusion(%x), kind=kCustom, calls=%begin
+  ROOT %done = f32[64,128]{1,0} fusion(%x), kind=kCustom, calls=%end
+}
+"""
+    assert total(walk(hlo)).collectives == {"all-gather": (2, 2 * 64 * 128 * 4)}
+
+
+def test_of_a_ragged_exchange_rows_count_that_there_are():
+    """One side has room for all rows of all devices; they are sent, read and written as far as they are filled."""
+    hlo = """HloModule jit_f, is_scheduled=true, num_partitions=4
+
+ENTRY %main (x: f32[16,128], room: f32[64,128], n: s32[4]) -> f32[16,128] {
+  %x = f32[16,128]{1,0} parameter(0)
+  %room = f32[64,128]{1,0} parameter(1)
+  %n = s32[4]{0} parameter(2)
+  %there = f32[64,128]{1,0} ragged-all-to-all(%x, %room, %n, %n, %n, /*index=5*/%n), channel_id=1, replica_groups={{0,1,2,3}}
+  ROOT %back = f32[16,128]{1,0} ragged-all-to-all(%there, %x, %n, %n, %n, /*index=5*/%n), channel_id=2, replica_groups={{0,1,2,3}}
+}
+"""  # noqa: E501
+    size = 16 * 128 * 4
+    for found in (found for found in walk(hlo) if found.collective):
+        assert (found.collective, found.sent_bytes) == ("ragged-all-to-all", size * 3 // 4)
+        assert (found.read_bytes, found.written_bytes) == (size, size)
+    assert total(walk(hlo)).collectives == {"ragged-all-to-all": (2, 2 * size)}
