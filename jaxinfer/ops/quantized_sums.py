@@ -43,6 +43,9 @@ def scattered_over(parts: Float[Array, "N *rows D"], axis: str, backend: Backend
     if backend.collectives == "int8" and splits_into_blocks(row[-1], devices):
         return _scattered_in_bytes(parts, axis, devices)
     own = count // devices, *row
+    if backend.platform == "cpu":
+        # In the order of the devices, as `added_over` does.
+        return functools.reduce(operator.add, lax.all_to_all(parts.reshape(devices, *own), axis, 0, 0, tiled=True))
     if own[0] % _TILE_ROWS == 0 or row[-1] % _LANES:
         return lax.psum_scatter(parts, axis, tiled=True)
     # A TPU's compiler makes a reduce-scatter of whole tiles alone, and an all-reduce of others.

@@ -7,6 +7,7 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import compile_programs
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import count_footprint, decode_floor
+from jaxinfer.planning.hlo.walk import total
 from jaxinfer.planning.known_models import planned_config
 from tests.planning.buffers import copies_of_the_cache
 
@@ -20,10 +21,25 @@ def test_a_step_reads_one_row_a_token_and_layer():
     mesh = MeshConfig(expert=4, tensor=8)
     deployment = Deployment(DEEPSEEK_V3, "v5p:4x4x2", mesh, batch=32, max_len=4096, prompt_tokens=512)
     found = count_footprint(deployment)
-    # Every device of an axis that splits heads or experts has all rows.
-    slots = found.cache_bytes / (61 * 32 * ROW)
+    # Every device of the axis that splits heads has all of the rows that the experts' devices split.
+    slots = found.cache_bytes / (61 * 8 * ROW)
     assert 4096 <= slots <= 4096 + 32
     assert decode_floor(found, 32) > found.cache_bytes
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tpu_compile
+def test_a_step_of_32_rows_of_deepseek_v3_leaves_half_of_each_device_free():
+    """Bytes past the floor are the cache's, which counts as keys and as values."""
+    options = {"batch": 32, "max_len": 4096, "mesh": MeshConfig(expert=4, tensor=8)}
+    program = compile_programs(DEEPSEEK_V3, "v5p:4x4x2", prompt_tokens=None, **options)["decode"]
+    found = count_footprint(Deployment(DEEPSEEK_V3, "v5p:4x4x2", prompt_tokens=512, **options))
+    assert program.total_bytes < 48 * 2**30
+    floor = decode_floor(found, 32)
+    counted = total(program.instructions())
+    assert floor < counted.hbm_bytes < 1.15 * floor + found.cache_bytes
+    # All copies of tokens of each of 58 layers would be sent in one more exchange.
+    assert "ragged-all-to-all" not in counted.collectives
 
 
 @pytest.mark.exhaustive
