@@ -46,7 +46,7 @@ means one flattened axis in that order (``KH`` in ``keys_LBSKH`` is one axis of 
 words (``num_layers``).
 
 Devices form a mesh with the axes ``data`` (rows), ``pipeline`` (layers), ``sequence`` (tokens and slots), ``expert``
-(experts) and ``tensor`` (heads, features and the vocabulary).
+(experts, and rows) and ``tensor`` (heads, features and the vocabulary).
 """
 
 from typing import Any

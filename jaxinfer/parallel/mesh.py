@@ -26,7 +26,7 @@ class MeshConfig:
     """The number of devices along each axis of the mesh.
 
     ``data`` splits the batch, ``pipeline`` the layers, ``sequence`` the tokens of a prompt and the slots of a cache,
-    ``expert`` the experts of a mixture, ``tensor`` the heads, the features and the vocabulary.
+    ``expert`` the experts of a mixture and the batch, ``tensor`` the heads, the features and the vocabulary.
     """
 
     data: int = 1
