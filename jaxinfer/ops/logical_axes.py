@@ -45,8 +45,8 @@ def split_rows(count: int, mesh: Mesh | AbstractMesh, over_experts: bool = True)
     Stages cut a batch into microbatches, and prompts split over ``sequence`` go around a ring: on such meshes every
     device of ``expert`` has all rows of its group.
     """
-    data, expert = mesh.shape[DATA], mesh.shape[EXPERT]
-    is_further = over_experts and expert > 1 and mesh.shape[PIPELINE] == mesh.shape[SEQUENCE] == 1
+    data, expert, stages, ring = (mesh.shape.get(axis, 1) for axis in (DATA, EXPERT, PIPELINE, SEQUENCE))
+    is_further = over_experts and expert > 1 and stages == ring == 1
     if is_further and count % (data * expert) == 0:
         return DATA, EXPERT
     return DATA if count % data == 0 else None

@@ -86,7 +86,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows are split over experts' devices beside stages too",
         "jaxinfer/ops/logical_axes.py",
-        "mesh.shape[PIPELINE] == mesh.shape[SEQUENCE] == 1",
+        "stages == ring == 1",
         "mesh.shape[SEQUENCE] == 1",
         _RULES,
     ),
