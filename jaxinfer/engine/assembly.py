@@ -1,12 +1,14 @@
 """Puts an engine's parts together: a core with its scheduler, its pages and its device."""
 
-import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
 
 from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.fixed_rows import step_headroom
@@ -31,16 +33,17 @@ from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.parallel.messages import Receiver, Sender
 from jaxinfer.parallel.partitioner import Partitioner
 
-# Counts the engines of this process that run with other processes.
-_over_processes = itertools.count()
+# How many engines this process has made that run with other processes, by their devices.
+_made: Counter[str] = Counter()
 
 
 class GroupModel(NamedTuple):
-    """A model as one group of devices has it, and a strategy that is resolved for it."""
+    """A model as one of ``num_groups`` groups of devices has it, and a strategy that is resolved for it."""
 
     programs: Programs
     params: Params
     strategy: Strategy
+    num_groups: int = 1
 
 
 def group_models(
@@ -66,7 +69,7 @@ def group_models(
 
 
 def make_cores(
-    groups: Sequence[GroupModel], config: EngineConfig, **options: Any
+    groups: Sequence[GroupModel], config: EngineConfig, on_follower_end: Callable[[], None], **options: Any
 ) -> tuple[list[EngineCore], list[Follower]]:
     """Return a core for each group that this process leads, and a follower for each other one.
 
@@ -74,34 +77,58 @@ def make_cores(
     """
 
     def part(whole: int) -> int:
-        return -(-whole // len(groups))
+        return -(-whole // groups[0].num_groups)
 
     pages = None if config.pages is None else part(config.pages)
     own = replace(config, max_rows=part(config.max_rows), pages=pages)
     cores: list[EngineCore] = []
     followers: list[Follower] = []
-    number = next(_over_processes) if any(each.programs.partitioner.is_multi_process for each in groups) else 0
-    for programs, params, strategy in groups:
-        partitioner = HeldPartitioner(programs.partitioner.mesh)
-        partitioner.check_axes()
-        paged = Programs(programs.decoder, PagedLayout(config.page_size), partitioner, programs.kept)
-        if not partitioner.is_multi_process:
-            cores.append(make_core(paged, params, strategy, own, rounds_up=True, num_groups=len(groups), **options))
-            continue
-        assert partitioner.mesh is not None
-        leader, *others = processes_of(partitioner.mesh)
-        if strategy.keeps_file:
-            raise InvalidOption(f"engine: strategy {strategy.name} has a file, which is of one process: leave it out")
-        # All processes make their engines in the same order.
-        name = f"jaxinfer/engine/{number}/{partitioner.mesh.devices.flat[0].id}"
-        if is_led_here(partitioner):
-            tell = Sender(name, others).send
-            cores.append(make_core(paged, params, strategy, own, num_groups=len(groups), tell=tell, **options))
-        else:
-            sizes = _Sizes(paged, strategy, own, options["max_len"], options["eos_token_ids"])
-            make_device = partial(sizes.make_device, params, rounds_up=False)
-            followers.append(Follower(make_device, Receiver(name).receive, leader))
+    try:
+        for group in groups:
+            partitioner = HeldPartitioner(group.programs.partitioner.mesh)
+            partitioner.check_axes()
+            paged = Programs(group.programs.decoder, PagedLayout(config.page_size), partitioner, group.programs.kept)
+            params, strategy = group.params, group.strategy
+            if not partitioner.is_multi_process:
+                cores.append(make_core(paged, params, strategy, own, rounds_up=True, num_groups=len(groups), **options))
+                continue
+            if strategy.keeps_file:
+                raise InvalidOption(
+                    f"engine: strategy {strategy.name} has a file, which is of one process: leave it out"
+                )
+            assert partitioner.mesh is not None
+            leader, *others = processes_of(partitioner.mesh)
+            name = _next_name(partitioner.mesh)
+            if is_led_here(partitioner):
+                tell = Sender(name, others).send
+                cores.append(_led_core(paged, params, strategy, own, num_groups=len(groups), tell=tell, **options))
+            else:
+                sizes = _Sizes(paged, strategy, own, options["max_len"], options["eos_token_ids"])
+                make_device = partial(sizes.make_device, params, rounds_up=False)
+                followers.append(Follower(make_device, Receiver(name).receive, on_follower_end, leader=leader))
+    except BaseException:
+        for core in cores:
+            core.drop_device()
+        for follower in followers:
+            follower.abandon()
+        raise
     return cores, followers
+
+
+def _next_name(mesh: Mesh) -> str:
+    """Return a name for a group's messages. Its processes make their engines on these devices in the same order."""
+    devices = "-".join(str(device.id) for device in mesh.devices.flat)
+    _made[devices] += 1
+    return f"jaxinfer/engine/{devices}/{_made[devices]}"
+
+
+def _led_core(*arguments: Any, tell: Callable[[Any], None], **options: Any) -> EngineCore:
+    try:
+        return make_core(*arguments, tell=tell, **options)
+    except BaseException:
+        # The followers wait for the number of pages.
+        tell(None)
+        raise
 
 
 def warm_up(cores: Sequence[EngineCore], progress: Callable[[int, int], None]) -> None:

@@ -57,12 +57,11 @@ class Engine:
         self.config = config
         self._max_len, self._tokenizer, self._make_requests = max_len, tokenizer, make_requests
         self._eos_token_ids, self._on_close = tuple(eos_token_ids), on_close
-        cores, self._followers = make_cores(
-            groups, config, max_len=max_len, eos_token_ids=eos_token_ids, clock=time.monotonic
-        )
         self._numbers, self._names = itertools.count(), itertools.count()
         self._taking = threading.Lock()
-        self._num_open = len(cores)
+        self._num_open = len(groups)
+        lengths = {"max_len": max_len, "eos_token_ids": eos_token_ids}
+        cores, self._followers = make_cores(groups, config, self._group_ended, **lengths, clock=time.monotonic)
         self._groups = [EngineGroup(core, self._group_ended) for core in cores]
         # The interpreter crashes if it ends while a thread is inside a program.
         self._at_exit = partial(_cancel_at_exit, weakref.ref(self))
@@ -188,24 +187,21 @@ class Engine:
     @property
     def is_open(self) -> bool:
         """Whether requests are taken: not once it is closed, closes or has failed."""
-        return all(group.is_open for group in self._groups)
+        return all(each.is_open for each in (*self._groups, *self._followers))
 
     def metrics(self) -> EngineMetrics:
         """Return what the engine is like now, of the groups of devices that this process leads."""
+        self._check_leads()
         return total([group.core.metrics() for group in self._groups])
 
     def close(self, *, cancel: bool = False) -> None:
         """Take no more requests and wait for those that run and wait, or ``cancel`` them; twice does nothing more.
 
-        Where it follows other processes, wait until they have closed their engines, too. Raises EngineError if it could
-        not follow them.
+        Where it follows other processes, wait until they have closed their engines, too.
         """
         self._check_may_wait("close")
         self._end(cancel)
         atexit.unregister(self._at_exit)
-        for follower in self._followers:
-            if follower.failure is not None:
-                raise EngineError(f"process {follower.leader} could not be followed: {follower.failure}")
 
     def __enter__(self) -> "Engine":
         return self
@@ -225,8 +221,6 @@ class Engine:
             group.thread.join()
         for follower in self._followers:
             follower.thread.join()
-        if not self.leads:
-            self._on_close()
 
     def _cancel(self, request: EngineRequest) -> None:
         for group in self._groups:

@@ -6,12 +6,13 @@ a call copies to the host stays where it was copied, each process its own part, 
 """
 
 import itertools
+import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from jaxinfer.decoding.strategy import Strategy
@@ -22,6 +23,9 @@ from jaxinfer.errors import EngineClosed
 
 # How often a follower that nobody tells anything looks whether it is to stop, in seconds.
 _LOOK_SECONDS = 0.5
+# How long a leader may take to fail as a follower has, in seconds: it may have to compile before it does.
+_RESET_SECONDS = 300.0
+EXIT_FAILED = 1
 _END = "end"
 
 
@@ -168,7 +172,11 @@ class LedDevice:
     def _numbered(self, name: str, what: Any, save: Callable[[Any], Any]) -> Numbered:
         number = next(self._numbers)
         self._say(name, number, what)
-        numbered = Numbered(number, save(what))
+        try:
+            numbered = Numbered(number, save(what))
+        except BaseException:
+            self._forgotten.append(number)
+            raise
         weakref.finalize(numbered, self._forgotten.append, number)
         return numbered
 
@@ -183,52 +191,84 @@ class Follower:
     """Makes the calls that a leader makes, in a thread of its own.
 
     ``make_device`` makes the device once the leader says how many pages it has; ``receive`` waits so many seconds for
-    the next message. ``leader`` is the number of the process that leads. A call that fails here fails there too, and
-    the leader begins anew; one that fails here alone ends this process, and with it the run.
+    the next message; ``on_end`` is called in its thread once that ends. ``leader`` is the number of the process that
+    leads. A call that fails here fails there too, and the leader begins anew. One that fails here alone ends this
+    process by ``leave``, and with it the run: the others would wait for ever.
     """
 
-    def __init__(self, make_device: Callable[[int], Device], receive: Callable[[float], Any], leader: int = 0) -> None:
-        self._make_device, self._receive, self.leader = make_device, receive, leader
+    def __init__(
+        self,
+        make_device: Callable[[int], Device],
+        receive: Callable[[float], Any],
+        on_end: Callable[[], None] = lambda: None,
+        *,
+        leader: int = 0,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._make_device, self._receive, self._on_end, self.leader = make_device, receive, on_end, leader
+        self._leave = leave
         self._is_abandoned = self._has_ended = False
         self._hidden_1D: Any = None
         self._saved: dict[int, Any] = {}
-        self.failure: Exception | None = None
+        # What could not be copied to the host here, by its number: the leader may not have it either.
+        self._unsaved: dict[int, Exception] = {}
         self.thread = threading.Thread(target=self._follow, name="jaxinfer-follower", daemon=True)
         self.thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it follows."""
+        return not (self._is_abandoned or self._has_ended)
 
     def abandon(self) -> None:
         """Follow no longer, whatever the leader does."""
         self._is_abandoned = True
 
     def _follow(self) -> None:
-        with ThreadPoolExecutor(1, thread_name_prefix="jaxinfer-compile") as beside:
-            try:
-                num_pages = self._next()
-                if num_pages is None:
-                    return
-                device, failed = self._make_device(num_pages), None
-                while (call := self._next()) is not None and call.name != _END:
-                    if failed is not None and call.name != "reset":
-                        raise failed
-                    try:
-                        self._make(device, call, beside)
-                        failed = None
-                    except Exception as error:
-                        failed = error
-                device.drop()
-            except Exception as error:
-                self.failure = error
-                print(f"error: this process cannot follow the engine: {error}", file=sys.stderr, flush=True)
-            finally:
-                self._has_ended = True
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="jaxinfer-compile") as beside:
+                try:
+                    self._make_calls(beside)
+                finally:
+                    self._has_ended = True
+        except Exception as error:
+            line = f"error: this process cannot follow process {self.leader}: {type(error).__name__}: {error}"
+            print(line, file=sys.stderr, flush=True)
+            self._leave(EXIT_FAILED)
+        finally:
+            self._on_end()
 
-    def _next(self) -> Any:
-        """Return the next message, None if there is to be none."""
+    def _make_calls(self, beside: ThreadPoolExecutor) -> None:
+        num_pages, failed = self._next(), None
+        if num_pages is None:
+            return
+        device = self._make_device(num_pages)
+        while (call := self._next(None if failed is None else _RESET_SECONDS, failed)) is not None:
+            if failed is not None and call.name != "reset":
+                raise failed
+            if call.name == _END:
+                break
+            for number in call.forgotten:
+                self._saved.pop(number, None)
+                self._unsaved.pop(number, None)
+            for error in self._unsaved.values():
+                raise error
+            try:
+                self._make(device, call, beside)
+                failed = None
+            except Exception as error:
+                failed = error
+        device.drop()
+
+    def _next(self, seconds: float | None = None, failed: Exception | None = None) -> Any:
+        """Return the next message, None if there is to be none; raise ``failed`` if none comes for so many seconds."""
+        began = time.monotonic()
         while not self._is_abandoned:
             try:
                 return self._receive(_LOOK_SECONDS)
             except TimeoutError:
-                continue
+                if failed is not None and seconds is not None and time.monotonic() - began > seconds:
+                    raise failed from None
         return None
 
     def _check_goes_on(self, done: int, total: int) -> None:
@@ -237,8 +277,6 @@ class Follower:
             raise EngineClosed("the engine is closed")
 
     def _make(self, device: Device, call: Call, beside: ThreadPoolExecutor) -> None:
-        for number in call.forgotten:
-            self._saved.pop(number, None)
         name, arguments = call.name, call.arguments
         if name == "warm_up":
             beside.submit(device.warm_up, self._check_goes_on)
@@ -249,9 +287,10 @@ class Follower:
             device.enter(slot, pages, self._hidden_1D, entry)
         elif name in ("save_pages", "save_row"):
             number, what = arguments
-            # It only reads: who cannot have the content misses it once it is restored.
-            with suppress(Exception):
+            try:
                 self._saved[number] = (device.save_pages if name == "save_pages" else device.read_row)(what)
+            except Exception as error:
+                self._unsaved[number] = error
         elif name == "restore":
             slot, pages, number, row = arguments
             device.restore(slot, pages, Saved(self._saved[number], self._saved[row] if isinstance(row, int) else row))

@@ -26,16 +26,17 @@ class Sender:
 
     def send(self, message: Any) -> None:
         """Send a message; return at once, unless the receivers are hundreds of messages behind."""
+        content = pickle.dumps(message)
         block, place = divmod(self._count, _BLOCK)
         if place == 0 and block >= 2:
             self._forget(block - 2)
-        self._count += 1
-        content, key = pickle.dumps(message), f"{self._name}/{block}/{place}"
+        key = f"{self._name}/{block}/{place}"
         parts = [content[start : start + _MOST_BYTES] for start in range(0, len(content), _MOST_BYTES)]
         for number, part in enumerate(parts[1:], 1):
             self._service.key_value_set_bytes(f"{key}/{number}", part)
         # Last, for it is what receivers wait for.
         self._service.key_value_set_bytes(f"{key}/0", len(parts).to_bytes(4, "big") + parts[0])
+        self._count += 1
 
     def _forget(self, block: int) -> None:
         for process in self._receivers:

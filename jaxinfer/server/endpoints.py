@@ -129,6 +129,8 @@ class Endpoints:
 
         def begin() -> tuple[Job, Generation]:
             job = read(body)
+            if job.is_scored:
+                served.scorer.check()
             served.check_open()
             seconds, logs = served.options.request_seconds, served.log is not None
             return job, submit(served.engine, job, seconds, logprobs=logs)

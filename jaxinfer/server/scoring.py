@@ -30,6 +30,12 @@ class Scorer:
         self._lm, self._most_waiting, self._waiting = lm, most_waiting, 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="jaxinfer-score")
 
+    def check(self) -> None:
+        """Raise InvalidOption where no text can be scored."""
+        if self._lm.programs.partitioner.is_multi_process:
+            # The other processes run what the engine runs, and in its order.
+            raise InvalidOption("a model on several processes scores and embeds no texts: ask for its answers alone")
+
     async def add_scores(self, job: Job, choices: Sequence[Choice], seconds: float) -> None:
         """Score the answers of a job that has ended: what it asks for is added to its choices."""
         async with _in_time(seconds):
@@ -50,9 +56,7 @@ class Scorer:
             return [await self._run(partial(embed_text, self._lm, ids, adapter)) for ids in texts]
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        if self._lm.programs.partitioner.is_multi_process:
-            # The other processes run what the engine runs, and in its order.
-            raise InvalidOption("a model on several processes scores and embeds no texts: ask for its answers alone")
+        self.check()
         if self._waiting >= self._most_waiting:
             raise EngineBusy(f"{self._most_waiting} texts wait to be scored already: try again later")
         self._waiting += 1

@@ -29,7 +29,7 @@ def lm():
 
 @contextmanager
 def opened(lm):
-    group = GroupModel(lm.programs, lm.params, parse_strategy("autoregressive"))
+    group = GroupModel(lm.programs, lm.params, parse_strategy("autoregressive"), num_groups=2)
 
     def make_requests(prompts, max_new_tokens, sampling, adapter=None):
         return lm._requests(prompts, max_new_tokens, sampling, group.strategy, adapter)

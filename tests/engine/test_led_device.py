@@ -17,8 +17,11 @@ import pytest
 from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.engine import led_device
+from jaxinfer.engine.assembly import _led_core
 from jaxinfer.engine.device import Device
 from jaxinfer.engine.led_device import Call, Follower
+from jaxinfer.errors import InvalidOption
 from tests.engine.harness import SMALL, Arrival, Harness
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
@@ -32,7 +35,8 @@ class Followed(Harness):
     def __init__(self, lm, strategy):
         self.messages, self.device = queue.Queue(), None
         super().__init__(lm, strategy, FEW, tell=lambda message: self.messages.put(pickle.dumps(message)))
-        self.follower = Follower(self.make_device, self.receive)
+        self.codes = []
+        self.follower = Follower(self.make_device, self.receive, leave=self.codes.append)
 
     def receive(self, seconds):
         try:
@@ -69,8 +73,8 @@ class Followed(Harness):
             time.sleep(0.01)
         self.follower.abandon()
         self.follower.thread.join(30)
-        assert self.follower.failure is None
         assert not self.follower.thread.is_alive()
+        assert self.codes == []
         return [(each._pools, each._rows) for each in (self.device, self.core._device._device)]
 
 
@@ -122,31 +126,67 @@ class Told(Device):
 
 
 def follow(*names):
-    """Return the failure of a follower that is told some calls, and the calls that it made."""
-    told, messages = Told(), [10, *(Call(*name.split()[:1], tuple(name.split()[1:])) for name in names)]
+    """Return the codes with which a follower that is told some calls leaves, and the calls that it made.
+
+    A number after a call is that of saved content which is needed no more.
+    """
+    told, codes, ends = Told(), [], []
+    messages = [10]
+    for name in names:
+        *words, last = name.split()
+        forgotten = (last,) if words and last.isdigit() else ()
+        name, *arguments = words if forgotten else name.split()
+        messages.append(Call(name, tuple(arguments), forgotten))
 
     def receive(seconds):
         if not messages:
             raise TimeoutError
         return messages.pop(0)
 
-    follower = Follower(lambda num_pages: told, receive)
+    follower = Follower(lambda num_pages: told, receive, lambda: ends.append(True), leave=codes.append)
     while messages and follower.thread.is_alive():
         follower.thread.join(0.01)
     follower.abandon()
     follower.thread.join(10)
-    return follower.failure, told.calls
+    assert ends == [True]
+    return codes, told.calls
 
 
 def test_a_call_that_fails_on_both_sides_is_followed_by_a_new_beginning():
-    assert follow("learn fails", "reset", "learn", "end") == (None, ["learn", "reset", "learn", "drop"])
+    assert follow("learn fails", "reset", "learn", "end") == ([], ["learn", "reset", "learn", "drop"])
 
 
-def test_a_call_that_fails_here_alone_is_told_and_nothing_runs_after_it(capsys):
-    failure, calls = follow("learn fails", "learn", "end")
-    assert (str(failure), calls) == ("no room", ["learn"])
-    assert "cannot follow the engine: no room" in capsys.readouterr().err
+def test_a_call_that_fails_here_alone_is_told_and_ends_the_process(capsys):
+    assert follow("learn fails", "learn", "end") == ([1], ["learn"])
+    assert "cannot follow process 0: MemoryError: no room" in capsys.readouterr().err
 
 
-def test_what_cannot_be_kept_is_missed_only_once_it_is_wanted():
-    assert follow("read_row", "save_pages 0 fails", "learn", "end")[0] is None
+def test_a_call_that_fails_here_alone_ends_the_process_if_nothing_comes(monkeypatch):
+    monkeypatch.setattr(led_device, "_RESET_SECONDS", 0.0)
+    codes = []
+
+    def receive(seconds):
+        if not messages:
+            raise TimeoutError
+        return messages.pop(0)
+
+    messages = [10, Call("learn", ("fails",))]
+    Follower(lambda num_pages: Told(), receive, leave=codes.append).thread.join(10)
+    assert codes == [1]
+
+
+def test_a_leader_that_cannot_begin_lets_its_followers_end(lm):
+    told, codes = [], []
+    lengths = {"max_len": 90, "eos_token_ids": (), "clock": float}
+    with pytest.raises(InvalidOption, match="width=4"):
+        _led_core(lm.programs, lm.params, lm.resolve("beam:width=4"), FEW, tell=told.append, **lengths)
+    follower = Follower(lambda num_pages: Told(), lambda seconds: told.pop(), leave=codes.append)
+    follower.thread.join(10)
+    assert (told, codes, follower.is_open) == ([], [], False)
+
+
+@pytest.mark.parametrize("leader_has_it", [False, True])
+def test_what_cannot_be_kept_here_ends_the_process_unless_the_leader_has_not_kept_it_either(leader_has_it):
+    codes, calls = follow("read_row", "save_pages 0 fails", "learn" if leader_has_it else "learn 0", "end")
+    assert codes == [1] * leader_has_it
+    assert calls == ["read_row", "save_pages", *([] if leader_has_it else ["learn", "drop"])]

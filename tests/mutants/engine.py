@@ -36,8 +36,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "followers keep what was saved for ever",
         _LED,
-        "            self._saved.pop(number, None)\n",
-        "            pass\n",
+        "                self._saved.pop(number, None)\n",
+        "",
         _SAME,
     ),
     Fault(
@@ -45,7 +45,28 @@ FAULTS: tuple[Fault, ...] = (
         _LED,
         'if failed is not None and call.name != "reset":',
         "if False:",
-        f"{_FOLLOWS}::test_a_call_that_fails_here_alone_is_told_and_nothing_runs_after_it",
+        f"{_FOLLOWS}::test_a_call_that_fails_here_alone_is_told_and_ends_the_process",
+    ),
+    Fault(
+        "a follower that failed alone waits for ever",
+        _LED,
+        "time.monotonic() - began > seconds",
+        "False",
+        f"{_FOLLOWS}::test_a_call_that_fails_here_alone_ends_the_process_if_nothing_comes",
+    ),
+    Fault(
+        "a leader that cannot begin leaves its followers waiting",
+        "jaxinfer/engine/assembly.py",
+        "        tell(None)\n",
+        "",
+        f"{_FOLLOWS}::test_a_leader_that_cannot_begin_lets_its_followers_end",
+    ),
+    Fault(
+        "what could not be kept is missed by nobody",
+        _LED,
+        "                raise error\n",
+        "                pass\n",
+        f"{_FOLLOWS}::test_what_cannot_be_kept_here_ends_the_process_unless_the_leader_has_not_kept_it_either",
     ),
     Fault(
         "a follower never begins anew",
