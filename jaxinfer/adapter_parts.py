@@ -64,9 +64,10 @@ def own_parts(adapter: Adapter, base: LoadedTensors, names: TensorNames, abstrac
                     f"{adapter.origin}: it changes {tensor}, which can only be merged: jaxinfer convert SRC DST "
                     "--adapter PATH"
                 )
-    if "head.kernel" not in names.top and (rows := getattr(tables.get(EMBED), "rows", None)) is not None:
-        # PEFT writes rows of a table that is both to both.
-        tables[HEAD] = replace(tables.get(HEAD, Change()), rows=rows)
+    of_head, rows = tables.get(HEAD, Change()), tables.get(EMBED, Change()).rows
+    if "head.kernel" not in names.top and rows is not None and of_head.rows is None:
+        # PEFT writes rows of a table that is both to both, unless the output matrix has its own.
+        tables[HEAD] = replace(of_head, rows=rows)
     tables = {table: change for table, change in tables.items() if change.arrays}
     vectors = _vectors(adapter, base, names, of_vectors)
     low = tables[HEAD].low if HEAD in tables else None

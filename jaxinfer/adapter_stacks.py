@@ -70,8 +70,9 @@ class AdapterStacks:
         ranks = (kernel.down_RI.shape[0] for each in loaded for kernel in each.kernels.values())
         sizes = number, _filled(ranks)
         found = {BLOCKS: self._beside(self.base[BLOCKS], (BLOCKS,), loaded, sizes)}
-        if "final_norm" in self.base:
-            found["final_norm"] = self._of_norm(self.base["final_norm"], ("final_norm",), loaded, number)
+        for norm in ("embed_norm", "final_norm"):
+            if norm in self.base:
+                found[norm] = self._of_norm(self.base[norm], (norm,), loaded, number)
         found |= {table: self._of_table(table, loaded, number) for table in (EMBED, HEAD)}
         return {name: stacks for name, stacks in found.items() if stacks}
 

@@ -109,6 +109,13 @@ class ModelAdapters:
 
     def merged(self, name: object) -> tuple[Params, Checkpoint | None]:
         """Return the parameters with an adapter added to them, and their checkpoint if the model's are of one."""
+        is_split = self._partitioner.is_multi_process
+        if is_split and not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(self._base)):
+            # Each process would read its own parts, but a tensor is gathered by all processes at once.
+            raise InvalidOption(
+                "merge_adapter: this process holds only a part of the model: load what jaxinfer convert SRC DST "
+                "--adapter PATH writes"
+            )
         tensors, stored = self._tensors(self._base), self._checkpoint
         source = replace(stored or Checkpoint("the model", {}, tensors), tensors=tensors)
         sum_of_both = merged(source, self._find(name).adapter, self._names)
@@ -144,7 +151,7 @@ class ModelAdapters:
         """Return parameters as the base model's tensors."""
         partitioner = self._partitioner
         padding = None if partitioner.mesh is None else partitioner.padding(self._config, self._backend)
-        return LoadedTensors(params, self._names, padding)
+        return LoadedTensors(params, self._names, padding, partitioner.fetch)
 
     def _copies(self, others: OwnParts) -> dict[str, jax.Array]:
         """Put an adapter's own whole tables on the devices, as the model's are."""

@@ -8,15 +8,16 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from jaxinfer.models.families.registry import FAMILIES
+from jaxinfer.models.families.registry import FAMILIES, family_of
 from tests.models.variants import VARIANTS
+from tests.models.variants.variant import Variant
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "jaxinfer" / "models" / "families"
 README, REGISTRY = FOLDER / "README.md", FOLDER / "registry.py"
 _ARCHITECTURES = ROOT / "jaxinfer" / "checkpoint" / "gguf" / "architectures"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end of table -->)", re.DOTALL)
-_HEAD = ("`model_type`", "published", "what differs", "GGUF", "adapters", "variants")
+_HEAD = ("`model_type`", "published", "what differs", "GGUF", "not live", "variants")
 
 
 def module_of_each() -> dict[str, str]:
@@ -52,11 +53,23 @@ def written() -> str:
         said = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0].rstrip(".")
         published, _, differs = said.partition(": ")
         gguf = [f"`{name}`" for name in types if name in in_gguf]
-        count = sum(variant.model_type in types for variant in VARIANTS.values())
+        variants = [variant for variant in VARIANTS.values() if variant.model_type in types]
         cells = (", ".join(f"`{name}`" for name in types), published, differs)
-        rows.append((*cells, ", ".join(gguf), "yes", str(count)))
+        rows.append((*cells, ", ".join(gguf), ", ".join(_not_live(variants)), str(len(variants))))
     lines = (_HEAD, ("---",) * len(_HEAD), *rows)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _not_live(variants: list[Variant]) -> list[str]:
+    """Return what adapters beside these models cannot change."""
+    found = []
+    for variant in variants:
+        stored = {"model_type": variant.model_type, **variant.sizes, **variant.config}
+        config = family_of(stored).translate(stored)
+        found += ["experts"] if config.experts else []
+        found += ["`kv_b_proj`"] if config.latent else []
+        found += ["positions"] if config.learned_positions is not None else []
+    return list(dict.fromkeys(found))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A loaded model as a checkpoint: its parameters, split and padded in any way, as the original tensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,9 +17,20 @@ from jaxinfer.ops.few_bits.split import take_quantized
 
 
 class LoadedTensors:
-    """A model's parameters under Hugging Face names; one at a time is gathered on the host."""
+    """A model's parameters under Hugging Face names; one at a time is gathered on the host.
 
-    def __init__(self, params: Params, names: TensorNames, padding: Mapping[str, Any] | None):
+    ``fetch`` returns a whole array. Where processes share the model, `jaxinfer.parallel.partitioner.Partitioner.fetch`
+    does, and all of them must read the same tensors in the same order.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        names: TensorNames,
+        padding: Mapping[str, Any] | None,
+        fetch: Callable[[Any], Any] = np.asarray,
+    ):
+        self._fetch = fetch
         self._parts: dict[str, list[tuple[Leaf, int, int]]] = {}
         for leaf in list_leaves(params, names, padding):
             for layer, parts in enumerate(leaf.sources):
@@ -55,7 +66,7 @@ class LoadedTensors:
         for leaf, layer, place in pieces:
             source, count = leaf.sources[layer][place], leaf.num_rows
             kept = slice(place * count, (place + 1) * count)
-            one = jax.tree.map(lambda part: np.asarray(part[layer] if leaf.stacked else part), leaf.struct).by_rows()  # noqa: B023
+            one = jax.tree.map(lambda part: self._fetch(part[layer] if leaf.stacked else part), leaf.struct).by_rows()  # noqa: B023
             places = [None if each is None else first_copies(each) for each in leaf.padding[leaf.stacked :]]
             if leaf.is_matrix_each:
                 one, places, kept = jax.tree.map(lambda part: part[place], one), places[1:], slice(None)  # noqa: B023
@@ -75,20 +86,20 @@ class LoadedTensors:
         for leaf, layer, place in self._parts[name]:
             source, count = leaf.sources[layer][place], leaf.num_rows
             if source.every:
-                values = _unpadded(leaf, layer)
+                values = self._unpadded(leaf, layer)
                 source.of_experts(result, values.shape)[...] = values
                 continue
             if source.across:
                 heads, outputs, inputs = leaf.shape
-                turned = _unpadded(leaf, layer).swapaxes(1, 2).reshape(-1, outputs)
+                turned = self._unpadded(leaf, layer).swapaxes(1, 2).reshape(-1, outputs)
                 result[source.rows(heads * inputs)] = turned
                 continue
             rows = result if source.shape is None else result.reshape(-1, *leaf.rows_shape[1:])
             rows = rows.T if source.transposed else rows
             if leaf.is_matrix_each:
-                rows[source.rows(count)] = _unpadded(leaf, layer, place)
+                rows[source.rows(count)] = self._unpadded(leaf, layer, place)
             else:
-                kept = _unpadded(leaf, layer).reshape(leaf.rows_shape)
+                kept = self._unpadded(leaf, layer).reshape(leaf.rows_shape)
                 rows[source.rows(count)] = kept[place * count : (place + 1) * count]
         return result
 
@@ -96,13 +107,12 @@ class LoadedTensors:
         leaf, layer, place = self._parts[name][0]
         return leaf.tensor_shape(leaf.sources[layer][place])
 
-
-def _unpadded(leaf: Leaf, layer: int, place: int | None = None) -> np.ndarray:
-    """Return a parameter in one layer without padding, a kernel as ``[out, in]``; or one matrix of a stack."""
-    values, padding = leaf.struct[layer] if leaf.stacked else leaf.struct, leaf.padding[leaf.stacked :]
-    values, padding = (values, padding) if place is None else (values[place], padding[1:])
-    values = np.asarray(values)
-    for axis, source in enumerate(padding):
-        if source is not None:
-            values = np.take(values, first_copies(source), axis=axis)
-    return values.T if leaf.transposed else values
+    def _unpadded(self, leaf: Leaf, layer: int, place: int | None = None) -> np.ndarray:
+        """Return a parameter in one layer without padding, a kernel as ``[out, in]``; or one matrix of a stack."""
+        values, padding = leaf.struct[layer] if leaf.stacked else leaf.struct, leaf.padding[leaf.stacked :]
+        values, padding = (values, padding) if place is None else (values[place], padding[1:])
+        values = self._fetch(values)
+        for axis, source in enumerate(padding):
+            if source is not None:
+                values = np.take(values, first_copies(source), axis=axis)
+        return values.T if leaf.transposed else values

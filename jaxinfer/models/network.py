@@ -119,7 +119,7 @@ class Network(nn.Module):
             scale = jnp.asarray(config.embedding_scale, backend.param_dtype)
             hidden_BTD = self._rounded(hidden_BTD * scale.astype(hidden_BTD.dtype))
         if config.embedding_norm:
-            hidden_BTD = self.embed_norm(hidden_BTD)
+            hidden_BTD = self.embed_norm(hidden_BTD, adapters_B)
         if config.embedding_dim is not None:
             hidden_BTD = self.project_in(hidden_BTD)
         if config.learned_positions is not None:

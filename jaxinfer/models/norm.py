@@ -69,7 +69,9 @@ class Norm(nn.Module):
         self, norm: Callable[..., Any], kind: NormKind, inputs: jax.Array, loaded: Any, ids_B: Any, *, has_kernel: bool
     ) -> jax.Array:
         """Return what each row's own weights make of it; what a row of a negative id gets means nothing."""
-        lead = (-1, *[1] * (inputs.ndim - 1 - (2 if self.axis in ("heads", "kv_heads") else 1)))
+        # A norm over all heads at once has one axis of weights, as others have.
+        own_axes = inputs.ndim - 2 if self.axis in ("heads", "kv_heads") else 1
+        lead = (-1, *[1] * (inputs.ndim - 1 - own_axes))
 
         def of_rows(name: str) -> jax.Array | None:
             if name not in loaded:

@@ -46,6 +46,22 @@ def test_tensors_of_parameters_padded_or_not_load_to_them(model_type):
         np.testing.assert_array_equal(split.read(name, np.dtype(np.float32)), expected)
 
 
+def test_whole_arrays_come_by_what_is_given():
+    config = {"model_type": "cohere", **SIZES, **CONFIGS["cohere"]}
+    decoder = family_of(config).translate(config)
+    params, names, fetched = random_params(decoder), family_of(config).tensor_names(decoder), []
+
+    def fetch(array):
+        fetched.append(array.shape)
+        return np.asarray(array) + 1
+
+    plain, given = LoadedTensors(params, names, None), LoadedTensors(params, names, None, fetch)
+    for name in plain.shapes():
+        expected = plain.read(name, np.dtype(np.float32)) + 1
+        np.testing.assert_array_equal(given.read(name, np.dtype(np.float32)), expected)
+    assert len(fetched) == len(jax.tree.leaves(params))
+
+
 def test_neighbouring_lanes_become_halves_of_what_turns():
     config = {"model_type": "glm4", **SIZES, **CONFIGS["glm4"]}
     names = family_of(config).tensor_names(family_of(config).translate(config))

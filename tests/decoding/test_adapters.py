@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,11 +14,14 @@ from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.checkpoint.adapters.other_tensors import PREFIX
 from jaxinfer.errors import InvalidOption, UnsupportedModel
 from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.model import Model
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.ops.backend import choose_backend
 from tests.decoding.covered_models import SAMPLINGS, random_model, random_prompts
 from tests.decoding.strategy_cases import CASES
 from tests.toy_adapters import edit_adapter, with_magnitudes, with_tables, write_adapter
+from tests.toys import random_params
 
 ADAPTERS = (None, "all", "few", "all", "dora")
 SAMPLED = [replace(sampling, logprobs=True) for sampling in SAMPLINGS]
@@ -109,6 +113,48 @@ def test_an_adapter_of_tables_norms_and_biases_is_the_merged_model(tmp_path):
     other.load_adapter("other", lm.adapters["tables"])
     assert not any("copy" in name for stacks in other.adapted_params["adapters"].values() for name in stacks)
     assert other.loaded_adapters.fingerprint("other") != lm.loaded_adapters.fingerprint("tables")
+
+
+def test_a_norm_of_the_embedding_is_a_rows_own(tmp_path):
+    described = {"model_type": "bloom", "vocab_size": 16, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+    config = family_of(described).translate(described)
+    lm = LanguageModel(config, random_params(config), choose_backend("float32", "cpu"))
+
+    def edit(settings, stored):
+        settings |= {"modules_to_save": ["word_embeddings_layernorm"]}
+        for part, seed in (("weight", 3), ("bias", 4)):
+            values = np.random.default_rng(seed).standard_normal(32).astype(np.float32)
+            stored[f"{PREFIX}transformer.word_embeddings_layernorm.{part}"] = values
+
+    folder = write_adapter(tmp_path, config, only=("attention.output",))
+    lm.load_adapter("norm", edit_adapter(folder, edit))
+    tokens_BT, positions_BT = jnp.array([[3, 9], [3, 9]], jnp.int32), jnp.array([[0, 1]] * 2, jnp.int32)
+
+    @jax.jit
+    def embedded(params, ids_B):
+        return Model.adapted(lm.programs.decoder, params, ids_B).embedded(tokens_BT, positions_BT)
+
+    found_BTD = np.asarray(embedded(lm.adapted_params, jnp.array([1, 0], jnp.int32)))
+    for row, params in enumerate((lm.loaded_adapters.merged("norm")[0], lm.params)):
+        expected_BTD = np.asarray(embedded(params, jnp.zeros(2, jnp.int32)))
+        np.testing.assert_allclose(found_BTD[row], expected_BTD[row], atol=1e-5)
+    assert np.abs(found_BTD[0] - found_BTD[1]).max() > 0.1
+
+
+def test_rows_of_a_tied_output_matrix_are_its_own_where_it_has_some(tmp_path):
+    lm, rows = random_model("opt"), np.random.default_rng(6).standard_normal((3, 32)).astype(np.float32)
+    embedding = f"{PREFIX}model.decoder.embed_tokens.token_adapter.trainable_tokens_delta"
+
+    def edit(settings, stored):
+        settings["trainable_token_indices"] = {"embed_tokens": [5, 3], "lm_head": [7]}
+        stored[embedding] = rows[:2]
+        stored[f"{PREFIX}lm_head.token_adapter.trainable_tokens_delta"] = rows[2:]
+
+    lm.load_adapter("rows", edit_adapter(write_adapter(tmp_path, lm.config, only=("mlp.up",)), edit))
+    for table, tokens in (("embed", [5, 3]), ("head", [7])):
+        np.testing.assert_array_equal(
+            lm.adapted_params["adapters"][table]["tokens"][0][: len(tokens) + 1], [*tokens, -1]
+        )
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.models.adapters import LOADED
 from jaxinfer.models.norm import Norm
 from tests.toys import TINY_LLAMA, float32_backend
 
@@ -37,3 +38,18 @@ def test_norms_are_as_defined(kind, kernels):
     found = jax.jit(norm.apply)({"params": params}, inputs)
     expected = defined(kind, *(each.astype(np.float64) for each in (inputs, scale, bias)), 0.1)
     np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["xla", "kernels"])
+@pytest.mark.parametrize("shape", [(3, 3, 40), (1, 3, 40), (3, 3, 4, 10)], ids=["all heads", "one row", "each head"])
+def test_a_row_is_normed_by_its_own_adapters_weights(shape, kernels):
+    rng = np.random.default_rng(2)
+    inputs, scale_D, own_ND = (rng.standard_normal(each, np.float32) for each in (shape, (40,), (2, 40)))
+    ids_B = np.array([2, 0, 1][: len(inputs)], np.int32)
+    norm = Norm(replace(TINY_LLAMA, norm_eps=0.1), replace(float32_backend(), cpu_kernels=kernels), "heads")
+    params = {"scale": jnp.asarray(scale_D), LOADED: {"scale": jnp.asarray(own_ND)}}
+    found = jax.jit(norm.apply)({"params": params}, inputs, ids_B)
+    for row, number in enumerate(ids_B):
+        weights = np.concatenate([scale_D[None], own_ND])[number].reshape(shape[2:])
+        expected = defined("rms", inputs[row].astype(np.float64), weights, np.zeros(1), 0.1)
+        np.testing.assert_allclose(found[row], expected, atol=2e-6)

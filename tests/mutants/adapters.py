@@ -14,6 +14,8 @@ _TABLES, _NORM = "jaxinfer/models/own_tables.py", "jaxinfer/models/norm.py"
 _PLACE, _OF_PLACES = "jaxinfer/checkpoint/adapters/place.py", "tests/checkpoint/adapters/test_place.py"
 _OF_PREFIXES = "tests/engine/test_adapters.py::test_a_prefix_is_computed_with_its_adapter"
 _OF_TABLES = "tests/models/test_own_tables.py"
+_OTHERS = "jaxinfer/checkpoint/adapters/other_tensors.py"
+_OF_OTHERS = "tests/checkpoint/adapters/test_other_tensors.py"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -90,7 +92,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "what an adapter lacks is not missed",
         _FOLDER,
-        "    _check_targets(path, settings, found, places)\n",
+        "    _check_targets(path, settings, asked, places)\n",
         "",
         _OF_FOLDERS,
     ),
@@ -269,5 +271,61 @@ FAULTS: tuple[Fault, ...] = (
         "if LOADED in self.params else params",
         "if LOADED in self.params else self.params",
         "tests/decoding/test_adapters.py::test_a_number_that_is_free_again_is_another_adapters",
+    ),
+    Fault(
+        "a norm over all heads at once has a row's weights for two axes",
+        _NORM,
+        'own_axes = inputs.ndim - 2 if self.axis in ("heads", "kv_heads") else 1',
+        'own_axes = 2 if self.axis in ("heads", "kv_heads") else 1',
+        "tests/models/test_norm.py::test_a_row_is_normed_by_its_own_adapters_weights",
+    ),
+    Fault(
+        "an adapter's norm of the embedding is the model's",
+        _STACKS,
+        'for norm in ("embed_norm", "final_norm"):',
+        'for norm in ("final_norm",):',
+        f"{_ROWS}::test_a_norm_of_the_embedding_is_a_rows_own",
+    ),
+    Fault(
+        "the embedding is normed without adapters",
+        "jaxinfer/models/network.py",
+        "self.embed_norm(hidden_BTD, adapters_B)",
+        "self.embed_norm(hidden_BTD)",
+        f"{_ROWS}::test_a_norm_of_the_embedding_is_a_rows_own",
+    ),
+    Fault(
+        "a tied output matrix has the embedding's rows in place of its own",
+        _PARTS,
+        "rows is not None and of_head.rows is None",
+        "rows is not None",
+        f"{_ROWS}::test_rows_of_a_tied_output_matrix_are_its_own_where_it_has_some",
+    ),
+    Fault(
+        "arrays that processes share are read as one process's",
+        "jaxinfer/checkpoint/loaded.py",
+        "values = self._fetch(values)",
+        "values = np.asarray(values)",
+        "tests/checkpoint/test_loaded.py::test_whole_arrays_come_by_what_is_given",
+    ),
+    Fault(
+        "magnitudes and shifts of tables have any length",
+        _OTHERS,
+        "if vector is not None and vector.shape != shape[:1]:",
+        "if vector is not None and vector.ndim > 1:",
+        f"{_OF_OTHERS}::test_what_does_not_fit_is_refused_by_one_line",
+    ),
+    Fault(
+        "low ranks that are tied cannot be read",
+        _FOLDER,
+        'not (is_tied and f"{module}.weight" == HEAD)',
+        "True",
+        f"{_OF_OTHERS}::test_a_tied_pair_is_read_and_merged_as_one_change",
+    ),
+    Fault(
+        "low ranks of one table are merged whatever the other has",
+        _OTHERS,
+        "and _are_same(of_head, of_embedding)",
+        "",
+        f"{_OF_OTHERS}::test_a_tied_pair_is_read_and_merged_as_one_change",
     ),
 )

@@ -45,8 +45,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "matrices of heads are saved as they are used",
         "jaxinfer/checkpoint/loaded.py",
-        "turned = _unpadded(leaf, layer).swapaxes(1, 2)",
-        "turned = _unpadded(leaf, layer)",
+        "turned = self._unpadded(leaf, layer).swapaxes(1, 2)",
+        "turned = self._unpadded(leaf, layer)",
         LATENT + "test_a_saved_model_is_the_same",
     ),
     Fault(

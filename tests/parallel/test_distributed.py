@@ -15,6 +15,7 @@ import jaxinfer
 from jaxinfer import SamplingParams, distributed
 from jaxinfer.errors import InvalidOption
 from tests.parallel.devices import several
+from tests.toy_adapters import edit_adapter, with_magnitudes, write_adapter
 
 PROMPTS = ["One two three one two", "a", "The end of the text, the end of"]
 CHANGES = {**several(2), "JAX_ENABLE_COMPILATION_CACHE": "false"}
@@ -258,3 +259,42 @@ def test_options_that_contradict_each_other_are_named(options, complaint, capsys
 
     assert main(["generate", *options]) == 2
     assert complaint in capsys.readouterr().err
+
+
+ADAPTERS = """
+import sys
+import jaxinfer
+from jaxinfer import distributed
+from jaxinfer.errors import InvalidOption
+folder, coordinator, process_id, adapter = sys.argv[1:]
+distributed.initialize(coordinator, 2, int(process_id))
+lm = jaxinfer.load(folder, dtype="float32", mesh="tensor=4")
+lm.load_adapter("dora", adapter)
+(found,) = lm.generate(["a b c"], max_new_tokens=8, adapter="dora")
+try:
+    lm.merge_adapter("dora")
+except InvalidOption as error:
+    print(list(found.tokens), error)
+"""
+
+
+@pytest.mark.exhaustive
+def test_an_adapter_that_reads_the_model_is_loaded_by_all_processes(folder, tmp_path):
+    lm, address = jaxinfer.load(folder, dtype="float32"), f"127.0.0.1:{free_port()}"
+    written = edit_adapter(write_adapter(tmp_path, lm.config, only=("attention.output", "mlp.up")), with_magnitudes)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ADAPTERS, str(folder), address, str(index), str(written)],
+            env={**os.environ, **CHANGES},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=600) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    lm.load_adapter("dora", written)
+    (expected,) = lm.generate(["a b c"], max_new_tokens=8, adapter="dora")
+    for out, _ in said:
+        assert out.splitlines()[-1].startswith(f"{list(expected.tokens)} merge_adapter: this process holds only a part")

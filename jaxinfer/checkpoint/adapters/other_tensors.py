@@ -91,7 +91,7 @@ def read_changes(
             values = _read(path, tensors, stored)
             indices = settings.rows_of(name.removesuffix(".weight"))
             shape = _shape(names, shapes, own)
-            if len(values) != len(indices) or values.shape[1:] != shape[1:] or max(indices) >= shape[0]:
+            if not indices or values.shape != (len(indices), *shape[1:]) or max(indices) >= shape[0]:
                 raise InvalidCheckpoint(f"{path}: {shown(stored)} has no rows for trainable_token_indices in {CONFIG}")
             change = replace(change, rows=(indices, values))
         else:
@@ -119,15 +119,22 @@ def check_tied(path: str, names: TensorNames, changes: Mapping[str, Change]) -> 
     embedding = embedding_of(names, others)
     of_embedding, of_head = others.get(embedding or ""), changes.get(HEAD)
     alike = of_head is None and (of_embedding is None or (of_embedding.whole is None and of_embedding.low is None))
-    if of_head is not None and of_embedding is not None and of_head.whole is not None:
-        alike = of_embedding.whole is not None and np.array_equal(of_head.whole, of_embedding.whole)
-        alike = alike and all(change.low is None and change.rows is None for change in (of_head, of_embedding))
+    if of_head is not None and of_embedding is not None:
+        alike = of_head.rows is None and of_embedding.rows is None and _are_same(of_head, of_embedding)
     if not alike:
         raise UnsupportedModel(
             f"{path}: it changes the embedding or the output matrix alone, which are one tensor of this model: load it "
             "beside the model, or save the base model with tie_word_embeddings false, and train again"
         )
     return others
+
+
+def _are_same(one: Change, other: Change) -> bool:
+    (whole, *low), (other_whole, *other_low) = ((each.whole, *(each.low or ())) for each in (one, other))
+    return len(low) == len(other_low) and all(
+        of_one is of_other or (of_one is not None and of_other is not None and np.array_equal(of_one, of_other))
+        for of_one, of_other in zip((whole, *low), (other_whole, *other_low))
+    )
 
 
 def is_saved(name: str, settings: AdapterSettings, modules: Iterable[str] | None = None) -> bool:
@@ -144,8 +151,9 @@ def _embedding(path: Path, settings: AdapterSettings, tensors: SafetensorsFile, 
         raise InvalidCheckpoint(f"{path}: it lacks {shown(other)}; fetch all files of the adapter")
     module = stored.removeprefix(PREFIX).removesuffix(_DOWN)
     down_RV, up_DR, rank = _read(path, tensors, stored), _read(path, tensors, other), settings.rank_of(module)
-    if not len(down_RV) == up_DR.shape[1] == rank:
-        raise InvalidCheckpoint(f"{path}: {module} has matrices of {len(down_RV)} rows, but its rank is {rank}")
+    if down_RV.ndim != 2 or up_DR.ndim != 2 or not len(down_RV) == up_DR.shape[1] == rank:
+        found = f"{list(up_DR.shape)} and {list(down_RV.shape)}"
+        raise InvalidCheckpoint(f"{path}: {module} has matrices of {found}, but its rank is {rank}")
     return LowRank(np.ascontiguousarray(up_DR.T), down_RV.T * np.float32(settings.scale_of(module)))
 
 
@@ -207,3 +215,8 @@ def _check_fit(path: Path, names: TensorNames, own: str, change: Change, shape: 
                 "whose vocabulary was changed: load that one"
             )
         raise InvalidCheckpoint(f"{path}: it changes {own} as {list(each)}, but the model's is {list(shape)}")
+    for vector in () if change.low is None else (change.low.magnitude_O, change.low.shift_O):
+        if vector is not None and vector.shape != shape[:1]:
+            raise InvalidCheckpoint(
+                f"{path}: it has {list(vector.shape)} numbers for the outputs of {own}, which are {shape[0]}"
+            )

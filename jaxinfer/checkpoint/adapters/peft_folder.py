@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxinfer.checkpoint.adapters.low_rank import LowRank
-from jaxinfer.checkpoint.adapters.other_tensors import PREFIX, Change, read_changes
+from jaxinfer.checkpoint.adapters.other_tensors import HEAD, PREFIX, Change, read_changes
 from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_settings
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
@@ -121,7 +121,10 @@ def read_matrices(
             others[module] = _read(path, settings, module, tensors, parts)
             continue
         matrices[f"{module}.weight"] = _read(path, settings, module, tensors, parts)
-    _check_targets(path, settings, found, places)
+    # PEFT names the embedding alone, and stores the same matrices for the output matrix.
+    is_tied = settings.is_tied and "head.kernel" not in names.top
+    asked = {module for module in found if not (is_tied and f"{module}.weight" == HEAD)}
+    _check_targets(path, settings, asked, places)
     for tensor, low in matrices.items():
         _check_fit(path, tensor, low, places[tensor], shapes)
     changes = read_changes(path, settings, tensors, names, stored, others)
@@ -180,13 +183,11 @@ def _read(
     return LowRank(down, up * scale, magnitude, arrays["shift"] * scale if settings.has_shifts else None)
 
 
-def _check_targets(
-    path: Path, settings: AdapterSettings, found: Mapping[str, object], places: Mapping[str, object]
-) -> None:
+def _check_targets(path: Path, settings: AdapterSettings, found: Set[str], places: Mapping[str, object]) -> None:
     wanted = {module for tensor in places if settings.targets(module := tensor.removesuffix(".weight"))}
-    if missing := sorted(wanted - found.keys()):
+    if missing := sorted(wanted - found):
         raise InvalidCheckpoint(f"{path}: {CONFIG} targets {missing[0]}, which {WEIGHTS} has no matrices for")
-    if extra := sorted(module for module in found.keys() - wanted if not settings.targets(module)):
+    if extra := sorted(module for module in found - wanted if not settings.targets(module)):
         raise InvalidCheckpoint(f"{path}: {WEIGHTS} has matrices for {extra[0]}, which {CONFIG} does not target")
 
 
@@ -195,7 +196,7 @@ def _check_fit(
 ) -> None:
     count = sum(shapes[place.name][0] for place in places)
     width = shapes[places[0].name][1]
-    outputs = {low.up_OR.shape[0], *(len(each) for each in (low.magnitude_O, low.shift_O) if each is not None)}
-    if low.down_RI.shape[1] != width or outputs != {count}:
+    outputs = {low.up_OR.shape[:1], *(each.shape for each in (low.magnitude_O, low.shift_O) if each is not None)}
+    if low.down_RI.shape[1] != width or outputs != {(count,)}:
         found = [low.up_OR.shape[0], low.down_RI.shape[1]]
         raise InvalidCheckpoint(f"{path}: it adapts {tensor} as {found}, but the model's is {[count, width]}")

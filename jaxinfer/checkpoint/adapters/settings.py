@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,10 @@ class AdapterSettings:
 
     ``targets`` tells of a module's name whether it has an adapter, ``ranks`` and ``alphas`` have patterns of names and
     the numbers that stand instead of ``rank`` and ``alpha`` there. With ``has_biases`` biases of the model are stored
-    too, with ``has_shifts`` (``lora_bias``) each low rank has one of its own. ``saved`` are modules whose tensors are
-    stored whole, ``token_rows`` the rows of embeddings that are, by a module's name; an empty name is the embedding's.
+    too, with ``has_shifts`` (``lora_bias``) each low rank has one of its own. With ``is_tied``
+    (``ensure_weight_tying``) an output matrix that is the embedding has the embedding's changes, and none of its own.
+    ``saved`` are modules whose tensors are stored whole, ``token_rows`` the rows of embeddings that are, by a module's
+    name; an empty name is the embedding's.
     """
 
     rank: int
@@ -50,6 +53,7 @@ class AdapterSettings:
     is_all_linear: bool = False
     has_biases: bool = False
     has_shifts: bool = False
+    is_tied: bool = False
     saved: tuple[str, ...] = ()
     token_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -105,6 +109,7 @@ def read_settings(folder: Path) -> AdapterSettings:
         is_all_linear=found.get("target_modules") == "all-linear",
         has_biases=bias in _BIASES[1:],
         has_shifts=_flag(path, "lora_bias", found),
+        is_tied=_flag(path, "ensure_weight_tying", found),
         saved=_read_saved(path, found.get("modules_to_save")),
         token_rows=_read_token_rows(path, found.get("trainable_token_indices")),
     )
@@ -193,7 +198,8 @@ def _compiled(path: Path, pattern: str) -> re.Pattern[str]:
 
 
 def _number(path: Path, key: str, value: Any, kind: type) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Whole numbers of JSON have any size.
+    is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
     if not is_number or (kind is int and (value != int(value) or value < 1)):
         what = "a whole number of 1 or more" if kind is int else "a number"
         raise InvalidCheckpoint(f"{path}: {key} = {shown(value)} is not {what}")

@@ -1,15 +1,19 @@
 """Embeddings, output matrices, norms and experts that an adapter changes: merged as PEFT computes, or refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.checkpoint.adapters.low_rank import LowRank
+from jaxinfer.checkpoint.adapters.other_tensors import check_tied
 from jaxinfer.checkpoint.adapters.peft_folder import open_adapter
 from jaxinfer.checkpoint.convert import convert
 from jaxinfer.errors import JaxinferError
 from jaxinfer.models.adapters import kernel_shapes
+from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.llama import LLAMA
 from tests.models.variants import VARIANTS
 from tests.toy_adapters import edit_adapter, write_adapter
@@ -30,7 +34,7 @@ def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-def edited(folder, settings: dict[str, Any], tensors: dict[str, np.ndarray]):
+def edited(folder, settings: dict[str, Any], tensors: dict[str, np.ndarray], names: TensorNames = NAMES):
     """Add to an adapter of rank 4 and strength 2, and read it to be merged."""
 
     def edit(written, stored):
@@ -38,7 +42,7 @@ def edited(folder, settings: dict[str, Any], tensors: dict[str, np.ndarray]):
         stored.update({PEFT + name: array for name, array in tensors.items()})
 
     edit_adapter(folder, edit)
-    return open_adapter(folder, NAMES, TINY_LLAMA.num_layers, kernel_shapes(TINY_LLAMA), SHAPES)
+    return open_adapter(folder, names, TINY_LLAMA.num_layers, kernel_shapes(TINY_LLAMA), SHAPES)
 
 
 def test_tensors_are_replaced_by_name_by_row_and_added_to(folder):
@@ -77,9 +81,33 @@ def test_an_embedding_has_its_matrices_the_other_way_round(folder):
     np.testing.assert_allclose(changes[EMBED].applied_to(base), base + 2 * (up_DR @ down_RV).T, rtol=1e-4, atol=1e-4)
 
 
+def test_a_tied_pair_is_read_and_merged_as_one_change(folder):
+    """PEFT names the embedding alone, and stores the output matrix's low ranks too."""
+    pair = {"model.embed_tokens.lora_embedding_A": drawn(4, 262), "model.embed_tokens.lora_embedding_B": drawn(32, 4)}
+    pair |= {
+        "lm_head.lora_A.weight": pair["model.embed_tokens.lora_embedding_B"].T,
+        "lm_head.lora_B.weight": pair["model.embed_tokens.lora_embedding_A"].T,
+    }
+    settings = {"target_modules": ["q_proj", "model.embed_tokens"], "ensure_weight_tying": True}
+    tied = LLAMA.tensor_names(replace(TINY_LLAMA, tied_embeddings=True))
+    changes = edited(folder, settings, pair, tied).changes
+    base, added = drawn(*SHAPES[EMBED]), 2 * (pair["lm_head.lora_B.weight"] @ pair["lm_head.lora_A.weight"])
+    merged = check_tied("here", tied, changes)
+    assert merged.keys() == {EMBED}
+    for change in (merged[EMBED], changes[HEAD]):
+        np.testing.assert_allclose(change.applied_to(base), base + added, rtol=1e-4, atol=1e-4)
+    other = replace(changes[HEAD], low=LowRank(drawn(4, 32), drawn(262, 4)))
+    with pytest.raises(JaxinferError, match="which are one tensor of this model"):
+        check_tied("here", tied, {**changes, HEAD: other})
+
+
 # What PEFT warns of is what these tests are about, and what transformers warns PEFT of.
 QUIETLY = pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore:.is_gradient_checkpointing")
 ROWS = "model.embed_tokens.token_adapter.trainable_tokens_delta"
+
+
+EMBEDDED = {"model.embed_tokens.lora_embedding_A": drawn(4, 262)}
+OF_HEAD = {"lm_head.lora_A.weight": drawn(4, 32), "lm_head.lora_B.weight": drawn(262, 4)}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +121,24 @@ ROWS = "model.embed_tokens.token_adapter.trainable_tokens_delta"
         ({"trainable_token_indices": [262]}, {ROWS: drawn(1, 32)}, "no rows for trainable_token_indices"),
         ({}, {"model.embed_tokens.lora_embedding_A": drawn(4, 262)}, "it lacks .*lora_embedding_B"),
         ({"modules_to_save": ["norm"]}, {NORM: drawn(32) * np.nan}, "numbers that are not finite"),
+        ({"trainable_token_indices": []}, {ROWS: drawn(0, 32)}, "no rows for trainable_token_indices"),
+        ({}, EMBEDDED | {"model.embed_tokens.lora_embedding_B": drawn(4)}, r"matrices of \[4\] and \[4, 262\], but"),
+        ({"r": 10**400}, {}, "is not a whole number of 1 or more"),
+        ({"lora_alpha": -(10**400)}, {}, "is not a number"),
+        ({"lora_bias": True}, OF_HEAD | {"lm_head.lora_B.bias": drawn(9)}, r"\[9\] numbers for the outputs of lm_head"),
+        (
+            {"use_dora": True},
+            OF_HEAD | {"lm_head.lora_magnitude_vector": drawn(9)},
+            r"\[9\] numbers for the outputs of",
+        ),
+        ({"ensure_weight_tying": True}, OF_HEAD, "has matrices for lm_head, which adapter_config.json does not target"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_one_line(folder, settings, tensors, message):
+    if "lora_bias" in settings or "use_dora" in settings:
+        # Of the output matrix alone: every module would need one.
+        edit_adapter(folder, lambda _, stored: stored.clear())
+        settings = {**settings, "target_modules": ["lm_head"]}
     with pytest.raises(JaxinferError, match=message) as caught:
         edited(folder, settings, tensors)
     assert "\n" not in str(caught.value)
