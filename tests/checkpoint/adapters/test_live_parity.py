@@ -63,6 +63,11 @@ FAMILIES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "norms of heads": ("qwen3-head_dim-tied", {"norms": {"modules_to_save": ["q_norm", "k_norm", "norm"]}}),
     "latent attention": ("deepseek_v3-bias", LATENTS),
     "latent attention without compressed queries": ("deepseek_v2-greedy", {"all": LATENTS["all"]}),
+    "norms of all heads": ("olmo2", {"norms": {"modules_to_save": ["q_norm", "k_norm", "norm"]}}),
+    "a norm of the embedding": (
+        "bloom",
+        {"norms": {"target_modules": ["dense"], "modules_to_save": ["word_embeddings_layernorm", "ln_f"]}},
+    ),
     "norms plus one": ("gemma2", {"the embedding": {"target_modules": ["embed_tokens"], "modules_to_save": ["norm"]}}),
 }
 
@@ -75,7 +80,8 @@ def adapted(base: Any, folder: Path, seed: int, settings: dict[str, Any]) -> np.
         if not parameter.requires_grad:
             continue
         strength = 0.3 if "lora_" in name else 1.0
-        parameter.data = strength * torch.randn_like(parameter) + ("norm" in name and "weight" in name)
+        # In place: what is tied stays so.
+        parameter.data.copy_(strength * torch.randn_like(parameter) + ("norm" in name and "weight" in name))
     model.save_pretrained(folder)
     return logits_of(model, PROMPT)
 
