@@ -58,6 +58,8 @@ def _llama3_frequencies(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     wavelengths = 2 * math.pi / plain
     longest = scaling.original_max_position / scaling.low_freq_factor
     shortest = scaling.original_max_position / scaling.high_freq_factor
+    if longest == shortest:  # a step, with nothing to blend
+        return np.where(wavelengths <= longest, plain, plain / scaling.factor)
     blend = (scaling.original_max_position / wavelengths - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )

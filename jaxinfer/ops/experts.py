@@ -2,10 +2,10 @@
 
 A token's copies, one for each of its experts, are laid out expert by expert in blocks of R rows, the last of an expert
 filled up with zeros (as in MegaBlocks; Gale et al., 2211.15841). On a TPU a kernel runs over the blocks that there are
-(`jaxinfer.ops.grouped_experts`), elsewhere and for weights in few bits a loop: both read the weights of no expert that
-no token goes to, and drop no token. R follows from the number of tokens alone, so programs have static shapes.
-`jax.lax.ragged_dot` multiplies every row by every expert on a CPU (8 times the operations of 8 experts, and a copy of
-the weights), where it loses by the same factor.
+(`jaxinfer.ops.grouped_experts`), elsewhere a loop, and there too for `nf4`, K-quants and GGUF's other blocks: both read
+the weights of no expert that no token goes to, and drop no token. R follows from the number of tokens alone, so
+programs have static shapes. `jax.lax.ragged_dot` multiplies every row by every expert on a CPU (8 times the operations
+of 8 experts, and a copy of the weights), where it loses by the same factor.
 """
 
 import functools
@@ -208,7 +208,7 @@ def _by_all_to_all(
 ) -> Float[Array, "N D"]:
     """Send copies to the devices of their experts, and add up what comes back."""
     backend, (num_tokens, per_token) = layer.backend, tokens.chosen_NC.shape
-    rows, is_grouped, load = _block_rows(layer, layer.devices * num_tokens, per_token, tokens.inputs_ND, kernels)
+    rows, is_grouped, load = _block_rows(layer, layer.devices * num_tokens, per_token, kernels)
     routes = plan_routes(tokens.chosen_NC, load.own, rows, axis, layer.devices)
     inputs_ND = tokens.inputs_ND.astype(backend.compute_dtype) if is_grouped else tokens.inputs_ND
     copies_YD = to_experts(inputs_ND, routes, len(routes.experts) * rows, axis, backend)
@@ -218,9 +218,7 @@ def _by_all_to_all(
     return add_up(own_YD, routes.places_NC, tokens.weights_NC, is_split=False)
 
 
-def _block_rows(
-    layer: _Layer, num_tokens: int, per_token: int, inputs_ND: Array, kernels: Kernels
-) -> tuple[int, bool, Load]:
+def _block_rows(layer: _Layer, num_tokens: int, per_token: int, kernels: Kernels) -> tuple[int, bool, Load]:
     """Return R for so many tokens, and whether the grouped product multiplies its blocks."""
     backend, own = layer.backend, kernels[0].shape[0]
     mean, load = num_tokens * per_token / layer.num_experts, Load(own, layer.num_experts, per_token, num_tokens)
@@ -233,7 +231,7 @@ def _block_rows(
 def _by_blocks(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None) -> Float[Array, "N D"]:
     """Return what this device's experts add to each token's sum."""
     num_tokens, per_token = tokens.chosen_NC.shape
-    rows, is_grouped, load = _block_rows(layer, num_tokens, per_token, tokens.inputs_ND, kernels)
+    rows, is_grouped, load = _block_rows(layer, num_tokens, per_token, kernels)
     if is_grouped:
         blocks = lay_out(tokens.chosen_NC, load.own, rows)
         inputs_ND, weights_NC = tokens.inputs_ND, tokens.weights_NC

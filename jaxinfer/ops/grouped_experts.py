@@ -1,8 +1,10 @@
 """A layer of experts by a TPU's grouped product (`pallas_kernels.grouped_matmul`), which reads an expert once.
 
-Copies of tokens are laid out as in `jaxinfer.ops.experts`, and a kernel goes over all of their blocks. The order of a
-sum over features depends on their number alone, and a token's experts are added up the best one first: what a token
-gets does not depend on the tokens beside it.
+Copies of tokens are laid out as in `jaxinfer.ops.experts`, and a kernel goes over all of their blocks. A token's
+experts are added up the best one first. The order of a sum over features depends on their number alone, with plain
+kernels and with a scale for each channel: what a token gets does not depend on the tokens beside it. With scales of
+groups it depends on the rows of a block too, and so on the number of tokens: in blocks of few rows sums get the scales,
+in larger ones weights do, and are rounded.
 """
 
 import operator

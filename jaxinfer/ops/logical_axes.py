@@ -45,8 +45,23 @@ def split_rows(count: int, mesh: Mesh | AbstractMesh, over_experts: bool = True)
     Stages cut a batch into microbatches, and prompts split over ``sequence`` go around a ring: on such meshes every
     device of ``expert`` has all rows of its group.
     """
-    data, expert, stages, ring = (mesh.shape.get(axis, 1) for axis in (DATA, EXPERT, PIPELINE, SEQUENCE))
-    is_further = over_experts and expert > 1 and stages == ring == 1
-    if is_further and count % (data * expert) == 0:
+    data, further = _devices_of_rows(mesh)
+    if over_experts and further > data and count % further == 0:
         return DATA, EXPERT
     return DATA if count % data == 0 else None
+
+
+def filled_rows(at_least: int, mesh: Mesh | AbstractMesh) -> int:
+    """Return the fewest rows that ``data`` splits evenly, or ``expert`` too if there is more than one for each device.
+
+    Rows that only ``data`` splits are all on every device of ``expert``: a few that fill the batch up cost less.
+    """
+    data, further = _devices_of_rows(mesh)
+    devices = further if at_least > further else data
+    return -(-at_least // devices) * devices
+
+
+def _devices_of_rows(mesh: Mesh | AbstractMesh) -> tuple[int, int]:
+    """Return how many devices of ``data`` split rows, and how many with those of ``expert`` where these may too."""
+    data, expert, stages, ring = (mesh.shape.get(axis, 1) for axis in (DATA, EXPERT, PIPELINE, SEQUENCE))
+    return data, data * expert if stages == ring == 1 else data

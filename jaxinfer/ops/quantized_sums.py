@@ -57,6 +57,11 @@ def splits_into_blocks(width: int, devices: int) -> bool:
     return width % (devices * _BLOCK) == 0
 
 
+def bytes_of(numbers: int) -> tuple[int, int]:
+    """Return the bytes of so many numbers' int8 codes, and those of their scales."""
+    return numbers, numbers // _BLOCK * 4
+
+
 def added_in_bytes(part: Float[Array, "*rows D"], axis: str, devices: int) -> Float[Array, "*rows D"]:
     """Return the sum of the devices' parts along an axis of the mesh; check `splits_into_blocks` first.
 

@@ -18,6 +18,7 @@ from jax import lax
 
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend, Exchange
+from jaxinfer.ops.quantized_sums import splits_into_blocks
 
 # The bytes of a pass and layer that an all-to-all has to save. A link of a v5e sends them in 20 microseconds, which is
 # about what a small collective and the moves of rows before and after take.
@@ -55,7 +56,8 @@ def choose_exchange(num_tokens: int, per_token: int, model_dim: int, devices: in
         return backend.exchange
     there, rows = jnp.dtype(backend.compute_dtype).itemsize, (devices - 1) * num_tokens * model_dim
     # Back in float32, or sums in bytes.
-    gathered = rows * (there + (4 if backend.collectives is None else 1))
+    in_bytes = backend.collectives == "int8" and splits_into_blocks(model_dim, devices)
+    gathered = rows * (there + (1 if in_bytes else 4))
     by_copies = rows * per_token / devices * (there + 4)
     # CPU devices share a memory, and their chunks are filled up.
     is_less = backend.platform == "tpu" and gathered - by_copies >= _PAYS

@@ -26,6 +26,7 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.columns import ColumnArray, kernels_by_columns, maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
+from jaxinfer.ops.logical_axes import filled_rows
 from jaxinfer.parallel.mesh import BY_COMPILER, MeshConfig, parse_mesh
 from jaxinfer.parallel.rules import batch_shardings, parameter_shardings
 
@@ -93,8 +94,8 @@ class Partitioner:
         return self.mesh is not None and self.mesh.is_multi_process
 
     def num_rows(self, at_least: int) -> int:
-        """Return the smallest number of rows that splits evenly and is at least ``at_least``."""
-        return -(-at_least // self.data) * self.data
+        """Return how many rows a batch of ``at_least`` is filled up to: see `jaxinfer.ops.logical_axes.filled_rows`."""
+        return at_least if self.mesh is None else filled_rows(at_least, self.mesh)
 
     def partition(self, config: DecoderConfig, backend: Backend) -> Partitioned:
         """Return a decoder as it runs on this mesh."""

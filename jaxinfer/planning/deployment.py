@@ -14,6 +14,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.stages import check_stages
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.logical_axes import filled_rows
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_experts
 from jaxinfer.planning.compile import CompiledProgram, check_mesh, compile_programs, split_decoder
@@ -87,6 +88,11 @@ class Deployment:
         return chip_of(self.topology)
 
     @property
+    def rows(self) -> int:
+        """The rows that run: those of the batch, and those that fill it up until it splits over ``expert``."""
+        return filled_rows(self.batch, self.mesh.abstract)
+
+    @property
     def num_slots(self) -> int:
         """Cache slots per row."""
         needed = slots_for(self.max_len + step_headroom(self.strategy, self.split.backend))
@@ -126,7 +132,7 @@ class Deployment:
         return compile_programs(
             self.config,
             self.topology,
-            batch=self.batch,
+            batch=self.rows,
             max_len=self.num_slots,
             mesh=self.mesh,
             dtype=self.dtype,

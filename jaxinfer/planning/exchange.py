@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.quantized_sums import bytes_of, splits_into_blocks
 from jaxinfer.ops.token_exchange import choose_exchange
 
 
@@ -26,8 +27,11 @@ def count_exchange(
             "ragged-all-to-all": (2, rows, rows * others // devices),
         }
     # A token, the experts that it chose, and their weights; and the sums.
-    gathered, sums = devices * tokens * (width * item + 8 * experts.per_token), tokens * width * 4
-    return {
-        "all-gather": (2, gathered, gathered * others // devices),
-        "reduce-scatter": (1, sums, sums * others),
-    }
+    gathered = devices * tokens * (width * item + 8 * experts.per_token)
+    to_all = {"all-gather": (2, gathered, gathered * others // devices)}
+    if backend.collectives == "int8" and splits_into_blocks(width, devices):
+        # Codes, and their scales.
+        parts = sum(bytes_of(devices * tokens * width))
+        return {**to_all, "all-to-all": (2, parts, parts * others // devices)}
+    sums = tokens * width * 4
+    return {**to_all, "reduce-scatter": (1, sums, sums * others)}

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import prefill_chunk
+from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.config import DecoderConfig, Experts
 from jaxinfer.models.decoder import create_cache
 from jaxinfer.models.layers import expert_stacks
@@ -58,7 +59,7 @@ def count_footprint(deployment: Deployment) -> Footprint:
     config, backend = deployment.split
     mesh = deployment.mesh.abstract
     params = placed_params(config, backend, mesh, deployment.few_bits)
-    state = placed_state(config, backend, deployment.strategy, deployment.batch, deployment.num_slots, mesh)
+    state = placed_state(config, backend, deployment.strategy, deployment.rows, deployment.num_slots, mesh)
     weights = device_bytes(params)
     tables = [name for name in ("embed", "positions") if name in params]
     looked_up = sum(device_bytes(params[name]) for name in tables)
@@ -88,9 +89,9 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
     if backend.stages == 1:
         return Schedule(1, 1)
     headroom, slots = step_headroom(deployment.strategy, backend), deployment.num_slots
-    cache = jax.eval_shape(lambda: create_cache(config, deployment.batch, slots, backend, headroom))
+    cache = jax.eval_shape(lambda: create_cache(config, deployment.rows, slots, backend, headroom))
     blocks = placed_params(config, backend, deployment.mesh.abstract, deployment.few_bits)["blocks"]
-    return pass_schedule(backend, blocks, cache, deployment.batch, min(tokens, prefill_chunk(backend)))
+    return pass_schedule(backend, blocks, cache, deployment.rows, min(tokens, prefill_chunk(backend)))
 
 
 def decode_floor(footprint: Footprint, num_tokens: int = 1) -> int:
@@ -101,21 +102,21 @@ def decode_floor(footprint: Footprint, num_tokens: int = 1) -> int:
 def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
     """Return the bytes that prefill must move: it reads the weights once and writes the prompts' keys and values."""
     # Whichever device has a token, its experts may be any.
-    tokens = deployment.prompt_tokens * deployment.batch // deployment.mesh.data
+    tokens = deployment.prompt_tokens * deployment.rows // deployment.mesh.data
     written = footprint.cache_bytes * deployment.prompt_tokens // deployment.num_slots
     return footprint.read_bytes - footprint.unread_bytes(tokens) + written
 
 
 def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) -> Work:
     """Return the least work of one step that verifies ``nodes`` nodes per row after a full cache."""
-    rows = deployment.batch // _row_devices(deployment)
+    rows = deployment.rows // _row_devices(deployment)
     attended = _seen(deployment.split.config, deployment.num_slots) // deployment.mesh.sequence
     return _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
 
 
 def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
     """Return the least work of prefill: causal attention, and the logits of the last token only."""
-    tokens, rows = deployment.prompt_tokens, deployment.batch // _row_devices(deployment)
+    tokens, rows = deployment.prompt_tokens, deployment.rows // _row_devices(deployment)
     written = footprint.cache_bytes * tokens // deployment.num_slots
     attended = _seen(deployment.split.config, tokens) // 2
     # The mesh's sequence axis splits the tokens.
@@ -125,7 +126,7 @@ def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:
 def _row_devices(deployment: Deployment) -> int:
     """Return the number of devices that split the rows."""
     mesh = deployment.mesh
-    axes = split_rows(deployment.batch, mesh.abstract, deployment.split.backend.rows_over_experts)
+    axes = split_rows(deployment.rows, mesh.abstract, deployment.split.backend.rows_over_experts)
     return mesh.data * mesh.expert if isinstance(axes, tuple) else mesh.data
 
 
@@ -146,7 +147,7 @@ def _pass(
     schedule = pipeline_schedule(deployment, tokens)
     ticks, count = schedule.ticks, schedule.microbatches
     weights = footprint.block_weights
-    attention = 4 * config.num_heads * config.head_dim * attended // mesh.tensor // mesh.pipeline
+    attention = 4 * config.num_heads * cached_width(config, backend) * attended // mesh.tensor // mesh.pipeline
     # How many devices' tokens its experts get.
     sharing = mesh.expert if _row_devices(deployment) > mesh.data else 1
     flops = rows * tokens * (2 * weights + attention) * ticks // count

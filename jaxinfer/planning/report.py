@@ -184,7 +184,7 @@ def _program(
         temporaries = needed - footprint.total_bytes
     times = roofline(work, deployment.chip, deployment.dtype)
     tokens = deployment.batch * (deployment.prompt_tokens if is_prefill else drafts + 1)
-    floor = decode_floor(footprint, deployment.batch // deployment.mesh.data * nodes)
+    floor = decode_floor(footprint, deployment.rows // deployment.mesh.data * nodes)
     return ProgramReport(
         source=ESTIMATE if program is None else COMPILER,
         total_bytes=needed,

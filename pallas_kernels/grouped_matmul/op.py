@@ -52,8 +52,8 @@ def grouped_matmul(
     ``x_YD`` are X blocks of as many rows, a multiple of 16, of which the first ``count`` are run: block i with expert
     ``experts_X[i]`` of kernels ``[E, F, D]``; experts ascend. What other blocks return is not defined. An expert's
     kernel is read once for all of its blocks, that of an expert without blocks never. The order of a row's sums depends
-    on D alone. The kernels and nothing else may be stacks ``[L * E, F, D]``, of which the layer begins at
-    ``first_expert``.
+    on D alone, with codes in groups on the rows of a block too (`columns`). The kernels and nothing else may be stacks
+    ``[L * E, F, D]``, of which the layer begins at ``first_expert``.
 
     Of several kernels, ``combine`` makes one result of the products, given in float32, of numbers of ``rounded_to``.
     ``biases`` ``[E, F]`` are added to the products before. ``read`` is how many experts and rows are expected to be

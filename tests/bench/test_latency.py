@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from jaxinfer.bench.latency.roofline import Cost, decode_cost, prefill_cost
 from jaxinfer.bench.latency.table import latency_lines
 from jaxinfer.cli.main import main
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.config import Alibi
+from jaxinfer.ops.backend import choose_backend
 from tests.toys import TINY_LLAMA, random_params
 
 WORKLOAD = Workload(prompt_tokens=8, new_tokens=4, batch=2, repeats=2)
@@ -104,12 +107,24 @@ def test_costs_are_those_counted_by_hand() -> None:
     everything = 2 * block + 258 * 32 + (0 if TINY_LLAMA.tied_embeddings else 258 * 32) + 32
     read = everything - (0 if TINY_LLAMA.tied_embeddings else 258 * 32)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == everything
-    decode = decode_cost(TINY_LLAMA, params, 4, batch=3, length=10.0)
+    backend = choose_backend("float32", "cpu")
+    decode = decode_cost(TINY_LLAMA, params, backend, batch=3, length=10.0)
     assert decode.num_bytes == 4 * read + 3 * (2 * 2 * 2 * 8 * 4 * 10)
     assert decode.operations == 3 * (2 * (2 * block + 258 * 32) + 2 * 4 * 4 * 8 * 10)
-    prefill = prefill_cost(TINY_LLAMA, params, batch=3, num_tokens=10)
+    prefill = prefill_cost(TINY_LLAMA, params, backend, batch=3, num_tokens=10)
     assert prefill.num_bytes == 4 * read
     assert prefill.operations == 3 * (2 * 2 * block * 10 + 2 * 2 * 4 * 8 * 100 + 2 * 258 * 32)
+
+
+def test_lanes_that_hold_positions_are_read_and_multiplied() -> None:
+    """A head of 8 with ALiBi is 9 lanes wide in float32."""
+    params, backend = random_params(TINY_LLAMA), choose_backend("float32", "cpu")
+    config = replace(TINY_LLAMA, alibi=Alibi((0.5,) * 4))
+    plain, wide = (decode_cost(each, params, backend, batch=3, length=10.0) for each in (TINY_LLAMA, config))
+    assert wide.num_bytes - plain.num_bytes == 3 * (2 * 2 * 2 * 4 * 10)
+    assert wide.operations - plain.operations == 3 * (2 * 4 * 4 * 10)
+    plain, wide = (prefill_cost(each, params, backend, batch=3, num_tokens=10) for each in (TINY_LLAMA, config))
+    assert wide.operations - plain.operations == 3 * (2 * 2 * 4 * 100)
 
 
 def test_the_slower_limit_decides() -> None:

@@ -93,8 +93,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rows are split where experts' devices alone divide them",
         "jaxinfer/ops/logical_axes.py",
-        "count % (data * expert) == 0",
-        "count % expert == 0",
+        "count % further == 0",
+        "count % (further // data) == 0",
         _RULES,
     ),
     Fault(
@@ -131,5 +131,33 @@ FAULTS: tuple[Fault, ...] = (
         "(sharing - 1) * 2 * footprint.expert_weights",
         "(sharing - 1) * 0 * footprint.expert_weights",
         _COUNTED,
+    ),
+    Fault(
+        "sums that are not sent in bytes are counted so",
+        _EXCHANGE,
+        'backend.collectives == "int8" and splits_into_blocks(model_dim, devices)',
+        'backend.collectives == "int8"',
+        "tests/planning/test_experts.py::test_sums_that_are_not_sent_in_bytes_are_not_counted_so",
+    ),
+    Fault(
+        "a plan forgets the scales of sums in bytes",
+        "jaxinfer/ops/quantized_sums.py",
+        "return numbers, numbers // _BLOCK * 4",
+        "return numbers, 0",
+        "tests/planning/test_experts.py::test_sums_in_bytes_are_two_exchanges_of_codes_and_scales",
+    ),
+    Fault(
+        "a batch is filled up for data alone",
+        "jaxinfer/ops/logical_axes.py",
+        "devices = further if at_least > further else data",
+        "devices = data",
+        "tests/parallel/test_rules.py::test_a_batch_is_filled_up_until_the_devices_that_may_split_it_do",
+    ),
+    Fault(
+        "a plan counts the rows that were asked for",
+        "jaxinfer/planning/deployment.py",
+        "return filled_rows(self.batch, self.mesh.abstract)",
+        "return self.batch",
+        "tests/planning/test_experts.py::test_rows_that_fill_a_batch_up_are_counted",
     ),
 )

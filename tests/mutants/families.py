@@ -217,4 +217,19 @@ FAULTS: tuple[Fault, ...] = (
         "return self.notice if all(map(is_ignored, tensors)) else None",
         f"{_IMAGES}::test_a_notice_names_what_is_left_out_where_it_is_there",
     ),
+    Fault(
+        "MPT's scores may be multiplied by zero",
+        "jaxinfer/models/families/mpt.py",
+        "if scale == 0:",
+        "if scale == -1:",
+        "tests/models/families/test_published_gpt_relatives.py::test_what_the_decoder_does_not_do_is_refused_by_name",
+    ),
+    Fault(
+        "llama3 scaling that is a step scales short waves",
+        "jaxinfer/models/rope_frequencies.py",
+        "return np.where(wavelengths <= longest, plain, ",
+        "return np.where(wavelengths >= longest, plain, ",
+        "tests/models/families/test_rope.py::"
+        "test_llama3_frequencies_are_those_of_transformers_also_where_they_are_a_step",
+    ),
 )

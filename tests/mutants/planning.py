@@ -178,4 +178,11 @@ FAULTS: tuple[Fault, ...] = (
         "for count in range(2))",
         "tests/planning/test_break_even.py",
     ),
+    Fault(
+        "lanes that hold positions are not multiplied",
+        "jaxinfer/planning/footprint.py",
+        "config.num_heads * cached_width(config, backend) * attended",
+        "config.num_heads * config.head_dim * attended",
+        "tests/planning/test_footprint.py::test_lanes_that_hold_positions_are_multiplied_too",
+    ),
 )

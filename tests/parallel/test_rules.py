@@ -11,6 +11,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 from jaxinfer.models.decoder import abstract_params, create_cache
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.logical_axes import filled_rows, split_rows
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.rules import batch_shardings, check_split, parameter_shardings
 
@@ -61,6 +62,27 @@ def test_what_does_not_split_evenly_is_named(tensor, named):
     with pytest.raises(InvalidOption, match=f"^{named} do not split over tensor={tensor} devices") as caught:
         check_split(CONFIG, tensor)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "rows"),
+    [
+        (MeshConfig(expert=8), 17, 24),
+        (MeshConfig(data=2, expert=4), 9, 16),
+        (MeshConfig(data=2, expert=4), 16, 16),
+        # One or none for each device: the rows of a group are few.
+        (MeshConfig(data=2, expert=4), 7, 8),
+        (MeshConfig(data=2, expert=4), 5, 6),
+        (MeshConfig(expert=4, pipeline=2), 9, 9),
+        (MeshConfig(data=2, expert=2, sequence=2), 9, 10),
+    ],
+    ids=str,
+)
+def test_a_batch_is_filled_up_until_the_devices_that_may_split_it_do(mesh, batch, rows):
+    assert filled_rows(batch, mesh.abstract) == rows
+    # No device holds more than all of its group.
+    axes = split_rows(rows, mesh.abstract)
+    assert rows // (mesh.data * mesh.expert if isinstance(axes, tuple) else mesh.data) <= -(-batch // mesh.data)
 
 
 @pytest.mark.parametrize(

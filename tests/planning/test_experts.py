@@ -6,6 +6,8 @@ import pytest
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import Experts, shallower
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.token_exchange import choose_exchange
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import compile_programs
 from jaxinfer.planning.deployment import Deployment
@@ -40,12 +42,34 @@ def test_a_step_reads_the_experts_that_its_tokens_go_to_and_multiplies_two():
     router = 2 * 8 * 4096
     attention = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096)
     assert found.block_weights == pytest.approx(2 * STACK * 2 / 8 + router + attention, rel=1e-6)
-    # Twelve rows do not divide: all devices have all of them.
-    many = deployment(12)
+    # Six rows do not divide: all devices have all of them.
+    many = deployment(6)
     found = count_footprint(many)
     work = estimate_step(many, found)
-    assert work.hbm_bytes == decode_floor(found, 12)
-    assert work.collectives == {"all-reduce": (2, 2 * 12 * 4096 * 4)}
+    assert work.hbm_bytes == decode_floor(found, 6)
+    assert work.collectives == {"all-reduce": (2, 2 * 6 * 4096 * 4)}
+
+
+def test_rows_that_fill_a_batch_up_are_counted():
+    found, full = (count_footprint(deployment(batch)) for batch in (17, 24))
+    assert found == full
+    assert estimate_step(deployment(17), found) == estimate_step(deployment(24), full)
+    assert estimate_prefill(deployment(17), found) == estimate_prefill(deployment(24), full)
+
+
+def test_sums_in_bytes_are_two_exchanges_of_codes_and_scales():
+    asked = dataclasses.replace(deployment(64), collectives="int8")
+    step = estimate_step(asked, count_footprint(asked))
+    gathered, parts = 64 * (4096 * 2 + 2 * 8), 64 * (4096 + 4096 // 128 * 4)
+    assert step.collectives == {"all-gather": (4, 2 * gathered), "all-to-all": (4, 2 * parts)}
+    assert step.sent_bytes == 2 * (gathered * 7 // 8 + parts * 7 // 8)
+
+
+@pytest.mark.parametrize(("width", "form"), [(4096, "gather"), (4096 + 128, "all_to_all")])
+def test_sums_that_are_not_sent_in_bytes_are_not_counted_so(width, form):
+    """With four copies of a token on eight devices bytes are fewer; but blocks of 128 must divide."""
+    backend = choose_backend("bfloat16", "tpu", collectives="int8")
+    assert choose_exchange(256, 4, width, 8, backend) == form
 
 
 def test_devices_that_split_the_rows_hold_their_cache_and_exchange_tokens():

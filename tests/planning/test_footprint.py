@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
+from jaxinfer.models.config import Alibi, DecoderConfig, LayerKind, Rope
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.footprint import count_footprint, decode_floor, estimate_prefill, estimate_step, prefill_floor
@@ -72,6 +72,14 @@ def test_a_window_bounds_what_its_layers_attend_to():
     narrow = dataclasses.replace(DEPLOYMENT, config=dataclasses.replace(CONFIG, layer_pattern=pattern))
     wide, found = (estimate_step(each, count_footprint(each)).flops for each in (DEPLOYMENT, narrow))
     assert wide - found == 2 * 4 * 4 * 128 * (SLOTS - 64) // 2
+
+
+def test_lanes_that_hold_positions_are_multiplied_too():
+    """A head of 128 with ALiBi is 144 lanes wide."""
+    heads = dataclasses.replace(DEPLOYMENT, config=dataclasses.replace(CONFIG, num_kv_heads=4))
+    lanes = dataclasses.replace(heads, config=dataclasses.replace(heads.config, alibi=Alibi((0.5,) * 4)))
+    plain, wide = (estimate_step(each, count_footprint(each)).flops for each in (heads, lanes))
+    assert wide - plain == 2 * 4 * 4 * 16 * 2 * SLOTS // 2
 
 
 def test_a_step_is_bound_by_what_takes_longest():

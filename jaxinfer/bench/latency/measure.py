@@ -142,9 +142,8 @@ def _measure_dtype(
     shape = (workload.batch, workload.prompt_tokens)
     prompts = np.random.default_rng(0).integers(0, config.vocab_size, shape).tolist()
     mean_length = workload.prompt_tokens + workload.new_tokens / 2
-    itemsize = np.dtype(model.backend.cache_dtype).itemsize
-    decode = decode_cost(config, model.params, itemsize, workload.batch, mean_length)
-    prefill = prefill_cost(config, model.params, workload.batch, workload.prompt_tokens)
+    decode = decode_cost(config, model.params, model.backend, workload.batch, mean_length)
+    prefill = prefill_cost(config, model.params, model.backend, workload.batch, workload.prompt_tokens)
     operations = measure_product(dtype) * num_devices
     first, times = _time_model(model, prompts, workload)
     speed = _summarize(times, first.compile_seconds, workload, decode, bandwidth)

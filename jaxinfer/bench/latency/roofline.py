@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import expert_stacks
 from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 
 
@@ -25,19 +27,20 @@ class Cost:
         return max(self.num_bytes / bytes_per_second, self.operations / operations_per_second)
 
 
-def decode_cost(config: DecoderConfig, params: Params, cache_itemsize: int, batch: int, length: float) -> Cost:
+def decode_cost(config: DecoderConfig, params: Params, backend: Backend, batch: int, length: float) -> Cost:
     """Return the cost of one plain step of ``batch`` rows over sequences of ``length`` tokens."""
-    kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_itemsize * length
+    width = cached_width(config, backend)
+    kv_bytes = 2 * config.num_layers * config.num_kv_heads * width * np.dtype(backend.cache_dtype).itemsize * length
     kv_bytes /= 1 if config.latent is None else 2
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * length
+    attention = 4 * config.num_layers * config.num_heads * width * length
     per_row = 2 * (_block_weights(config, params) + config.vocab_size * config.model_dim) + attention
     return Cost(float(_read_bytes(config, params, batch) + batch * kv_bytes), float(batch * per_row))
 
 
-def prefill_cost(config: DecoderConfig, params: Params, batch: int, num_tokens: int) -> Cost:
+def prefill_cost(config: DecoderConfig, params: Params, backend: Backend, batch: int, num_tokens: int) -> Cost:
     """Return the cost of prompts of ``num_tokens``: causal attention, and the logits of the last token only."""
     blocks = 2 * _block_weights(config, params) * num_tokens
-    attention = 2 * config.num_layers * config.num_heads * config.head_dim * num_tokens**2
+    attention = 2 * config.num_layers * config.num_heads * cached_width(config, backend) * num_tokens**2
     head = 2 * config.vocab_size * config.model_dim
     read = _read_bytes(config, params, batch * num_tokens)
     return Cost(float(read), float(batch * (blocks + attention + head)))

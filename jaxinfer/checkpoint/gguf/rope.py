@@ -1,5 +1,6 @@
 """Recovers the rotary scaling of a llama GGUF file; llama.cpp writes it as keys or only as a tensor of divisors."""
 
+import itertools
 import math
 from typing import Any
 
@@ -9,7 +10,9 @@ from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 from jaxinfer.errors import UnsupportedModel
 
 # Llama 3.1 and later use these; llama.cpp's converter drops them and keeps the divisors computed from them.
-_LOW_FREQ_FACTOR, _HIGH_FREQ_FACTOR = 1.0, 4.0
+_LOW_FREQ_FACTOR = 1.0
+# Llama 4 Scout's is the low one: its frequencies are scaled or not, and none in between.
+_HIGH_FREQ_FACTORS = (4.0, 1.0)
 _PUBLISHED_FACTORS = (8.0, 32.0)
 _ORIGINAL_LENGTHS = (8192, *(2**power for power in range(5, 21) if power != 13))
 # The converter computes in float32: the error of a smoothing weight, about 2e-7, grows by up to the factor of 32.
@@ -56,25 +59,31 @@ def _recover_llama3(origin: str, factors: np.ndarray, theta: float, head_dim: in
         if np.all(factors == 1):
             return None
         # If several lengths give the same divisors, they also give the same network.
-        for original in _ORIGINAL_LENGTHS:
-            for factor in (float(str(np.max(factors))), *_PUBLISHED_FACTORS):
-                if np.allclose(factors, llama3_factors(factor, original, theta, head_dim), rtol=_TOLERANCE, atol=0):
-                    return {
-                        "rope_type": "llama3",
-                        "factor": factor,
-                        "low_freq_factor": _LOW_FREQ_FACTOR,
-                        "high_freq_factor": _HIGH_FREQ_FACTOR,
-                        "original_max_position_embeddings": original,
-                    }
+        tried = (float(str(np.max(factors))), *_PUBLISHED_FACTORS)
+        for high, original, factor in itertools.product(_HIGH_FREQ_FACTORS, _ORIGINAL_LENGTHS, tried):
+            found = llama3_factors(factor, original, theta, head_dim, high)
+            if np.allclose(factors, found, rtol=_TOLERANCE, atol=0):
+                return {
+                    "rope_type": "llama3",
+                    "factor": factor,
+                    "low_freq_factor": _LOW_FREQ_FACTOR,
+                    "high_freq_factor": high,
+                    "original_max_position_embeddings": original,
+                }
     raise UnsupportedModel(
         f"{origin}: the tensor rope_freqs.weight is not the llama3 scaling of any known length; "
         "use the model's Hugging Face folder"
     )
 
 
-def llama3_factors(factor: float, original: int, theta: float, head_dim: int) -> np.ndarray:
-    """Compute llama3 scaling's divisors of the rotary frequencies, [H / 2] in float64; ``original`` is in tokens."""
+def llama3_factors(factor: float, original: int, theta: float, head_dim: int, high: float) -> np.ndarray:
+    """Compute llama3 scaling's divisors of the rotary frequencies, [H / 2] in float64.
+
+    ``original`` is in tokens, and ``high`` the high_freq_factor.
+    """
     frequencies = np.float64(theta) ** (-np.arange(0, head_dim, 2) / head_dim)
     turns = original * frequencies / (2 * math.pi)
-    smooth = np.clip((turns - _LOW_FREQ_FACTOR) / (_HIGH_FREQ_FACTOR - _LOW_FREQ_FACTOR), 0, 1)
+    if high == _LOW_FREQ_FACTOR:
+        return np.where(turns < high, factor, 1.0)
+    smooth = np.clip((turns - _LOW_FREQ_FACTOR) / (high - _LOW_FREQ_FACTOR), 0, 1)
     return 1 / ((1 - smooth) / factor + smooth)

@@ -89,6 +89,8 @@ def _read_attention(reader: ConfigReader) -> tuple[float, float | None]:
     if section.optional_float("clip_qkv") is not None:
         raise section.refuse("clip_qkv", "...", "clipped queries, keys and values are not supported")
     largest, scale = section.positive_float("alibi_bias_max", default=8.0), section.optional_float("softmax_scale")
+    if scale == 0:
+        raise section.refuse("softmax_scale", scale, "it must be above 0")
     return section.finish((largest, scale))
 
 

@@ -213,15 +213,28 @@ CASES: Mapping[str, Case] = {
             "expert_used_count": 1, "interleave_moe_layer_step": 2, "rope.freq_base": 5e5,
         },
     ),
+    "llama4_text scaled by a step": _llama(
+        "llama4",
+        {
+            "intermediate_size": 16, "intermediate_size_mlp": 24, "num_local_experts": 4, "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2, "head_dim": 12, "rope_theta": 1e3, "num_hidden_layers": 4,
+            "rope_scaling": {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 64},
+        },
+        {
+            **EXPERT_KEYS, **dict.fromkeys(HEADS, 12), "block_count": 4, "expert_feed_forward_length": 16,
+            "expert_used_count": 1, "interleave_moe_layer_step": 2, "rope.freq_base": 1e3,
+        },
+    ),
     "phimoe": _llama(
         "phimoe",
         {
             "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True,
-            "sliding_window": 16, "rope_theta": 1e4, "rope_scaling": LONGROPE,
+            "sliding_window": 16, "rope_theta": 1e4, "max_position_embeddings": 131072,
+            "rope_scaling": {**LONGROPE, "original_max_position_embeddings": 4096},
         },
         {
-            "expert_count": 4, "expert_used_count": 2, "attention.sliding_window": 16,
-            "rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.1,
+            "expert_count": 4, "expert_used_count": 2, "attention.sliding_window": 16, "context_length": 131072,
+            "rope.scaling.original_context_length": 4096, "rope.scaling.attn_factor": 1.1902380714238083,
         },
     ),
     "qwen2_5_vl": _llama(
@@ -316,8 +329,11 @@ def divisors(case: Case) -> dict[str, Any]:
         return {f"rope_factors_{word}.weight": scaling[f"{word}_factor"] for word in ("long", "short")}
     if scaling.get("rope_type") != "llama3":
         return {}
-    turns = scaling["original_max_position_embeddings"] * case.config["rope_theta"] ** (-np.arange(4) / 4) / (2 * np.pi)
-    smooth = np.clip((turns - 1) / 3, 0, 1)
+    lanes = case.config.get("head_dim", 8) // 2
+    frequencies = case.config["rope_theta"] ** (-np.arange(lanes) / lanes)
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    width = scaling["high_freq_factor"] - 1
+    smooth = np.clip((turns - 1) / width, 0, 1) if width else turns >= 1
     return {"rope_freqs.weight": 1 / ((1 - smooth) / scaling["factor"] + smooth)}
 
 

@@ -99,17 +99,23 @@ def test_rope_scaling_keys_are_translated(tmp_path, keys, expected):
 
 
 @pytest.mark.parametrize(
-    ("theta", "head_dim", "factor", "original"),
-    [(500000.0, 128, 8.0, 8192), (500000.0, 64, 32.0, 8192), (10000.0, 32, 4.0, 64)],
+    ("theta", "head_dim", "factor", "high", "original"),
+    [
+        (500000.0, 128, 8.0, 4.0, 8192),
+        (500000.0, 64, 32.0, 4.0, 8192),
+        (10000.0, 32, 4.0, 4.0, 64),
+        # Llama 4 Scout's, which has no frequencies in between.
+        (500000.0, 128, 16.0, 1.0, 8192),
+    ],
 )
-def test_llama3_scaling_is_recovered_from_its_tensor(tmp_path, theta, head_dim, factor, original):
+def test_llama3_scaling_is_recovered_from_its_tensor(tmp_path, theta, head_dim, factor, high, original):
     made = files.gguf_tensors(files.hf_tensors())
     made = {name: values for name, values in made.items() if "attn" not in name}
-    made["rope_freqs.weight"] = converter_factors(theta, head_dim, factor, 1.0, 4.0, original)
-    assert np.sort(made["rope_freqs.weight"])[head_dim // 4] > 1 or factor == 4.0
+    made["rope_freqs.weight"] = converter_factors(theta, head_dim, factor, 1.0, high, original)
+    assert np.unique(made["rope_freqs.weight"]).size > 3 or high == 1.0
     keys = {"llama.rope.freq_base": theta, "llama.attention.key_length": head_dim}
     keys |= {"llama.attention.value_length": head_dim, "llama.rope.dimension_count": head_dim}
-    expected = RopeScaling("llama3", factor, original, low_freq_factor=1.0, high_freq_factor=4.0)
+    expected = RopeScaling("llama3", factor, original, low_freq_factor=1.0, high_freq_factor=high)
     assert rope_scaling(tmp_path, keys, made) == expected
 
 

@@ -58,7 +58,6 @@ def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
         pytest.param("llama4_text", {"attention.sliding_window": 0}, "sliding_window = 0", marks=pytest.mark.slow),
         pytest.param("bloom", {"feed_forward_length": 64}, "feed_forward_length = 64", marks=pytest.mark.slow),
         ("mpt", {"attention.max_alibi_bias": 0.0}, "max_alibi_bias = 0.0"),
-        ("mpt", {"attention.head_count": 6, "embedding_length": 48, "feed_forward_length": 192}, "head_count = 6"),
         pytest.param("phimoe", {"rope.dimension_count": 4}, "rope.dimension_count = 4", marks=pytest.mark.slow),
     ],
 )
@@ -67,6 +66,31 @@ def test_what_no_model_has_is_refused_by_name(tmp_path, name, changes, named):
     with pytest.raises(UnsupportedModel, match=named) as error:
         decoder_config(open_gguf(path).config)
     assert "\n" not in str(error.value)
+
+
+def test_slopes_of_heads_that_are_no_power_of_two_are_those_of_the_file(tmp_path):
+    """Of six heads: as llama.cpp's, every head past the fourth has a step between those of four."""
+    changes = {"attention.head_count": 6, "embedding_length": 48, "feed_forward_length": 192}
+    path, *_ = write(tmp_path / "model.gguf", "mpt", changes)
+    config = decoder_config(open_gguf(path).config)
+    assert config.alibi is not None
+    first, rest = 2.0 ** (-16 / 4), 2.0 ** (-16 / 8)
+    assert config.alibi.slopes == (first, first**2, first**3, first**4, rest, rest**3)
+
+
+@pytest.mark.parametrize(
+    ("length", "factor", "found"),
+    [
+        (131072, 1.1902380714238083, 1.243163121016122),
+        (131072, None, 1.243163121016122),
+        (131072, 1.1, 1.1),
+        (65536, 1.1, 1.1),
+    ],
+)
+def test_a_stated_factor_of_the_rotation_is_kept_unless_the_converter_derived_it(tmp_path, length, factor, found):
+    path, *_ = write(tmp_path / "model.gguf", "phimoe", {"context_length": length, "rope.scaling.attn_factor": factor})
+    (kind,) = decoder_config(open_gguf(path).config).layer_pattern
+    assert kind.rope.scaling.attention_factor == pytest.approx(found, rel=1e-6)
 
 
 @pytest.mark.parametrize("numbers", [[0.5], [0.5, float("nan")], ["a", "b"], None])

@@ -130,6 +130,8 @@ def test_published_configurations_are_read(name):
         (STARCODER, {"num_key_value_heads": 4}, "num_key_value_heads = 4"),
         (APERTUS_8B, {"qk_norm": False}, "qk_norm = False"),
         (APERTUS_8B, {"hidden_act": "silu"}, "hidden_act = 'silu'"),
+        ({"model_type": "mpt"}, {"attn_config": {"softmax_scale": 0.0}}, "softmax_scale = 0.0"),
+        ({"model_type": "mpt"}, {"attn_config": {"softmax_scale": -1.0}}, "softmax_scale = -1.0"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused_by_name(config, changes, named):

@@ -1,11 +1,13 @@
 """Rotary scaling is read alike from transformers 4 and 5, and every unknown part of it is refused by name."""
 
+import numpy as np
 import pytest
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import Rope, RopeScaling
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.rope import read_rope
+from jaxinfer.models.rope_frequencies import static_frequencies
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"factor": 4.0, "beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5, "truncate": False}
@@ -75,7 +77,7 @@ def test_yarn_takes_a_null_factor_as_the_ratio_of_lengths_and_zeros_as_absent():
         ({"type": "dynamic", "factor": 2, "original_max_position_embeddings": 7}, "original_max_position_embeddings"),
         ({"type": "default", "factor": 2}, "factor = 2"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}, "original_max_pos"),
-        ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor"),
+        ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}, "high_freq_factor"),
         ({"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2}, "beta_fast"),
         ({"rope_type": "yarn", "factor": 2, "attention_factor": 0}, "attention_factor"),
         ({"rope_type": "yarn"}, "factor is missing"),
@@ -118,6 +120,24 @@ def test_contradictions_between_the_two_forms_are_refused():
         read({"rope_scaling": linear, "rope_parameters": linear})
     with pytest.raises(UnsupportedModel, match="contradicts the outer"):
         read({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("high", [4.0, 1.0])
+def test_llama3_frequencies_are_those_of_transformers_also_where_they_are_a_step(high):
+    """Llama 4 Scout's are one: high_freq_factor is low_freq_factor."""
+    transformers = pytest.importorskip("transformers")
+    fields = {"rope_type": "llama3", **LLAMA3, "factor": 16.0, "high_freq_factor": high}
+    config = transformers.LlamaConfig(
+        head_dim=128, max_position_embeddings=131072, rope_parameters={**fields, "rope_theta": 5e5}
+    )
+    expected, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    reader = ConfigReader({"rope_theta": 5e5, "rope_scaling": fields}, "llama")
+    found, _ = static_frequencies(read_rope(reader, 131072, 128))
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)
+    plain = 5e5 ** -(np.arange(64) / 64)
+    ratios = np.round(plain / found, 4)
+    assert (set(ratios) == {1.0, 16.0}) == (high == 1.0)
 
 
 @pytest.mark.parity

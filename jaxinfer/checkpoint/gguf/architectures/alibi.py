@@ -28,18 +28,16 @@ def _bloom(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
 def _mpt(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     read_derived_head_dim(reader)
     sizes = _read_sizes(reader, tensors)
-    num_heads, largest = sizes["num_attention_heads"], reader.optional_float("attention.max_alibi_bias")
+    largest = reader.optional_float("attention.max_alibi_bias")
     if largest is None:
         raise reader.refuse("attention.max_alibi_bias", "models without it have learned positions")
-    if num_heads & (num_heads - 1):
-        raise reader.refuse("attention.head_count", "llama.cpp gives heads that are no power of two other slopes")
     return {
         "architectures": ["MPTForCausalLM"],
         "model_type": "mpt",
         "vocab_size": sizes["vocab_size"],
         "d_model": sizes["hidden_size"],
         "n_layers": sizes["num_hidden_layers"],
-        "n_heads": num_heads,
+        "n_heads": sizes["num_attention_heads"],
         "max_seq_len": sizes["max_position_embeddings"],
         "layer_norm_epsilon": reader.positive_float("attention.layer_norm_epsilon"),
         "attn_config": {"alibi": True, "alibi_bias_max": largest},

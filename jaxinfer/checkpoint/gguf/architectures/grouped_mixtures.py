@@ -25,8 +25,9 @@ from jaxinfer.checkpoint.gguf.experts import (
 from jaxinfer.checkpoint.gguf.metadata import MetadataReader
 
 _NORMS = MappingProxyType({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
-# What Phi-3.5-MoE's rotation multiplies by, which the converter leaves out: of 131072 tokens, once 4096.
-_PHI_MAGNITUDE = 1.243163121016122
+# What Phi-3.5-MoE's rotation multiplies by, of 131072 tokens, once 4096. The converter leaves it out and writes what
+# Phi-3's would be at these lengths.
+_PHI_LENGTHS, _PHI_MAGNITUDE = (131072, 4096), 1.243163121016122
 
 
 def _grouped(reader: MetadataReader) -> dict[str, Any]:
@@ -125,7 +126,12 @@ def _phimoe(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     )
     scaling = read_longrope(reader, tensors, read_rotated_dim(reader, head_dim), *lengths)
     if scaling is not None:
-        scaling = {**scaling, "attention_factor": _PHI_MAGNITUDE, "original_max_position_embeddings": lengths[1]}
+        # `read_longrope` leaves out what follows from the lengths.
+        is_stated = reader.has("rope.scaling.attn_factor") and "attention_factor" in scaling
+        magnitude = reader.positive_float("rope.scaling.attn_factor", default=1.0)
+        if lengths == _PHI_LENGTHS and not is_stated:
+            magnitude = _PHI_MAGNITUDE
+        scaling = {**scaling, "attention_factor": magnitude, "original_max_position_embeddings": lengths[1]}
     return {
         "architectures": ["PhiMoEForCausalLM"],
         "model_type": "phimoe",

@@ -154,8 +154,8 @@ def _read_dynamic(section: ConfigReader, max_position: int) -> RopeScaling:
 def _read_llama3(section: ConfigReader, original: int) -> RopeScaling:
     low = section.positive_float("low_freq_factor")
     high = section.positive_float("high_freq_factor")
-    if high <= low:
-        raise section.refuse("high_freq_factor", high, f"it must exceed low_freq_factor ({low:g})")
+    if high < low:
+        raise section.refuse("high_freq_factor", high, f"it must be at least low_freq_factor ({low:g})")
     return RopeScaling(
         "llama3",
         section.positive_float("factor", least=1.0),
