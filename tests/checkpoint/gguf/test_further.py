@@ -90,6 +90,8 @@ def test_slopes_of_heads_that_are_no_power_of_two_are_those_of_the_file(tmp_path
 def test_a_stated_factor_of_the_rotation_is_kept_unless_the_converter_derived_it(tmp_path, length, factor, found):
     path, *_ = write(tmp_path / "model.gguf", "phimoe", {"context_length": length, "rope.scaling.attn_factor": factor})
     (kind,) = decoder_config(open_gguf(path).config).layer_pattern
+    assert kind.rope is not None
+    assert kind.rope.scaling is not None
     assert kind.rope.scaling.attention_factor == pytest.approx(found, rel=1e-6)
 
 
