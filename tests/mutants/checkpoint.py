@@ -4,6 +4,13 @@ from tests.mutants.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "a number gets an axis when it is saved",
+        "jaxinfer/checkpoint/orbax/writer.py",
+        'np.asarray(self._source.read(tensor.name, tensor.dtype), order="C")',
+        "np.ascontiguousarray(self._source.read(tensor.name, tensor.dtype))",
+        "tests/checkpoint/orbax/test_folder.py::test_a_single_number_comes_back_as_one_and_damage_to_it_is_found",
+    ),
+    Fault(
         "there may be any number of heads",
         "jaxinfer/checkpoint/drafters/heads.py",
         "if type(value) is not int or not least <= value <= most:",

@@ -89,7 +89,11 @@ class OrbaxTensors:
         """Read one tensor as ``dtype``."""
         if name in self._forms:
             return widened(self, name, dtype)
-        return self.read_rows(name, 0, self._tensors[name].shape[0], dtype)
+        tensor = self._tensors[name]
+        if tensor.shape:
+            return self.read_rows(name, 0, tensor.shape[0], dtype)
+        (expected,) = tensor.checksums
+        return self._checked(name, self._stores[name].read(), expected).astype(dtype)
 
     def read_rows(self, name: str, start: int, stop: int, dtype: np.dtype) -> np.ndarray:
         """Read the rows from ``start`` to before ``stop``; reads only the boxes that hold them."""
@@ -99,9 +103,7 @@ class OrbaxTensors:
             first, last = max(box[0].start, start), min(box[0].stop, stop)
             if first >= last:
                 continue
-            values = self._finish(name, self._stores[name][box].read())
-            if checksum(values) != expected:
-                raise self._refuse(name, "is damaged: its checksum does not match")
+            values = self._checked(name, self._stores[name][box].read(), expected)
             # A value too large for dtype becomes infinite, as in the other formats.
             with np.errstate(all="ignore"):
                 rows = values[first - box[0].start : last - box[0].start]
@@ -115,6 +117,13 @@ class OrbaxTensors:
             return tensorstore.open(spec, context=context, open=True, read=True)
         except Exception as error:
             raise self._refuse(name, f"cannot be read ({_shorten(error)})") from None
+
+    def _checked(self, name: str, future: Any, expected: int) -> np.ndarray:
+        """Return what is read, if it has the checksum that is expected."""
+        values = self._finish(name, future)
+        if checksum(values) != expected:
+            raise self._refuse(name, "is damaged: its checksum does not match")
+        return values
 
     def _finish(self, name: str, future: Any) -> Any:
         try:

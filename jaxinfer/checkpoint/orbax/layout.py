@@ -83,7 +83,8 @@ def choose_box(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def describe_tensor(array: np.ndarray) -> StoredTensor:
     """Cut a tensor into boxes and compute their checksums."""
     whole = StoredTensor(array.dtype.name, array.shape, choose_box(array.shape, array.dtype.itemsize), ())
-    return StoredTensor(whole.dtype, whole.shape, whole.box, tuple(checksum(array[box]) for box in whole.boxes()))
+    checksums = tuple(checksum(np.asarray(array[box])) for box in whole.boxes())
+    return StoredTensor(whole.dtype, whole.shape, whole.box, checksums)
 
 
 def checksum(array: np.ndarray) -> int:

@@ -88,7 +88,7 @@ def _digest(config: Mapping[str, Any], tensors: Mapping[str, Any], few_bits: Map
 
 
 def _read_tensor(dtype: str, shape: list[int], box: list[int], checksums: list[int]) -> StoredTensor:
-    if dtype not in DTYPES or not shape or len(shape) != len(box):
+    if dtype not in DTYPES or len(shape) != len(box):
         raise ValueError(dtype)
     if not all(type(number) is int for number in (*shape, *box, *checksums)):
         raise ValueError(shape)

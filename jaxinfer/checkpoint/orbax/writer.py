@@ -103,7 +103,8 @@ class _PendingHandler(ocp.type_handlers.NumpyHandler):
     def _read(self, tensor: _Pending) -> np.ndarray:
         if self.cancelled.is_set():
             raise RuntimeError("the writing was cancelled")
-        array = np.ascontiguousarray(self._source.read(tensor.name, tensor.dtype))
+        # `np.ascontiguousarray` would give a number an axis.
+        array = np.asarray(self._source.read(tensor.name, tensor.dtype), order="C")
         self.written[tensor.name] = describe_tensor(array)
         return array
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -20,6 +21,7 @@ from jaxinfer.checkpoint.gguf.names import StoredTensor
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.orbax import layout as orbax_layout
 from jaxinfer.checkpoint.orbax import writer as orbax_writer
+from jaxinfer.checkpoint.orbax.folder import OrbaxTensors
 from jaxinfer.checkpoint.orbax.layout import choose_box
 from jaxinfer.errors import InvalidCheckpoint
 from tests.checkpoint.gguf import files as gguf_files
@@ -196,3 +198,23 @@ def damage_bytes(folder: Path, pattern: bytes) -> None:
     content = bytearray(holders[0].read_bytes())
     content[content.index(pattern) + 1] ^= 4
     holders[0].write_bytes(content)
+
+
+def test_a_single_number_comes_back_as_one_and_damage_to_it_is_found(tmp_path):
+    """As Apertus has it: the parameters of its activations."""
+
+    class Numbers:
+        def shapes(self):
+            return {"beta": (), "alpha": (3,)}
+
+        def read(self, name, dtype):
+            return np.full(self.shapes()[name], 0.5, dtype)
+
+    dtypes = dict.fromkeys(("beta", "alpha"), np.dtype(np.float32))
+    stored = orbax_writer.write_tensors(tmp_path / "weights", Numbers(), dtypes, None)
+    found = OrbaxTensors(tmp_path, stored, {})
+    assert found.shapes() == Numbers().shapes()
+    assert found.read("beta", np.dtype(np.float64)) == 0.5
+    damaged = OrbaxTensors(tmp_path, {"beta": replace(stored["beta"], checksums=(7,))}, {})
+    with pytest.raises(InvalidCheckpoint, match="damaged"):
+        damaged.read("beta", np.dtype(np.float32))
