@@ -63,6 +63,7 @@ def group_models(
             ),
             held_by(on, adapted),
             _beside_pages(resolve(on, held_by(on, params))),
+            programs.partitioner.data,
         )
         for on in groups
     ]

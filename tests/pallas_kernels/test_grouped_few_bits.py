@@ -189,7 +189,8 @@ def test_rows_that_fit_beside_widened_codes_are_fewer():
 def test_codes_are_read_once_and_in_less_than_half_of_the_time_of_bfloat16(v5e):
     case, plain = (make_case(QWEN3_30B, 64, 16, kind=kind) for kind in ("int4/64", None))
     found, beaten = (v5e.schedule(each.function, each.arguments) for each in (case, plain))
-    assert case.floor_bytes <= found.hbm_bytes < 1.02 * case.floor_bytes
+    # Blocks are filled up to 16 rows, of which four are asked for: 1.04 of the floor.
+    assert case.floor_bytes <= found.hbm_bytes < 1.05 * case.floor_bytes
     times = [max(each.cycles / 1.5e9, each.memory_seconds) for each in (found, beaten)]
     assert times[0] < 0.5 * times[1]
     assert times[1] < 1.03 * case_floor(plain, CHIPS["v5e"]).hbm_seconds
