@@ -96,7 +96,7 @@ def test_features_of_decoded_texts_are_those_of_a_pass_over_them(trained_folder,
             np.testing.assert_allclose(found[row, :known], wanted[row, :known], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_text_is_the_same_with_features(trained_model):
     results = [
         trained_model.generate(

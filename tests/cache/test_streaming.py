@@ -104,7 +104,7 @@ def test_drafting_changes_no_token_of_a_sampled_text():
             np.testing.assert_allclose(row.logprobs, other.logprobs, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_cache_that_has_forgotten_nothing_is_the_dense_one():
     config = CONFIGS["llama"]
     params, asked = random_params(config), [request(prompt, 10) for prompt in PROMPTS]

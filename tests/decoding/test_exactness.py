@@ -74,7 +74,7 @@ def test_texts_of_this_file_are_screened(covered, model):
 
 # Two sums are in the wide run; in every run `tests.decoding.strategies.test_sum_of_drafters` has one.
 OTHER_RUNS = {
-    "streams+prompt_lookup": pytest.mark.slow,
+    "streams+prompt_lookup": pytest.mark.exhaustive,
     "medusa+jacobi": pytest.mark.slow,
     "draft_model+prompt_lookup": pytest.mark.exhaustive,
 }

@@ -20,6 +20,7 @@ WIDE = {
     ("sequence=2,tensor=2", "gemma2", "bfloat16"): "mtp",
     ("tensor=2", "opt", "float32"): "layerskip",
 }
+FIRST = next(iter(WIDE))
 
 
 def check(
@@ -43,8 +44,10 @@ def test_bits_are_those_of_each_row_alone(monkeypatch):
     check(monkeypatch, "data=2,tensor=2", "llama", "bfloat16", ["prompt_lookup"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "model", "dtype"), WIDE)
+@pytest.mark.parametrize(
+    ("mesh", "model", "dtype"),
+    [pytest.param(*case, marks=pytest.mark.slow if case == FIRST else pytest.mark.exhaustive) for case in WIDE],
+)
 def test_bits_on_every_mesh_are_those_of_each_row_alone(monkeypatch, mesh, model, dtype):
     check(monkeypatch, mesh, model, dtype, [WIDE[mesh, model, dtype]])
 

@@ -61,7 +61,7 @@ def test_elsewhere_logits_are_nearly_those_of_one_device(form, changes):
         assert np.abs(found - expected).max() <= 0.03 * expected.std()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_on_a_mesh_are_those_of_one_device(one):
     lm = on_mesh(one, "data=2,tensor=2")
     requests = [request(text, 12) for text in ([5, 6, 5, 6, 5], [9], [3] * 20, [7, 8])]
