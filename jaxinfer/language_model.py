@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # few use an engine
 
 # Of compiled programs that are kept.
 _MAX_PROGRAMS_BYTES = 256 << 20
-
 # The longest text that positions of 32 bits can count.
 _ENDLESS = 2**30
 
@@ -309,14 +308,16 @@ class LanguageModel:
         """The parameters with those of the loaded adapters, as programs take them beside the numbers of rows' own."""
         return self._beside_columns(self.loaded_adapters.beside(self.params))
 
-    def load_adapter(self, name: str, path: str | Path, **options: Any) -> None:
-        """Load a low-rank adapter (LoRA, rsLoRA, DoRA) from a folder that PEFT saved, under a name for `generate`.
+    def load_adapter(
+        self, name: str, path: str | Path, *, revision: str | None = None, token: str | None = None
+    ) -> None:
+        """Load a low-rank adapter (LoRA, rsLoRA, DoRA), under a name for `generate`. Any number may be loaded.
 
-        `jaxinfer.checkpoint.adapters.place` says what is a path, on the hub too, and has ``options``. Any number may be
-        loaded. Raises JaxinferError for what is no such folder or does not fit the model.
+        ``path`` is a folder that PEFT saved, or on the hub ``owner/name`` or ``owner/name/folder``, at a ``revision``.
+        Raises JaxinferError for what is neither or does not fit the model.
         """
         self._check_no_engine("load_adapter")
-        self.loaded_adapters.load(name, path, **options)
+        self.loaded_adapters.load(name, path, revision=revision, token=token)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; texts that are being written with it go on."""

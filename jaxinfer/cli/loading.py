@@ -35,7 +35,7 @@ def load_model(options: argparse.Namespace) -> LanguageModel:
             progress=progress,
         )
     for name, path in adapters_of(options):
-        loaded.load_adapter(name, path, notice=lambda line: print(line, file=sys.stderr))
+        loaded.loaded_adapters.load(name, path, notice=lambda line: print(line, file=sys.stderr))
     return loaded
 
 

@@ -243,7 +243,7 @@ class Follower:
         if num_pages is None:
             return
         device = self._make_device(num_pages)
-        while (call := self._next(None if failed is None else _RESET_SECONDS, failed)) is not None:
+        while (call := self._next(failed)) is not None:
             if failed is not None and call.name != "reset":
                 raise failed
             if call.name == _END:
@@ -251,8 +251,8 @@ class Follower:
             for number in call.forgotten:
                 self._saved.pop(number, None)
                 self._unsaved.pop(number, None)
-            for error in self._unsaved.values():
-                raise error
+            if self._unsaved:
+                raise next(iter(self._unsaved.values()))
             try:
                 self._make(device, call, beside)
                 failed = None
@@ -260,14 +260,14 @@ class Follower:
                 failed = error
         device.drop()
 
-    def _next(self, seconds: float | None = None, failed: Exception | None = None) -> Any:
-        """Return the next message, None if there is to be none; raise ``failed`` if none comes for so many seconds."""
+    def _next(self, failed: Exception | None = None) -> Any:
+        """Return the next message, None if there is to be none; raise ``failed`` if none comes in time after it."""
         began = time.monotonic()
         while not self._is_abandoned:
             try:
                 return self._receive(_LOOK_SECONDS)
             except TimeoutError:
-                if failed is not None and seconds is not None and time.monotonic() - began > seconds:
+                if failed is not None and time.monotonic() - began > _RESET_SECONDS:
                     raise failed from None
         return None
 

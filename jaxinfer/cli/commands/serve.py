@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import socket
 from pathlib import Path
 from typing import Any, get_args
 
@@ -139,11 +140,15 @@ def run(options: argparse.Namespace) -> int:
         tool_format=options.tool_format,
     )
     with contextlib.ExitStack() as stack:
+
+        def open_places() -> tuple[socket.socket, RequestLog | None]:
+            listener = stack.enter_context(listen(options.host, options.port))
+            if options.log is None:
+                return listener, None
+            return listener, stack.enter_context(contextlib.closing(RequestLog(options.log)))
+
         # An address that is taken is told before the model is loaded. Of several processes, those that lead listen.
-        listener = None if options.distributed else stack.enter_context(listen(options.host, options.port))
-        log = None
-        if options.log is not None and not options.distributed:
-            log = stack.enter_context(contextlib.closing(RequestLog(options.log)))
+        places = None if options.distributed else open_places()
         lm = load_model(options)
         lm.tokenizer  # noqa: B018 - raises what is wrong with it
         if template is not None:
@@ -155,10 +160,7 @@ def run(options: argparse.Namespace) -> int:
             if not engine.leads:
                 follow(engine)
                 return 0
-            if listener is None:
-                listener = stack.enter_context(listen(options.host, options.port))
-            if options.log is not None and log is None:
-                log = stack.enter_context(contextlib.closing(RequestLog(options.log)))
+            listener, log = places or open_places()
             if log is not None and options.log_text:
                 log.decode = lm.tokenizer.decode
             served = Served(lm, engine, server_options, options.strategy, log)
