@@ -16,7 +16,7 @@ from pallas_kernels.grouped_matmul.weights import Weights, read_weights, weights
 from pallas_kernels.tuning import current_chip, tuned_blocks
 
 LANES = 128
-FEWEST_ROWS = 16  # of a tile of bfloat16
+FEWEST_ROWS = 8
 _MOST_ROWS = 256
 # Of a core's vector memory; the rest is for what the compiler keeps between products.
 _SHARE = 0.6
@@ -49,7 +49,7 @@ def grouped_matmul(
 ) -> jax.Array:
     """Return ``x_YD @ kernel[expert].T`` ``[Y, F]``, each row with the kernel of its expert; sums are in float32.
 
-    ``x_YD`` are X blocks of as many rows, a multiple of 16, of which the first ``count`` are run: block i with expert
+    ``x_YD`` are X blocks of as many rows, a multiple of 8, of which the first ``count`` are run: block i with expert
     ``experts_X[i]`` of kernels ``[E, F, D]``; experts ascend. What other blocks return is not defined. An expert's
     kernel is read once for all of its blocks, that of an expert without blocks never. The order of a row's sums depends
     on D alone, with codes in groups on the rows of a block too (`columns`). The kernels and nothing else may be stacks
@@ -141,9 +141,9 @@ def list_steps(experts_X: jax.Array, count: jax.Array, blocks_of_outputs: int) -
 def fit_rows(
     rows: int, model_dim: int, kernels: int, item_bytes: int, chip: str | None = None, form: Form | None = None
 ) -> int:
-    """Return the rows of a block that fit into a chip's vector memory: a power of two from 16, up to 256 and ``rows``.
+    """Return the rows of a block that fit into a chip's vector memory: a power of two from 8, up to 256 and ``rows``.
 
-    0 if not even 16 do. ``model_dim`` is the width of the widest product, ``kernels`` the number of its kernels,
+    0 if not even 8 do. ``model_dim`` is the width of the widest product, ``kernels`` the number of its kernels,
     ``form`` that of kernels in few bits.
     """
     found = FEWEST_ROWS

@@ -113,10 +113,10 @@ def test_a_block_of_a_kernel_is_fetched_once_and_everything_computed_once(count)
 
 
 def test_as_many_rows_fit_as_vector_memory_has_room_for():
-    assert fit_rows(1, 2048, 2, 2, "v5e") == 16
+    assert fit_rows(1, 2048, 2, 2, "v5e") == 8
     assert fit_rows(100, 4096, 2, 2, "v5e") == 128
     assert fit_rows(1 << 20, 4096, 2, 2, "v5e") == 256
-    assert 16 <= fit_rows(256, 14336, 1, 2, "v4") < 256
+    assert 8 <= fit_rows(256, 14336, 1, 2, "v4") < 256
     assert fit_rows(16, 1 << 20, 2, 2, "v4") == 0
     of_v4 = partial(one_product, jnp.zeros(1, jnp.int32), jnp.int32(1), chip="v4")
     described = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((256, 1 << 16), (2, 128, 1 << 16))]
@@ -136,7 +136,7 @@ def one(x=(32, 256), kernel=(2, 128, 256), dtype=jnp.bfloat16, blocks=2, others=
 BAD = {
     "width": (partial(one, x=(32, 128)), r"rows \(32, 128\) and kernels \(2, 128, 256\) must be \[Y, D\]"),
     "dtype": (partial(one, dtype=jnp.float32), "rows are float32 and kernels bfloat16"),
-    "blocks": (partial(one, blocks=3), "32 rows are not 3 blocks of a multiple of 16"),
+    "blocks": (partial(one, blocks=3), "32 rows are not 3 blocks of a multiple of 8"),
     "alike": (partial(one, others=[(2, 256, 256)]), "kernels must be alike"),
     "combine": (partial(one, others=[(2, 128, 256)]), "several kernels, and only they, need combine"),
     "biases": (partial(one, biases=[jnp.ones((2, 64))]), r"biases must be \[E, 128\]"),
@@ -156,7 +156,7 @@ def test_the_cases_are_tuned():
 
 @pytest.mark.tpu_compile
 def test_decode_on_v5e_is_bound_by_reading_each_expert_once(v5e):
-    case = make_case(QWEN3_30B, 64, 16)
+    case = make_case(QWEN3_30B, 64, 8)
     schedule = v5e.schedule(case.function, case.arguments)
     assert case.floor_bytes <= schedule.hbm_bytes < 1.02 * case.floor_bytes
     assert schedule.cycles / 1.5e9 < case_floor(case, CHIPS["v5e"]).hbm_seconds
@@ -185,7 +185,7 @@ def test_no_more_time_than_megablox_at_its_best_of_three_tilings(v5e, case, rati
 @pytest.mark.parametrize(
     ("chip", "case"),
     [
-        pytest.param("tpu7x", make_case(QWEN3_30B, 64, 16, True), marks=pytest.mark.slow),
+        pytest.param("tpu7x", make_case(QWEN3_30B, 64, 8, True), marks=pytest.mark.slow),
         *(
             pytest.param(chip, make_case(MIXTRAL, 512, 128, is_down), marks=pytest.mark.exhaustive)
             for chip in ("v4", "v5p", "v6e", "tpu7x")
