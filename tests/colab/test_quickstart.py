@@ -12,6 +12,7 @@ NOTEBOOK = "quickstart.ipynb"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
+@pytest.mark.slow
 def test_every_cell_runs_and_the_seed_decides(
     notebook: nbformat.NotebookNode, trained_folder: Path, execute: Execute
 ) -> None:

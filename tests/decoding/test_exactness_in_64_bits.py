@@ -24,7 +24,8 @@ def wide():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.exhaustive) for name in CASES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in IN_EVERY_RUN else pytest.mark.exhaustive) for name in CASES],
 )
 def test_texts_in_64_bits_are_those_of_plain_decoding(wide, name):
     lm, asked = wide

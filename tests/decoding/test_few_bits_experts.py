@@ -54,7 +54,9 @@ def test_texts_are_those_of_plain_decoding_on_the_same_weights(mixture, form, na
     check_texts("qwen3_moe", plain, lm, REQUESTS, expected, name)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["int4", *(pytest.param(form, marks=pytest.mark.exhaustive) for form in FORMS if form != "int4")]
+)
 def test_logits_are_those_of_the_weights_that_codes_stand_for(mixture, form):
     """Where rows that are rounded to bfloat16 choose the same experts: nearly everywhere."""
     plain, lm, _ = mixture(form)

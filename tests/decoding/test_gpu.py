@@ -22,7 +22,14 @@ BATCH, SLOTS, TOKENS = 2, 128, 8
 _XLA_CALLS = ("Sharding", "xla.", "mhlo.", "__gpu$", "cu_threefry2x32")
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "prompt_lookup:min_ngram=1", "lookahead"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("autoregressive", marks=pytest.mark.exhaustive),
+        pytest.param("prompt_lookup:min_ngram=1", marks=pytest.mark.exhaustive),
+        "lookahead",
+    ],
+)
 def test_prefill_and_decode_lower_for_a_gpu_without_our_kernels(name: str) -> None:
     backend = choose_backend("bfloat16", platform="gpu")
     assert (backend.kernels, backend.cpu_kernels) == ("xla", False)

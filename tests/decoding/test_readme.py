@@ -71,6 +71,7 @@ def test_alone_and_in_a_sum_it_learns_the_same_table(lm, requests, plain, succes
     np.testing.assert_array_equal(learnt, summed._memory.memories[1])
 
 
+@pytest.mark.slow
 def test_it_is_named_as_others_are_and_a_small_sum_changes_no_token(lm, requests, plain, successors, monkeypatch):
     named = MappingProxyType({**registry.STRATEGIES, "successors": successors})
     monkeypatch.setattr(registry, "STRATEGIES", named)

@@ -89,7 +89,9 @@ def test_steps_count_the_tokens_after_the_first_wherever_the_cache_was_renewed(b
     assert [row.counts.steps for row in batch] == [NUM_NEW - 1] * len(batch)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Chain, marks=pytest.mark.slow), Branches])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Chain, marks=pytest.mark.exhaustive), pytest.param(Branches, marks=pytest.mark.slow)]
+)
 def test_drafts_change_no_token(lm, requests, batch, texts, kind):
     rows = run(lm, requests, kind(texts, DEPTH), num_rows=len(requests) + 1)
     check_same(rows, batch)

@@ -44,6 +44,7 @@ def test_a_row_is_the_same_alone(lm, requests, batch):
     check_same([run(lm, [one])[0] for one in requests], batch)
 
 
+@pytest.mark.slow
 def test_a_token_that_was_drawn_has_the_bits_that_it_has_in_a_prompt(lm, requests, batch):
     """What decoding wrote is what prefill writes of the same text, so that either may be kept for the other."""
     for asked, row in zip(requests, batch):

@@ -53,9 +53,9 @@ def kept(monkeypatch):
     ("name", "scan_layers", "chunk"),
     [
         pytest.param("all-layers", False, 512, marks=pytest.mark.slow),
-        ("all-layers", True, 32),
+        pytest.param("all-layers", True, 32, marks=pytest.mark.exhaustive),
         ("some-layers", False, 32),
-        pytest.param("some-layers", True, 512, marks=pytest.mark.slow),
+        pytest.param("some-layers", True, 512, marks=pytest.mark.exhaustive),
         pytest.param("alternating", True, 32, marks=pytest.mark.slow),
     ],
 )

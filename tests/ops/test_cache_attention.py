@@ -36,7 +36,9 @@ TWO_LAYERS = replace(WINDOWED, num_layers=2)
 
 
 @pytest.mark.parametrize(
-    "config", [pytest.param(TINY_LLAMA, marks=pytest.mark.exhaustive), TWO_LAYERS], ids=["plain", "windows"]
+    "config",
+    [pytest.param(TINY_LLAMA, marks=pytest.mark.exhaustive), pytest.param(TWO_LAYERS, marks=pytest.mark.slow)],
+    ids=["plain", "windows"],
 )
 def test_kernels_give_the_logits_of_plain_products(config):
     """A prompt of more tokens than a tree may have, and a short one."""
@@ -268,7 +270,9 @@ def test_each_device_of_a_mesh_works_on_its_own_heads_and_rows():
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "start"), [(16, 300), pytest.param(256, 256, marks=pytest.mark.exhaustive)], ids=["step", "chunk"]
+    ("num_tokens", "start"),
+    [pytest.param(16, 300, marks=pytest.mark.slow), pytest.param(256, 256, marks=pytest.mark.exhaustive)],
+    ids=["step", "chunk"],
 )
 def test_with_fixed_rows_kernels_add_in_the_same_order_in_caches_of_all_lengths(num_tokens, start, monkeypatch):
     """Without them the blocks are as large as is fastest for a cache's length, here a quarter of it."""

@@ -329,6 +329,7 @@ COMPILED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
     "case", first_is_ordinary(COMPILED), ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}-{case[5]}"

@@ -40,7 +40,10 @@ print(peak[0] - before, sum(own.values()), max(leaf.nbytes for leaf in leaves))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from Linux's /proc")
 @pytest.mark.parametrize(
     "mesh",
-    ["data=2,tensor=4", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("tensor=8", "pipeline=2,tensor=4"))],
+    [
+        pytest.param("data=2,tensor=4", marks=pytest.mark.slow),
+        *(pytest.param(mesh, marks=pytest.mark.exhaustive) for mesh in ("tensor=8", "pipeline=2,tensor=4")),
+    ],
 )
 def test_a_load_holds_its_shards_and_one_and_a_half_tensors(mesh):
     child = subprocess.run(

@@ -77,6 +77,7 @@ def test_llama_2_7b_fits_eight_v5e_chips_and_its_steps_wait_for_memory_that_is_r
     assert seven_billion.programs["decode"].tokens_per_second == pytest.approx(8 / least, rel=0.02)
 
 
+@pytest.mark.slow
 def test_verifying_two_nodes_costs_a_plain_step_and_a_little(seven_billion):
     speculation = seven_billion.speculation
     assert speculation is not None

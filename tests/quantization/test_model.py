@@ -65,6 +65,7 @@ def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strate
     assert (plain.tokens, plain.logprobs) == (drafted.tokens, drafted.logprobs)
 
 
+@pytest.mark.slow
 def test_a_layer_is_calibrated_on_what_the_layers_before_it_make_of_the_texts(toy):
     config, backend = toy.config, replace(toy.backend, scan_layers=False)
     decoder, seen = Decoder(config, backend), []
@@ -117,6 +118,7 @@ def test_an_interrupted_call_goes_on_where_it_was(toy, made, tmp_path, monkeypat
     assert len(chosen) == 7
 
 
+@pytest.mark.slow
 def test_without_a_text_the_model_writes_its_own(toy, made):
     texts = _own_texts(toy, *OWN.values()).tolist()
     # Drafters that were trained for the weights before they were rounded are found for these too.

@@ -18,7 +18,8 @@ def lm(trained_folder: Path) -> LanguageModel:
 @pytest.fixture(scope="session")
 def shared_server(lm: LanguageModel) -> Iterator[Running]:
     with running(lm, request_seconds=60.0, grace_seconds=0.1, max_body_bytes=20_000) as server:
-        server.until(lambda: server.get("/ready").status_code == 200)
+        # Its programs are compiled first, which takes long where other work runs.
+        server.until(lambda: server.get("/ready").status_code == 200, 6 * SECONDS)
         yield server
 
 

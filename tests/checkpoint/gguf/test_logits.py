@@ -18,7 +18,7 @@ TOLERANCE = 1e-4  # of the logits' standard deviation
 
 
 # Of the others too the tensors and the configuration are held to transformers' own, in test_architectures.
-ORDINARY = ("llama", "gemma3", "phi2-fused", "gpt2")
+ORDINARY = ("llama", "gemma3")
 SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 
 

@@ -103,6 +103,7 @@ def test_a_stream_gives_the_whole_text_when_the_search_has_ended(lm, best):
     assert pieces[-1].result is not None
 
 
+@pytest.mark.slow
 def test_one_beam_reports_the_log_probabilities_of_plain_decoding(lm):
     """To the bit, because they are of the same tokens after the same text."""
     sampling = SamplingParams(ignore_eos=True, logprobs=True)

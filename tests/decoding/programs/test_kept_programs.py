@@ -73,6 +73,7 @@ def test_another_process_says_the_same_without_compiling(said: tuple[Path, Path,
     assert imported == []
 
 
+@pytest.mark.slow
 def test_stale_programs_are_compiled_anew(said: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path, kept, plain = said
     changed = {**compiler_conditions(), "versions": "others"}

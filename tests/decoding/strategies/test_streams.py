@@ -98,7 +98,11 @@ def test_pruning_drops_drafts_and_changes_no_token(lm, requests, oracle, fitted)
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param("tree=2.1", marks=pytest.mark.slow), "tree=chain:3,prune_below=0.002"]
+    "options",
+    [
+        pytest.param("tree=2.1", marks=pytest.mark.exhaustive),
+        pytest.param("tree=chain:3,prune_below=0.002", marks=pytest.mark.slow),
+    ],
 )
 def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, options):
     spec = f"streams:heads={folder},{options}"

@@ -108,7 +108,7 @@ def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, ga
 @pytest.mark.parametrize(
     "spec",
     [
-        "prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3",
+        pytest.param("prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3", marks=pytest.mark.slow),
         pytest.param(
             "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15",
             marks=pytest.mark.exhaustive,

@@ -58,10 +58,11 @@ def after_a_text(model, own, num_layers, tokens_BT, lengths_B, tree_BM):
 @pytest.mark.parametrize(
     ("num_layers", "scan_layers", "is_adapted"),
     [
-        (1, False, False),
-        pytest.param(2, False, False, marks=pytest.mark.slow),
-        pytest.param(2, True, False, marks=pytest.mark.slow),
-        pytest.param(2, False, True, marks=pytest.mark.slow),
+        pytest.param(1, False, False, marks=pytest.mark.slow),
+        *(
+            pytest.param(2, *each, marks=pytest.mark.exhaustive)
+            for each in ((False, False), (True, False), (False, True))
+        ),
         (2, True, True),
     ],
 )

@@ -130,6 +130,7 @@ def test_each_row_is_the_students_own_with_the_asked_probability(rows, writer, t
     assert not fixed_source(rows).batch_at(0, {}).is_sampled_B.any()
 
 
+@pytest.mark.slow
 def test_samples_are_what_the_student_writes_and_a_round_is_kept(teacher, rows, writer, tmp_path):
     params = prune_layers(teacher, (1,)).params
     samples = samples_of(writer, rows.prompts, tmp_path / "samples", every=10, seed=5)
@@ -326,6 +327,7 @@ def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, data,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_mistakes_end_in_one_line(trained_folder, data, run, tiny_llama_folder, tmp_path, capsys):
     same, pruned = ("--model", trained_folder, "--data", data), ("--student-layers", 1)
     long, foreign = tmp_path / "long.jsonl", tmp_path / "foreign.json"

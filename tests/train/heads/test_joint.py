@@ -191,7 +191,13 @@ def texts(tmp_path_factory):
 OPTIONS = ("--held-out", 0.1, "--eval-every", 10, "--batch-size", 4, "--dtype", "float32", "--learning-rate", 2e-3)
 
 
-@pytest.mark.parametrize("recipe", ["self-distillation", pytest.param("two-stage", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param("self-distillation", marks=pytest.mark.slow),
+        pytest.param("two-stage", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_exported_model_is_the_one_that_was_trained(trained_folder, texts, tmp_path, capsys, recipe):
     """Its heads are for its weights and no others, and draft for it without changing a token.
 

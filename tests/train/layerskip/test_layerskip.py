@@ -65,6 +65,7 @@ def test_the_model_that_is_written_has_exits_and_the_tokenizer(run):
     lm.resolve("layerskip:exit_layer=1,num_draft_tokens=3")
 
 
+@pytest.mark.slow
 def test_the_card_and_the_metrics_say_how_often_each_exit_agrees(run):
     best = best_figures(read_metrics(run / "metrics.jsonl"))
     assert len(best["acceptance"]) == 2

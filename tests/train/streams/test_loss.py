@@ -35,7 +35,7 @@ def source(examples=EXAMPLES, num_picks=40, rows_V=None, length=64):
 
 @pytest.mark.parametrize(
     ("config", "scan_layers"),
-    [(WINDOWED, True), pytest.param(CONFIG, False, marks=pytest.mark.slow)],
+    [pytest.param(WINDOWED, True, marks=pytest.mark.slow), pytest.param(CONFIG, False, marks=pytest.mark.exhaustive)],
     ids=["windowed", "dense"],
 )
 def test_streams_in_training_are_those_of_inference(config, scan_layers):

@@ -75,6 +75,7 @@ def test_exported_streams_come_with_a_tree_and_a_card_and_are_for_their_base(tra
     assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_training_lowers_the_losses_and_records_them(run):
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
     for name in ("exit_loss", "stream_1_loss", "stream_2_loss"):
