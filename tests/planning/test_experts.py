@@ -214,6 +214,8 @@ def test_rows_of_mixtral_are_split_over_the_devices_of_its_experts():
         # Rings stay in the memory of the chip, and kernels whose heads are no whole tiles are not copied.
         ("gpt-oss-20b", "v5e:2x4", MeshConfig(expert=8), "mxfp4:only=experts", 16, 7),
         ("gpt-oss-20b", "v5e:2x4", MeshConfig(expert=8), None, 16, 10),
+        # Blocks of experts that get one row each hold little more than that.
+        ("deepseek-v3", "v5p:4x4x2", MeshConfig(expert=4, tensor=8), None, 32, 47),
     ],
 )
 def test_a_model_fits_and_a_step_moves_its_active_weights_and_its_cache(
