@@ -51,7 +51,7 @@ def unread(rows_MF, unit):
     return ~np.repeat(active, unit)
 
 
-@pytest.mark.parametrize("vectors", [HOST, *(pytest.param(each, marks=pytest.mark.slow) for each in SMALLER)])
+@pytest.mark.parametrize("vectors", [HOST, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in SMALLER)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_by_columns_have_the_bits_of_those_by_rows_and_read_no_more_than_they_need(vectors, dtype):
     """What is not read may even be NaN; and nothing past the arrays is read, which would end the process."""
@@ -84,7 +84,7 @@ def test_a_zero_made_of_underflow_has_the_sign_that_it_has_with_all_terms(dtype)
         assert not expected.any()
 
 
-@pytest.mark.parametrize("vectors", [HOST, *(pytest.param(each, marks=pytest.mark.slow) for each in SMALLER)])
+@pytest.mark.parametrize("vectors", [HOST, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in SMALLER)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chosen_rows_of_weights_have_the_bits_of_all_and_no_other_is_read(vectors, dtype):
     rng = np.random.default_rng(6)

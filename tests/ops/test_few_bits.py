@@ -88,8 +88,12 @@ def check(vectors, form, rows, width, outputs):
 
 any_shape = given(st.one_of(st.integers(1, 14), st.sampled_from([19, 40])), st.integers(1, 5), st.integers(1, 70))
 few_examples = settings(derandomize=True, max_examples=10, deadline=None)
-OTHERS = [(HOST, form) for form in FORMS if form not in SOME] + [
-    (each, form) for each in NARROW for form in SOME if form is not FP8
+OTHERS = [
+    pytest.param(vectors, form, marks=pytest.mark.exhaustive if index % 4 else pytest.mark.slow)
+    for index, (vectors, form) in enumerate(
+        [(HOST, form) for form in FORMS if form not in SOME]
+        + [(each, form) for each in NARROW for form in SOME if form is not FP8]
+    )
 ]
 
 
@@ -100,7 +104,6 @@ def test_rows_times_codes_of_any_shape(form, rows, groups, outputs):
     check(HOST, form, rows, groups * form.unit, outputs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("vectors", "form"), OTHERS, ids=lambda each: name_of(each) if each in FORMS else each.lanes)
 @few_examples
 @any_shape

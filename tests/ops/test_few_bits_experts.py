@@ -63,7 +63,7 @@ def defined(kernels) -> np.ndarray:
     return np.einsum("ncd,nc->nd", returned, WEIGHTS)
 
 
-FORMS = [MXFP4, *(pytest.param(form, marks=pytest.mark.slow) for form in (INT4, *WIDE))]
+FORMS = [MXFP4, *(pytest.param(form, marks=pytest.mark.exhaustive) for form in (INT4, *WIDE))]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=name_of)
@@ -73,8 +73,14 @@ def test_every_token_gets_what_the_experts_that_codes_stand_for_return(form):
     assert 1e-4 * expected.std() < np.abs(run(stacks(form)) - expected).max() < 0.03 * expected.std()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", [INT4, MXFP4, INT8, FP8], ids=name_of)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(INT4, marks=pytest.mark.slow),
+        *(pytest.param(form, marks=pytest.mark.exhaustive) for form in (MXFP4, INT8, FP8)),
+    ],
+    ids=name_of,
+)
 def test_xla_widens_one_expert_after_the_other(form):
     expected = defined(stacks(form))
     np.testing.assert_allclose(run(stacks(form), BY_XLA), expected, atol=1e-5 * expected.std())

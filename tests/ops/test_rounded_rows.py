@@ -108,7 +108,7 @@ def test_a_row_has_the_same_results_alone_and_among_others(form):
 
 
 @pytest.mark.parametrize(
-    "form", [INT8, *(pytest.param(each, marks=pytest.mark.slow) for each in SOME[1:])], ids=name_of
+    "form", [INT8, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in SOME[1:])], ids=name_of
 )
 @pytest.mark.parametrize("vectors", OTHERS, ids=lambda each: f"{each.lanes} lanes")
 def test_processors_without_instructions_for_bytes_have_the_same_bits(vectors, form):

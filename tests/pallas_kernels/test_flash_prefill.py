@@ -329,10 +329,11 @@ COMPILED = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
-    "case", first_is_ordinary(COMPILED), ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}-{case[5]}"
+    "case",
+    first_is_ordinary(COMPILED, pytest.mark.slow),
+    ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}-{case[5]}",
 )
 def test_compiles_without_a_copy_of_the_cache(case):
     """The whole stacked cache goes in, and what is needed besides is the output, and room to move narrow heads."""

@@ -79,7 +79,7 @@ by_reference = partial(compiled, grouped_matmul_reference)
         pytest.param("minima/64", 16, 256, True, marks=pytest.mark.slow),
         pytest.param("e2m1/32", 16, 192, False, marks=pytest.mark.slow),  # a tile that is not whole
         *(
-            pytest.param(kind, count, width, False, marks=pytest.mark.slow if count == 16 else pytest.mark.exhaustive)
+            pytest.param(kind, count, width, False, marks=pytest.mark.exhaustive)
             for kind in KINDS
             for count, width in ((16, 256), (128, 256), (128, 320))
             if width == 256 or not kind.endswith("128")

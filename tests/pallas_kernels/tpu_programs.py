@@ -20,9 +20,16 @@ def _placed(chip: str) -> SingleDeviceSharding:
     return SingleDeviceSharding(mesh.devices.flat[0])
 
 
-def first_is_ordinary(cases: Sequence[Any]) -> list[Any]:
-    """Return a test's cases, of which all but the first are left to the wide run."""
-    return [cases[0], *(pytest.param(case, marks=pytest.mark.slow) for case in cases[1:])]
+def first_is_ordinary(cases: Sequence[Any], first: Any = ()) -> list[Any]:
+    """Return a test's cases, which begin with the chip; ``first`` marks the first one.
+
+    The wide run has the first of each other chip, the exhaustive run all others.
+    """
+    marks, seen = [first], {cases[0][0]}
+    for chip, *_ in cases[1:]:
+        marks.append(pytest.mark.exhaustive if chip in seen else pytest.mark.slow)
+        seen.add(chip)
+    return [pytest.param(case, marks=mark) for case, mark in zip(cases, marks)]
 
 
 def compile_for(

@@ -80,7 +80,7 @@ ORDINARY = (
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
+    "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.exhaustive) for name in PUBLISHED]
 )
 def test_a_model_has_as_many_parameters_as_published(name):
     params = abstract_params(planned_config(name), choose_backend("bfloat16", platform="tpu"))

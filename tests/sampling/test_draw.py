@@ -132,7 +132,7 @@ def test_greedy_takes_the_lowest_id_of_the_best(mixed):
 
 # Less than a vector, its multiples and not, a chunk of the CPU's own kernel, more than one, and a real vocabulary.
 ROWS = 9
-VOCABULARIES = [1, 257, 4097, *(pytest.param(size, marks=pytest.mark.slow) for size in (7, 16, 4096, 50257))]
+VOCABULARIES = [1, 257, 4097, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (7, 16, 4096, 50257))]
 
 
 def check_best(vocab_size, dtype, backend):
@@ -165,7 +165,7 @@ def test_the_best_token_of_other_dtypes_backends_and_shapes():
     assert best_token(jnp.asarray(scores_BMV), own).tolist() == scores_BMV.argmax(axis=-1).tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("vocab_size", [1, 7, 16, 257, 4096, 4097, 50257])
 def test_the_best_token_by_every_dtype_and_backend(vocab_size):
     own = float32_backend()

@@ -88,7 +88,7 @@ def test_tensors_equal_those_that_transformers_reads_from_the_file(tmp_path, mod
         np.testing.assert_array_equal(ours.read(key, F32), values.float().numpy(), err_msg=key)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("name", ["gemma3", "phi2-fused", "phi3", "gpt2"])

@@ -25,7 +25,10 @@ SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "is_compiled"),
     [
-        *(pytest.param(name, False, marks=() if name in ORDINARY else SLOW) for name in CASES),
+        *(
+            pytest.param(name, False, marks=() if name in ORDINARY else EXHAUSTIVE if at % 3 else SLOW)
+            for at, name in enumerate(CASES)
+        ),
         *(pytest.param(name, True, marks=SLOW if name in ORDINARY else EXHAUSTIVE) for name in CASES),
     ],
 )

@@ -115,9 +115,10 @@ def test_counters_and_log_probabilities_describe_the_texts(llama):
     assert any(batch.counts(row).steps < NUM_NEW - 1 for row in range(9))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [one for one in SAMPLINGS if one.temperature == 0], ids=["plain", "edited"])
-@pytest.mark.parametrize("early_stopping", [True, "never"])
+@pytest.mark.parametrize(
+    "early_stopping", [pytest.param(True, marks=pytest.mark.slow), pytest.param("never", marks=pytest.mark.exhaustive)]
+)
 def test_one_beam_is_greedy_search(llama, sampling, early_stopping):
     """With penalties and bias too, and to the first stop token whatever the rule of the search is."""
     strategy = BeamSearch(1, 2.0, early_stopping)
