@@ -15,6 +15,8 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.parallel.partitioner import Partitioner
 
 _WITH_ZEROS = ("relu", "relu_squared")
+# What a TPU's kernel multiplies.
+_OF_BLOCKS = ("bfloat16", "float32")
 
 
 def check_sparsity(config: DecoderConfig, backend: Backend, partitioner: Partitioner) -> None:
@@ -23,8 +25,6 @@ def check_sparsity(config: DecoderConfig, backend: Backend, partitioner: Partiti
     if sparsity is None:
         return
     asked = f"sparsity {sparsity.name!r}"
-    if partitioner.mesh is not None:
-        raise InvalidOption(f"{asked} runs on one device: leave out the mesh, or the sparsity")
     if config.experts is not None:
         raise InvalidOption(f"{asked} is for dense feed-forward layers, not for experts: leave it out")
     if sparsity.kind == "exact" and config.activation not in _WITH_ZEROS:
@@ -32,19 +32,25 @@ def check_sparsity(config: DecoderConfig, backend: Backend, partitioner: Partiti
             f"{asked}: {config.family} with {config.activation} has no zeros to leave out: use threshold:T or topk:K, "
             "which change the text, or a model with ReLU (python -m train.relufy makes one)"
         )
-    if not backend.cpu_kernels or not leaves_out(backend.param_dtype, config.ffn_dim, config.model_dim):
+    if backend.reads_live_blocks and backend.compute_dtype in _OF_BLOCKS:
+        return
+    if backend.platform == "cpu" and partitioner.pipeline > 1:
+        raise InvalidOption(f"{asked} does not go with stages of a pipeline on a CPU: use the mesh's other axes")
+    own_features = partitioner.partition(config, backend).config.ffn_dim // partitioner.tensor
+    if not backend.cpu_kernels or not leaves_out(backend.param_dtype, own_features, config.model_dim):
         raise InvalidOption(f"{asked} has no products for {backend.param_dtype} on this processor: leave it out")
 
 
 def columns_beside(
     config: DecoderConfig, params: Params, backend: Backend, partitioner: Partitioner
 ) -> Callable[[Params], Params]:
-    """Return what adds a model's columns to its parameters, and nothing to one without sparsity; refuse as above."""
+    """Return what adds the columns to parameters of a model that needs them; refuse as above."""
     if backend.sparsity is None:
         return lambda params: params
     check_sparsity(config, backend, partitioner)
     _check_params(params, f"sparsity {backend.sparsity.name!r}")
-    return ActiveColumns(params).beside
+    # A TPU's kernel reads columns as they lie, in whole tiles.
+    return (lambda params: params) if backend.reads_live_blocks else ActiveColumns(params).beside
 
 
 def _check_params(params: Params, asked: str) -> None:

@@ -4,7 +4,7 @@ A step that reads the weights of a few features alone wants those of one feature
 prompt, and a step in which most features are active, read all, and read ``[out, in]`` faster. So both are kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,12 +17,18 @@ COLUMNS = "columns"
 
 
 def feed_forward_kernels(params: Params) -> dict[str, Mapping[str, Any]]:
-    """Return the linear layers of each block's dense feed-forward layer, by the block's name; blocks are unstacked."""
-    return {
-        name: block["mlp"]
-        for name, block in params[BLOCKS].items()
-        if isinstance(block, Mapping) and "down" in block.get("mlp", {})
-    }
+    """Return the linear layers of each block's dense feed-forward layer, by the block's name; a stack is one block."""
+    return {".".join(path): mlp for path, mlp in _feed_forward(params[BLOCKS], ())}
+
+
+def _feed_forward(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if "mlp" in node:
+        if "down" in node["mlp"]:
+            yield path or (BLOCKS,), node["mlp"]
+        return
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _feed_forward(value, (*path, name))
 
 
 class ActiveColumns:

@@ -71,7 +71,7 @@ def _runs_by_ranges(decoder: Decoder, params: Params) -> bool:
     Linen's scan would slice these.
     """
     config, backend = decoder.config, decoder.backend
-    is_in_place = config.experts or any(map(_is_by_columns, _quantized(params["blocks"])))
+    is_in_place = config.experts or backend.reads_live_blocks or any(map(_is_by_columns, _quantized(params["blocks"])))
     return backend.stages > 1 or bool(backend.scan_layers and is_in_place)
 
 

@@ -36,7 +36,7 @@ def run_layers(
             carry = _run_periods(config, backend, blocks, carry, cycle, layer, whole, step, adapters, layer - start)
             layer += whole * cycle.period
         else:
-            params = adapted(_parameters(blocks, cycle, layer), adapters, layer - start)
+            params = adapted(_parameters(backend, blocks, cycle, layer), adapters, layer - start)
             carry = _run_one(config, backend, params, carry, layer, step)
             layer += 1
     return carry
@@ -70,7 +70,7 @@ def _run_periods(
 
     def advance(carry: Carry, repeat: Any) -> tuple[Carry, None]:
         for offset, (kind, first) in enumerate(places):
-            params = block_of(stack_of(blocks, cycle, offset), repeat)
+            params = block_of(stack_of(blocks, cycle, offset), repeat, backend.reads_live_blocks)
             params = adapted(params, adapters, first_adapter + (repeat - first_repeat) * cycle.period + offset)
             index = first + repeat * kinds.count(kind)
             carry = apply_block(config, backend, kind, params, carry, index, step)
@@ -83,7 +83,7 @@ def _run_periods(
 
 def layer_params(config: DecoderConfig, backend: Backend, blocks: Params, layer: int) -> Params:
     """Return one layer's parameters out of all layers', in the decoder's form."""
-    return _parameters(blocks, _cycle_of(config, backend, layer), layer)
+    return _parameters(backend, blocks, _cycle_of(config, backend, layer), layer)
 
 
 def _run_one(config: DecoderConfig, backend: Backend, params: Params, carry: Carry, layer: int, step: Step) -> Carry:
@@ -91,11 +91,11 @@ def _run_one(config: DecoderConfig, backend: Backend, params: Params, carry: Car
     return apply_block(config, backend, kind, params, carry, index, step)
 
 
-def _parameters(blocks: Params, cycle: Cycle, layer: int) -> Params:
+def _parameters(backend: Backend, blocks: Params, cycle: Cycle, layer: int) -> Params:
     if cycle.stop - cycle.start == 1 and f"layer_{layer}" in blocks:
         return blocks[f"layer_{layer}"]
     repeat, offset = divmod(layer - cycle.start, cycle.period)
-    return block_of(stack_of(blocks, cycle, offset), repeat)
+    return block_of(stack_of(blocks, cycle, offset), repeat, backend.reads_live_blocks)
 
 
 def stack_of(blocks: Params, cycle: Cycle, offset: int) -> Params:

@@ -14,6 +14,7 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import Split
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.logical_axes import mesh_spec
 from jaxinfer.ops.low_rank import add_up, project_down
 from jaxinfer.ops.matmul import linear, linears
@@ -60,7 +61,7 @@ class Linear(nn.Module):
             # Drawn as [out, in], so that a seed gives the same weights in both orders.
             draw, shape, axes = kernel_init, shape[::-1], axes[::-1]
             kernel_init = lambda key, shape, dtype: draw(key, shape[::-1], dtype).T  # noqa: E731
-        kernel: Any = quantized
+        kernel: Any = quantized if quantized is not None else viewed_parameter(self, KERNEL)
         if kernel is None:
             kernel = parameter(self, TRANSPOSED_KERNEL if transposed else KERNEL, kernel_init, axes, shape, dtype)
         bias = None
@@ -101,6 +102,8 @@ def project(
     backend, split = layers[0].backend, layers[0].split
     assert all(layer.split == split for layer in layers)
     weights = [layer.weights(inputs.shape[-1]) for layer in layers]
+    if products is None:
+        weights = [(kernel.whole() if isinstance(kernel, LayerView) else kernel, bias) for kernel, bias in weights]
     for layer in layers:
         layer.sow(INPUTS, INPUTS, inputs)
     loaded = [None if adapters_B is None else layer.loaded for layer in layers]
@@ -196,6 +199,12 @@ def quantized_parameter(module: nn.Module, name: str) -> QuantizedArray | None:
     """Return a parameter that is quantized, None if it is not: flax knows no shape of it."""
     value = module.get_variable("params", name) if module.has_variable("params", name) else None
     return value if isinstance(value, QuantizedArray) else None
+
+
+def viewed_parameter(module: nn.Module, name: str) -> LayerView | None:
+    """Return a parameter that is read out of a stack, None if it is not."""
+    value = module.get_variable("params", name) if module.has_variable("params", name) else None
+    return value if isinstance(value, LayerView) else None
 
 
 def loaded_stacks(module: nn.Module) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,8 +14,9 @@ from jaxinfer.models.linear import Linear, project
 from jaxinfer.models.taps import tap
 from jaxinfer.models.xielu import Xielu
 from jaxinfer.notation import Array, Float, Int
-from jaxinfer.ops.active_products import MOST_ROWS, active_inputs, chosen_outputs, pays
+from jaxinfer.ops.active_products import MOST_ROWS, active_inputs, chosen_outputs
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.live_blocks import live_inputs, live_outputs, multiplies_live
 from jaxinfer.ops.rounding import rounded
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
@@ -27,6 +29,9 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
         "relu_squared": lambda inputs: jnp.square(jax.nn.relu(inputs)),
     }
 )
+
+# Products of `project`, None for those of all features.
+Products = Callable[..., list[Any]] | None
 
 
 class MLP(nn.Module):
@@ -53,21 +58,26 @@ class MLP(nn.Module):
             for name in (("gate", "up") if config.gated_mlp else ("up",))
         ]
         down = Linear(config.model_dim, ("embed", axis), self.backend, config.mlp_bias, name="down")
-        columns, sparsity = down.columns, self.backend.sparsity
+        sparsity, (narrowing, widening) = self.backend.sparsity, self._partial_products(inputs_BTD, down)
         # A product that leaves outputs out comes after what says which.
-        in_turn = inputs_BTD.shape[0] * inputs_BTD.shape[1] <= MOST_ROWS
-        at_first = wide[:1] if columns is not None and in_turn else wide
+        at_first = wide if narrowing is None else wide[:1]
         first_BTF, *rest = project(inputs_BTD, at_first, adapters_B)
         hidden_BTF = activate(tap(self, f"{wide[0].name}_product", first_BTF))
         if sparsity is not None:
             hidden_BTF = sparsity.keep(hidden_BTF)
-        products = None
-        if columns is not None and in_turn:
-            is_few = pays(hidden_BTF, columns.dtype)
-            products = partial(active_inputs, columns=columns, is_few=is_few)
-            chosen = partial(chosen_outputs, active=hidden_BTF, is_few=is_few)
+        if widening is not None:
+            chosen = partial(widening, active=hidden_BTF)
             rest = [flat for layer in wide[1:] for flat in project(inputs_BTD, [layer], adapters_B, chosen)]
         for layer, other_BTF in zip(wide[1:], rest):
             hidden_BTF = hidden_BTF * tap(self, f"{layer.name}_product", other_BTF)
         tap(self, "activated", hidden_BTF)
-        return tap(self, "result", project(hidden_BTF, [down], adapters_B, products)[0])
+        return tap(self, "result", project(hidden_BTF, [down], adapters_B, narrowing)[0])
+
+    def _partial_products(self, inputs_BTD: Float[Array, "B T D"], down: Linear) -> tuple[Products, Products]:
+        """Return the products of down and up that leave features out, as those of `project`; None for all features."""
+        rows, width = inputs_BTD.shape[0] * inputs_BTD.shape[1], self.width or self.config.ffn_dim
+        if down.columns is not None and rows <= MOST_ROWS:
+            return partial(active_inputs, columns=down.columns), chosen_outputs
+        if multiplies_live(rows, inputs_BTD.shape[2], width, self.backend):
+            return live_inputs, live_outputs
+        return None, None

@@ -164,7 +164,7 @@ def _run_own(
         for offset, (kind, first) in enumerate(places):
             layer = cycle.start + (before + repeat) * cycle.period + offset
             is_run = is_inside & (layer >= layers.start) & (layer < layers.stop)
-            params = block_of(stack_of(blocks, cycle, offset), repeat)
+            params = block_of(stack_of(blocks, cycle, offset), repeat, backend.reads_live_blocks)
             params = adapted(params, adapters, jnp.clip(layer - layers.start, 0, len(layers) - 1))
             index = first + (before + repeat) * kinds.count(kind)
             placements = tuple(_kept_if(is_run, placement) for placement in step.placements)

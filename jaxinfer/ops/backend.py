@@ -160,6 +160,11 @@ class Backend:
         return 1 if self.keeps_bits else self.step_rows
 
     @property
+    def reads_live_blocks(self) -> bool:
+        """Whether steps leave out features by a TPU's kernel, which reads layers where they lie (`live_blocks`)."""
+        return self.sparsity is not None and self.platform == "tpu" and self.kernels != "xla"
+
+    @property
     def transposed_kernels(self) -> bool:
         """Whether the blocks' kernels are stored ``[in, out]`` instead of ``[out, in]``."""
         by_xla = self.platform == "cpu" and not self.scan_layers and not self.cpu_kernels

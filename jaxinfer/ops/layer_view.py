@@ -14,14 +14,14 @@ from jaxinfer.notation import Array, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerView:
-    """Layer ``layer`` of ``stack [L, E, out, in]``, an array or a quantized one."""
+    """Layer ``layer`` of ``stack``: ``[L, E, out, in]``, an array or a quantized one, or an array ``[L, out, in]``."""
 
     stack: Any
     layer: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the layer's kernels."""
+        """The shape of the layer's kernels, or of its kernel."""
         return self.stack.shape[1:]
 
     @property
@@ -39,5 +39,5 @@ class LayerView:
         return merged, self.layer * self.shape[0] + index
 
     def whole(self) -> Any:
-        """Return the kernels of all experts."""
+        """Return the kernels of all experts, or the kernel."""
         return jax.tree.map(lambda part: part[self.layer], self.stack)

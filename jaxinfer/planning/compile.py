@@ -24,6 +24,7 @@ from jaxinfer.models.model import Model
 from jaxinfer.models.stages import check_stages
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.sparsity import Sparsity
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_axes, check_experts, partition
 from jaxinfer.planning.few_bits import planned_weights
@@ -116,6 +117,7 @@ def compile_programs(
     sampling: SamplingParams | None = None,
     split_activations: bool | None = None,
     compiler_options: Mapping[str, str | bool] | None = None,
+    sparsity: Sparsity | None = None,
 ) -> dict[str, CompiledProgram]:
     """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``; allocate nothing.
 
@@ -123,9 +125,9 @@ def compile_programs(
     prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
     ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
     chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``weights``, ``exact``,
-    ``activations``, ``collectives`` and ``cache_dtype`` are as in `jaxinfer.load`, ``split_activations`` as in
-    `Backend`. Raise InvalidOption if libtpu is missing, the topology does not exist, the model does not split or a
-    program does not fit.
+    ``activations``, ``collectives`` and ``cache_dtype`` are as in `jaxinfer.load`, ``split_activations`` and
+    ``sparsity`` as in `Backend`. Raise InvalidOption if libtpu is missing, the topology does not exist, the model does
+    not split or a program does not fit.
     """
     check_mesh(mesh, batch)
     check_stages(config, mesh.pipeline)
@@ -134,7 +136,7 @@ def compile_programs(
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
     devices = topology_mesh(topology, mesh)
     strategy = strategy or Autoregressive()
-    config, backend = split_decoder(config, mesh, dtype, exact, cache_dtype, collectives, activations)
+    config, backend = split_decoder(config, mesh, dtype, exact, cache_dtype, collectives, activations, sparsity)
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
     params = placed_params(config, backend, devices, planned_weights(weights))
@@ -187,6 +189,7 @@ def split_decoder(
     cache_dtype: str | None = None,
     collectives: str | None = None,
     activations: str | None = None,
+    sparsity: Sparsity | None = None,
 ) -> Partitioned:
     """Return the decoder as it is split over the devices of a TPU mesh."""
     backend = choose_backend(
@@ -197,7 +200,7 @@ def split_decoder(
         collectives=collectives,
         activations=activations,
     )
-    return partition(config, backend, mesh.abstract)
+    return partition(config, dataclasses.replace(backend, sparsity=sparsity), mesh.abstract)
 
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:

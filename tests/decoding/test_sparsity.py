@@ -141,7 +141,6 @@ def test_what_has_no_sparsity_is_refused_in_one_line(tiny_llama_folder, gated):
         "does not go with weights 'int8' yet": {"sparsity": "topk:4", "weights": "int8"},
         "has no products for float32 on this processor": {"sparsity": "topk:4", "scan_layers": True},
         "unknown sparsity 'some'": {"sparsity": "some"},
-        "runs on one device": {"sparsity": "topk:4", "mesh": "tensor=1"},
     }
     for message, options in refused.items():
         with pytest.raises(InvalidOption, match=message):

@@ -5,6 +5,11 @@ from tests.mutants.fault import Fault
 _ACTIVE = "jaxinfer/ops/cpu_kernels/active"
 _PRODUCTS, _TEXTS = "tests/ops/test_active_products.py", "tests/decoding/test_sparsity.py"
 _BITS = f"{_PRODUCTS}::test_products_by_columns_have_the_bits_of_those_by_rows_and_read_no_more_than_they_need"
+_KERNEL = "pallas_kernels/sparse_ffn"
+_BLOCKS = (
+    "tests/pallas_kernels/test_sparse_ffn.py::test_products_are_those_of_all_blocks_in_every_bit_and_read_the_live_ones"
+)
+_IN_PLACE = "tests/models/test_live_blocks.py::test_logits_are_those_of_all_features_and_dead_blocks_are_not_read"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -73,22 +78,22 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a prompt reads columns too",
         "jaxinfer/models/mlp.py",
-        "<= MOST_ROWS",
-        "<= 2 * MOST_ROWS",
+        "rows <= MOST_ROWS",
+        "rows <= 2 * MOST_ROWS",
         f"{_TEXTS}::test_columns_are_what_a_step_reads_and_rows_what_a_prompt_reads",
     ),
     Fault(
         "a step reads rows of down as a prompt does",
         "jaxinfer/models/mlp.py",
-        "project(hidden_BTF, [down], adapters_B, products)",
+        "project(hidden_BTF, [down], adapters_B, narrowing)",
         "project(hidden_BTF, [down], adapters_B)",
         f"{_TEXTS}::test_columns_are_what_a_step_reads_and_rows_what_a_prompt_reads",
     ),
     Fault(
         "the first feature is never active for up",
         "jaxinfer/models/mlp.py",
-        "active=hidden_BTF, is_few=is_few",
-        "active=hidden_BTF * (jnp.arange(hidden_BTF.shape[2]) > 0), is_few=is_few",
+        "partial(widening, active=hidden_BTF)",
+        "partial(widening, active=hidden_BTF * (jnp.arange(hidden_BTF.shape[2]) > 0))",
         f"{_TEXTS}::test_with_a_gate_texts_are_those_of_all_features",
     ),
     Fault(
@@ -104,6 +109,44 @@ FAULTS: tuple[Fault, ...] = (
         'for part in {"up", "down"} & mlp.keys():',
         'for part in {"up"} & mlp.keys():',
         f"{_TEXTS}::test_what_has_no_sparsity_is_refused_in_one_line",
+    ),
+    Fault(
+        "an entry past the end of the list is multiplied too",
+        f"{_KERNEL}/kernel.py",
+        """            @pl.when(entry < count_ref[0])
+            def _(entry: Any = entry, hidden_ref""",
+        """            @pl.when(entry <= count_ref[0])
+            def _(entry: Any = entry, hidden_ref""",
+        _BLOCKS,
+    ),
+    Fault(
+        "what lies past the last hidden unit is multiplied",
+        f"{_KERNEL}/kernel.py",
+        "in_last = units % UNITS",
+        "in_last = 0",
+        _BLOCKS,
+    ),
+    Fault(
+        "a sum that underflows keeps its sign",
+        f"{_KERNEL}/kernel.py",
+        "jnp.where(total == 0, 0.0, total)",
+        "total",
+        "tests/pallas_kernels/test_sparse_ffn.py"
+        "::test_a_sum_that_underflows_has_the_sign_that_it_has_with_blocks_of_zeros",
+    ),
+    Fault(
+        "steps read blocks of the first layer",
+        "jaxinfer/models/layer_stack.py",
+        "LayerView(mlp[name][KERNEL], layer)",
+        "LayerView(mlp[name][KERNEL], layer * 0)",
+        _IN_PLACE,
+    ),
+    Fault(
+        "up is multiplied whole before it is known what is live",
+        "jaxinfer/models/mlp.py",
+        "return live_inputs, live_outputs",
+        "return live_inputs, None",
+        _IN_PLACE,
     ),
     Fault(
         "a layer that reads everything is said to leave weights out",
