@@ -10,6 +10,7 @@ _BLOCKS = (
     "tests/pallas_kernels/test_sparse_ffn.py::test_products_are_those_of_all_blocks_in_every_bit_and_read_the_live_ones"
 )
 _IN_PLACE = "tests/models/test_live_blocks.py::test_logits_are_those_of_all_features_and_dead_blocks_are_not_read"
+_ORDER = "tests/models/test_unit_order.py"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -149,10 +150,31 @@ FAULTS: tuple[Fault, ...] = (
         _IN_PLACE,
     ),
     Fault(
+        "the units of a block are those that are active most often",
+        "jaxinfer/models/unit_order.py",
+        "if union_T.any() else sizes_F",
+        "if not len(union_T) else sizes_F",
+        f"{_ORDER}::test_units_that_are_active_together_share_blocks",
+    ),
+    Fault(
+        "one device gets all units that are active often",
+        "jaxinfer/models/unit_order.py",
+        "for start in range(0, own, UNITS) for part in range(parts)",
+        "for part in range(parts) for start in range(0, own, UNITS)",
+        f"{_ORDER}::test_parts_of_a_mesh_have_as_many_live_blocks_each",
+    ),
+    Fault(
+        "the columns of down keep their order",
+        "jaxinfer/models/unit_order.py",
+        'layer not in ("gate", "up", "down")',
+        'layer not in ("gate", "up")',
+        f"{_ORDER}::test_a_model_in_another_order_says_the_same_and_has_fewer_live_blocks",
+    ),
+    Fault(
         "a layer that reads everything is said to leave weights out",
         "jaxinfer/bench/sparsity/measure.py",
-        "if share <= LARGEST_SHARE[unit_of(lm.backend.param_dtype)]:",
-        "if share <= 1.0:",
+        "share if share <= most else 1.0",
+        "share",
         "tests/bench/test_sparsity.py::test_weights_are_not_read_where_leaving_them_out_pays",
     ),
 )

@@ -18,6 +18,7 @@ from jaxinfer.models.active_columns import feed_forward_kernels
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.layers import KERNEL
 from jaxinfer.models.model import Model
+from jaxinfer.models.unit_order import live_share, order_units
 from jaxinfer.ops.active_products import LARGEST_SHARE, MOST_ROWS
 from jaxinfer.ops.cpu_kernels.active.products import unit_of
 from jaxinfer.ops.masks import causal_ancestors
@@ -61,6 +62,22 @@ class StepSpeed:
 
 
 @dataclass(frozen=True)
+class BlockShare:
+    """The share of blocks of 128 hidden units that are live in a step, and that of all weights that a TPU does not read.
+
+    In the order in which the units are ``stored``, and as `jaxinfer.models.unit_order` would have them ``ordered`` by
+    the first half of the text; counted over the second half.
+    """
+
+    batch: int
+    nodes: int
+    stored: float
+    ordered: float
+    skipped_stored: float
+    skipped_ordered: float
+
+
+@dataclass(frozen=True)
 class SparsityReport:
     """``tokens`` are those that zeros were counted over."""
 
@@ -72,6 +89,7 @@ class SparsityReport:
     tokens: int
     layers: tuple[LayerShare, ...]
     steps: tuple[StepSpeed, ...]
+    blocks: tuple[BlockShare, ...]
 
 
 def measure_sparsity(
@@ -107,7 +125,22 @@ def measure_sparsity(
         tokens=len(tokens),
         layers=layers,
         steps=tuple(found),
+        blocks=tuple(block_shares(lm, active, steps)),
     )
+
+
+def block_shares(lm: LanguageModel, active: Sequence[np.ndarray], steps: Sequence[tuple[int, int]]) -> list[BlockShare]:
+    """Return what a TPU's lists of live blocks leave out in steps of (batch, nodes), by activity ``[T, F]`` a layer."""
+    half = len(active[0]) // 2
+    orders = [order_units(active_TF[:half]) for active_TF in active]
+    later = [active_TF[half:] for active_TF in active]
+    ordered = [active_TF[:, order] for active_TF, order in zip(later, orders)]
+    found = []
+    for batch, nodes in steps:
+        by_layer = [[live_share(active_TF, batch, nodes) for active_TF in each] for each in (later, ordered)]
+        skipped = [_unread(lm, shares) if batch * nodes <= MOST_ROWS else 0.0 for shares in by_layer]
+        found.append(BlockShare(batch, nodes, *(float(np.mean(shares)) for shares in by_layer), *skipped))
+    return found
 
 
 def least_tokens(nodes: int) -> int:
@@ -131,11 +164,16 @@ def skipped_share(lm: LanguageModel, needed: Sequence[float], step: tuple[int, i
     """Return the share of all weights that a step does not read, by what each layer needs."""
     if step[0] * step[1] > MOST_ROWS:
         return 0.0
+    most = LARGEST_SHARE[unit_of(lm.backend.param_dtype)]
+    return _unread(lm, [share if share <= most else 1.0 for share in needed])
+
+
+def _unread(lm: LanguageModel, read: Sequence[float]) -> float:
+    """Return the share of all weights that a step does not read, by the share that it reads of each layer's parts."""
     unread = 0.0
-    for share, mlp in zip(needed, feed_forward_kernels(lm.params).values(), strict=True):
-        if share <= LARGEST_SHARE[unit_of(lm.backend.param_dtype)]:
-            parts = [mlp["down"], *([mlp["up"]] if lm.config.gated_mlp else [])]
-            unread += sum(part[KERNEL].nbytes for part in parts) * (1 - share)
+    for share, mlp in zip(read, feed_forward_kernels(lm.params).values(), strict=True):
+        parts = [mlp["down"], *([mlp["up"]] if lm.config.gated_mlp else [])]
+        unread += sum(part[KERNEL].nbytes for part in parts) * (1 - share)
     # A table that is the output matrix too is read whole, another one by rows.
     rows = {name: node for name, node in lm.params.items() if name != "embed" or lm.config.tied_embeddings}
     return unread / sum(leaf.nbytes for leaf in jax.tree.leaves(rows))

@@ -25,6 +25,13 @@ def sparsity_lines(report: SparsityReport) -> list[str]:
         ]
         for name, step in zip(steps, report.steps)
     ]
+    blocks = [
+        [
+            f"{step.batch}x{step.nodes}",
+            *(f"{share:.1%}" for share in (step.stored, step.skipped_stored, step.ordered, step.skipped_ordered)),
+        ]
+        for step in report.blocks
+    ]
     return [
         title,
         "",
@@ -35,4 +42,7 @@ def sparsity_lines(report: SparsityReport) -> list[str]:
         ),
         "",
         *align(("batch x nodes", "weights not read", "dense ms", "sparse ms", "speed"), speeds, num_left=1),
+        "",
+        "on a TPU, by lists of live blocks of 128 hidden units:",
+        *align(("batch x nodes", "live", "weights not read", "live in order", "not read in order"), blocks, num_left=1),
     ]
