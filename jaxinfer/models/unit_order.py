@@ -53,7 +53,7 @@ def live_share(active_TF: Bool[np.ndarray, "T F"], batch: int = 1, nodes: int = 
     """
     num_places, num_units = active_TF.shape
     padded = np.pad(np.asarray(active_TF, bool), ((0, 0), (0, -num_units % UNITS)))
-    live_TX = padded.reshape(num_places, -1, UNITS).any(axis=2)
+    live_TX: Any = padded.reshape(num_places, -1, UNITS).any(axis=2)
     steps = num_places // batch // nodes
     if not steps:
         return float(live_TX.any(axis=0).mean())

@@ -63,7 +63,7 @@ class StepSpeed:
 
 @dataclass(frozen=True)
 class BlockShare:
-    """The share of blocks of 128 hidden units that are live in a step, and that of all weights that a TPU does not read.
+    """The share of blocks of 128 hidden units that a step needs, and of all weights that a TPU does not read then.
 
     In the order in which the units are ``stored``, and as `jaxinfer.models.unit_order` would have them ``ordered`` by
     the first half of the text; counted over the second half.
