@@ -63,7 +63,7 @@ def test_logits_are_those_of_all_features_and_dead_blocks_are_not_read(name):
     np.testing.assert_allclose(found, expected, atol=1e-5 * expected.std())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_separate_layers_references_and_other_kinds_leave_the_same_out():
     params, name = drawn("gated"), "gated"
     expected = logits(name, params)

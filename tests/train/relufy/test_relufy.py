@@ -48,6 +48,8 @@ def test_what_is_written_has_relu_and_is_nearer_to_the_teacher(folder, data, tmp
     assert all(0 < share < whole < 1 for share, whole in zip(shares, plain))
     assert "| features that are zero | |" in card
     assert np.mean(shares) < 0.6
+    # Of 64 features, which are one block.
+    assert "| live blocks of 128 features a token, as trained and as written, in order | 100.0% | 100.0% |" in card
 
 
 def test_mistakes_end_in_one_line(folder, data, tmp_path, capsys):
