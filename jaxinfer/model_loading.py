@@ -55,8 +55,8 @@ def load(
     of a model that was trained for it, as by LayerSkip. ``weights`` are rounded to ``"int8"``, ``"int4:group=64"``,
     ..., or a GGUF file's own, ``"gguf"`` (``jaxinfer/ops/few_bits``): faster, and except for ``"gguf"`` another text.
     ``activations="int8"`` rounds what int8 and int4 weights multiply to bytes too: faster again, another text again.
-    ``sparsity`` leaves out features of feed-forward layers: ``"exact"`` those that ReLU makes zero, on a CPU in the same
-    bits, on a TPU in blocks of 128;
+    ``sparsity`` leaves out features of feed-forward layers: ``"exact"`` those that ReLU makes zero, in the same bits on
+    a CPU, in blocks of 128 on a TPU;
     ``"threshold:0.01"`` or ``"topk:512"`` more of them, another text (``jaxinfer/ops/cpu_kernels/active``).
     ``exact`` is what strategies share with plain decoding: ``"bits"``, or the tokens up to rounding, ``"margin"``
     (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
