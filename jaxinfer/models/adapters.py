@@ -39,6 +39,7 @@ ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "attention.query": ("heads", "embed"),
         "attention.key": ("kv_heads", "embed"),
         "attention.value": ("kv_heads", "embed"),
+        "attention.gate": ("heads", "embed"),
         "attention.output": ("embed", "heads"),
         "mlp.gate": ("ffn", "embed"),
         "mlp.up": ("ffn", "embed"),
@@ -70,6 +71,7 @@ def kernel_axes(config: DecoderConfig) -> Mapping[str, tuple[str | None, str]]:
     latent = config.latent
     axes = ADAPTED if latent is None else {**ADAPTED, **_OF_LATENTS}
     absent = {"mlp.gate"} if not config.gated_mlp else set()
+    absent |= {"attention.gate"} if not config.attention_gate else set()
     absent |= {name for name in axes if name.startswith("mlp.")} if config.experts else set()
     if latent is not None:
         absent |= {"attention.value", *(() if latent.query_rank else ("attention.query_latent",))}

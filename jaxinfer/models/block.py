@@ -42,28 +42,35 @@ class Attention(nn.Module):
         def heads(name: str, count: int, axis: str) -> Linear:
             return Linear(count * config.head_dim, (axis, "embed"), self.backend, config.qkv_bias, name=name)
 
+        def bounded(heads_BTNH: jax.Array) -> jax.Array:
+            return heads_BTNH if config.clip_qkv is None else jnp.clip(heads_BTNH, -config.clip_qkv, config.clip_qkv)
+
         def place(name: str, axis: str, heads_BTNH: jax.Array) -> jax.Array:
             if rotation is not None and config.norm_after_rotation:
                 heads_BTNH = rotate(heads_BTNH, *rotation)
             if has_norms:
-                axis = "head_dim" if config.qk_norm in ("head", "rotated_heads") else axis
+                axis = axis if config.qk_norm in ("own_head", "all_heads") else "head_dim"
                 norm = Norm(config, self.backend, axis, config.head_norm, name=f"{name}_norm")
                 shape = heads_BTNH.shape
                 normed = heads_BTNH.reshape(*shape[:2], -1) if config.qk_norm == "all_heads" else heads_BTNH
                 heads_BTNH = norm(normed, step.adapters_B).reshape(shape)
+            heads_BTNH = bounded(heads_BTNH)
             return heads_BTNH if rotation is None or config.norm_after_rotation else rotate(heads_BTNH, *rotation)
 
-        linears = (
+        linears = [
             heads("query", config.num_heads, "heads"),
             heads("key", config.num_kv_heads, "kv_heads"),
             heads("value", config.num_kv_heads, "kv_heads"),
-        )
-        query_BTNH, keys_BTKH, values_BTKH = (
+        ]
+        if config.attention_gate:
+            linears.append(Linear(config.num_heads * config.head_dim, ("heads", "embed"), self.backend, name="gate"))
+        query_BTNH, keys_BTKH, values_BTKH, *gates_BTNH = (
             apart_from_product(tap(self, name, flat), config.head_dim, self.backend).reshape(
                 *flat.shape[:2], -1, config.head_dim
             )
-            for name, flat in zip(("queries", "keys", "values"), project(inputs, linears, step.adapters_B))
+            for name, flat in zip(("queries", "keys", "values", "gates"), project(inputs, linears, step.adapters_B))
         )
+        values_BTKH = bounded(values_BTKH)
         query_BTNH = tap(self, "rotated_queries", place("query", "heads", query_BTNH))
         if step.query_scales and (scales_BT := step.query_scales[self.kind]) is not None:
             query_BTNH = query_BTNH * scales_BT[..., None, None]
@@ -80,7 +87,12 @@ class Attention(nn.Module):
         placement = step.placements[self.kind]
         layer = index if step.held is None else step.held[self.kind].index(index)
         mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, keys_BTKH, values_BTKH, scores, self.backend)
-        mixed = tap(self, "mixed", mixed_BTNH[..., : config.head_dim]).reshape(*mixed_BTNH.shape[:2], -1)
+        mixed_BTNH = tap(self, "mixed", mixed_BTNH[..., : config.head_dim])
+        for gate_BTNH in gates_BTNH:
+            mixed_BTNH = mixed_BTNH * jax.nn.sigmoid(gate_BTNH)
+        mixed = mixed_BTNH.reshape(*mixed_BTNH.shape[:2], -1)
+        if config.inner_norms:
+            mixed = Norm(config, self.backend, "heads", name="inner_norm")(mixed, step.adapters_B)
         output = Linear(config.model_dim, ("embed", "heads"), self.backend, config.output_bias, name="output")
         return tap(self, "result", output(mixed, step.adapters_B)), cache
 

@@ -9,7 +9,7 @@ from jaxinfer.models.latent import Latent
 RopeKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "xielu"]
 NormKind = Literal["rms", "rms_plus_one", "plain_rms", "layer", "layer_plus_one", "scaled_layer", "plain_layer"]
-HeadNorm = Literal["head", "own_head", "all_heads", "rotated_heads"]
+HeadNorm = Literal["head", "biased_head", "own_head", "all_heads", "rotated_heads"]
 Scoring = Literal["softmax", "chosen_softmax", "sigmoid", "chosen_sigmoid", "sparse_mixer"]
 # Norms whose weights are stored minus one.
 NORMS_PLUS_ONE = ("rms_plus_one", "layer_plus_one")
@@ -145,16 +145,21 @@ class DecoderConfig:
     ``norm`` is ``rms``, ``rms_plus_one`` (weights stored minus one), ``layer`` (LayerNorm with a bias),
     ``layer_plus_one``, ``scaled_layer`` (without a bias) or ``plain_layer`` (without weights too). ``activation``
     ``xielu`` has parameters of each layer (`jaxinfer.models.xielu`). ``qk_norm`` adds norms without biases to queries
-    and keys: ``head`` to each head, with the same weights, ``own_head`` to each head with its own, ``all_heads`` to all
-    heads as one vector; ``rotated_heads`` adds RMS norms without weights to each head, in layers that rotate (Llama 4);
-    ``norm_after_rotation`` says that heads are normed when they have been rotated. ``residual_scale`` multiplies each
+    and keys: ``head`` to each head, with the same weights (``biased_head``: LayerNorm with a bias), ``own_head`` to
+    each head with its own, ``all_heads`` to all heads as one vector; ``rotated_heads`` adds RMS norms without weights
+    to each head, in layers that rotate (Llama 4); ``norm_after_rotation`` says that heads are normed when they have
+    been rotated. ``clip_qkv`` bounds queries and keys, after their norms and before their rotation, and values on both
+    sides. ``attention_gate`` multiplies what attention mixes by sigmoids of a product of the block's inputs (gated
+    attention, 2505.06708). ``inner_norms`` norm what the output and the down matrices read (BitNet, 2504.12285).
+    ``residual_scale`` multiplies each
     part's result before its sum, ``embedding_scale`` the embedding, ``logit_scale`` the logits. ``attention_scale``
     multiplies scores (default ``head_dim ** -0.5``); ``scores_by_depth`` divides the scores of layer n by n + 1;
     soft-caps bound scores and logits by ``cap * tanh(x / cap)``; ``attention_sinks`` are learned scores, one of each
     head, that take a part of the weights and have no value (gpt-oss, 2508.10925). ``learned_positions`` is the row of
-    the position table for a sequence's first token, None without a table; ``alibi`` has scores fall with the distance
-    in all layers; ``embedding_norm`` norms the embedding. ``embedding_dim`` is the width of the
-    embedding and the output matrix if it differs from the blocks' width; projections join them. The last
+    the position table for a sequence's first token, None without a table; ``sinusoids`` is the number whose sines and
+    cosines are added to a sequence's first token (Vaswani et al., 1706.03762); ``alibi`` has scores fall with the
+    distance in all layers; ``embedding_norm`` norms the embedding. ``embedding_dim`` is the width of the embedding and
+    the output matrix if it differs from the blocks' width; projections join them. The last
     ``vocab_padding`` of their ``vocab_size`` rows are padding and never drawn. ``experts`` describes the layers whose
     feed-forward part is a mixture; ``ffn_dim`` is the width of the others. With ``latent`` (`jaxinfer.models.latent`)
     the one key/value head is a row of the cache, ``head_dim`` its width, and there is an ``attention_scale``.
@@ -181,6 +186,9 @@ class DecoderConfig:
     head_bias: bool = False
     qk_norm: HeadNorm | None = None
     norm_after_rotation: bool = False
+    clip_qkv: float | None = None
+    attention_gate: bool = False
+    inner_norms: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
     scores_by_depth: bool = False
@@ -191,6 +199,7 @@ class DecoderConfig:
     logit_scale: float | None = None
     embedding_dim: int | None = None
     learned_positions: int | None = None
+    sinusoids: int | None = None
     alibi: Alibi | None = None
     embedding_norm: bool = False
     final_norm: bool = True
@@ -218,6 +227,8 @@ class DecoderConfig:
         """The kind of norm of queries and keys."""
         if self.qk_norm == "rotated_heads":
             return "plain_rms"
+        if self.qk_norm == "biased_head":
+            return "layer"
         return "scaled_layer" if self.norm == "layer" else self.norm
 
     @property

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, project
+from jaxinfer.models.norm import Norm
 from jaxinfer.models.taps import tap
 from jaxinfer.models.xielu import Xielu
 from jaxinfer.notation import Array, Float, Int
@@ -37,7 +38,8 @@ Products = Callable[..., list[Any]] | None
 class MLP(nn.Module):
     """The feed-forward layer: ``down(activation(gate(x)) * up(x))``, or ``down(activation(up(x)))`` without a gate.
 
-    ``width`` is that of the hidden features, the config's if it is None, and ``axis`` its logical name.
+    With inner norms, what down multiplies is normed. ``width`` is that of the hidden features, the config's if it is
+    None, and ``axis`` its logical name.
     """
 
     config: DecoderConfig
@@ -71,6 +73,8 @@ class MLP(nn.Module):
         for layer, other_BTF in zip(wide[1:], rest):
             hidden_BTF = hidden_BTF * tap(self, f"{layer.name}_product", other_BTF)
         tap(self, "activated", hidden_BTF)
+        if config.inner_norms:
+            hidden_BTF = Norm(config, self.backend, axis, name="inner_norm")(hidden_BTF, adapters_B)
         return tap(self, "result", project(hidden_BTF, [down], adapters_B, narrowing)[0])
 
     def _partial_products(self, inputs_BTD: Float[Array, "B T D"], down: Linear) -> tuple[Products, Products]:

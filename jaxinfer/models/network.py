@@ -14,6 +14,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.linear import Linear, Table, loaded_stacks, parameter
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.own_tables import own_embeddings, own_logits
+from jaxinfer.models.positions import sinusoids
 from jaxinfer.models.step import build_step
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import TENSOR, Array, Float, Int, Params
@@ -124,6 +125,8 @@ class Network(nn.Module):
             hidden_BTD = self.project_in(hidden_BTD)
         if config.learned_positions is not None:
             hidden_BTD = hidden_BTD + embed(self.positions(), positions_BT + config.learned_positions, backend)
+        if config.sinusoids is not None:
+            hidden_BTD = hidden_BTD + sinusoids(positions_BT + config.sinusoids, config.model_dim, hidden_BTD.dtype)
         return tap(self, "embedded_tokens", hidden_BTD.astype(backend.compute_dtype))
 
     def _own(self, table: str) -> Any:

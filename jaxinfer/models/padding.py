@@ -40,13 +40,16 @@ class _Heads(NamedTuple):
 def pad_config(config: DecoderConfig, shards: int) -> DecoderConfig:
     """Return the decoder with heads, feed-forward features and vocabulary padded to split over ``shards`` devices.
 
-    Raises InvalidOption if heads would be padded whose mean all heads share.
+    Raises InvalidOption if heads or features would be padded whose mean all of them share.
     """
     if shards == 1:
         return config
     heads = _split_heads(config, shards)
     if config.qk_norm == "all_heads" and (config.num_heads % shards or config.num_kv_heads % shards):
         counts = f"{config.num_heads} query and {config.num_kv_heads} key heads, each normed as one vector,"
+        raise InvalidOption(f"mesh: {counts} do not split over tensor={shards} devices: choose a divisor of both")
+    if config.inner_norms and (heads.num_kv_heads * heads.queries != config.num_heads or config.ffn_dim % shards):
+        counts = f"{config.num_heads} heads and {config.ffn_dim} feed-forward features, each normed as one vector,"
         raise InvalidOption(f"mesh: {counts} do not split over tensor={shards} devices: choose a divisor of both")
     vocab_size = _multiple(config.vocab_size, _VOCAB_TILE * shards)
     return replace(

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2104.09864), for any position of sequences of any length."""
+"""Rotary positions (Su et al., 2104.09864) and sinusoids, for any position of sequences of any length."""
 
 import math
 
@@ -66,6 +66,14 @@ def unbounded_tables(
         exact_BTR = wrapped_BTR.astype(wide) * np.float32(2.0**-32) + positions_BT[..., None].astype(wide) * rest
         angles_BTR = exact_BTR * np.float32(2 * math.pi)
     return jnp.cos(angles_BTR), jnp.sin(angles_BTR)
+
+
+def sinusoids(positions_BT: Int[Array, "B T"], width: int, dtype: jnp.dtype) -> Float[Array, "B T D"]:
+    """Return sines of a position times falling frequencies, then cosines; the last frequency is 1 / 10000."""
+    frequencies_R = 10000.0 ** -(np.arange(width // 2) / (width // 2 - 1))
+    wide = jnp.promote_types(dtype, jnp.float32)
+    angles_BTR = rounded(positions_BT[..., None].astype(wide) * jnp.asarray(frequencies_R, wide))
+    return jnp.concatenate([jnp.sin(angles_BTR), jnp.cos(angles_BTR)], axis=-1).astype(dtype)
 
 
 def sharpened(sharpening: Sharpening, positions_BT: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T"]:

@@ -25,6 +25,11 @@ def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
         raise InvalidOption(
             f"cache streaming: {config.family} has learned positions, which end with its context: use the dense cache"
         )
+    if config.sinusoids is not None:
+        raise InvalidOption(
+            f"cache streaming: embeddings of {config.family} hold their positions (sinusoids), which cannot be moved "
+            "later: use the dense cache"
+        )
     if config.alibi is not None:
         raise InvalidOption(
             f"cache streaming: keys of {config.family} hold their positions (ALiBi), which cannot be moved then: "

@@ -28,7 +28,7 @@ from jaxinfer.quantization.seen import Method, Place, Seen, sums_of
 # The linear layers of a block in the order in which they run: those of a group multiply the same numbers. A mixture
 # has a shared expert in the place of the dense feed-forward layer's, if any.
 STAGES: tuple[tuple[Place, ...], ...] = (
-    (("attention", "query"), ("attention", "key"), ("attention", "value")),
+    (("attention", "query"), ("attention", "key"), ("attention", "value"), ("attention", "gate")),
     (("attention", "output"),),
     (("mlp", "gate"), ("mlp", "up")),
     (("mlp", "down"),),

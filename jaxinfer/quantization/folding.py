@@ -11,7 +11,7 @@ from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, stored_ke
 from jaxinfer.notation import Array, Params
 from jaxinfer.quantization.seen import Place
 
-_QKV: tuple[Place, ...] = (("attention", "query"), ("attention", "key"), ("attention", "value"))
+_QKV: tuple[Place, ...] = tuple(("attention", name) for name in ("query", "key", "value", "gate"))
 # What multiplies the output of the feed-forward layer's norm; scores are multiplied so, but stay as wide as they are.
 _WIDE: tuple[Place, ...] = tuple(
     ("mlp", *inside, name) for inside in ((), (EXPERTS,), ("shared",)) for name in ("gate", "up")
@@ -43,13 +43,15 @@ def scale_inputs(config: DecoderConfig, block: Mapping[str, Any], choose: Choose
 
 
 def _fed(config: DecoderConfig) -> Iterator[tuple[Sequence[Place], Callable[[Any, Array], Params]]]:
-    if config.norm != "plain_layer":
+    if config.norm not in ("plain_layer", "plain_rms"):
         if config.block == "parallel":
             yield (*_QKV, *_WIDE), _norm(config, "attention_norm")
         elif config.block in _NORM_FIRST:
             yield _QKV, _norm(config, "attention_norm")
             yield _WIDE, _norm(config, "mlp_norm")
-    if config.num_heads == config.num_kv_heads:
+    if config.inner_norms:  # between what could be divided and what would be multiplied
+        return
+    if config.num_heads == config.num_kv_heads and config.clip_qkv is None:
         yield (("attention", "output"),), _linear(("attention", "value"))
     if config.gated_mlp or config.activation == "relu":
         yield (("mlp", "down"),), _linear(("mlp", "up"))

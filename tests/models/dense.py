@@ -31,12 +31,16 @@ def dense_logits(config: DecoderConfig, params: Params, tokens: Sequence[int]) -
     if config.embedding_scale is not None:
         hidden_TD = hidden_TD * np.float32(config.embedding_scale)
     if config.embedding_norm:
-        hidden_TD = _norm(config, params["embed_norm"], hidden_TD)
+        hidden_TD = _norm(config, params.get("embed_norm", {}), hidden_TD)
     if config.embedding_dim is not None:
         hidden_TD = hidden_TD @ _array(params, "project_in.kernel").T
     if config.learned_positions is not None:
         first = config.learned_positions
         hidden_TD = hidden_TD + _array(params, "positions.embedding")[first : first + len(tokens)]
+    if config.sinusoids is not None:
+        half, places_T = config.model_dim // 2, config.sinusoids + np.arange(len(tokens))
+        angles_TR = places_T[:, None] * np.exp(-np.arange(half) * math.log(10000) / (half - 1))
+        hidden_TD = hidden_TD + np.concatenate([np.sin(angles_TR), np.cos(angles_TR)], axis=1)
     for layer in range(config.num_layers):
         hidden_TD = _block(config, params["blocks"][f"layer_{layer}"], layer, hidden_TD)
     if config.final_norm:
@@ -74,12 +78,16 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
     if config.latent is not None:
         return latent_attention(config, attention, inputs_TD, _linear, partial(_rotated, kind.rope))
 
+    def bounded(heads_TNH: np.ndarray) -> np.ndarray:
+        return heads_TNH if config.clip_qkv is None else np.clip(heads_TNH, -config.clip_qkv, config.clip_qkv)
+
     def heads(name: str) -> np.ndarray:
         heads_TNH = _linear(attention[name], inputs_TD).reshape(count, -1, config.head_dim)
         if name == "value":
-            return heads_TNH
+            return bounded(heads_TNH)
         if config.qk_norm not in (None, "rotated_heads") and not config.norm_after_rotation:
             heads_TNH = _head_norm(config, attention[f"{name}_norm"], heads_TNH)
+        heads_TNH = bounded(heads_TNH)
         if kind.rope is None:
             return heads_TNH
         heads_TNH = _rotated(kind.rope, heads_TNH)
@@ -110,7 +118,10 @@ def _attention(config: DecoderConfig, attention: Params, layer: int, inputs_TD: 
         totals_NT1 += np.exp(_array(attention, "sink_logits")[:, None, None] - scores_NTS.max(axis=-1, keepdims=True))
     weights_NTS /= totals_NT1
     mixed_TNH = np.einsum("nts,snh->tnh", weights_NTS, values_TNH)
-    return _linear(attention["output"], mixed_TNH.reshape(count, -1))
+    mixed = mixed_TNH.reshape(count, -1)
+    if config.attention_gate:
+        mixed = mixed / (1 + np.exp(-_linear(attention["gate"], inputs_TD)))
+    return _linear(attention["output"], _norm(config, attention["inner_norm"], mixed) if config.inner_norms else mixed)
 
 
 def _biases(config: DecoderConfig, scale: float, count: int) -> np.ndarray:
@@ -147,6 +158,8 @@ def _mlp(config: DecoderConfig, mlp: Params, inputs_TD: np.ndarray) -> np.ndarra
     inner_TF = _xielu(mlp, inner_TF) if config.activation == "xielu" else _ACTIVATIONS[config.activation](inner_TF)
     if config.gated_mlp:
         inner_TF = inner_TF * _linear(mlp["up"], inputs_TD)
+    if config.inner_norms:
+        inner_TF = _norm(config, mlp["inner_norm"], inner_TF)
     return _linear(mlp["down"], inner_TF)
 
 
@@ -234,14 +247,14 @@ def _head_norm(config: DecoderConfig, norm: Params, heads_TNH: np.ndarray) -> np
         return _norm(config, norm, heads_TNH.reshape(len(heads_TNH), -1)).reshape(shape)
     scale = _array(norm, "scale")
     scale = scale.reshape(shape[1:]) if config.qk_norm == "own_head" else scale
-    return _norm(config, {"scale": scale}, heads_TNH)
+    return _norm(config, {**norm, "scale": scale}, heads_TNH)
 
 
 def _norm(config: DecoderConfig, norm: Params, inputs: np.ndarray) -> np.ndarray:
     if config.norm in ("layer", "layer_plus_one", "scaled_layer", "plain_layer"):
         inputs = inputs - inputs.mean(axis=-1, keepdims=True)
     normed = inputs / np.sqrt((inputs**2).mean(axis=-1, keepdims=True) + config.norm_eps)
-    if config.norm == "plain_layer":
+    if config.norm in ("plain_layer", "plain_rms"):
         return normed
     scale = _array(norm, "scale") + 1 - config.neutral_scale
     return normed * scale + (_array(norm, "bias") if "bias" in norm else 0)

@@ -20,7 +20,18 @@ from jaxinfer.notation import Params
 from tests.late_imports import late
 from tests.models.dense import dense_logits
 from tests.models.hugging_face import build_model, greedy_tokens, logits_of, save_model
-from tests.models.variants import VARIANTS, alibi, apertus, beside_images, falcon, gpt_relatives, namesakes, nemotron
+from tests.models.variants import (
+    VARIANTS,
+    alibi,
+    apertus,
+    beside_images,
+    falcon,
+    gated,
+    gpt_relatives,
+    later_relatives,
+    namesakes,
+    nemotron,
+)
 
 torch = late("torch")
 late("transformers")
@@ -100,7 +111,9 @@ THIRD = (
     *apertus.VARIANTS,
     *beside_images.VARIANTS,
     *falcon.VARIANTS,
+    *gated.VARIANTS,
     *gpt_relatives.VARIANTS,
+    *later_relatives.VARIANTS,
     *namesakes.VARIANTS,
     *nemotron.VARIANTS,
 )

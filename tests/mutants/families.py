@@ -11,6 +11,7 @@ _LLAMA4 = "tests/models/families/test_published_llama4.py"
 _MIXTURES = "tests/models/families/test_published_mixtures.py"
 
 _RELATIVES = "tests/models/families/test_published_gpt_relatives.py"
+_INSIDE = "tests/models/test_inner_parts.py::test_logits_are_the_definitions_and_each_feature_moves_them"
 _IMAGES = "tests/models/families/test_published_beside_images.py"
 
 FAULTS: tuple[Fault, ...] = (
@@ -231,5 +232,40 @@ FAULTS: tuple[Fault, ...] = (
         "return np.where(wavelengths >= longest, plain, ",
         "tests/models/families/test_rope.py::"
         "test_llama3_frequencies_are_those_of_transformers_also_where_they_are_a_step",
+    ),
+    Fault(
+        "a gate multiplies as it is",
+        _BLOCK,
+        "mixed_BTNH * jax.nn.sigmoid(gate_BTNH)",
+        "mixed_BTNH * gate_BTNH",
+        _INSIDE,
+    ),
+    Fault(
+        "values have no bound",
+        _BLOCK,
+        "        values_BTKH = bounded(values_BTKH)\n",
+        "",
+        _INSIDE,
+    ),
+    Fault(
+        "sinusoids begin at the first position",
+        "jaxinfer/models/network.py",
+        "sinusoids(positions_BT + config.sinusoids,",
+        "sinusoids(positions_BT,",
+        _INSIDE,
+    ),
+    Fault(
+        "bounded values are divided where what reads them is multiplied",
+        "jaxinfer/quantization/folding.py",
+        " and config.clip_qkv is None",
+        "",
+        "tests/quantization/test_folding.py",
+    ),
+    Fault(
+        "heads that turn backwards turn forwards",
+        "jaxinfer/models/families/family.py",
+        "        if self.backwards:\n",
+        "        if self.backwards and self.heads:\n",
+        "tests/models/test_inner_parts.py::test_heads_that_turn_backwards_have_their_halves_exchanged",
     ),
 )

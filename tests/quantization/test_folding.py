@@ -30,6 +30,10 @@ CASES = {
     "norms without weights": ({"norm": "plain_layer"}, [DOWN]),
     "no gate": ({"gated_mlp": False, "activation": "gelu"}, [QKV, ("up",)]),
     "no gate but a ReLU": ({"gated_mlp": False, "activation": "relu", **BIASES}, [QKV, ("up",), DOWN]),
+    "bounded values": ({"num_kv_heads": 4, "clip_qkv": 0.5}, [QKV, WIDE, DOWN]),
+    "gated attention": ({"num_kv_heads": 4, "attention_gate": True}, [(*QKV, "gate"), WIDE, OUTPUT, DOWN]),
+    "norms inside both parts": ({"num_kv_heads": 4, "inner_norms": True}, [QKV, WIDE]),
+    "RMS norms without weights": ({"norm": "plain_rms"}, [DOWN]),
     "a ReLU squared": ({"gated_mlp": False, "activation": "relu_squared"}, [QKV, ("up",)]),
 }
 

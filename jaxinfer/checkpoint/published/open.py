@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.checkpoint.published.awq import read_awq
+from jaxinfer.checkpoint.published.bitnet import read_bitnet
 from jaxinfer.checkpoint.published.bitsandbytes import read_bitsandbytes
 from jaxinfer.checkpoint.published.compressed_tensors import read_compressed_tensors
 from jaxinfer.checkpoint.published.fp8 import read_fbgemm_fp8, read_fp8
@@ -29,6 +30,7 @@ _METHODS: Mapping[str, Callable[[QuantizationKeys], Scheme]] = MappingProxyType(
         "bitsandbytes": read_bitsandbytes,
         "torchao": read_torchao,
         "mxfp4": read_mxfp4,
+        "bitnet": read_bitnet,
     }
 )
 

@@ -65,16 +65,20 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` exaone4; a null window means none."""
     reader = ConfigReader(config, family="exaone4")
     decoder = read_llama_keys(reader, "exaone4", _EXAONE4, 0, (2,), norm_eps=("rms_norm_eps", 1e-5))
-    decoder = replace(decoder, block="output_norm", qk_norm="head")
+    return reader.finish(with_rotating_windows(reader, replace(decoder, block="output_norm", qk_norm="head")))
+
+
+def with_rotating_windows(reader: ConfigReader, decoder: DecoderConfig) -> DecoderConfig:
+    """Return the decoder with its windows: where some layers have one, the others do not rotate."""
     if read_window(reader, default=4096) is None:
         if any(read_layer_types(reader, decoder.num_layers) or ()):
             raise reader.refuse("sliding_window", None, "layer_types has layers with a window; write its width")
-        return reader.finish(decoder)
+        return decoder
     # The first files say the pattern in letters, beside a list of the layers.
     period = 4 if reader.has("layer_types") else reader.positive_int("sliding_window_pattern", default=4)
     (kind,) = decoder.layer_pattern
     unrotated = replace(decoder, layer_pattern=(LayerKind(rope=None),))
-    return reader.finish(read_window_layers(reader, unrotated, period, kind.rope))
+    return read_window_layers(reader, unrotated, period, kind.rope)
 
 
 def _other_words(name: str) -> str:

@@ -23,7 +23,8 @@ class Part:
     of all experts, or those of other parameters too. With ``every`` the tensor has an axis for experts, and the
     parameter is every so manieth number of its last axis from ``first`` on, as many as it has; ``transposed`` is then
     meant of each expert's matrix. ``across`` means that the parameter is a stack ``[N, out, in]`` of matrices, each of
-    which is stored ``[in, out]``, its rows those of a head.
+    which is stored ``[in, out]``, its rows those of a head. ``backwards``, beside ``rotary``, means that positions turn
+    a head's halves, but the other way round, so that the parameter's upper half is the tensor's lower one.
     """
 
     tensor: str
@@ -35,6 +36,7 @@ class Part:
     shape: tuple[int, ...] | None = None
     every: int = 0
     across: bool = False
+    backwards: bool = False
 
     def of_experts(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Return the view of a tensor that is the parameter of this shape, where there is ``every``."""
@@ -50,6 +52,8 @@ class Part:
         together, distance = self.heads or (head_dim, head_dim)
         lanes = np.arange(together).reshape(-1, head_dim or together)
         turned = lanes[:, :turning].reshape(len(lanes), -1, 2).swapaxes(1, 2)
+        if self.backwards:
+            turned = lanes[:, :turning].reshape(len(lanes), 2, -1)[:, ::-1]
         lanes[:, :turning] = turned.reshape(len(lanes), turning)
         return self.first + (distance * np.arange(count // together)[:, None] + lanes.reshape(-1)).reshape(-1)
 

@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7: the first layers are dense, the others have experts in groups, beside a shared one."""
+"""GLM-4.5 to 4.7 and Solar Open: after dense layers, if any, experts in groups beside a shared one."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from jaxinfer.models.families.keys import llama_names
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_names import with_experts
 from jaxinfer.models.families.keys.grouped_experts import Usual, read_grouped_experts
-from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
 from jaxinfer.models.families.keys.rope import read_rope
 
 _DEFAULTS = MappingProxyType(
@@ -27,6 +27,8 @@ _DEFAULTS = MappingProxyType(
         "max_position_embeddings": 131072,
     }
 )
+_SOLAR = sizes(196608, 4096, 1280, 48, 64, 8, 128, 131072)  # no layer has the third number
+_SOLAR_EXPERTS = Usual((128, 8, 1280))
 _EXPERTS = Usual((128, 8, 1408), dense=1)
 
 
@@ -42,6 +44,19 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     return reader.finish(replace(decoder, experts=experts, qkv_bias=bias, qk_norm=norm))
 
 
+def translate_solar(config: Mapping[str, Any]) -> DecoderConfig:
+    """Translate a ``config.json`` of ``model_type`` solar_open: every layer has experts, no head is normed."""
+    reader = ConfigReader(config, family="solar_open")
+    rope = partial(read_rope, theta=1e6)
+    decoder = read_llama_keys(reader, "solar_open", _SOLAR, norm_eps=("rms_norm_eps", 1e-5), rope=rope)
+    experts = read_grouped_experts(reader, decoder.num_layers, _SOLAR_EXPERTS, "sigmoid")
+    if experts is None or experts.layer_pattern != (True,) * decoder.num_layers:
+        raise reader.refuse("first_k_dense_replace", "...", "in transformers all layers have experts")
+    if reader.boolean("use_qk_norm", default=False):
+        raise reader.refuse("use_qk_norm", True, "transformers norms no heads, whatever it says")
+    return reader.finish(replace(decoder, experts=experts, qkv_bias=reader.boolean("attention_bias", default=False)))
+
+
 def tensor_names(config: DecoderConfig) -> TensorNames:
     """Name the tensors: Llama's, and those of the experts."""
     names = llama_names.tensor_names(config)
@@ -50,4 +65,5 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     return names if config.experts is None else with_experts(config, names, shared="mlp.shared_experts")
 
 
+SOLAR_OPEN = Family("solar_open", ("SolarOpenForCausalLM",), translate_solar, tensor_names)
 GLM4_MOE = Family("glm4_moe", ("Glm4MoeForCausalLM",), translate, tensor_names)

@@ -24,9 +24,14 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
 def translate_shared(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` granitemoeshared."""
     reader = ConfigReader(config, family="granitemoeshared")
-    decoder = _read(reader, "granitemoeshared")
+    return reader.finish(read_shared(reader, "granitemoeshared"))
+
+
+def read_shared(reader: ConfigReader, family: str) -> DecoderConfig:
+    """Return a decoder of Granite's keys, and those of experts beside a shared one."""
+    decoder = _read(reader, family)
     width = reader.natural_int("shared_intermediate_size", default=0)
-    return reader.finish(replace(decoder, experts=decoder.experts and replace(decoder.experts, shared_dim=width)))
+    return replace(decoder, experts=decoder.experts and replace(decoder.experts, shared_dim=width))
 
 
 def expert_tensor_names(config: DecoderConfig) -> TensorNames:

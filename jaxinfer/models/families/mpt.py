@@ -15,7 +15,7 @@ _TRAINING = frozenset({"attn_pdrop", "attn_impl"})
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
-    """Translate a ``config.json`` of ``model_type`` mpt; clipped projections are refused."""
+    """Translate a ``config.json`` of ``model_type`` mpt."""
     words = {"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers"}
     changed = {words.get(key, key): value for key, value in config.items()}
     if isinstance(inner := config.get("attn_config"), Mapping):
@@ -28,7 +28,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
         raise reader.refuse("expansion_ratio", ratio, "transformers has 4, whatever it says")
     if not reader.boolean("no_bias", default=True):
         raise reader.refuse("no_bias", False, "transformers has no biases, whatever it says")
-    largest, scale = _read_attention(reader)
+    largest, scale, clip = _read_attention(reader)
     return reader.finish(
         DecoderConfig(
             family="mpt",
@@ -47,6 +47,7 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
             gated_mlp=False,
             alibi=Alibi(mpt_slopes(num_heads, largest)),
             attention_scale=scale,
+            clip_qkv=clip,
             tied_embeddings=reader.boolean("tie_word_embeddings", default=True),
             bos_token_id=reader.optional_token("bos_token_id"),
             eos_token_ids=reader.tokens("eos_token_id", default=()),
@@ -77,21 +78,20 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     return TensorNames(top, block, ignored, optional_prefix="transformer.")
 
 
-def _read_attention(reader: ConfigReader) -> tuple[float, float | None]:
-    """Return the exponent of the smallest slope, and what multiplies scores if it is stated."""
+def _read_attention(reader: ConfigReader) -> tuple[float, float | None, float | None]:
+    """Return the exponent of the smallest slope, what multiplies scores if it is stated, and the bound of heads."""
     section = reader.section("attn_config")
     if section is None:
-        return 8.0, None
+        return 8.0, None, None
     for key, only in _ONLY.items():
         if section.boolean(key, default=only) != only:
             raise section.refuse(key, not only, f"transformers has it {str(only).lower()}, whatever a file says")
     section.choice("attn_type", {"multihead_attention": None}, default="multihead_attention")
-    if section.optional_float("clip_qkv") is not None:
-        raise section.refuse("clip_qkv", "...", "clipped queries, keys and values are not supported")
+    clip = section.optional_float("clip_qkv") or None  # 0 is none there
     largest, scale = section.positive_float("alibi_bias_max", default=8.0), section.optional_float("softmax_scale")
     if scale == 0:
         raise section.refuse("softmax_scale", scale, "it must be above 0")
-    return section.finish((largest, scale))
+    return section.finish((largest, scale, clip))
 
 
 MPT = Family("mpt", ("MPTForCausalLM", "MptForCausalLM"), translate, tensor_names)

@@ -10,7 +10,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Family, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.gemma_keys import read_window_layers
-from jaxinfer.models.families.keys.llama_keys import read_llama_keys
+from jaxinfer.models.families.keys.llama_keys import read_clip, read_llama_keys
 from jaxinfer.models.families.keys.llama_names import renamed
 from jaxinfer.models.families.keys.rope import read_kind_rope, read_rope
 
@@ -31,12 +31,14 @@ _PERIOD = 4
 
 
 def translate_olmo(config: Mapping[str, Any]) -> DecoderConfig:
-    """Translate a ``config.json`` of ``model_type`` olmo; clipped projections (the first 7B) are refused."""
+    """Translate a ``config.json`` of ``model_type`` olmo."""
     reader = ConfigReader(config, family="olmo")
     # No key has the epsilon.
     decoder = read_llama_keys(reader, "olmo", _DEFAULTS, eos_token_ids=(50279,), norm_eps=("norm_eps", 1e-5))
     bias = reader.boolean("attention_bias", default=False)
-    return reader.finish(replace(decoder, norm="plain_layer", qkv_bias=bias, output_bias=bias))
+    return reader.finish(
+        replace(decoder, norm="plain_layer", clip_qkv=read_clip(reader), qkv_bias=bias, output_bias=bias)
+    )
 
 
 def translate_olmo2(config: Mapping[str, Any]) -> DecoderConfig:

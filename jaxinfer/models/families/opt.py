@@ -14,12 +14,17 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-_OFFSET = 2  # rows of the position table before the first token's
+OFFSET = 2  # rows of the position table before the first token's
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` opt."""
     reader = ConfigReader(config, family="opt")
+    return reader.finish(read_opt_keys(reader, "opt"))
+
+
+def read_opt_keys(reader: ConfigReader, family: str) -> DecoderConfig:
+    """Return the decoder that the keys say which OPT and its relatives share."""
     num_heads = reader.positive_int("num_attention_heads", default=12)
     model_dim = reader.positive_int("hidden_size", default=768)
     if model_dim % num_heads:
@@ -28,33 +33,31 @@ def translate(config: Mapping[str, Any]) -> DecoderConfig:
     norm_first = reader.boolean("do_layer_norm_before", default=True)
     removes_final_norm = reader.boolean("_remove_final_layer_norm", default=False)
     has_bias = reader.boolean("enable_bias", default=True)
-    return reader.finish(
-        DecoderConfig(
-            family="opt",
-            vocab_size=reader.positive_int("vocab_size", default=50272),
-            num_layers=reader.positive_int("num_hidden_layers", default=12, most=1000),
-            model_dim=model_dim,
-            ffn_dim=reader.positive_int("ffn_dim", default=3072),
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=model_dim // num_heads,
-            max_position=reader.positive_int("max_position_embeddings", default=2048),
-            norm_eps=1e-5,
-            layer_pattern=(LayerKind(rope=None),),
-            block="pre_norm" if norm_first else "post_norm",
-            norm="layer" if reader.boolean("layer_norm_elementwise_affine", default=True) else "plain_layer",
-            activation=reader.choice("activation_function", _ACTIVATIONS, default="relu"),
-            gated_mlp=False,
-            qkv_bias=has_bias,
-            output_bias=has_bias,
-            mlp_bias=has_bias,
-            embedding_dim=None if embedding_dim == model_dim else embedding_dim,
-            learned_positions=_OFFSET,
-            final_norm=norm_first and not removes_final_norm,
-            tied_embeddings=reader.boolean("tie_word_embeddings", default=True),
-            bos_token_id=reader.optional_token("bos_token_id", default=2),
-            eos_token_ids=reader.tokens("eos_token_id", default=(2,)),
-        )
+    return DecoderConfig(
+        family=family,
+        vocab_size=reader.positive_int("vocab_size", default=50272),
+        num_layers=reader.positive_int("num_hidden_layers", default=12, most=1000),
+        model_dim=model_dim,
+        ffn_dim=reader.positive_int("ffn_dim", default=3072),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=model_dim // num_heads,
+        max_position=reader.positive_int("max_position_embeddings", default=2048),
+        norm_eps=1e-5,
+        layer_pattern=(LayerKind(rope=None),),
+        block="pre_norm" if norm_first else "post_norm",
+        norm="layer" if reader.boolean("layer_norm_elementwise_affine", default=True) else "plain_layer",
+        activation=reader.choice("activation_function", _ACTIVATIONS, default="relu"),
+        gated_mlp=False,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=has_bias,
+        embedding_dim=None if embedding_dim == model_dim else embedding_dim,
+        learned_positions=OFFSET,
+        final_norm=norm_first and not removes_final_norm,
+        tied_embeddings=reader.boolean("tie_word_embeddings", default=True),
+        bos_token_id=reader.optional_token("bos_token_id", default=2),
+        eos_token_ids=reader.tokens("eos_token_id", default=(2,)),
     )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _EXPERTS = """
-    flex_olmo dbrx jetmoe kimi_k25 afmoe longcat_flash bailing_moe solar_open cohere2_moe aria_text beam exaone_moe
-    flint granitemoe_swa hy_v3 kolibri1 laguna mellum mimo_v2_flash sarvam_moe sarvam_mla axk1
+    jetmoe kimi_k25 longcat_flash bailing_moe cohere2_moe aria_text beam
+    flint kolibri1 laguna mimo_v2_flash sarvam_moe sarvam_mla axk1
 """
 _STATE_SPACE = """
     mamba mamba2 falcon_mamba jamba zamba zamba2 bamba falcon_h1 nemotron_h rwkv xlstm recurrent_gemma zaya
@@ -21,9 +21,8 @@ _LOOPED = """
     dory hrm_text
 """
 _OTHERS = """
-    bitnet persimmon cpmant ctrl diffllama doge gpt_neox_japanese openai-gpt xglm xlnet xlm biogpt minicpm3 youtu
-    hyperclovax nanochat granite_swa blt modernbert-decoder bert-generation roformer gemma4_assistant
-    gemma4_unified_assistant
+    cpmant ctrl diffllama doge gpt_neox_japanese xlnet xlm blt modernbert-decoder bert-generation roformer
+    gemma4_assistant gemma4_unified_assistant
 """
 _ENCODER_DECODER = """
     t5 mt5 umt5 byt5 bart mbart pegasus blenderbot blenderbot-small m2m_100 marian switch_transformers longt5 t5gemma

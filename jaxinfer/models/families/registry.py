@@ -6,10 +6,13 @@ from typing import Any
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.families.afmoe import AFMOE
 from jaxinfer.models.families.apertus import APERTUS
 from jaxinfer.models.families.beside_images import BESIDE_IMAGES
+from jaxinfer.models.families.bitnet import BITNET
 from jaxinfer.models.families.bloom import BLOOM
 from jaxinfer.models.families.cohere import COHERE, COHERE2
+from jaxinfer.models.families.dbrx import DBRX
 from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from jaxinfer.models.families.dots import DOTS1
 from jaxinfer.models.families.ernie_moe import ERNIE_MOE
@@ -20,7 +23,9 @@ from jaxinfer.models.families.gemma import GEMMA
 from jaxinfer.models.families.gemma2 import GEMMA2, VAULTGEMMA
 from jaxinfer.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from jaxinfer.models.families.glm import GLM, GLM4
-from jaxinfer.models.families.glm_moe import GLM4_MOE
+from jaxinfer.models.families.glm_moe import GLM4_MOE, SOLAR_OPEN
+from jaxinfer.models.families.glm_moe_relatives import EXAONE_MOE, HY_V3
+from jaxinfer.models.families.gpt1 import GPT1
 from jaxinfer.models.families.gpt2 import GPT2, GPT_SW3
 from jaxinfer.models.families.gpt_bigcode import GPT_BIGCODE
 from jaxinfer.models.families.gpt_neo import GPT_NEO
@@ -29,19 +34,25 @@ from jaxinfer.models.families.gpt_oss import GPT_OSS
 from jaxinfer.models.families.gptj import CODEGEN, GPTJ
 from jaxinfer.models.families.granite import GRANITE, GRANITE_HYBRID
 from jaxinfer.models.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from jaxinfer.models.families.granite_relatives import GRANITE_MOE_SWA, GRANITE_SWA, HYPERCLOVAX
 from jaxinfer.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
+from jaxinfer.models.families.latent_relatives import MINICPM3, YOUTU
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.llama4 import LLAMA4, LLAMA4_TEXT
 from jaxinfer.models.families.llama_namesakes import CWM, INTERNLM3, IQUEST, JAIS2
 from jaxinfer.models.families.llama_relatives import ARCEE, ERNIE, HELIUM, SEED_OSS
+from jaxinfer.models.families.mellum import MELLUM
 from jaxinfer.models.families.minimax import MINIMAX_M2
 from jaxinfer.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from jaxinfer.models.families.mixtral import MIXTRAL
 from jaxinfer.models.families.mpt import MPT
+from jaxinfer.models.families.nanochat import NANOCHAT
 from jaxinfer.models.families.nemotron import NEMOTRON
 from jaxinfer.models.families.olmo import OLMO, OLMO2, OLMO3
-from jaxinfer.models.families.olmoe import OLMOE
+from jaxinfer.models.families.olmoe import FLEX_OLMO, OLMOE
 from jaxinfer.models.families.opt import OPT
+from jaxinfer.models.families.opt_relatives import BIOGPT, XGLM
+from jaxinfer.models.families.persimmon import PERSIMMON
 from jaxinfer.models.families.phi import PHI
 from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.phimoe import PHIMOE
@@ -62,6 +73,8 @@ _ALL = (
     *(NEMOTRON, APERTUS, FALCON, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN),
     *(BLOOM, MPT),
     *(EXAONE3, INTERNLM3, IQUEST, CWM, JAIS2, VAULTGEMMA, GPT_SW3),
+    *(PERSIMMON, DBRX, BITNET, AFMOE, NANOCHAT, BIOGPT, XGLM, GPT1, HYPERCLOVAX, GRANITE_SWA, GRANITE_MOE_SWA),
+    *(SOLAR_OPEN, EXAONE_MOE, HY_V3, YOUTU, MINICPM3, FLEX_OLMO, MELLUM),
     *BESIDE_IMAGES,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})

@@ -16,6 +16,7 @@ from tests.checkpoint.published.packing import (
     gptq,
     int8_rows,
     of_class,
+    ternary,
 )
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "damp_percent": 0.1}
@@ -33,6 +34,7 @@ _BNB = {
     "llm_int8_skip_modules": None,
     "llm_int8_threshold": 6.0,
 }
+_BITNET = {"quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "offline"}
 _INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, "observer": None}
 
 
@@ -132,6 +134,12 @@ CASES: Mapping[str, Case] = {
         functools.partial(four_bits, nested=False, storage=np.float16),
     ),
     "fp4": Case({**_BNB, "bnb_4bit_quant_type": "fp4"}, functools.partial(four_bits, kind="fp4", block=256)),
+    "bitnet": Case({**_BITNET, "linear_class": "autobitlinear"}, ternary),
+    "bitnet_divided": Case(_BITNET, functools.partial(ternary, divides=True)),
+    "bitnet_online": Case(
+        {**_BITNET, "linear_class": "autobitlinear", "quantization_mode": "online"},
+        functools.partial(ternary, packed=False),
+    ),
     "torchao_int8": _of_class(),
     "torchao_int8_asymmetric": _of_class(symmetric=False, block=(64, 128)),
     "torchao_int4": _of_class(kind="Int4Tensor", block=(1, 64), bits=4),

@@ -175,6 +175,21 @@ def int8_rows(rng: Rng, outputs: int, width: int) -> Packed:
     return tensors, codes * (largest.astype(np.float64)[:, None] / 127)
 
 
+def ternary(rng: Rng, outputs: int, width: int, divides: bool = False, packed: bool = True) -> Packed:
+    """Scales multiply, or divide; what is not packed are the numbers of which training made -1, 0 and 1."""
+    if not packed:
+        plain = (rng.standard_normal((outputs, width)) * width**-0.5).astype(BFLOAT16)
+        wide = plain.astype(np.float64)
+        mean = np.abs(wide).mean()
+        return {"weight": plain}, np.clip(np.round(wide / mean), -1, 1) * mean
+    codes, scale = rng.integers(0, 3, (outputs, width)), draw_scales(rng, (1,), width, BFLOAT16, 1.0)
+    rows = outputs // 4
+    stored = sum(codes[place * rows : (place + 1) * rows] << 2 * place for place in range(4)).astype(np.uint8)
+    kept = (1 / scale.astype(np.float64)).astype(BFLOAT16) if divides else scale
+    factor = kept.astype(np.float64)
+    return {"weight": stored, "weight_scale": kept}, (codes - 1) * (1 / factor if divides else factor)
+
+
 def of_class(
     rng: Rng,
     outputs: int,

@@ -137,11 +137,11 @@ def test_what_transformers_5_writes_is_read():
 @pytest.mark.parametrize(
     ("model_type", "what"),
     [
-        *((name, "a mixture of experts of another kind") for name in ("dbrx", "jetmoe")),
+        *((name, "a mixture of experts of another kind") for name in ("laguna", "jetmoe")),
         ("mamba", "a model with state-space or recurrent layers"),
         *((name, "a model with linear attention or convolutions") for name in ("qwen3_next", "qwen3_5_moe", "minimax")),
         ("deepseek_v32", "a model whose attention chooses among earlier tokens"),
-        ("bitnet", "a decoder of another kind"),
+        ("diffllama", "a decoder of another kind"),
         ("t5", "a model with an encoder and a decoder"),
         ("gemma3n", "a model of images, sound or video beside text"),
     ],

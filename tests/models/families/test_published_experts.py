@@ -121,7 +121,7 @@ def test_a_model_may_have_no_layer_with_experts():
         (QWEN3_30B_A3B, {"mlp_only_layers": [48]}, "a list of numbers from 0 to 47"),
         (QWEN3_30B_A3B, {"use_sliding_window": True}, "use_sliding_window = True"),
         (QWEN15_MOE_A27B, {"layer_types": ["sliding_attention"] * 24}, "layers of experts have no windows"),
-        (OLMOE_1B_7B, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+        (OLMOE_1B_7B, {"clip_qkv": "8"}, "clip_qkv = '8'"),
         (GLM_45_AIR, {"n_group": 3}, "n_group = 3"),
         (GLM_45_AIR, {"n_group": 32, "topk_group": 1}, "topk_group = 1 is not supported: of 32 groups"),
         (GLM_45_AIR, {"n_group": 2, "topk_group": 3}, "topk_group = 3"),

@@ -52,7 +52,7 @@ def test_olmo_3_stretches_the_layers_that_see_the_whole_text():
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"clip_qkv": 8.0}, "clip_qkv = 8.0"), ({"hidden_act": "gelu"}, "hidden_act = 'gelu'")],
+    [({"clip_qkv": 0}, "clip_qkv = 0"), ({"hidden_act": "gelu"}, "hidden_act = 'gelu'")],
 )
 def test_what_the_decoder_does_not_do_is_refused_by_name(changes, named):
     with pytest.raises(UnsupportedModel, match=named):

@@ -74,6 +74,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Helium-1-2B": (HELIUM_2B, {"norm_eps": 1e-8, "head_dim": 128}),
     "Ernie-4.5-0.3B": (ERNIE_45_03B, {"tied_embeddings": True, "head_dim": 128}),
     "OLMo-1B": (OLMO_1B, {"norm": "plain_layer", "norm_eps": 1e-5, "head_dim": 128}),
+    "OLMo-7B-0724": ({**OLMO_1B, "clip_qkv": 8.0}, {"clip_qkv": 8.0}),
     "EXAONE-4.0-32B": (EXAONE_4_32B, {"block": "output_norm", "qk_norm": "head", "head_dim": 128}),
     "EXAONE-4.0-1.2B": (EXAONE_4_12B, {"block": "output_norm", "tied_embeddings": True, "head_dim": 64}),
     "Ministral-8B": (MINISTRAL_8B, {"head_dim": 128, "qkv_bias": False}),
@@ -120,7 +121,7 @@ def test_ministral_has_its_window_on_all_layers_or_on_those_of_a_list():
 @pytest.mark.parametrize(
     ("config", "changes", "named"),
     [
-        (OLMO_1B, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+        (OLMO_1B, {"clip_qkv": -8.0}, "clip_qkv = -8.0"),
         (EXAONE_4_12B, {"layer_types": ["sliding_attention"] * 30}, "sliding_window = None"),
         (MINISTRAL_8B, {"sliding_window": None}, "sliding_window = None"),
         (PYTHIA_69B, {"hidden_act": "mish"}, "hidden_act = 'mish'"),

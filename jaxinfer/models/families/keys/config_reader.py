@@ -65,11 +65,18 @@ class ConfigReader:
 
     def positive_floats(self, key: str, count: int) -> tuple[float, ...]:
         """Read a list of ``count`` finite numbers above 0."""
+        numbers = self.numbers(key, count)
+        if 0 in numbers:
+            raise self.refuse(key, self._config[key], "its numbers must be above 0")
+        return numbers
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """Read a list of ``count`` finite numbers of at least 0."""
         value = self._value(key, None)
         if not isinstance(value, list | tuple) or len(value) != count:
             raise self.refuse(key, value, f"it must be a list of {count} numbers")
-        if not all(_is_number(number) and number > 0 for number in value):
-            raise self.refuse(key, value, "its numbers must be above 0")
+        if not all(_is_number(number) and number >= 0 for number in value):
+            raise self.refuse(key, value, "its numbers must be at least 0")
         return tuple(float(number) for number in value)
 
     def optional_float(self, key: str) -> float | None:

@@ -139,6 +139,9 @@ _MPT = """
     auto_map tokenizer_name fc_type ffn_config
 """
 
+# Dropout, and an epsilon that norms do not have.
+_BIOGPT = "attention_probs_dropout_prob hidden_dropout_prob activation_dropout layerdrop layer_norm_eps"
+
 # The vision tower, and the tokens that represent an image.
 _GEMMA3 = """
     vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id
@@ -206,6 +209,18 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gpt_neo": _DROPOUT | frozenset(f"{_GPT2} embed_dropout resid_dropout classifier_dropout".split()),
         **dict.fromkeys(("gptj", "codegen"), frozenset(f"{_GPT2} rotary scale_attn_weights".split())),
         "llama4": frozenset(_LLAMA4_IMAGES.split()),
+        "persimmon": _DROPOUT | {"hidden_dropout"},
+        "dbrx": _EXPERTS | {"resid_pdrop", "emb_pdrop", "auto_map"},
+        **dict.fromkeys(("bitnet", "nanochat", "hyperclovax", "granite_swa"), _DROPOUT | {"auto_map"}),
+        "afmoe": _EXPERTS | {"auto_map", "load_balance_coeff", "use_grouped_mm"},
+        "biogpt": frozenset(_BIOGPT.split()),
+        "xglm": frozenset({"dropout", "attention_dropout", "activation_dropout", "layerdrop", "init_std"}),
+        "openai-gpt": frozenset(_GPT2.split()),
+        **dict.fromkeys(("granitemoe_swa", "solar_open", "hy_v3", "flex_olmo"), _EXPERTS | {"auto_map"}),
+        "exaone_moe": _EXPERTS | {"sliding_window_pattern", "cache_implementation", "auto_map"},
+        "youtu": _DROPOUT | {"auto_map", "embedding_initializer_range"},
+        "minicpm3": _DROPOUT | {"auto_map", "pretraining_tp"},
+        "mellum": _EXPERTS | {"num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"},
         **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _EXPERTS | {"max_window_layers"}),
         "stablelm": _DROPOUT | {"hidden_dropout"},
         "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),

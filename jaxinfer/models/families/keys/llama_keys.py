@@ -35,6 +35,11 @@ def sizes(*numbers: int | None) -> Mapping[str, int]:
     return MappingProxyType({key: number for key, number in named if number is not None})
 
 
+def read_clip(reader: ConfigReader) -> float | None:
+    """Return the bound of queries, keys and values, None without one."""
+    return reader.positive_float("clip_qkv") if reader.has("clip_qkv") else None
+
+
 def read_llama_keys(
     reader: ConfigReader,
     family: str,
