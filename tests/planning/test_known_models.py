@@ -11,9 +11,20 @@ from jaxinfer.ops.backend import choose_backend
 from jaxinfer.planning.known_models import known_models, planned_config
 from tests.planning.models import LLAMA_2_7B, LLAMA_3_8B
 
+
+def _further_layer(model_dim: int, queries: int, experts: int, width: int, norms: int = 0) -> int:
+    """Return the numbers of GLM-4.5's layer for a further token, with its own embedding and output matrix."""
+    rows = queries + 2 * 1024  # biased
+    attention = rows * (model_dim + 1) + queries * model_dim + norms
+    mixture = 3 * model_dim * width * (experts + 1) + experts * (model_dim + 1)
+    return attention + mixture + 2 * model_dim + model_dim * (2 * model_dim + 3) + 2 * 151552 * model_dim
+
+
 # As the Hugging Face hub counts the tensors of each; those of Qwen3-0.6B and 1.7B without the output matrix, which is
 # the embedding and is stored there, too; those of OPT-66B, which is pickled there, and of text decoders beside a vision
-# model by their published sizes.
+# model by their published sizes. Those of Apertus with a number of each layer that is a buffer there; those of GLM-4.5
+# without the layer that predicts a further token. Of Apertus-70B and Trinity-Mini, computed: only whole billions of
+# theirs were found.
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
@@ -59,6 +70,16 @@ PUBLISHED = {
     "hunyuan-a13b": 80_393_183_232,
     "ministral-3-8b": 8_489_553_920,
     "seed-oss-36b": 36_151_104_512,
+    "olmo-3-7b": 7_298_011_136,
+    "olmo-3-32b": 32_233_522_176,
+    "granite-4.0-micro": 3_402_836_480,
+    "apertus-8b": 8_053_338_176 + 32,
+    "apertus-70b": 70_599_864_480 + 80,
+    "exaone-4.0-32b": 32_003_216_384,
+    "glm-4.5": 358_337_791_296 - _further_layer(5120, 96 * 128, 160, 1536, norms=256),
+    "glm-4.5-air": 110_468_824_832 - _further_layer(4096, 96 * 128, 128, 1408),
+    "dbrx": 131_596_523_520,
+    "trinity-mini": 26_123_974_400,
 }
 
 
