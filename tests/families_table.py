@@ -35,10 +35,10 @@ def module_of_each() -> dict[str, str]:
 
 def families_in_gguf() -> set[str]:
     """Return the families that some GGUF architecture gives."""
-    # The text model of Gemma 3 is the architecture gemma3.
+    # The text model of Gemma 3 is the architecture gemma3, those of Mistral 3.1 and Ministral 3 are mistral3.
     sources = (path.read_text() for path in _ARCHITECTURES.glob("*.py"))
     words = {word for source in sources for word in re.findall(r'"(\w+)"', source)}
-    return (words & FAMILIES.keys()) - {"gemma3"}
+    return (words & FAMILIES.keys()) - {"gemma3", "mistral3"}
 
 
 def written() -> str:

@@ -249,4 +249,18 @@ FAULTS: tuple[Fault, ...] = (
         "tests/checkpoint/gguf/test_further.py::"
         "test_a_stated_factor_of_the_rotation_is_kept_unless_the_converter_derived_it",
     ),
+    Fault(
+        "queries of Ministral 3 files grow faster",
+        "jaxinfer/checkpoint/gguf/architectures/mistral3.py",
+        '"llama_4_scaling_beta": grows',
+        '"llama_4_scaling_beta": 2 * grows',
+        "tests/checkpoint/gguf/test_further.py::test_a_configuration_is_the_folders",
+    ),
+    Fault(
+        "all layers of AFMoE files have experts",
+        "jaxinfer/checkpoint/gguf/architectures/further_mixtures.py",
+        'reader.optional_int("leading_dense_block_count") or 0',
+        'reader.optional_int("leading_dense_block_count") and 0',
+        "tests/checkpoint/gguf/test_further.py::test_a_configuration_is_the_folders",
+    ),
 )

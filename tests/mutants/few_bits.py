@@ -130,8 +130,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "values that several query heads read are divided for each",
         "jaxinfer/quantization/folding.py",
-        "if config.num_heads == config.num_kv_heads:",
-        "if True:",
+        "if config.num_heads == config.num_kv_heads and",
+        "if",
         f"{_FOLDING}::test_scaled_inputs_change_no_logits",
     ),
     Fault(

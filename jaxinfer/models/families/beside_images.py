@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.families import cohere
+from jaxinfer.models.families import cohere, qwen_moe
 from jaxinfer.models.families.family import TEXT_ALONE, Family, TensorNames
 from jaxinfer.models.families.keys.beside_images import USUAL, without_image_positions
 from jaxinfer.models.families.keys.config_reader import ConfigReader
@@ -19,7 +19,11 @@ from jaxinfer.models.families.qwen import QWEN2, QWEN3
 
 # A text model's own word for its kind, and the family that it is.
 _NAMED_AS_LLAMA = {one.model_type: one for one in (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3)}
-_COHERE = {"cohere2": cohere.COHERE2}
+# Text models that are none of these, by what they usually are, and their tensors' names.
+_OTHERS: Mapping[str, tuple[Mapping[str, Family], Callable[[DecoderConfig], TensorNames]]] = {
+    "cohere2": ({"cohere2": cohere.COHERE2}, cohere.tensor_names),
+    "qwen3_moe": ({"qwen3_moe": qwen_moe.QWEN3_MOE}, qwen_moe.beside_images_names),
+}
 _OF_IMAGES = (
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*",
     r"(model\.)?image_newline",
@@ -39,6 +43,8 @@ def _translate(model_type: str, known: Mapping[str, Family], usual: str, config:
     if family is None:
         raise reader.refuse("text_config.model_type", word, f"known words are {', '.join(known)}")
     numbers, theta = USUAL.get(model_type, ({}, None))
+    if "num_local_experts" in text:  # transformers 5's other word
+        numbers = {key: number for key, number in numbers.items() if key != "num_experts"}
     base = {} if theta is None or "rope_parameters" in text else {"rope_theta": theta}
     decoder = family.translate(without_image_positions({**numbers, **base, **text, "architectures": None}))
     own = ConfigReader({key: config[key] for key in config if key in OUTER_KEYS or "text_config" in config}, model_type)
@@ -66,8 +72,7 @@ def _names(base: Callable[[DecoderConfig], TensorNames], first: str, other: str,
 
 
 def _family(model_type: str, architecture: str, usual: str, first: str, other: str = "model.language_model.") -> Family:
-    known = _COHERE if usual == "cohere2" else _NAMED_AS_LLAMA
-    base = cohere.tensor_names if usual == "cohere2" else tensor_names
+    known, base = _OTHERS.get(usual, (_NAMED_AS_LLAMA, tensor_names))
     return Family(
         model_type,
         (f"{architecture}ForConditionalGeneration",),
@@ -89,4 +94,5 @@ BESIDE_IMAGES = (
     _family("qwen2_vl", "Qwen2VL", "qwen2", "model.language_model.", "model."),
     _family("qwen2_5_vl", "Qwen2_5_VL", "qwen2", "model.language_model.", "model."),
     _family("qwen3_vl", "Qwen3VL", "qwen3", "model.language_model.", "model."),
+    _family("qwen3_vl_moe", "Qwen3VLMoe", "qwen3_moe", "model.language_model.", "model."),
 )

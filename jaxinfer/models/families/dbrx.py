@@ -9,7 +9,6 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Family, Part, Source, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts
-from jaxinfer.models.families.keys.expert_names import single_stacks
 from jaxinfer.models.families.keys.generic_keys import GENERIC_KEYS
 from jaxinfer.models.families.keys.llama_keys import read_clip, read_llama_keys, sizes
 
@@ -79,7 +78,13 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     total = queries + 2 * keys
     for name, first in (("query", 0), ("key", queries), ("value", queries + keys)):
         block[f"attention.{name}.kernel"] = Part(fused, first, total)
-    return TensorNames(top, block, others=(single_stacks(config),))
+    deep = (experts.num_experts, experts.ffn_dim, config.model_dim)
+    in_gguf: dict[str, Source] = {
+        "mlp.experts.gate": Part(f"{inside}.w1.weight", shape=deep),
+        "mlp.experts.up": Part(f"{inside}.v1.weight", shape=deep),
+        "mlp.experts.down": Part(f"{inside}.w2.weight", shape=(deep[0], deep[2], deep[1])),
+    }
+    return TensorNames(top, block, others=(in_gguf,))
 
 
 DBRX = Family("dbrx", ("DbrxForCausalLM",), translate, tensor_names)

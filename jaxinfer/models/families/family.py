@@ -89,17 +89,28 @@ class TensorNames:
     others: tuple[Mapping[str, Source], ...] = ()
 
     def spelled_in(self, tensors: Iterable[str]) -> "TensorNames":
-        """Return the names that a checkpoint with these tensors uses."""
+        """Return the names that a checkpoint with these tensors, which may be a mapping to their shapes, uses."""
+        shapes: Mapping[str, Any] = tensors if isinstance(tensors, Mapping) else {}
         tensors, names = list(tensors), self
         if not any(tensor.startswith(self.optional_prefix) for tensor in tensors):
             names = self.moved(self.optional_prefix, self.other_prefix)
             head = {"head.kernel": self.other_head} if self.other_head else {}
             names = replace(names, top={**names.top, **head})
-        of_layers = set(map(_of_layers, tensors)) if names.others else set()
-        for block in names.others:
-            if all(name in of_layers for source in block.values() for name in names_of(source)):
-                return replace(names, block={**names.block, **block})
-        return names
+        of_layers: dict[str, Any] = {}
+        for tensor in tensors if names.others else ():
+            shape = shapes.get(tensor)
+            of_layers[_of_layers(tensor)] = None if shape is None else tuple(shape)
+
+        def holds(block: Mapping[str, Source]) -> bool:
+            return all(name in of_layers for source in block.values() for name in names_of(source))
+
+        def fits(block: Mapping[str, Source]) -> bool:
+            parts = (source for source in block.values() if isinstance(source, Part) and source.shape is not None)
+            return all(of_layers[part.tensor] in (None, part.shape) for part in parts)
+
+        # Where forms differ in their shapes alone, the one that fits.
+        found = sorted(filter(holds, names.others), key=lambda block: not fits(block))
+        return replace(names, block={**names.block, **found[0]}) if found else names
 
     def notice_for(self, tensors: Iterable[str]) -> str | None:
         """Return the notice if some of a checkpoint's tensors are ignored."""

@@ -10,7 +10,7 @@ from jaxinfer.models.families.family import Family, TensorNames
 from jaxinfer.models.families.keys import llama_names
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.expert_keys import read_experts, read_sparse_layers
-from jaxinfer.models.families.keys.expert_names import with_experts
+from jaxinfer.models.families.keys.expert_names import halves_of_stacks, with_experts
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys
 from jaxinfer.models.families.keys.windows import read_layer_types
 
@@ -53,6 +53,15 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     """Name the tensors: Llama's, and those of the experts."""
     names = llama_names.tensor_names(config)
     return names if config.experts is None else with_experts(config, names)
+
+
+def beside_images_names(config: DecoderConfig) -> TensorNames:
+    """Name the tensors of Qwen3-VL's text decoder: all experts are in two, which are transposed where published."""
+    names, inside = tensor_names(config), "model.layers.{layer}.mlp.experts."
+    if config.experts is None:
+        return names
+    halves = halves_of_stacks(config, f"{inside}gate_up_proj", f"{inside}down_proj")
+    return replace(names, others=(halves, *names.others))
 
 
 def _read(reader: ConfigReader, family: str, defaults: Mapping[str, int], sizes: Any) -> DecoderConfig:

@@ -237,6 +237,75 @@ CASES: Mapping[str, Case] = {
             "rope.scaling.original_context_length": 4096, "rope.scaling.attn_factor": 1.1902380714238083,
         },
     ),
+    "exaone_moe": _llama(
+        "exaone-moe",
+        {
+            **GROUPED, "sliding_window": 16, "layer_types": [*TYPES, "full_attention"], "head_dim": 12,
+            "rope_theta": 1e6,
+        },
+        {
+            **GROUPED_KEYS, **WINDOWS, **dict.fromkeys(HEADS, 12), "rope.freq_base": 1e6, "rope.scaling.type": "none",
+            "attention.sliding_window_pattern": [True, False, False], "expert_shared_feed_forward_length": 32,
+            "nextn_predict_layers": 1, "block_count": 4,
+        },
+    ),
+    "afmoe": _llama(
+        "afmoe",
+        {
+            "num_hidden_layers": 5, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12,
+            "moe_intermediate_size": 16, "num_shared_experts": 2, "route_scale": 1.5, "mup_enabled": True,
+            "sliding_window": 16,
+        },
+        {
+            "block_count": 5, "leading_dense_block_count": 1, "expert_count": 4, "expert_used_count": 2,
+            "expert_feed_forward_length": 16, "expert_shared_count": 2, "expert_weights_scale": 1.5,
+            "expert_weights_norm": True, "expert_gating_func": 2, "attention.sliding_window": 16,
+            **dict.fromkeys(HEADS, 12),
+        },
+    ),
+    "dbrx": Case(
+        "dbrx",
+        {
+            **{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "tie_word_embeddings")},
+            "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+        {
+            **LAYER_NORM, "expert_count": 4, "expert_used_count": 2, "attention.clamp_kqv": 8.0,
+            "rope.freq_base": 5e5,
+        },
+    ),
+    "ministral3": _llama(
+        "mistral3",
+        {
+            "head_dim": 12, "rope_theta": 1e6,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.125,
+            },
+        },
+        {
+            **dict.fromkeys(HEADS, 12), "rope.freq_base": 1e6, "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+            "attention.temperature_scale": 0.125, "rope.scaling.yarn_log_multiplier": 1.0,
+        },
+        interleaved=True,
+    ),
+    "mistral as mistral3": _llama(
+        "mistral3", {"head_dim": 12, "sliding_window": None}, dict.fromkeys(HEADS, 12), interleaved=True
+    ),
+    "qwen3_moe beside images": _llama(
+        "qwen3vlmoe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 12,
+            "norm_topk_prob": True,
+        },
+        {
+            "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16, **dict.fromkeys(HEADS, 12),
+            "rope.dimension_sections": [2, 2, 2, 0], "n_deepstack_layers": 3,
+        },
+    ),
     "qwen2_5_vl": _llama(
         "qwen2vl", {"rope_theta": 1e6}, {"rope.freq_base": 1e6, "rope.dimension_sections": [2, 2, 0, 0]}, family="qwen2"
     ),
@@ -315,6 +384,7 @@ def gguf_tensors(case: Case, config: DecoderConfig, made: Mapping[str, np.ndarra
         if case.architecture == "nemotron" and hf_name.endswith("norm.weight"):
             values = values + np.float32(1)
         plain = hf_name.replace(".language_model", "").replace("e_score_correction_bias", "e_score_correction.bias")
+        plain = plain.replace(".expert_bias", ".expert_bias.bias")
         plain = plain.removeprefix("transformer.") if case.architecture == "bloom" else plain
         renamed_to = table.get_name(plain, try_suffixes=(".weight", ".bias"))
         assert renamed_to is not None, hf_name

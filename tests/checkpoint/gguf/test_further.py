@@ -30,11 +30,19 @@ def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
         np.testing.assert_array_equal(np.asarray(values), expected[name], err_msg=str(name))
 
 
+@pytest.mark.parametrize("name", ["exaone_moe", "afmoe", "dbrx", "ministral3", "mistral as mistral3"])
+def test_a_configuration_is_the_folders(tmp_path, name):
+    path, config, _ = write(tmp_path / "model.gguf", name)
+    assert decoder_config(open_gguf(path).config) == config
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
+        ("dbrx", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = "),
+        ("ministral3", {"rope.scaling.type": "linear"}, "temperature_scale = 0.125"),
+        pytest.param("afmoe", {"expert_gating_func": 1}, "expert_gating_func = 1", marks=pytest.mark.slow),
         ("olmo", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = "),
-        pytest.param("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv = 8", marks=pytest.mark.slow),
         ("nemotron", dict.fromkeys(("attention.key_length", "attention.value_length"), 12), "key_length = 12"),
         ("falcon in groups", {"attention.head_count_kv": 1}, "head_count_kv = 1"),
         pytest.param("gpt_bigcode", {"attention.head_count_kv": 4}, "head_count_kv = 4", marks=pytest.mark.slow),
@@ -66,6 +74,13 @@ def test_what_no_model_has_is_refused_by_name(tmp_path, name, changes, named):
     with pytest.raises(UnsupportedModel, match=named) as error:
         decoder_config(open_gguf(path).config)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("bound", "found"), [(8.0, 8.0), (0.0, None), (None, None)])
+def test_bounds_of_queries_keys_and_values_are_those_of_the_file(tmp_path, bound, found):
+    for name in ("olmo", "mpt"):
+        path, *_ = write(tmp_path / f"{name}.gguf", name, {"attention.clamp_kqv": bound})
+        assert decoder_config(open_gguf(path).config).clip_qkv == found
 
 
 def test_slopes_of_heads_that_are_no_power_of_two_are_those_of_the_file(tmp_path):

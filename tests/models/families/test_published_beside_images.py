@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from jaxinfer.errors import UnsupportedModel
+from jaxinfer.models.families.family import Part
 from jaxinfer.models.families.registry import decoder_config, family_of
 from tests.toys import rope_of
 
@@ -82,3 +83,21 @@ def test_what_is_not_known_is_refused_by_name(changes, named):
     with pytest.raises(UnsupportedModel) as error:
         decoder_config({**MISTRAL_SMALL_31, **changes})
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("is_published", "wide", "narrow"), [(True, (6, 32, 48), (6, 24, 32)), (False, (6, 48, 32), (6, 32, 24))]
+)
+def test_experts_of_qwen3_vl_are_found_by_their_shapes(is_published, wide, narrow):
+    """Published files have them transposed, by the names that transformers gives those that it saves."""
+    text = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "vocab_size": 40,
+    }  # fmt: skip
+    config = {"model_type": "qwen3_vl_moe", "text_config": text, "vision_config": {}}
+    names = family_of(config).tensor_names(decoder_config(config))
+    inside = "model.language_model.layers.0.mlp.experts."
+    shapes = {f"{inside}gate_up_proj": list(wide), f"{inside}down_proj": list(narrow)}
+    found = names.spelled_in(shapes).block["mlp.experts.gate"]
+    assert isinstance(found, Part)
+    assert (found.transposed, found.shape) == (is_published, wide)

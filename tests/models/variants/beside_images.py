@@ -43,7 +43,7 @@ def beside(model_type: str, text: Mapping[str, Any], vision: Mapping[str, Any], 
         {
             "grouping": rolled_kv_heads,
             "rotation": rope(theta=1e7),
-            **({"norms of heads": settings(qk_norm=None)} if model_type == "qwen3_vl" else {}),
+            **({"norms of heads": settings(qk_norm=None)} if model_type.startswith("qwen3_vl") else {}),
             **({"query bias": zeroed("query", "bias")} if model_type in ("qwen2_5_vl", "qwen2_vl") else {}),
             **({} if outer.get("tie_word_embeddings") else {"untied": embedding_as_head}),
         },
@@ -67,5 +67,16 @@ VARIANTS: Mapping[str, Variant] = {
     "qwen2_vl": beside("qwen2_vl", {"rope_parameters": _MROPE}, {"depth": 1, "embed_dim": 32, "num_heads": 2}),
     "qwen3_vl": beside(
         "qwen3_vl", {"head_dim": 12, "rope_parameters": _MROPE}, {**_QWEN, "deepstack_visual_indexes": [0]}
+    ),
+    "qwen3_vl_moe": beside(
+        "qwen3_vl_moe",
+        {
+            "head_dim": 12,
+            "rope_parameters": _MROPE,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+        {**_QWEN, "deepstack_visual_indexes": [0]},
     ),
 }

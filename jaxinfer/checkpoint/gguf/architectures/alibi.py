@@ -31,6 +31,7 @@ def _mpt(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     largest = reader.optional_float("attention.max_alibi_bias")
     if largest is None:
         raise reader.refuse("attention.max_alibi_bias", "models without it have learned positions")
+    clip = reader.optional_float("attention.clamp_kqv") or None
     return {
         "architectures": ["MPTForCausalLM"],
         "model_type": "mpt",
@@ -40,7 +41,7 @@ def _mpt(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         "n_heads": sizes["num_attention_heads"],
         "max_seq_len": sizes["max_position_embeddings"],
         "layer_norm_epsilon": reader.positive_float("attention.layer_norm_epsilon"),
-        "attn_config": {"alibi": True, "alibi_bias_max": largest},
+        "attn_config": {"alibi": True, "alibi_bias_max": largest, "clip_qkv": clip},
         **{key: sizes[key] for key in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")},
     }
 

@@ -30,7 +30,7 @@ _NORMS = MappingProxyType({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "se
 _PHI_LENGTHS, _PHI_MAGNITUDE = (131072, 4096), 1.243163121016122
 
 
-def _grouped(reader: MetadataReader) -> dict[str, Any]:
+def read_grouped(reader: MetadataReader) -> dict[str, Any]:
     """Return what the keys say of experts in groups, of which sigmoids choose."""
     return {
         **read_expert_counts(reader, "n_routed_experts", SIGMOID),
@@ -51,7 +51,7 @@ def _glm4(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         "model_type": "glm4_moe",
         **without_further_layers(reader, read_sizes(reader, tensors)),
         **read_rotated_part(reader, head_dim),
-        **_grouped(reader),
+        **read_grouped(reader),
         "head_dim": head_dim,
         "rms_norm_eps": reader.positive_float("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
@@ -61,7 +61,7 @@ def _glm4(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
 
 
 def _dots1(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
-    config = {**read_relative(reader, tensors, "dots1", "Dots1ForCausalLM"), **_grouped(reader)}
+    config = {**read_relative(reader, tensors, "dots1", "Dots1ForCausalLM"), **read_grouped(reader)}
     # No key has a window, which no published file has either.
     return {**config, "hidden_act": "silu", "layer_types": ["full_attention"] * config["num_hidden_layers"]}
 

@@ -88,6 +88,7 @@ def _olmo(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
         **read_rotary(reader, tensors, read_derived_head_dim(reader)),
         "attention_bias": False,
         "hidden_act": "silu",
+        "clip_qkv": reader.optional_float("attention.clamp_kqv") or None,
     }
 
 

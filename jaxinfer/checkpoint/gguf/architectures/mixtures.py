@@ -1,4 +1,4 @@
-"""Architectures qwen2moe, qwen3moe, olmoe and granitemoe: experts in every layer. Mixtral is architecture llama."""
+"""Architectures qwen2moe, qwen3moe, qwen3vlmoe, olmoe and granitemoe: experts everywhere. Mixtral's is llama."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -59,6 +59,12 @@ def _qwen3(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     return add_turn_ends({**config, **widths, **own}, reader, TURN_ENDS)
 
 
+def _qwen3_beside_images(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
+    """Return the configuration of a text decoder: positions of images are one and the same number for text."""
+    reader.skip("rope.dimension_sections", "n_deepstack_layers")
+    return _qwen3(reader, tensors)
+
+
 def _olmoe(reader: MetadataReader, tensors: FileTensors) -> dict[str, Any]:
     config = _read(reader, tensors, "olmoe", "OlmoeForCausalLM", read_derived_head_dim)
     return {**config, "norm_topk_prob": False, "attention_bias": False}
@@ -93,6 +99,7 @@ QWEN3_MOE = Architecture(
     top=TOP,
     block=MappingProxyType({**_ATTENTION, **_NORMS, **STACKS, "ffn_gate_inp": "mlp.gate"}),
 )
+QWEN3_VL_MOE = Architecture(name="qwen3vlmoe", translate=_qwen3_beside_images, top=TOP, block=QWEN3_MOE.block)
 OLMOE = Architecture(
     name="olmoe",
     translate=_olmoe,

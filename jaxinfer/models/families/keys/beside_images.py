@@ -19,6 +19,17 @@ USUAL: Mapping[str, tuple[Mapping[str, Any], float]] = MappingProxyType(
         "qwen2_vl": (_QWEN2, 1e6),
         "qwen2_5_vl": (_QWEN2, 1e6),
         "qwen3_vl": ({"max_position_embeddings": 128000}, 5e5),
+        "qwen3_vl_moe": (
+            {
+                **sizes(151936, 2048, 5632, 24, 16, 16, None, 128000),
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 1408,
+                "norm_topk_prob": True,
+                "tie_word_embeddings": True,
+            },
+            5e5,
+        ),
     }
 )
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")

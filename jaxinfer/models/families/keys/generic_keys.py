@@ -160,6 +160,7 @@ _OUTER = """
 OUTER_KEYS = frozenset(_OUTER.split())
 _BESIDE_IMAGES = """
     mistral3 llava llava_next internvl aya_vision cohere2_vision idefics3 smolvlm qwen2_vl qwen2_5_vl qwen3_vl
+    qwen3_vl_moe
 """
 
 # Keys of one family that have no effect on inference. Tensor-parallel pretraining only splits the same products. The
