@@ -106,7 +106,7 @@ def test_version_2_is_read_and_others_are_refused(tmp_path):
 
 def test_a_foreign_architecture_tensor_or_type_is_refused_by_name(tmp_path):
     tensors = files.gguf_tensors(files.hf_tensors())
-    with pytest.raises(UnsupportedModel, match=r"'mamba'.*known: apertus, arcee, .*starcoder2"):
+    with pytest.raises(UnsupportedModel, match=r"'mamba'.*known: afmoe, apertus, arcee, .*starcoder2"):
         open_gguf(files.write_gguf(tmp_path / "a.gguf", tensors, architecture="mamba"))
     with pytest.raises(UnsupportedModel, match=r"'blk.0.ssm_a.weight'"):
         open_gguf(
