@@ -60,18 +60,19 @@ def forward(
     Where the cache has features, it comes back with those of the new tokens.
     """
     inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B, adapters_B)
-    if cache.features is not None or _runs_by_ranges(decoder, params):
+    if cache.features is not None or _runs_by_ranges(decoder, params, adapters_B is not None):
         return _forward_by_ranges(decoder, params, *inputs)
     return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
 
 
-def _runs_by_ranges(decoder: Decoder, params: Params) -> bool:
+def _runs_by_ranges(decoder: Decoder, params: Params, is_adapted: bool) -> bool:
     """Tell whether layers are split over stages, or have stacks that kernels, or loops over experts, read in place.
 
     Linen's scan would slice these.
     """
     config, backend = decoder.config, decoder.backend
-    is_in_place = config.experts or backend.reads_live_blocks or any(map(_is_by_columns, _quantized(params["blocks"])))
+    is_in_place = config.experts or backend.reads_live_blocks or (is_adapted and backend.kernels != "xla")
+    is_in_place = is_in_place or any(map(_is_by_columns, _quantized(params["blocks"])))
     return backend.stages > 1 or bool(backend.scan_layers and is_in_place)
 
 

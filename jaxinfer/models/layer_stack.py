@@ -2,35 +2,32 @@
 
 from typing import Any
 
+import jax
+
+from jaxinfer.models.adapters import LOADED
 from jaxinfer.models.layers import EXPERTS, KERNEL
 from jaxinfer.notation import Array, Int, Params
 from jaxinfer.ops.few_bits.columns import layer_of
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.layer_view import LayerView
 
 # The linear layers of a feed-forward layer of which steps may read parts.
-_READ_IN_PART = ("up", "down")
+_FEED_FORWARD, _READ_IN_PART = "mlp", ("up", "down")
 
 
 def block_of(stacked: Params, layer: Int[Array, ""] | int, in_part: bool = False) -> Params:
-    """Return the parameters of one of stacked blocks; experts are read where they lie.
+    """Return the parameters of one of stacked blocks; experts and loaded adapters are read where they lie.
 
     ``in_part``: so are the kernels of the feed-forward layer of which steps read parts.
     """
-    mlp = stacked["mlp"]
-    if EXPERTS not in mlp:
-        block = layer_of(stacked, layer)
-        return _with_views(block, mlp, layer) if in_part else block
-    views = {name: LayerView(stack, layer) for name, stack in mlp[EXPERTS].items()}
-    others = {name: value for name, value in mlp.items() if name != EXPERTS}
-    block = layer_of({**stacked, "mlp": others}, layer)
-    return {**block, "mlp": {**block["mlp"], EXPERTS: views}}
 
+    def taken(path: tuple[str, ...], value: Any) -> Any:
+        *_, name = path
+        is_read_in_part = in_part and len(path) == 3 and path[0] == _FEED_FORWARD and path[1] in _READ_IN_PART
+        if name in (EXPERTS, LOADED) or (is_read_in_part and name == KERNEL):
+            return jax.tree.map(lambda leaf: LayerView(leaf, layer), value, is_leaf=is_quantized)
+        if isinstance(value, dict):
+            return {key: taken((*path, key), each) for key, each in value.items()}
+        return layer_of(value, layer)
 
-def _with_views(block: Params, mlp: Params, layer: Any) -> Params:
-    """Return a block whose partly read kernels are those of the stack."""
-    views = {
-        name: {**block["mlp"][name], KERNEL: LayerView(mlp[name][KERNEL], layer)}
-        for name in _READ_IN_PART
-        if name in mlp
-    }
-    return {**block, "mlp": {**block["mlp"], **views}}
+    return {name: taken((name,), value) for name, value in stacked.items()}

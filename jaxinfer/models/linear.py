@@ -16,7 +16,7 @@ from jaxinfer.ops.each_device import Split
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.logical_axes import mesh_spec
-from jaxinfer.ops.low_rank import add_up, project_down
+from jaxinfer.ops.low_rank import add_up, own_rows, project_down
 from jaxinfer.ops.matmul import linear, linears
 from jaxinfer.ops.rounding import rounded
 
@@ -147,9 +147,9 @@ def _with_own(
     return results
 
 
-def of_rows(stack_NO: Float[Array, "N O"], ids_B: Int[Array, " B"], like: Float[Array, "B T O"]) -> jax.Array:
+def of_rows(stack: Any, ids_B: Int[Array, " B"], like: Float[Array, "B T O"]) -> jax.Array:
     """Return each row's own vector as ``[B, 1, O]``; what a row of a negative id gets means nothing."""
-    return jnp.take(stack_NO, jnp.maximum(ids_B, 0), axis=0)[:, None].astype(like.dtype)
+    return own_rows(stack, ids_B)[:, None].astype(like.dtype)
 
 
 def shifted(outputs_BTO: Float[Array, "B T O"], own: Any, ids_B: Int[Array, " B"]) -> Float[Array, "B T O"]:

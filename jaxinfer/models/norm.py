@@ -17,6 +17,7 @@ from jaxinfer.notation import TENSOR, Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.norms import norm_rows
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.low_rank import own_rows
 from jaxinfer.ops.rounding import rounded
 
 # The kinds that subtract the mean.
@@ -76,8 +77,7 @@ class Norm(nn.Module):
         def of_rows(name: str) -> jax.Array | None:
             if name not in loaded:
                 return None
-            rows = jnp.take(loaded[name], jnp.maximum(ids_B, 0), axis=0)
-            return rows.reshape(*lead, *inputs.shape[len(lead) :])
+            return own_rows(loaded[name], ids_B).reshape(*lead, *inputs.shape[len(lead) :])
 
         scale, bias = of_rows("scale"), of_rows("bias")
         if not has_kernel:

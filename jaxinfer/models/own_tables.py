@@ -21,7 +21,7 @@ from jaxinfer.models.linear import shifted
 from jaxinfer.notation import TENSOR, Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.embedding import embed
-from jaxinfer.ops.low_rank import add_up, own_products, project_down, spread
+from jaxinfer.ops.low_rank import add_up, project_down
 from jaxinfer.ops.matmul import product
 
 COPY = "copy_"
@@ -41,7 +41,7 @@ def own_embeddings(
     if "up" in own:
         ranks_NVR, up_NRD = own["ranks"], own["up"]
         inner_BTR = ranks_NVR[numbers_B[:, None], jnp.clip(tokens_BT, 0, ranks_NVR.shape[1] - 1)]
-        rows_BTD = add_up(rows_BTD, spread(inner_BTR, up_NRD, ids_B, backend), up_NRD, ids_B, backend)
+        rows_BTD = add_up(rows_BTD, inner_BTR, up_NRD, ids_B, backend)
     return jnp.where((ids_B < 0)[:, None, None], base_BTD, rows_BTD)
 
 
@@ -65,12 +65,12 @@ def own_logits(
         operands = has_it_B, logits_BTV, table_VD
         logits_BTV = jax.lax.cond(has_it_B.any(), of_copy, lambda _, logits_BTV, __: logits_BTV, *operands)
     if "rows" in own:
-        found_BTK = own_products(hidden_BTD, own["rows"], ids_B, backend).astype(logits_BTV.dtype)
+        (found_BTK,) = project_down(hidden_BTD, [own["rows"]], ids_B, backend)
         tokens_BK = own["tokens"][jnp.maximum(ids_B, 0)]
         # What stands past the end is dropped: a negative index would count from there.
         tokens_BK = jnp.where((ids_B[:, None] < 0) | (tokens_BK < 0), logits_BTV.shape[-1], tokens_BK)
         places = jnp.arange(batch)[:, None, None], jnp.arange(logits_BTV.shape[1])[:, None], tokens_BK[:, None]
-        logits_BTV = logits_BTV.at[places].set(found_BTK, mode="drop")
+        logits_BTV = logits_BTV.at[places].set(found_BTK.astype(logits_BTV.dtype), mode="drop")
     if "up" in own:
         (inner,) = project_down(hidden_BTD, [own["down"]], ids_B, backend)
         logits_BTV = add_up(logits_BTV, inner, own["up"], ids_B, backend, TENSOR)

@@ -29,8 +29,8 @@ class LayerView:
         """The dtype of plain kernels."""
         return self.stack.dtype
 
-    def flat(self, index: Int[Array, ""]) -> tuple[Any, Array]:
-        """Return the stack as ``[L * E, out, in]``, and an expert's place in it.
+    def flat(self, index: Int[Array, "*B"] | int) -> tuple[Any, Array]:
+        """Return the stack as ``[L * E, out, in]``, and the places of experts in it.
 
         If a device has one expert, the compiler knows that its index in ``[L, E, out, in]`` is 0 in every turn of a
         loop, and would copy it before.

@@ -1,8 +1,8 @@
 """Products of each row of a batch with a low-rank pair of matrices of its own, out of a stack of them.
 
-On a CPU each row reads its own pair (`jaxinfer.ops.cpu_kernels.low_rank`). Elsewhere all rows are multiplied by all
-``down`` at once, what is not a row's own is replaced by zeros, and all ``up`` follow: a matrix unit does that while it
-reads them, each once, where one pair a row would be copied first.
+On a CPU each row reads its own pair (`jaxinfer.ops.cpu_kernels.low_rank`), on a TPU a kernel reads the pairs that rows
+of the batch have (`pallas_kernels.low_rank`). Elsewhere all rows are multiplied by all ``down`` at once, what is not a
+row's own is replaced by zeros, and all ``up`` follow: one pair a row would be copied first.
 """
 
 from collections.abc import Sequence
@@ -16,86 +16,136 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import low_rank
 from jaxinfer.ops.cpu_kernels.machine_code import host_vectors
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import product
 from jaxinfer.ops.quantized_sums import added_over
+
+# A stack of matrices, of one layer or of all.
+Stack = Float[Array, "N R F"] | LayerView
+_DTYPES = ("bfloat16", "float32")
 
 
 def project_down(
     inputs_BTI: Float[Array, "B T I"],
-    stacks: Sequence[Float[Array, "N R I"]],
+    stacks: Sequence[Stack],
     ids_B: Int[Array, " B"],
     backend: Backend,
     in_axis: str | None = None,
-) -> list[Any]:
-    """Return what `add_up` takes of the inputs, for each of several stacks; rows of a negative id have chosen nothing.
+) -> list[Float[Array, "B T _"]]:
+    """Return the products with each row's matrix ``[R, I]`` of several stacks; a row of a negative id has chosen none.
 
-    ``in_axis`` is the axis of a mesh that splits the inputs.
+    What such a row gets means nothing. ``in_axis`` is the axis of a mesh that splits the inputs.
     """
-    if not _runs_kernels(stacks[0], backend):
-        return [_masked(inputs_BTI, stack, ids_B, backend, in_axis) for stack in stacks]
     in_axis = in_axis and even_axis(in_axis, inputs_BTI.shape[-1], backend)
+    if _runs_cpu_kernels(stacks[0], backend):
+        inputs_BTI, multiply = inputs_BTI.astype(jnp.float32), low_rank.project_down
+    elif _runs_tpu_kernels(inputs_BTI.shape, stacks, backend, in_axis):
+        inputs_BTI, multiply = inputs_BTI.astype(stacks[0].dtype), _tpu_kernel("project_down", backend)
+    else:
+        return [_masked(inputs_BTI, _whole(stack), ids_B, backend, in_axis) for stack in stacks]
 
-    def multiply(inputs_BTI: Any, ids_B: Any, *stacks: Any) -> list[Any]:
-        found = low_rank.project_down(inputs_BTI, stacks, ids_B)
-        return [one if in_axis is None else added_over(one, in_axis, backend) for one in found]
+    def run(inputs_BTI: Any, ids_B: Any, *stacks: Any) -> list[Any]:
+        found = list(multiply(inputs_BTI, stacks, ids_B))
+        if in_axis is None:
+            return found
+        # What means nothing may be no number, which would be sent among the others.
+        found = [jnp.where((ids_B < 0)[:, None, None], 0, each) for each in found]
+        return [added_over(each, in_axis, backend) for each in found]
 
     rows = row_axes(inputs_BTI.shape[:-1], backend)
-    parts = PartitionSpec(*rows, in_axis), PartitionSpec(rows[0]), *[PartitionSpec(None, None, in_axis)] * len(stacks)
-    run = backend.on_devices(multiply, parts, [PartitionSpec(*rows, None)] * len(stacks))
-    return run(inputs_BTI.astype(jnp.float32), ids_B, *stacks)
-
-
-def spread(inner_BTR: Any, stack_NRO: Float[Array, "N R O"], ids_B: Int[Array, " B"], backend: Backend) -> Any:
-    """Return rows' values in front of their own matrices as `add_up` takes them."""
-    if _runs_kernels(stack_NRO, backend):
-        return inner_BTR
-    is_own_BN = ids_B[:, None] == jnp.arange(stack_NRO.shape[0])
-    every = jnp.where(is_own_BN[:, None, :, None], inner_BTR[:, :, None], 0)
-    return every.reshape(*inner_BTR.shape[:2], -1)
-
-
-def own_products(
-    inputs_BTI: Float[Array, "B T I"], stack_NKI: Float[Array, "N K I"], ids_B: Int[Array, " B"], backend: Backend
-) -> Float[Array, "B T K"]:
-    """Return the dot products with the rows of each row's own matrix; those of a row of a negative id mean nothing."""
-    (found,) = project_down(inputs_BTI, [stack_NKI], ids_B, backend)
-    if _runs_kernels(stack_NKI, backend):
-        return found
-    # All others are zero.
-    return found.reshape(*found.shape[:2], *stack_NKI.shape[:2]).sum(axis=2)
+    of_stacks = [_spec(stack, PartitionSpec(None, None, in_axis)) for stack in stacks]
+    parts = PartitionSpec(*rows, in_axis), PartitionSpec(rows[0]), *of_stacks
+    return backend.on_devices(run, parts, [PartitionSpec(*rows, None)] * len(stacks))(inputs_BTI, ids_B, *stacks)
 
 
 def add_up(
     base_BTO: Float[Array, "B T O"],
-    inner: Any,
-    stack_NRO: Float[Array, "N R O"],
+    inner_BTR: Float[Array, "B T R"],
+    stack: Stack,
     ids_B: Int[Array, " B"],
     backend: Backend,
     out_axis: str | None = None,
 ) -> Float[Array, "B T O"]:
-    """Return the base plus the products of ``inner`` with each row's matrix; rows of a negative id keep their bits.
+    """Return the base plus the products of ``inner`` with each row's ``[R, O]``; rows of a negative id keep their bits.
 
     ``out_axis`` is the axis of a mesh that splits the outputs.
     """
-    if not _runs_kernels(stack_NRO, backend):
-        kernel = stack_NRO.reshape(-1, stack_NRO.shape[-1])
-        added_BTO = product(inner, kernel, backend, transposed=True, split=(out_axis, None))
-        return jnp.where((ids_B < 0)[:, None, None], base_BTO, (base_BTO + added_BTO).astype(base_BTO.dtype))
     out_axis = out_axis and even_axis(out_axis, base_BTO.shape[-1], backend)
+    if _runs_cpu_kernels(stack, backend):
+        run = low_rank.add_up
+    elif _runs_tpu_kernels(inner_BTR.shape, [stack], backend):
+        run = _tpu_kernel("add_up", backend)
+    else:
+        stack_NRO = _whole(stack)
+        is_own_BN = ids_B[:, None] == jnp.arange(len(stack_NRO))
+        every = jnp.where(is_own_BN[:, None, :, None], inner_BTR[:, :, None], 0)
+        every, kernel = every.reshape(*inner_BTR.shape[:2], -1), stack_NRO.reshape(-1, stack_NRO.shape[-1])
+        added_BTO = product(every, kernel, backend, transposed=True, split=(out_axis, None))
+        return jnp.where((ids_B < 0)[:, None, None], base_BTO, (base_BTO + added_BTO).astype(base_BTO.dtype))
     rows = row_axes(base_BTO.shape[:-1], backend)
-    outputs = PartitionSpec(*rows, out_axis)
-    parts = outputs, PartitionSpec(*rows, None), PartitionSpec(None, None, out_axis), PartitionSpec(rows[0])
-    return backend.on_devices(low_rank.add_up, parts, outputs)(base_BTO, inner, stack_NRO, ids_B)
+    outputs, of_stack = PartitionSpec(*rows, out_axis), _spec(stack, PartitionSpec(None, None, out_axis))
+    parts = outputs, PartitionSpec(*rows, None), of_stack, PartitionSpec(rows[0])
+    return backend.on_devices(run, parts, outputs)(base_BTO, inner_BTR, stack, ids_B)
+
+
+def own_rows(stack: Float[Array, "N F"] | LayerView, ids_B: Int[Array, " B"]) -> Float[Array, "B F"]:
+    """Return each row's own vector; what a row of a negative id gets means nothing."""
+    at_B = jnp.maximum(ids_B, 0)
+    flat, at_B = stack.flat(at_B) if isinstance(stack, LayerView) else (stack, at_B)
+    return jnp.take(flat, at_B, axis=0)
 
 
 def _masked(inputs_BTI: Any, stack_NRI: Any, ids_B: Any, backend: Backend, in_axis: str | None) -> Any:
-    """Return the products with all matrices side by side, zero but for each row's own."""
+    """Return each row's products with its matrix, out of those with all."""
     num, rank, width = stack_NRI.shape
     every = product(inputs_BTI, stack_NRI.reshape(num * rank, width), backend, split=(None, in_axis))
     is_own_BN = ids_B[:, None] == jnp.arange(num)
-    own = jnp.where(is_own_BN[:, None, :, None], every.reshape(*every.shape[:-1], num, rank), 0)
-    return own.reshape(every.shape)
+    # All others are zero.
+    return jnp.where(is_own_BN[:, None, :, None], every.reshape(*every.shape[:-1], num, rank), 0).sum(axis=2)
 
 
-def _runs_kernels(stack: Any, backend: Backend) -> bool:
+def _runs_cpu_kernels(stack: Stack, backend: Backend) -> bool:
     return backend.cpu_kernels and host_vectors() is not None and stack.dtype == jnp.float32
+
+
+def _runs_tpu_kernels(
+    shape: tuple[int, ...], stacks: Sequence[Stack], backend: Backend, in_axis: str | None = None
+) -> bool:
+    """Whether a TPU's kernel multiplies inputs of this shape, a device's part of them: vector memory has room."""
+    dtypes = {jnp.dtype(stack.dtype).name for stack in stacks}
+    if backend.kernels not in ("pallas", "interpret") or len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
+        return False
+    # Imported here: a program that is kept already starts without the kernels.
+    from pallas_kernels.low_rank import fit_rows
+
+    batch, tokens, width = shape
+    width //= 1 if in_axis is None or backend.mesh is None else backend.mesh.shape[in_axis]
+    rank, item = sum(stack.shape[1] for stack in stacks), jnp.dtype(stacks[0].dtype).itemsize
+    return batch * tokens > 0 and fit_rows(batch, tokens, width, rank, item) > 0
+
+
+def _tpu_kernel(name: str, backend: Backend) -> Any:
+    """Return a function of `pallas_kernels.low_rank`, for a layer's stacks, called like that of the CPU kernels."""
+    import pallas_kernels.low_rank as kernels
+
+    def run(*arguments: Any) -> Any:
+        *before, stacks, ids_B = arguments
+        views = stacks if isinstance(stacks, Sequence) else [stacks]
+        flat, firsts = zip(*(_flat(view) for view in views))
+        options = {"number": views[0].shape[0], "first": firsts[0], "interpret": backend.kernels == "interpret"}
+        return getattr(kernels, name)(*before, flat if views is stacks else flat[0], ids_B, **options)
+
+    return run
+
+
+def _flat(stack: Any) -> tuple[Any, Any]:
+    """Return matrices ``[X, R, F]``, and the place of the layer's first."""
+    return stack.flat(0) if isinstance(stack, LayerView) else (stack, 0)
+
+
+def _whole(stack: Stack) -> Any:
+    return stack.whole() if isinstance(stack, LayerView) else stack
+
+
+def _spec(stack: Stack, spec: PartitionSpec) -> Any:
+    return LayerView(PartitionSpec(None, *spec), PartitionSpec()) if isinstance(stack, LayerView) else spec

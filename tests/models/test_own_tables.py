@@ -1,5 +1,7 @@
 """Each row's own embeddings and logits are those of the tables that its adapter makes of the model's."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.matmul import product
 
 KERNELS, XLA = choose_backend("float32", "cpu"), choose_backend("float32", "cpu", scan_layers=True)
+TPU = replace(XLA, kernels="interpret")
 VOCAB, WIDTH, NUMBER, RANK = 40, 24, 4, 8
 IDS = np.array([2, -1, 0, 3, 1], np.int32)
 TOKENS = np.array([[3, 9, 39], [3, 9, 39], [9, 0, 9], [3, 3, 5], [7, 9, 39]], np.int32)
@@ -42,7 +45,14 @@ def table_of(adapter: int) -> np.ndarray:
     return table + LOW[0][adapter] @ LOW[1][adapter]
 
 
-@pytest.mark.parametrize("backend", [KERNELS, XLA], ids=["kernels", "xla"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(KERNELS, id="kernels"),
+        pytest.param(XLA, id="xla"),
+        pytest.param(TPU, id="tpu", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_have_their_own_tables_and_others_their_bits(backend):
     def embedded(base, own, tokens, ids):
         plain = embed(base, tokens, backend)

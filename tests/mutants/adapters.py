@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _KERNELS, _OPS = "jaxinfer/ops/cpu_kernels/low_rank.py", "jaxinfer/ops/low_rank.py"
+_TPU_BODIES, _TPU_STEPS = (f"pallas_kernels/low_rank/{name}.py" for name in ("kernel", "steps"))
 _LOADED, _LINEAR = "jaxinfer/model_adapters.py", "jaxinfer/models/linear.py"
 _FOLDER, _SETTINGS = (f"jaxinfer/checkpoint/adapters/{name}.py" for name in ("peft_folder", "settings"))
 _OF_OPS, _OF_FOLDERS = "tests/ops/test_low_rank.py", "tests/checkpoint/adapters/test_peft_folder.py"
@@ -42,8 +43,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "where there are no kernels rows get all adapters",
         _OPS,
-        "own = jnp.where(is_own_BN[:, None, :, None], every.reshape(*every.shape[:-1], num, rank), 0)",
-        "own = every.reshape(*every.shape[:-1], num, rank)",
+        "jnp.where(is_own_BN[:, None, :, None], every.reshape(*every.shape[:-1], num, rank), 0).sum(axis=2)",
+        "every.reshape(*every.shape[:-1], num, rank).sum(axis=2)",
         _OF_OPS,
     ),
     Fault(
@@ -52,6 +53,20 @@ FAULTS: tuple[Fault, ...] = (
         "return jnp.where((ids_B < 0)[:, None, None], base_BTO, (base_BTO + added_BTO).astype(base_BTO.dtype))",
         "return (base_BTO + added_BTO + 1e-6).astype(base_BTO.dtype)",
         _OF_OPS,
+    ),
+    Fault(
+        "a TPU's rows get another adapter of their step",
+        _TPU_BODIES,
+        "found = jnp.where(is_own_M1, products[:, place * rank : (place + 1) * rank], found)",
+        "found = jnp.where(is_own_M1, products[:, :rank], found)",
+        _OF_OPS,
+    ),
+    Fault(
+        "a TPU fetches an adapter that no row has",
+        _TPU_STEPS,
+        "jnp.where(last_GI < 0, first, kept_GI)",
+        "found_GI",
+        "tests/pallas_kernels/test_low_rank.py",
     ),
     Fault("adapters are one off", _LINEAR, "adapters_B - 1, split", "adapters_B - 2, split", _BITS),
     Fault(

@@ -1,5 +1,7 @@
 """A row's product with a low-rank pair of its own is NumPy's, and its bits depend on the row and the pair alone."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jaxinfer.ops.cpu_kernels import low_rank as kernels
 from jaxinfer.ops.low_rank import add_up, project_down
 
 KERNELS, XLA = choose_backend("float32", "cpu"), choose_backend("float32", "cpu", scan_layers=True)
+TPU = replace(XLA, kernels="interpret")
 IDS = np.array([2, -1, 0, 2, 1], np.int32)
 ROWS, TOKENS, INPUTS, RANK, NUMBER, OUTPUTS = len(IDS), 3, 40, 8, 4, 70
 
@@ -29,7 +32,7 @@ def added(backend, inputs, down, up, base, ids):
     return np.asarray(jax.jit(run)(inputs, down, up, base, ids))
 
 
-@pytest.mark.parametrize("backend", [KERNELS, XLA], ids=["kernels", "xla"])
+@pytest.mark.parametrize("backend", [KERNELS, XLA, TPU], ids=["kernels", "xla", "tpu"])
 def test_each_row_has_its_own_product_and_rows_without_keep_their_bits(backend):
     inputs, down, up, base = drawn()
     found = added(backend, inputs, down, up, base, IDS)

@@ -1,4 +1,4 @@
-"""A TPU's step with loaded adapters reads each of them once, in place, beside the weights."""
+"""A TPU's step with loaded adapters reads those that its rows may have, each once, in place, beside the weights."""
 
 from dataclasses import replace
 
@@ -43,15 +43,17 @@ def check(monkeypatch, config, batch):
     monkeypatch.setattr(planning, "placed_params", placed)
     found = planning.compile_programs(config, "v5e:1x1", **asked)["decode"]
     adapters = found.argument_bytes - base.argument_bytes
+    hit = adapters * min(batch, NUMBER) // NUMBER
     sizes = [sum(shape) for shape in kernel_shapes(config).values()]
     assert adapters == pytest.approx(2 * config.num_layers * NUMBER * RANK * sum(sizes), rel=0.01)
-    assert moved_bytes(found) < 1.1 * (moved_bytes(base) + adapters), largest_buffers(found.hlo)
+    moved = moved_bytes(found)
+    assert moved_bytes(base) + 0.9 * hit < moved < 1.05 * (moved_bytes(base) + hit), largest_buffers(found.hlo)
     assert found.beyond_arguments_bytes < base.beyond_arguments_bytes + 0.1 * adapters
 
 
 @pytest.mark.slow
 def test_a_step_of_a_small_model(monkeypatch):
-    check(monkeypatch, SMALL, 32)
+    check(monkeypatch, SMALL, 4)
 
 
 @pytest.mark.exhaustive
