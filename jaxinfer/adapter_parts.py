@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.checkpoint.adapters.low_rank import LowRank
 from jaxinfer.checkpoint.adapters.merged import MergedTensors
 from jaxinfer.checkpoint.adapters.other_tensors import HEAD as TIED_HEAD
 from jaxinfer.checkpoint.adapters.other_tensors import Change
@@ -21,8 +22,8 @@ from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.adapters import ADAPTED_NAMES, EMBED, HEAD
-from jaxinfer.models.families.family import TensorNames
-from jaxinfer.models.layers import locate
+from jaxinfer.models.families.family import Part, TensorNames
+from jaxinfer.models.layers import EXPERTS, locate
 from jaxinfer.notation import Params
 
 # What is added to the logits, by its name among vectors.
@@ -34,10 +35,12 @@ _OF_TABLES: Mapping[tuple[str, ...], str] = {("embed", "embedding"): EMBED, ("he
 class OwnParts:
     """An adapter's vectors by layer (None: of no block) and name, and its changes of tables.
 
-    A linear layer's ``NAME.shift`` is added to its outputs; a norm has ``NAME.scale`` and ``NAME.bias``.
+    A linear layer's ``NAME.shift`` is added to its outputs; a norm has ``NAME.scale`` and ``NAME.bias``. ``pairs`` are
+    what is added to routers' matrices, whose expert is 0, and to experts', by layer, parameter and expert.
     """
 
     vectors: Mapping[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
+    pairs: Mapping[tuple[int, str, int], LowRank] = field(default_factory=dict)
     tables: Mapping[str, Change] = field(default_factory=dict)
 
 
@@ -49,6 +52,7 @@ def own_parts(adapter: Adapter, base: LoadedTensors, names: TensorNames, abstrac
     leaves = _leaves_of(adapter.changes, names, abstract)
     tables: dict[str, Change] = {}
     of_vectors: dict[tuple[str, ...], Leaf] = {}
+    pairs: dict[tuple[int, str, int], LowRank] = {}
     for tensor, change in adapter.changes.items():
         if tensor == TIED_HEAD and not leaves[tensor] and _can_be_own(change):
             tables[HEAD] = change
@@ -59,6 +63,15 @@ def own_parts(adapter: Adapter, base: LoadedTensors, names: TensorNames, abstrac
                 tables[_OF_TABLES[path]] = _beside_base(change, base, tensor, leaf)
             elif leaf is not None and change.low is None and _is_vector(path):
                 of_vectors[path] = leaf
+            elif leaf is not None and change.low is not None and _is_pair(leaf, change):
+                layers, _, name, _ = locate(path, leaf.struct.shape)
+                places = {
+                    (layer, name, expert): change.low
+                    for layer, parts in zip(layers or (), leaf.sources)
+                    for expert, part in enumerate(parts)
+                    if part.tensor == tensor
+                }
+                pairs |= places
             else:
                 raise UnsupportedModel(
                     f"{adapter.origin}: it changes {tensor}, which can only be merged: jaxinfer convert SRC DST "
@@ -73,7 +86,7 @@ def own_parts(adapter: Adapter, base: LoadedTensors, names: TensorNames, abstrac
     low = tables[HEAD].low if HEAD in tables else None
     if low is not None and low.shift_O is not None:
         vectors[None, HEAD_SHIFT] = vectors.get((None, HEAD_SHIFT), np.float32(0)) + low.shift_O
-    return OwnParts(vectors, tables)
+    return OwnParts(vectors, pairs, tables)
 
 
 def _leaves_of(tensors: Mapping[str, Any], names: TensorNames, abstract: Params) -> dict[str, list[Leaf]]:
@@ -87,6 +100,21 @@ def _leaves_of(tensors: Mapping[str, Any], names: TensorNames, abstract: Params)
 
 def _can_be_own(change: Change) -> bool:
     return change.low is None or change.low.magnitude_O is None
+
+
+def _is_pair(leaf: Leaf, change: Change) -> bool:
+    """Tell whether a row can have its own of a matrix: a router's, or that of one of the experts alone."""
+    is_matrix = leaf.path[-2:] == ("router", "weights") or (leaf.path[-2] == EXPERTS and leaf.is_matrix_each)
+    is_plain = all(part == Part(part.tensor) for parts in leaf.sources for part in parts)
+    low = change.low
+    return (
+        is_matrix
+        and is_plain
+        and low is not None
+        and len(change.arrays) == 2
+        and low.shift_O is None
+        and _can_be_own(change)
+    )
 
 
 def _is_vector(path: tuple[str, ...]) -> bool:

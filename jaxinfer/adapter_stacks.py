@@ -13,11 +13,12 @@ from jaxinfer.adapter_parts import HEAD_SHIFT, OwnParts
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter
 from jaxinfer.models.adapters import EMBED, HEAD, kernel_axes, kernel_shapes
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL, locate
+from jaxinfer.models.layers import BLOCKS, EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate
 from jaxinfer.models.own_tables import COPY
 from jaxinfer.models.padding import adapter_sources
-from jaxinfer.notation import PIPELINE, TENSOR, Params
+from jaxinfer.notation import EXPERT, PIPELINE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.each_device import even_axis
 from jaxinfer.ops.logical_axes import SPLIT_BY
 from jaxinfer.parallel.partitioner import Partitioner
 
@@ -67,7 +68,8 @@ class AdapterStacks:
     def of(self, loaded: Sequence[Loaded]) -> Params:
         """Return the stacks of these adapters, of few sizes: numbers of adapters, ranks and rows are powers of two."""
         number = _power_of_two(max(each.number for each in loaded))
-        ranks = (kernel.down_RI.shape[0] for each in loaded for kernel in each.kernels.values())
+        pairs = [pair for each in loaded for pair in (*each.kernels.values(), *each.others.pairs.values())]
+        ranks = (pair.down_RI.shape[0] for pair in pairs)
         sizes = number, _filled(ranks)
         found = {BLOCKS: self._beside(self.base[BLOCKS], (BLOCKS,), loaded, sizes)}
         for norm in ("embed_norm", "final_norm"):
@@ -85,6 +87,8 @@ class AdapterStacks:
             layers, stacked, name, _ = locate((*path, KERNEL), kernel.shape)
             assert layers is not None
             return self._of_linear(layers, stacked, name.removesuffix(f".{KERNEL}"), loaded, sizes)
+        if path[-1] in ("router", EXPERTS):
+            return self._of_pairs(node, path, loaded, sizes)
         if path[-1].endswith("norm"):
             return self._of_norm(node, path, loaded, sizes[0])
         below = {
@@ -135,6 +139,42 @@ class AdapterStacks:
             stacks["gain"] = self._placed(gain, out_axis, stacked)
         if shifts:
             stacks["shift"] = self._placed(added, out_axis, stacked)
+        return stacks
+
+    def _of_pairs(
+        self, node: Mapping[str, Any], path: tuple[str, ...], loaded: Sequence[Loaded], sizes: tuple[int, int]
+    ) -> Params:
+        """Return the stacks of a router, or of each kernel of experts: ``"gate_down"``, ``"gate_up"`` and so on."""
+        stacks: Params = {}
+        for part, kernel in node.items():
+            layers, stacked, name, _ = locate((*path, part), kernel.shape)
+            places = {
+                (at, expert, each.number - 1): pair
+                for at, layer in enumerate(layers or ())
+                for each in loaded
+                for (of_layer, of_name, expert), pair in each.others.pairs.items()
+                if (of_layer, of_name) == (layer, name)
+            }
+            if not places:
+                continue
+            of_outputs, of_inputs = self._sources((*path, part))[-2:]
+            lead = len(layers or ()), kernel.shape[-3] if path[-1] == EXPERTS else 1, *sizes
+            down, up = (np.zeros((*lead, kernel.shape[axis]), np.float32) for axis in (-1, -2))
+            for place, pair in places.items():
+                rank = len(pair.down_RI)
+                down[(*place, slice(rank))] = _spread(pair.down_RI, of_inputs)
+                up[(*place, slice(rank))] = _spread(pair.up_OR.T, of_outputs)
+            if path[-1] != EXPERTS:
+                stacks |= {"down": self._placed(down[:, 0], None, stacked), "up": self._placed(up[:, 0], None, stacked)}
+                continue
+            backend = self.partitioner.partition(self.config, self.backend).backend
+            expert_axis, ffn = (
+                even_axis(EXPERT, lead[1], backend),
+                even_axis(TENSOR, kernel.shape[-1 if part == "down" else -2], backend),
+            )
+            by_in, by_out = (ffn, None) if part == "down" else (None, ffn)
+            stacks[f"{part}_down"] = self._placed(down, by_in, stacked, of_experts=expert_axis)
+            stacks[f"{part}_up"] = self._placed(up, by_out, stacked, of_experts=expert_axis)
         return stacks
 
     def _of_norm(self, node: Mapping[str, Any], path: tuple[str, ...], loaded: Sequence[Loaded], number: int) -> Params:
@@ -214,10 +254,18 @@ class AdapterStacks:
     def _padding(self) -> Params:
         return self.partitioner.padding(self.config, self.backend)
 
-    def _placed(self, stack: np.ndarray, split: str | None, of_layers: bool | None = None, axis: int = -1) -> jax.Array:
+    def _placed(
+        self,
+        stack: np.ndarray,
+        split: str | None,
+        of_layers: bool | None = None,
+        axis: int = -1,
+        of_experts: str | None = None,
+    ) -> jax.Array:
         """Put a stack on the devices, an axis of it split as the base's is.
 
-        Its first axis is of layers, or of the one layer that a parameter belongs to; None: it has no such axis.
+        Its first axis is of layers, or of the one layer that a parameter belongs to; None: it has no such axis. What
+        splits the experts splits the next one.
         """
         mesh = self.partitioner.mesh
         backend = self.partitioner.partition(self.config, self.backend).backend
@@ -226,6 +274,8 @@ class AdapterStacks:
             return jax.device_put(values)
         axes: list[str | None] = [None] * values.ndim
         axes[axis] = split
+        if of_experts is not None:
+            axes[1 if of_layers else 0] = of_experts
         if of_layers and backend.stages > 1:
             axes[0] = PIPELINE
         sharding = NamedSharding(mesh, PartitionSpec(*axes))

@@ -9,7 +9,8 @@ out, R]}}}}`` and so on, stacked over the adapted layers. `jaxinfer.models.linea
 Loaded ones stand beside a model's parameters, under `LOADED`, in a tree like theirs: ``{"down": [N, R, in], "up":
 [N, R, out]}`` for each linear layer that any of the N has a part in, and a stack of these where its kernel is one.
 ``"gain": [N, out]`` multiplies what the kernel alone gives (DoRA; Liu et al., 2402.09353), ``"shift": [N, out]`` is
-added at last. A norm has ``"scale"`` and ``"bias"`` ``[N, D]``; what the embedding and the output matrix have,
+added at last. A router has such a pair, and experts have ``"gate_down": [E, N, R, in]``, ``"gate_up": [E, N, R, out]``
+and so on, of each kernel that any adapter has a part in. A norm has ``"scale"`` and ``"bias"`` ``[N, D]``; what the embedding and the output matrix have,
 `EMBED` and `HEAD`, says `jaxinfer.models.own_tables`. Which rows have which is an array ``adapters_B`` int32: 0 is
 none, k the k-th. Ranks are filled up with zeros.
 """
@@ -65,8 +66,8 @@ _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
 def kernel_axes(config: DecoderConfig) -> Mapping[str, tuple[str | None, str]]:
     """Return the logical axes of every linear layer's kernel ``[out, in]`` in a block, by its name.
 
-    In a model of experts these are attention's: experts have no adapters. The matrices of latent attention's heads have
-    none either.
+    In a model of experts these are attention's: what adapters have of routers and experts is no part of them
+    (`jaxinfer.adapter_parts`). The matrices of latent attention's heads have none.
     """
     latent = config.latent
     axes = ADAPTED if latent is None else {**ADAPTED, **_OF_LATENTS}

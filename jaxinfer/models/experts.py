@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.linear import INPUTS, parameter, quantized_parameter
+from jaxinfer.models.linear import INPUTS, loaded_stacks, parameter, quantized_parameter
 from jaxinfer.models.mlp import ACTIVATIONS, MLP
 from jaxinfer.models.routing import choose_experts
 from jaxinfer.models.taps import tap
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.experts import ExpertBiases, Kernels, apply_experts, gating_of
+from jaxinfer.ops.experts import ExpertBiases, Kernels, OwnPairs, apply_experts, gating_of
 from jaxinfer.ops.layer_view import LayerView
+from jaxinfer.ops.low_rank import add_up, project_down
 from jaxinfer.ops.matmul import product
 from jaxinfer.ops.rounding import rounded
 
@@ -29,8 +30,8 @@ ROUTED = "routed"
 class MixtureOfExperts(nn.Module):
     """A router's choice of experts for each token, and their weighted sum beside that of a shared expert, if any.
 
-    The experts' kernels are stacked, ``[E, out, in]``, quantized or not. Adapters have no part in it
-    (`jaxinfer.models.adapters`).
+    The experts' kernels are stacked, ``[E, out, in]``, quantized or not. A row's loaded adapter may have parts in the
+    router and in any expert (`jaxinfer.models.adapters`).
     """
 
     config: DecoderConfig
@@ -43,13 +44,15 @@ class MixtureOfExperts(nn.Module):
         config, backend, experts = self.config, self.backend, self.config.experts
         assert experts is not None
         router = Scores(experts.num_experts, backend, experts.correction_bias, experts.bias, name="router")
-        logits_BTE, correction_E = router(inputs_BTD)
+        logits_BTE, correction_E = router(inputs_BTD, adapters_B)
         chosen_BTC, weights_BTC = choose_experts(tap(self, "logits", logits_BTE), correction_E, experts)
         self.sow(INPUTS, ROUTED, (inputs_BTD, chosen_BTC, weights_BTC))
-        kernels = Stacks(config, backend, name="experts")()
+        stacks = Stacks(config, backend, name="experts")
+        kernels, loaded = stacks(), None if adapters_B is None else loaded_stacks(stacks)
         biases = Biases(config, backend, name="expert_biases")() if experts.bias else None
         gating = gating_of(ACTIVATIONS[config.activation], experts.limit)
-        apply = partial(apply_experts, kernels=kernels, gating=gating, backend=backend, biases=biases)
+        own = None if loaded is None else OwnPairs.of(loaded, adapters_B - 1)
+        apply = partial(apply_experts, kernels=kernels, gating=gating, backend=backend, biases=biases, own=own)
         output_BTD = (_to_scaled if experts.scales_inputs else _to_alike)(apply, inputs_BTD, chosen_BTC, weights_BTC)
         output_BTD = tap(self, "chosen", output_BTD)
         if experts.shared_dim:
@@ -92,7 +95,9 @@ class Scores(nn.Module):
     has_bias: bool = False
 
     @nn.compact
-    def __call__(self, inputs_BTD: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, " E"] | None]:
+    def __call__(
+        self, inputs_BTD: Float[Array, "B T D"], adapters_B: Int[Array, " B"] | None = None
+    ) -> tuple[Float[Array, "B T E"], Float[Array, " E"] | None]:
         dtype = jnp.promote_types(self.backend.param_dtype, jnp.float32)
         init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
         weights_ED = parameter(self, "weights", init, (None, "embed"), (self.features, inputs_BTD.shape[-1]), dtype)
@@ -102,6 +107,9 @@ class Scores(nn.Module):
         # A TPU multiplies in bfloat16 unless both say float32.
         wide = replace(self.backend, param_dtype=dtype.name, compute_dtype=dtype.name)
         logits_BTE = product(inputs_BTD.astype(dtype), weights_ED.astype(dtype), wide)
+        if adapters_B is not None and (own := loaded_stacks(self)) is not None:
+            (inner_BTR,) = project_down(inputs_BTD, [own["down"]], adapters_B - 1, self.backend)
+            logits_BTE = add_up(logits_BTE, inner_BTR, own["up"], adapters_B - 1, self.backend)
         if self.has_bias:
             bias_E = parameter(self, "bias", nn.initializers.zeros, (None,), (self.features,), dtype)
             logits_BTE = logits_BTE + jnp.broadcast_to(bias_E, logits_BTE.shape)

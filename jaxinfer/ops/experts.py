@@ -11,6 +11,7 @@ of 8 experts, and a copy of the weights), where it loses by the same factor.
 import functools
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import EXPERT, TENSOR, Array, Float, Int
+from jaxinfer.ops import low_rank
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
@@ -47,8 +49,27 @@ Kernel = Array | QuantizedArray | LayerView
 Kernels = tuple[Kernel, Kernel, Kernel]
 # What is added to the products of all experts: ``[E, F]``, ``[E, F]`` and ``[E, D]``.
 ExpertBiases = tuple[Array, Array, Array]
+# The pairs of `OwnPairs`.
+Pairs = tuple[tuple[Any, Any] | None, ...] | None
 # Makes what down multiplies of the products of gate and up.
 Gating = Callable[[Array, Array], Array]
+
+
+class OwnPairs(NamedTuple):
+    """Each row's number of a low-rank pair in every expert, negative for none, and the pairs of gate, up and down.
+
+    Of each kernel they are ``[E, N, R, in]`` and ``[E, N, R, out]``, None where nobody has a part in it.
+    """
+
+    ids_B: Int[Array, " B"]
+    pairs: tuple[tuple[Any, Any] | None, ...]
+
+    @classmethod
+    def of(cls, stacks: Any, ids_B: Int[Array, " B"]) -> "OwnPairs":
+        """Return the stacks of loaded adapters by kernel."""
+        names = "gate", "up", "down"
+        found = ((stacks[f"{name}_down"], stacks[f"{name}_up"]) if f"{name}_down" in stacks else None for name in names)
+        return cls(ids_B, tuple(found))
 
 
 class Blocks(NamedTuple):
@@ -83,8 +104,11 @@ def apply_experts(
     gating: Gating,
     backend: Backend,
     biases: ExpertBiases | None = None,
+    own: OwnPairs | None = None,
 ) -> Float[Array, "B T D"]:
     """Return the weighted sums of what each token's experts return, in the backend's compute dtype.
+
+    What ``own`` has for a row is added to the kernels of its experts; a row without keeps its bits.
 
     With the CPU kernels, a token's bits do not depend on the other tokens or on their number, nor on how many devices
     the experts are split over, or how tokens reach them.
@@ -95,13 +119,17 @@ def apply_experts(
     expert_axis, ffn_axis = even_axis(EXPERT, num_experts, backend), even_axis(TENSOR, ffn_dim, backend)
     layer = _Layer(gating, num_experts, expert_axis, expert_axis is not None and isinstance(rows[0], tuple), backend)
 
-    def run(inputs: Array, chosen: Array, weights: Array, biases: ExpertBiases | None, *kernels: Kernel) -> Array:
+    def run(inputs: Array, chosen: Array, weights: Array, biases: Any, ids: Any, pairs: Any, *kernels: Kernel) -> Array:
         """Return the sums of this device's tokens over their experts, or over parts of these, added up."""
         if biases is not None and ffn_axis is not None:
             # One device adds it for all that add up.
             biases = (*biases[:2], jnp.where(lax.axis_index(ffn_axis) == 0, biases[2], 0))
-        flat = (each.reshape(-1, each.shape[-1]) for each in (inputs, chosen, weights))
-        output_ND = _differentiable(layer)(Tokens(*flat), kernels, biases)
+        tokens = Tokens(*(each.reshape(-1, each.shape[-1]) for each in (inputs, chosen, weights)))
+        if ids is None:
+            output_ND = _differentiable(layer)(tokens, kernels, biases)
+        else:
+            tokens = tokens._replace(ids_N=jnp.repeat(ids, inputs.shape[1]))
+            output_ND = _apply(layer, tokens, kernels, biases, pairs)
         if ffn_axis is not None:
             output_ND = added_over(output_ND, ffn_axis, backend)
         return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
@@ -117,8 +145,18 @@ def apply_experts(
     whole = PartitionSpec(*rows, None)
     of_features = PartitionSpec(expert_axis, ffn_axis)
     of_biases = None if biases is None else (of_features, of_features, PartitionSpec(expert_axis))
-    parts = (whole, whole, whole, of_biases, *wide, spec(down, expert_axis, None, ffn_axis))
-    return backend.on_devices(run, parts, whole)(inputs_BTD, chosen_BTC, weights_BTC, biases, *kernels)
+    ids, pairs = own or (None, None)
+    of_pairs, by_inputs, by_outputs = None, (None, None, ffn_axis), (ffn_axis, ffn_axis, None)
+    if pairs is not None:
+        # Ranks are whole everywhere: what a device has of a sum over features is a part of the whole one.
+        of_pairs = tuple(
+            pair and tuple(spec(stack, expert_axis, None, None, axis) for stack, axis in zip(pair, (by_in, by_out)))
+            for pair, by_in, by_out in zip(pairs, by_inputs, by_outputs)
+        )
+    of_ids = None if ids is None else PartitionSpec(rows[0])
+    parts = (whole, whole, whole, of_biases, of_ids, of_pairs, *wide, spec(down, expert_axis, None, ffn_axis))
+    given = inputs_BTD, chosen_BTC, weights_BTC, biases, ids, pairs
+    return backend.on_devices(run, parts, whole)(*given, *kernels)
 
 
 def block_rows(num_tokens: int, per_token: int, num_experts: int, platform: str) -> int:
@@ -131,11 +169,12 @@ def block_rows(num_tokens: int, per_token: int, num_experts: int, platform: str)
 
 
 class Tokens(NamedTuple):
-    """Tokens, the experts that each goes to, of all or of a device's own, and their weights."""
+    """Tokens, the experts that each goes to, of all or of a device's own, their weights, and numbers of own pairs."""
 
     inputs_ND: Float[Array, "N D"]
     chosen_NC: Int[Array, "N C"]
     weights_NC: Float[Array, "N C"]
+    ids_N: Int[Array, " N"] | None = None
 
 
 class _Layer(NamedTuple):
@@ -187,18 +226,19 @@ def _differentiable(layer: _Layer) -> Callable[..., Array]:
     return run
 
 
-def _apply(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None) -> Array:
+def _apply(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None, pairs: Pairs = None) -> Array:
     (num_tokens, per_token), model_dim = tokens.chosen_NC.shape, tokens.inputs_ND.shape[1]
     weights_NC = tokens.weights_NC
     if layer.axis is not None and layer.splits_rows:
         form = choose_exchange(num_tokens, per_token, model_dim, layer.devices, layer.backend)
-        if form == "all_to_all":
+        if form == "all_to_all" and pairs is None:
             return _by_all_to_all(layer, layer.axis, tokens, kernels, biases)
-        tokens = Tokens(*gather_tokens(*tokens, layer.axis))
+        ids_N = None if tokens.ids_N is None else lax.all_gather(tokens.ids_N, layer.axis, tiled=True)
+        tokens = Tokens(*gather_tokens(*tokens[:3], layer.axis), ids_N)
     everyone = layer.own(tokens, kernels)
     if not layer.adds_copies:
-        return layer.added(_by_blocks(layer, everyone, kernels, biases))
-    blocks, results_YD = _in_blocks(layer, everyone, kernels, biases)
+        return layer.added(_by_blocks(layer, everyone, kernels, biases, pairs))
+    blocks, results_YD = _in_blocks(layer, everyone, kernels, biases, pairs)
     copies_NCD = layer.added(results_YD.at[blocks.places_NC].get(mode="fill", fill_value=0))
     return _weighted_sum(copies_NCD, weights_NC)
 
@@ -228,20 +268,23 @@ def _block_rows(layer: _Layer, num_tokens: int, per_token: int, kernels: Kernels
     return grouped or block_rows(num_tokens, per_token, layer.num_experts, backend.platform), grouped > 0, load
 
 
-def _by_blocks(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None) -> Float[Array, "N D"]:
+def _by_blocks(
+    layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None, pairs: Pairs
+) -> Float[Array, "N D"]:
     """Return what this device's experts add to each token's sum."""
     num_tokens, per_token = tokens.chosen_NC.shape
     rows, is_grouped, load = _block_rows(layer, num_tokens, per_token, kernels)
-    if is_grouped:
+    # Pairs stand between the kernels that the grouped product joins.
+    if is_grouped and pairs is None:
         blocks = lay_out(tokens.chosen_NC, load.own, rows)
         inputs_ND, weights_NC = tokens.inputs_ND, tokens.weights_NC
         return apply_grouped(inputs_ND, blocks, weights_NC, kernels, biases, layer.gating, load, layer.backend)
-    blocks, results_YD = _in_blocks(layer, tokens, kernels, biases)
+    blocks, results_YD = _in_blocks(layer, tokens, kernels, biases, pairs)
     return _weighted_sum(results_YD.at[blocks.places_NC].get(mode="fill", fill_value=0), tokens.weights_NC)
 
 
 def _in_blocks(
-    layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None
+    layer: _Layer, tokens: Tokens, kernels: Kernels, biases: ExpertBiases | None, pairs: Pairs
 ) -> tuple[Blocks, Float[Array, "Y D"]]:
     """Return where copies stand, and what this device's experts make of them, by a loop."""
     num_tokens, per_token = tokens.chosen_NC.shape
@@ -249,7 +292,10 @@ def _in_blocks(
     blocks = lay_out(tokens.chosen_NC, kernels[0].shape[0], rows)
     copies_YD = jnp.take(tokens.inputs_ND, blocks.tokens, axis=0, mode="fill", fill_value=0)
     given = copies_YD, blocks.experts, blocks.count
-    return blocks, _multiply_blocks(*given, kernels, biases, layer.gating, layer.backend)
+    own = None
+    if tokens.ids_N is not None and pairs is not None:
+        own = jnp.take(tokens.ids_N, blocks.tokens, mode="fill", fill_value=-1), pairs
+    return blocks, _multiply_blocks(*given, kernels, biases, layer.gating, layer.backend, own)
 
 
 def _multiply_blocks(
@@ -260,13 +306,18 @@ def _multiply_blocks(
     biases: ExpertBiases | None,
     gating: Gating,
     backend: Backend,
+    own: tuple[Int[Array, " Y"], Any] | None = None,
 ) -> Float[Array, "Y D"]:
-    """Return what experts make of the rows of their blocks, of which the first ``count`` are run."""
+    """Return what experts make of the rows of their blocks, of which the first ``count`` are run.
+
+    ``own`` are the numbers of rows' own pairs, and these.
+    """
     rows = len(copies_YD) // len(experts)
 
     def advance(index: Array, results: Array) -> Array:
         block = lax.dynamic_slice_in_dim(copies_YD, index * rows, rows)
-        done = _apply_one(gating, backend, block, kernels, biases, experts[index])
+        pairs = None if own is None else (lax.dynamic_slice_in_dim(own[0], index * rows, rows), own[1])
+        done = _apply_one(gating, backend, block, kernels, biases, experts[index], pairs)
         return lax.dynamic_update_slice_in_dim(results, done, index * rows, 0)
 
     # Not the backend's: a sum over experts and devices is rounded at its end.
@@ -304,9 +355,18 @@ def _apply_one(
     kernels: Kernels,
     biases: ExpertBiases | None,
     expert: Array,
+    own: tuple[Array, Any] | None,
 ) -> Array:
     """Return what one expert makes of rows, in the accumulator's dtype."""
     *wide, down = kernels
+
+    def with_own(output: Array, rows: Array, which: int) -> Array:
+        if own is None or (pair := own[1][which]) is None:
+            return output
+        alone = replace(backend, mesh=None)
+        of_down, of_up = (LayerView(*_flat(stack, expert)) for stack in pair)
+        (inner,) = low_rank.project_down(rows[:, None], [of_down], own[0], alone)
+        return low_rank.add_up(output[:, None], inner, of_up, own[0], alone)[:, 0]
 
     def with_bias(rows: Array, which: int) -> Array:
         if biases is None:
@@ -315,10 +375,11 @@ def _apply_one(
         return rows + jnp.broadcast_to(own.astype(rows.dtype), rows.shape)
 
     gate_RF, up_RF = (
-        with_bias(rows_RF, which).astype(backend.compute_dtype)
+        with_own(with_bias(rows_RF, which).astype(backend.compute_dtype), rows_RD, which)
         for which, rows_RF in enumerate(_multiply(backend, rows_RD, tuple(wide), expert))
     )
-    return with_bias(_multiply(backend, gating(gate_RF, up_RF), (down,), expert)[0], 2)
+    inner_RF = gating(gate_RF, up_RF)
+    return with_own(with_bias(_multiply(backend, inner_RF, (down,), expert)[0], 2), inner_RF, 2)
 
 
 def _multiply(backend: Backend, rows: Array, kernels: tuple[Kernel, ...], expert: Array) -> list[Array]:
@@ -359,8 +420,8 @@ def _by_every_expert(layer: _Layer, tokens: Tokens, kernels: Kernels, biases: Ex
     """Return the same sums, up to rounding, from operations that JAX differentiates."""
     backend = layer.backend
     if layer.axis is not None and layer.splits_rows:
-        tokens = Tokens(*(lax.all_gather(each, layer.axis, tiled=True) for each in tokens))
-    inputs_ND, chosen_NC, weights_NC = layer.own(tokens, kernels)
+        tokens = Tokens(*(lax.all_gather(each, layer.axis, tiled=True) for each in tokens[:3]))
+    inputs_ND, chosen_NC, weights_NC, _ = layer.own(tokens, kernels)
 
     def add(total_ND: Array, expert: Any) -> tuple[Array, None]:
         index, own_kernels, own = expert

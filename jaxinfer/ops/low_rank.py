@@ -38,7 +38,7 @@ def project_down(
     """
     in_axis = in_axis and even_axis(in_axis, inputs_BTI.shape[-1], backend)
     if _runs_cpu_kernels(stacks[0], backend):
-        inputs_BTI, multiply = inputs_BTI.astype(jnp.float32), low_rank.project_down
+        inputs_BTI, multiply = inputs_BTI.astype(jnp.float32), _project_down_on_cpu
     elif _runs_tpu_kernels(inputs_BTI.shape, stacks, backend, in_axis):
         inputs_BTI, multiply = inputs_BTI.astype(stacks[0].dtype), _tpu_kernel("project_down", backend)
     else:
@@ -72,7 +72,7 @@ def add_up(
     """
     out_axis = out_axis and even_axis(out_axis, base_BTO.shape[-1], backend)
     if _runs_cpu_kernels(stack, backend):
-        run = low_rank.add_up
+        run = _add_up_on_cpu
     elif _runs_tpu_kernels(inner_BTR.shape, [stack], backend):
         run = _tpu_kernel("add_up", backend)
     else:
@@ -102,6 +102,21 @@ def _masked(inputs_BTI: Any, stack_NRI: Any, ids_B: Any, backend: Backend, in_ax
     is_own_BN = ids_B[:, None] == jnp.arange(num)
     # All others are zero.
     return jnp.where(is_own_BN[:, None, :, None], every.reshape(*every.shape[:-1], num, rank), 0).sum(axis=2)
+
+
+def _project_down_on_cpu(inputs_BTI: Any, stacks: Sequence[Any], ids_B: Any) -> Any:
+    flat, (first, *_) = zip(*map(_flat, stacks))
+    return low_rank.project_down(inputs_BTI, flat, _from(first, ids_B))
+
+
+def _add_up_on_cpu(base_BTO: Any, inner_BTR: Any, stack: Any, ids_B: Any) -> Any:
+    flat, first = _flat(stack)
+    return low_rank.add_up(base_BTO, inner_BTR, flat, _from(first, ids_B))
+
+
+def _from(first: Any, ids_B: Any) -> Any:
+    """Return ids that count from the first matrix of all layers."""
+    return jnp.where(ids_B < 0, -1, first + ids_B)
 
 
 def _runs_cpu_kernels(stack: Stack, backend: Backend) -> bool:

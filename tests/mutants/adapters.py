@@ -14,6 +14,7 @@ _STACKS, _PARTS = "jaxinfer/adapter_stacks.py", "jaxinfer/adapter_parts.py"
 _TABLES, _NORM = "jaxinfer/models/own_tables.py", "jaxinfer/models/norm.py"
 _PLACE, _OF_PLACES = "jaxinfer/checkpoint/adapters/place.py", "tests/checkpoint/adapters/test_place.py"
 _OF_PREFIXES = "tests/engine/test_adapters.py::test_a_prefix_is_computed_with_its_adapter"
+_OF_EXPERTS = "tests/checkpoint/adapters/test_experts.py"
 _OF_TABLES = "tests/models/test_own_tables.py"
 _OTHERS = "jaxinfer/checkpoint/adapters/other_tensors.py"
 _OF_OTHERS = "tests/checkpoint/adapters/test_other_tensors.py"
@@ -67,6 +68,20 @@ FAULTS: tuple[Fault, ...] = (
         "jnp.where(last_GI < 0, first, kept_GI)",
         "found_GI",
         "tests/pallas_kernels/test_low_rank.py",
+    ),
+    Fault(
+        "every expert has the first one's adapters",
+        "jaxinfer/ops/experts.py",
+        "of_down, of_up = (LayerView(*_flat(stack, expert)) for stack in pair)",
+        "of_down, of_up = (LayerView(*_flat(stack, 0 * expert)) for stack in pair)",
+        _OF_EXPERTS,
+    ),
+    Fault(
+        "a router has no adapter",
+        "jaxinfer/models/experts.py",
+        "logits_BTE, correction_E = router(inputs_BTD, adapters_B)",
+        "logits_BTE, correction_E = router(inputs_BTD)",
+        _OF_EXPERTS,
     ),
     Fault("adapters are one off", _LINEAR, "adapters_B - 1, split", "adapters_B - 2, split", _BITS),
     Fault(
@@ -206,8 +221,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a norm's own weights are another adapter's",
         _NORM,
-        "rows = jnp.take(loaded[name], jnp.maximum(ids_B, 0), axis=0)",
-        "rows = jnp.take(loaded[name], jnp.maximum(ids_B, 0) + 1, axis=0)",
+        "own_rows(loaded[name], ids_B)",
+        "own_rows(loaded[name], ids_B + 1)",
         f"{_ROWS}::test_an_adapter_of_tables_norms_and_biases_is_the_merged_model",
     ),
     Fault(

@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from jaxinfer import LanguageModel
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.stacking import stack_params
+from jaxinfer.ops.backend import choose_backend
 from tests.decoding.covered_models import random_model, random_prompts
 from tests.decoding.test_adapters import ADAPTERS, with_adapters
 from tests.parallel.on_devices.meshes import on_mesh
@@ -11,8 +15,12 @@ PROMPTS = [prompt[:20] for prompt in random_prompts()][:4]
 NAMES = list(ADAPTERS[1:])
 
 
-def check(tmp_path, mesh: str, name: str, is_decoded: bool = True) -> None:
-    one = with_adapters(random_model(name), tmp_path)
+def check(tmp_path, mesh: str, name: str, is_decoded: bool = True, by_tpu_kernels: bool = False) -> None:
+    lm = random_model(name)
+    if by_tpu_kernels:
+        backend = choose_backend("float32", "cpu", scan_layers=True, kernels="interpret")
+        lm = LanguageModel(lm.config, stack_params(lm.params, abstract_params(lm.config, backend)), backend)
+    one = with_adapters(lm, tmp_path)
     lm = on_mesh(one, mesh)
     for adapter, origin in one.adapters.items():
         lm.load_adapter(adapter, origin)
@@ -39,6 +47,12 @@ def test_logits_of_rows_are_those_of_one_device(tmp_path):
 )
 def test_rows_are_those_of_one_device(tmp_path, mesh, name):
     check(tmp_path, mesh, name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=2", "pipeline=2"])
+def test_a_tpus_kernel_reads_each_devices_part(tmp_path, mesh):
+    check(tmp_path, mesh, "opt", is_decoded=False, by_tpu_kernels=True)
 
 
 @pytest.mark.exhaustive

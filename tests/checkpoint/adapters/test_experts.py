@@ -1,0 +1,116 @@
+"""A row's own adapter changes routers and each token's own experts as the merged model has them, whatever runs it."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jaxinfer import LanguageModel
+from jaxinfer.checkpoint.adapters.other_tensors import PREFIX
+from jaxinfer.checkpoint.adapters.peft_folder import WEIGHTS
+from jaxinfer.checkpoint.adapters.settings import CONFIG
+from jaxinfer.models.decoder import abstract_params
+from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.stacking import stack_params
+from jaxinfer.ops.backend import choose_backend
+from tests.toys import random_params
+
+DESCRIBED = {
+    "model_type": "mixtral",
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+}
+EXPERTS = "model.layers.{}.block_sparse_moe.experts.{}."
+PROMPTS = [[3, 9, 14, 27, 30, 2, 11], [5, 5, 21, 8, 33], [3, 9, 14, 27, 30, 2, 11], [19, 1, 1, 38, 6, 12]]
+# Kernels by the checkpoint's names: all experts' and the router's, or the first matrix of one expert.
+ADAPTERS = {"all": ("w1", "w2", "w3", "gate"), "one": ("w2",)}
+
+
+def write(folder, name: str, rank: int):
+    """Write an adapter of experts: of all of them, or of the third of the last layer."""
+    rng, tensors = np.random.default_rng(rank), {}
+    sizes = {"w1": (24, 32), "w3": (24, 32), "w2": (32, 24), "gate": (4, 32)}
+    for layer in range(2):
+        for target in ADAPTERS[name]:
+            inside = EXPERTS if target != "gate" else "model.layers.{}.block_sparse_moe."
+            for expert in range(4 if target != "gate" else 1):
+                if name == "one" and (layer, expert) != (1, 2):
+                    continue
+                outputs, inputs = sizes[target]
+                module = f"{PREFIX}{inside.format(layer, expert)}{target}"
+                down, up = rng.standard_normal((rank, inputs)), rng.standard_normal((outputs, rank))
+                tensors[f"{module}.lora_A.weight"] = (down * inputs**-0.5).astype(np.float32)
+                tensors[f"{module}.lora_B.weight"] = (up * rank**-0.5).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / WEIGHTS)
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(ADAPTERS[name])}
+    (folder / CONFIG).write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    config = family_of(DESCRIBED).translate(DESCRIBED)
+    lm = LanguageModel(config, random_params(config, seed=3), choose_backend("float32", "cpu"))
+    folder = tmp_path_factory.mktemp("adapters")
+    for rank, name in ((3, "all"), (9, "one")):
+        lm.load_adapter(name, write(folder / name, name, rank))
+    return lm
+
+
+def logits(lm, rows, names):
+    return np.asarray(lm.logits([PROMPTS[row] for row in rows], adapter=[names[row] for row in rows]))
+
+
+def is_merged(lm, found, names, params_of=None):
+    """Check each row against the model with its adapter merged."""
+    plain = np.asarray(params_of.logits(PROMPTS))
+    for name in {*names} - {None}:
+        merged = np.asarray(params_of.merge_adapter(name).logits(PROMPTS))
+        for row, own in enumerate(names):
+            if own == name:
+                there = slice(0, len(PROMPTS[row]))
+                np.testing.assert_allclose(found[row, there], merged[row, there], atol=2e-4)
+                assert np.abs(plain[row, there] - merged[row, there]).max() > 0.05
+
+
+NAMES = ("all", None, "one", "all")
+
+
+def test_a_row_is_the_merged_model_and_has_the_bits_that_it_has_alone(model):
+    together = logits(model, range(4), NAMES)
+    is_merged(model, together, NAMES, model)
+    bare = LanguageModel(model.config, model.params, model.backend)
+    np.testing.assert_array_equal(together[1, :5], np.asarray(bare.logits(PROMPTS[1:2]))[0, :5])
+    for row in (0, 2):
+        count = len(PROMPTS[row])
+        np.testing.assert_array_equal(logits(model, [row], NAMES)[0, :count], together[row, :count])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernels", ["xla", "interpret"])
+def test_scanned_layers_by_xla_and_by_a_tpus_kernels(model, kernels):
+    backend = choose_backend("float32", "cpu", scan_layers=True, kernels=kernels)
+    scanned = LanguageModel(model.config, stack_params(model.params, abstract_params(model.config, backend)), backend)
+    for name, origin in model.adapters.items():
+        scanned.load_adapter(name, origin)
+    found = logits(scanned, range(4), NAMES)
+    is_merged(scanned, found, NAMES, model)
+
+
+@pytest.mark.exhaustive
+def test_texts_are_those_of_the_merged_model(model):
+    asked = {"max_new_tokens": 8}
+    found = model.generate(PROMPTS, **asked, adapter=list(NAMES))
+    for row, name in enumerate(NAMES):
+        lm = model if name is None else model.merge_adapter(name)
+        (alone,) = lm.generate(PROMPTS[row : row + 1], **asked)
+        assert alone.tokens == found[row].tokens
