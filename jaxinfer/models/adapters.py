@@ -10,9 +10,9 @@ Loaded ones stand beside a model's parameters, under `LOADED`, in a tree like th
 [N, R, out]}`` for each linear layer that any of the N has a part in, and a stack of these where its kernel is one.
 ``"gain": [N, out]`` multiplies what the kernel alone gives (DoRA; Liu et al., 2402.09353), ``"shift": [N, out]`` is
 added at last. A router has such a pair, and experts have ``"gate_down": [E, N, R, in]``, ``"gate_up": [E, N, R, out]``
-and so on, of each kernel that any adapter has a part in. A norm has ``"scale"`` and ``"bias"`` ``[N, D]``; what the embedding and the output matrix have,
-`EMBED` and `HEAD`, says `jaxinfer.models.own_tables`. Which rows have which is an array ``adapters_B`` int32: 0 is
-none, k the k-th. Ranks are filled up with zeros.
+and so on, of each kernel that any adapter has a part in. A norm has ``"scale"`` and ``"bias"`` ``[N, D]``; what the
+embedding and the output matrix have, `EMBED` and `HEAD`, says `jaxinfer.models.own_tables`. Which rows have which is
+an array ``adapters_B`` int32: 0 is none, k the k-th. Ranks are filled up with zeros.
 """
 
 from collections.abc import Mapping

@@ -48,10 +48,11 @@ class MixtureOfExperts(nn.Module):
         chosen_BTC, weights_BTC = choose_experts(tap(self, "logits", logits_BTE), correction_E, experts)
         self.sow(INPUTS, ROUTED, (inputs_BTD, chosen_BTC, weights_BTC))
         stacks = Stacks(config, backend, name="experts")
-        kernels, loaded = stacks(), None if adapters_B is None else loaded_stacks(stacks)
+        kernels, own = stacks(), None
+        if adapters_B is not None and (loaded := loaded_stacks(stacks)) is not None:
+            own = OwnPairs.of(loaded, adapters_B - 1)
         biases = Biases(config, backend, name="expert_biases")() if experts.bias else None
         gating = gating_of(ACTIVATIONS[config.activation], experts.limit)
-        own = None if loaded is None else OwnPairs.of(loaded, adapters_B - 1)
         apply = partial(apply_experts, kernels=kernels, gating=gating, backend=backend, biases=biases, own=own)
         output_BTD = (_to_scaled if experts.scales_inputs else _to_alike)(apply, inputs_BTD, chosen_BTC, weights_BTC)
         output_BTD = tap(self, "chosen", output_BTD)

@@ -125,11 +125,10 @@ def apply_experts(
             # One device adds it for all that add up.
             biases = (*biases[:2], jnp.where(lax.axis_index(ffn_axis) == 0, biases[2], 0))
         tokens = Tokens(*(each.reshape(-1, each.shape[-1]) for each in (inputs, chosen, weights)))
-        if ids is None:
-            output_ND = _differentiable(layer)(tokens, kernels, biases)
-        else:
+        if ids is not None:
+            # Each of a row's tokens has its number.
             tokens = tokens._replace(ids_N=jnp.repeat(ids, inputs.shape[1]))
-            output_ND = _apply(layer, tokens, kernels, biases, pairs)
+        output_ND = _differentiable(layer, pairs)(tokens, kernels, biases)
         if ffn_axis is not None:
             output_ND = added_over(output_ND, ffn_axis, backend)
         return output_ND.reshape(inputs.shape).astype(backend.compute_dtype)
@@ -217,8 +216,13 @@ class _Layer(NamedTuple):
         return scattered_over(parts, self.axis, self.backend)
 
 
-def _differentiable(layer: _Layer) -> Callable[..., Array]:
-    """Return the layer on a device, for its tokens; its derivative is that of every expert and token."""
+def _differentiable(layer: _Layer, pairs: Pairs) -> Callable[..., Array]:
+    """Return the layer on a device, for its tokens; its derivative is that of every expert and token.
+
+    With ``pairs``, which are loaded and not trained, it has none.
+    """
+    if pairs is not None:
+        return functools.partial(_apply, layer, pairs=pairs)
     run = jax.custom_jvp(functools.partial(_apply, layer))
     every = functools.partial(_by_every_expert, layer)
     # Values too, as in the CPU kernels' products.
