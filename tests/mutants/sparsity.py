@@ -138,8 +138,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "steps read blocks of the first layer",
         "jaxinfer/models/layer_stack.py",
-        "LayerView(mlp[name][KERNEL], layer)",
-        "LayerView(mlp[name][KERNEL], layer * 0)",
+        "LayerView(leaf, layer)",
+        "LayerView(leaf, layer * 0)",
         _IN_PLACE,
     ),
     Fault(
