@@ -18,12 +18,26 @@ from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, Quant
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import is_expert, is_kernel, is_table
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, MOST_EXPONENT, MXFP4, Format, int4, nf4
+from jaxinfer.ops.few_bits.formats import (
+    FP8,
+    GGUF_FORMATS,
+    GROUPS,
+    INT8,
+    MOST_EXPONENT,
+    MXFP4,
+    SHARES,
+    TWO_OF_FOUR,
+    Format,
+    blocks,
+    int4,
+    nf4,
+)
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 
 _GGUF = "gguf"
-_NAMES = ("int8", "int4", "nf4", "mxfp4", "fp8", _GGUF)
+_SPARSE = "2:4"
+_NAMES = ("int8", "int4", "nf4", "mxfp4", "fp8", _SPARSE, "blocks", _GGUF)
 _SLAB_BYTES = 1 << 22
 _INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
 
@@ -32,7 +46,8 @@ _INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
 class FewBits:
     """What ``weights=`` asks for: the ``form`` of kernels; None: the blocks of a GGUF file.
 
-    Tables, which are read by rows as well, are int8 where kernels are rounded. With ``only_experts`` all but the
+    Tables, which are read by rows as well, are int8 where kernels are rounded, and stay as they are where these are
+    sparse. With ``only_experts`` all but the
     kernels of experts stays as it is.
     """
 
@@ -42,6 +57,8 @@ class FewBits:
 
     def takes(self, path: tuple[str, ...]) -> bool:
         """Whether a parameter is to be in few bits."""
+        if self.form is not None and self.form.kept is not None and is_table(path):
+            return False
         return is_expert(path) or (not self.only_experts and (is_kernel(path) or is_table(path)))
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -121,8 +138,10 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
     if not isinstance(spec, str):
         raise InvalidOption(f"weights {shown(spec)} is no text; use one of {', '.join(_NAMES)}")
     name, _, options = spec.partition(":")
+    if spec.partition(":only=")[0] == _SPARSE:
+        name, options = _SPARSE, spec[len(_SPARSE) + 1 :]
     if name not in _NAMES:
-        raise InvalidOption(f"unknown weights {name!r}; use one of {', '.join(_NAMES)}")
+        raise InvalidOption(f"unknown weights {shown(spec)}; use one of {', '.join(_NAMES)}")
     parts = [option.partition("=") for option in options.split(",") if option]
     given = {key: value for key, _, value in parts}
     known = _OPTIONS.get(name, {})
@@ -134,17 +153,21 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
         if value not in known[key]:
             raise InvalidOption(f"weights {name}: {key}={value!r} is none of {', '.join(known[key])}")
     group, is_symmetric = int(given.get("group", 64)), given.get("symmetric") == "yes"
-    forms = {"int8": INT8, "fp8": FP8, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
+    kept = _SHARES[given.get("kept", "1/2")]
+    forms = {_SPARSE: TWO_OF_FOUR, "blocks": blocks(kept)}
+    forms |= {"int8": INT8, "fp8": FP8, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
     return FewBits(spec, forms.get(name), "only" in given)
 
 
 _SIZES = tuple(map(str, GROUPS))
 _ONLY = {"only": ("experts",)}
+_SHARES = {f"{some}/{all_of}": (some, all_of) for some, all_of in SHARES}
 _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "int4": {"group": _SIZES, "symmetric": ("yes", "no"), **_ONLY},
         "nf4": {"group": _SIZES, **_ONLY},
-        **dict.fromkeys(("int8", "fp8", "mxfp4", _GGUF), _ONLY),
+        "blocks": {"kept": tuple(_SHARES), **_ONLY},
+        **dict.fromkeys(("int8", "fp8", "mxfp4", _SPARSE, _GGUF), _ONLY),
     }
 )
 

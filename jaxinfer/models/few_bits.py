@@ -68,12 +68,13 @@ def change_matrices(params: Mapping[str, Any], change: Callable[[tuple[str, ...]
 def in_few_bits(params: Params, form: Format, named: str, *, only_experts: bool = False) -> Params:
     """Return parameters, in few bits or not, with kernels rounded to a form and tables to bytes, or experts alone.
 
+    With a sparse form tables stay as they are.
     Raises InvalidOption, which begins with ``named``, for rows that do not divide into groups, and for no experts.
     """
     check_has_experts(params, only_experts, named)
 
     def rounded(path: tuple[str, ...], matrix: Any) -> Any:
-        if only_experts and not is_expert(path):
+        if (only_experts and not is_expert(path)) or (form.kept is not None and is_table(path)):
             return matrix
         chosen = INT8 if is_table(path) else form
         chosen.check_width(f"{named}: {'.'.join(path)}", matrix.shape[-1])

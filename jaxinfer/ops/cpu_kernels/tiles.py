@@ -31,7 +31,8 @@ class Vectors:
 
     ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
     that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16, ``dots_bytes``
-    whether it multiplies vectors of bytes and adds four products at a time.
+    whether it multiplies vectors of bytes and adds four products at a time, ``expands_words`` whether it spreads numbers
+    of two bytes over a vector by a mask.
     """
 
     lanes: int
@@ -41,6 +42,7 @@ class Vectors:
     pause: str
     tiles_bfloat16: bool = False
     dots_bytes: bool = False
+    expands_words: bool = False
 
     def step(self, dtype: str) -> int:
         """Return how many numbers of a row one vector holds."""
@@ -100,7 +102,8 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
     if features.get("avx512f"):
         has_unit = features.get("amx-tile", False) and features.get("amx-bf16", False)
         dots_bytes = features.get("avx512vnni", False)
-        return Vectors(16, 6, features.get("avx512bf16", False), dtypes, _PAUSE_X86, has_unit, dots_bytes)
+        pairs, expands = features.get("avx512bf16", False), features.get("avx512vbmi2", False)
+        return Vectors(16, 6, pairs, dtypes, _PAUSE_X86, has_unit, dots_bytes, expands)
     return Vectors(8 if features.get("avx") else 4, 3 if features.get("avx") else 2, False, dtypes, _PAUSE_X86)
 
 

@@ -34,6 +34,10 @@ class Format:
     two with the bias of float32. With ``has_zeros`` each group
     has an integer, its zero, which is subtracted from the levels. With ``is_ordered`` groups are those of a row whose
     inputs are taken in another order, one for the whole matrix.
+
+    A sparse form stores some weights of a row, in bfloat16, and the others are zero: ``kept`` (2, 4) keeps 2 of each 4
+    weights; with a ``block`` of `RUN` weights (1, 2) keeps half of a row's blocks, whichever they are. The first has a
+    bit for each weight, in bytes, bit i of byte j for weight 8 j + i; the other lists the blocks of each row, ascending.
     """
 
     bits: int
@@ -44,6 +48,8 @@ class Format:
     scale_type: str | None = None
     has_zeros: bool = False
     is_ordered: bool = False
+    kept: tuple[int, int] | None = None
+    block: int = 1
 
     @property
     def scale_dtype(self) -> str:
@@ -62,11 +68,15 @@ class Format:
     @property
     def unit(self) -> int:
         """What the width of a row must be a multiple of."""
+        if self.kept is not None and self.block > 1:
+            return self.block * self.kept[1]
         return max(RUN, (self.group or RUN) * (self.supers or 1))
 
     @property
     def part_names(self) -> tuple[str, ...]:
         """The names of the arrays of a `QuantizedArray`."""
+        if self.kept is not None:
+            return "codes", "places"
         names = ["scales", "minima"][: 1 + self.has_minima]
         units = ["scale_units", "minima_units"][: len(names)] if self.supers is not None else []
         others = [name for name, is_there in (("zeros", self.has_zeros), ("order", self.is_ordered)) if is_there]
@@ -74,6 +84,10 @@ class Format:
 
     def parts(self, outputs: int, width: int) -> dict[str, tuple[tuple[int, int], str]]:
         """Return the shape and the dtype of each array of a matrix ``[outputs, width]``, by its name."""
+        if self.kept is not None:
+            places = ((outputs, self.num_kept(width) // self.block), "uint16") if self.block > 1 else None
+            codes = (outputs, self.num_kept(width)), "bfloat16"
+            return {"codes": codes, "places": places or ((outputs, width // 8), "uint8")}
         found = {"codes": ((outputs, self.row_bytes(width)), "int8" if self.bits == 8 else "uint8")}
         for name in self.part_names[1:]:
             if name == "order":
@@ -88,6 +102,8 @@ class Format:
     @property
     def offset(self) -> int | None:
         """What is subtracted from a code to give its level; None where levels are no such integers."""
+        if self.kept is not None:
+            return None
         first = self.levels[0] if self.levels else 0.0
         if self.bits == 8:
             return None if self.levels else 0
@@ -99,13 +115,23 @@ class Format:
 
     def row_bytes(self, width: int) -> int:
         """Return the number of bytes of a row's codes."""
-        return width * self.bits // 8
+        return self.num_kept(width) * self.bits // 8
+
+    def num_kept(self, width: int) -> int:
+        """Return how many weights of a row of ``width`` are stored."""
+        return width if self.kept is None else width * self.kept[0] // self.kept[1]
+
+    def width_of(self, num_bytes: int) -> int:
+        """Return the width of a row whose codes take so many bytes."""
+        stored = num_bytes * 8 // self.bits
+        return stored if self.kept is None else stored * self.kept[1] // self.kept[0]
 
     def check_width(self, name: str, width: int) -> None:
         """Raise InvalidOption for rows that do not divide into groups."""
         unit = self.unit
         if width % unit:
             mend = "a smaller group, or int8" if unit > RUN else "another dtype instead of weights="
+            mend = "another share of blocks, or 2:4" if self.block > 1 else mend
             raise InvalidOption(f"{name}: its rows of {width} weights do not divide into groups of {unit}; use {mend}")
 
 
@@ -139,6 +165,10 @@ GGUF_FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 INT8 = Format(8, None)
 
+# Shares of a row's blocks that sparse forms keep.
+SHARES = ((1, 4), (1, 2), (2, 3), (3, 4))
+TWO_OF_FOUR = Format(16, None, kept=(2, 4))
+
 # Quantiles of a normal distribution between -1 and 1 (QLoRA, 2305.14314), rounded to bfloat16.
 _NORMAL = (
     *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0),
@@ -165,12 +195,20 @@ FP4_TIMES_12 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0,
 def format_from(fields: Mapping[str, Any]) -> Format:
     """Return the format with these fields, as `dataclasses.asdict` gives them; raise ValueError if there is none."""
     try:
-        form = Format(**{**fields, "levels": tuple(map(float, fields["levels"]))})
+        kept = fields.get("kept")
+        form = Format(
+            **{**fields, "levels": tuple(map(float, fields["levels"])), "kept": None if kept is None else tuple(kept)}
+        )
         whole = all(type(number) is int and number > 0 for number in (form.bits, form.group or 1, form.supers or 1))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no format: {error}") from None
+    if form.kept is not None:
+        if form not in (TWO_OF_FOUR, *map(blocks, SHARES)):
+            raise ValueError(f"no format keeps {form.kept} of blocks of {form.block!r}")
+        return form
     if (
         not whole
+        or form.block != 1
         or form.bits not in (4, 5, 6, 8)
         or len(form.levels) not in ({0, 256} if form.bits == 8 else {1 << form.bits})
         or form.scale_type not in (None, "float32", "bfloat16", "float16", "uint8")
@@ -188,3 +226,8 @@ def nf4(group: int) -> Format:
 def int4(group: int, is_symmetric: bool) -> Format:
     """Return the form of 4-bit integers with one scale for each group and, if they are not symmetric, one minimum."""
     return Format(4, group, _integers(4, is_symmetric), has_minima=not is_symmetric)
+
+
+def blocks(kept: tuple[int, int]) -> Format:
+    """Return the sparse form of rows of which a share of blocks of `RUN` weights, a cache line each, is stored."""
+    return Format(16, None, kept=kept, block=RUN)

@@ -12,12 +12,13 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.few_bits.formats import LEAST_POWER_BITS, RUN, Format
+from jaxinfer.ops.few_bits.sparse import spread
 from jaxinfer.ops.rounding import rounded
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("codes", "scales", "minima", "scale_units", "minima_units", "zeros", "order"),
+    data_fields=("codes", "scales", "minima", "scale_units", "minima_units", "zeros", "order", "places"),
     meta_fields=("form",),
 )
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class QuantizedArray:
     """Weights ``[..., N, K]``: codes ``[..., N, B]``, and scales and minima ``[..., N, G]`` of G groups a row.
 
     Units of scales and of minima are ``[..., N, U]`` for U super-blocks of groups; zeros are ``[..., N, G]``. Column j
-    of the codes is that of input ``order[..., 0, j]``. What the form does not have is None.
+    of the codes is that of input ``order[..., 0, j]``. Of a sparse form the codes are the weights that are stored, in
+    bfloat16, and ``places`` says where they are (`Format.kept`). What the form does not have is None.
     All else follows from the arrays: slices and stacks of them are quantized arrays too.
     """
 
@@ -37,16 +39,19 @@ class QuantizedArray:
     minima_units: Any = None
     zeros: Any = None
     order: Any = None
+    places: Any = None
 
     @staticmethod
     def of(form: Format, parts: Sequence[Any]) -> "QuantizedArray":
         """Return the array that has these parts, in the form's order."""
-        return QuantizedArray(form=form, **{"minima": None, **dict(zip(form.part_names, parts, strict=True))})
+        return QuantizedArray(
+            form=form, **{"scales": None, "minima": None, **dict(zip(form.part_names, parts, strict=True))}
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the weights."""
-        return (*self.codes.shape[:-1], self.codes.shape[-1] * 8 // self.form.bits)
+        return (*self.codes.shape[:-1], self.form.width_of(self.codes.shape[-1] * self.codes.dtype.itemsize))
 
     @property
     def ndim(self) -> int:
@@ -69,6 +74,8 @@ class QuantizedArray:
     def specs(self, spec: PartitionSpec) -> list[PartitionSpec]:
         """Return how each part is split if the weights ``[..., N, K]`` are; a row's one scale is where any of it is."""
         *lead, inputs = spec
+        if self.form.kept is not None:
+            return [spec] * len(self.form.part_names)
         by_row = PartitionSpec(*lead, None if self.form.group is None else inputs)
         return [spec if name == "codes" else by_row for name in self.form.part_names]
 
@@ -87,6 +94,8 @@ class QuantizedArray:
 
     def dequantize(self) -> Any:
         """Return the weights in float32; of NumPy's arrays, an array of NumPy's."""
+        if self.form.kept is not None:
+            return spread(self.codes, self.places, self.form)
         form, on_host = self.form, isinstance(self.codes, np.ndarray)
         numpy: Any = np if on_host else jnp
         codes = self.codes if form.bits == 8 else self.unpacked()
@@ -107,7 +116,9 @@ class QuantizedArray:
         return numpy.take_along_axis(weights, numpy.argsort(self.order, axis=-1), axis=-1)
 
     def float_scales(self) -> Any:
-        """Return the scales in float32, whatever they are stored as."""
+        """Return the scales in float32, whatever they are stored as; of a sparse form, the weights."""
+        if self.form.kept is not None:
+            return self.codes.astype(np.float32)
         return _in_units(self.scales, self.scale_units)
 
     def unpacked(self) -> Any:

@@ -7,9 +7,10 @@ import operator
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Integer
+from jaxinfer.notation import Array, Bool, Float, Integer
 from jaxinfer.ops.few_bits.formats import FP4, MOST_EXPONENT, RUN, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, powers_of
+from jaxinfer.ops.few_bits.sparse import compacted, largest
 
 _MOST_BYTE = 127
 # The exponent of the largest level of 4-bit floats, which is that of the largest weight of a group.
@@ -22,10 +23,13 @@ _NO_NUMBER = 255
 def round_to_nearest(weights: Float[Array, "*shape"], form: Format) -> QuantizedArray:
     """Return weights ``[..., N, K]`` in a form; `Format.check_width` says which K fit.
 
+    A sparse form keeps the largest, or the blocks with the largest sums of squares.
     Of a stack of matrices one after the other is rounded, so that one is in memory in float32.
     """
     if weights.ndim > 2:
         return jax.lax.map(lambda matrix: round_to_nearest(matrix, form), weights)
+    if form.kept is not None:
+        return keep(weights, largest(jnp.square(weights.astype(jnp.float32)), form), form)
     *lead, width = weights.shape
     groups = weights.astype(jnp.float32).reshape(*lead, form.groups(width), -1)
     scales, minima = fit_groups(groups, form)
@@ -35,6 +39,8 @@ def round_to_nearest(weights: Float[Array, "*shape"], form: Format) -> Quantized
 
 def nearest_values(weights: Float[Array, "*shape"], form: Format) -> Float[Array, "*shape"]:
     """Return the weights that `round_to_nearest` makes of some, in float32."""
+    if form.kept is not None:
+        return round_to_nearest(weights, form).dequantize()
     *lead, width = weights.shape
     groups = weights.astype(jnp.float32).reshape(*lead, form.groups(width), -1)
     scales, minima = fit_groups(groups, form)
@@ -110,3 +116,8 @@ def pack_codes(codes: Integer[Array, "*lead K"], scales: Array, minima: Array | 
     runs = codes.reshape(*codes.shape[:-1], -1, RUN)
     packed = runs[..., : RUN // 2] | (runs[..., RUN // 2 :] << 4)
     return QuantizedArray(packed.reshape(*codes.shape[:-1], -1), scales, minima, form)
+
+
+def keep(weights: Float[Array, "N K"], is_kept: Bool[Array, "N K"], form: Format) -> QuantizedArray:
+    """Return the sparse array that has the weights that are kept: as many of each row as its form says."""
+    return QuantizedArray.of(form, compacted(weights, is_kept, form))

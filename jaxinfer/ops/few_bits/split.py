@@ -34,6 +34,8 @@ def check_split(array: QuantizedArray, sharding: NamedSharding, name: str) -> in
     """Return a device's part of each row; raise InvalidOption if rows do not split over the mesh in whole groups."""
     form, width, axis = array.form, array.shape[-1], sharding.spec[-1]
     devices = 1 if axis is None else sharding.mesh.shape[axis]
+    if devices > 1 and form.block > 1:
+        raise InvalidOption(f"{name}: blocks of rows do not split over devices: use 2:4, or no tensor parallelism")
     if width % devices or width // devices % form.unit:
         raise InvalidOption(
             f"{name}: its rows of {width} weights do not split over {devices} devices in whole groups of {form.unit}: "
@@ -65,6 +67,10 @@ def take_quantized(array: QuantizedArray, places: Sequence[np.ndarray | None], n
         parts = parts if taken is None else [_taken(part, taken, axis) for part in parts]
     if inputs is None:
         return QuantizedArray.of(form, parts)
+    if form.block > 1:
+        raise InvalidOption(
+            f"{name}: its rows are stored in blocks, and padding its inputs for the mesh would move them: use 2:4"
+        )
     units, count, found = _units_of(form, inputs, name), array.shape[-1] // form.unit, []
     for part_name, part in zip(form.part_names, parts, strict=True):
         each = part.shape[-1] // count

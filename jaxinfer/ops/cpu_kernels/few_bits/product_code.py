@@ -19,11 +19,11 @@ from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, 
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
-_PIECES_PER_THREAD = 4
+PIECES_PER_THREAD = 4
 # The outputs of a block: their scales, and for many rows their widened codes, are written once for all tiles.
-_BLOCK = 16
+BLOCK = 16
 # From so many tiles of rows on, widening a block once is faster than in each tile.
-_MANY_TILES = 3
+MANY_TILES = 3
 
 _SHARED = ("x", "rows", "length", "groups", "span")
 _POINTERS = ("codes", "scales", "minima", "scale_units", "minima_units", "y")
@@ -52,7 +52,7 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
             place = index.layer(code, matrices[0].shape(code, 1)[0])
         outputs = [y.shape(code, 2)[1] for y in results]
         all_outputs = code.total(outputs)
-        wanted = code.arithmetic("mul", threads, _PIECES_PER_THREAD)
+        wanted = code.arithmetic("mul", threads, PIECES_PER_THREAD)
         span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), OUTPUTS), OUTPUTS)
         pieces = [code.ceiling(each, span) for each in outputs]
         pointers = {"x": x.numbers}
@@ -60,7 +60,7 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
         numbers = {"rows": rows, "length": length, "groups": groups, "span": span}
         for index, y in enumerate(results):
             own = [
-                each.numbers if place is None else _matrix_at(code, each, kind, place)
+                each.numbers if place is None else matrix_at(code, each, kind, place)
                 for each, kind in zip(matrices[parts * index : parts * (index + 1)], kinds)
             ]
             places = {**dict(zip(form.part_names, own, strict=True)), "y": y.numbers}
@@ -75,7 +75,7 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
     return make_module(vectors, functions, record, (1 + in_stacks + parts * count, count), plan)
 
 
-def _matrix_at(code: Code, stack: Buffer, kind: str, place: str) -> str:
+def matrix_at(code: Code, stack: Buffer, kind: str, place: str) -> str:
     """Return the address of one part of a matrix in a stack ``[X, N, ...]`` of them."""
     _, lines, numbers = stack.shape(code, 3)
     return code.at(kind, stack.numbers, code.arithmetic("mul", place, code.arithmetic("mul", lines, numbers)))
@@ -121,12 +121,12 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
     most = vectors.rows
     tiles = even_tiles(code, rows, most)
-    is_many = code.value(f"icmp sge i64 {tiles.count}, {_MANY_TILES}")
+    is_many = code.value(f"icmp sge i64 {tiles.count}, {MANY_TILES}")
 
     # Memory for the block's scales and minima, the sums of the rows' groups, and the block's widened codes.
-    of_block = code.arithmetic("mul", padded, _BLOCK)
+    of_block = code.arithmetic("mul", padded, BLOCK)
     of_sums = code.arithmetic("mul", padded, rows) if form.is_shifted else "0"
-    of_codes = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, _BLOCK)}, i64 0")
+    of_codes = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, BLOCK)}, i64 0")
     line = 64
     size = code.arithmetic("mul", code.total([of_block, of_block, of_sums]), SIZES["float"])
     size = code.arithmetic("add", size, code.arithmetic("mul", of_codes, SIZES[kind]))
@@ -141,11 +141,11 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
         code.effect(
             f"call void @add_groups(ptr {x}, ptr {own_sums}, i64 {rows}, i64 {groups}, i64 {runs}, i64 {padded})"
         )
-    with code.repeated("each_block", 0, here, _BLOCK) as block:
-        count_here = code.smaller(code.arithmetic("sub", here, block.index), _BLOCK)
+    with code.repeated("each_block", 0, here, BLOCK) as block:
+        count_here = code.smaller(code.arithmetic("sub", here, block.index), BLOCK)
         block_w = code.at("i8", w, code.arithmetic("mul", block.index, row_bytes))
         of_scales = code.arithmetic("mul", block.index, groups)
-        ahead = code.arithmetic("mul", groups, _BLOCK * SIZES[element])
+        ahead = code.arithmetic("mul", groups, BLOCK * SIZES[element])
         of_units = code.arithmetic("mul", block.index, units)
         both = (scales, scale_units, own_scales), (minima, minima_units, own_minima)
         for given, given_units, own in both[: 1 + form.has_minima]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
+from jaxinfer.ops.cpu_kernels.few_bits.sparse_code import sparse_module
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import row_kind, supports
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format
@@ -19,7 +20,9 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 
 def has_kernels(form: Format | None) -> bool:
-    """Whether a form, or with None every one of GGUF's, has kernels on this processor."""
+    """Whether a form, or with None every one of GGUF's, has kernels on this processor, or needs none."""
+    if form is not None and form.kept is not None:
+        return True
     vectors, forms = host_vectors(), GGUF_FORMATS.values() if form is None else (form, INT8)
     return vectors is not None and all(supports(vectors, each) for each in forms)
 
@@ -55,7 +58,8 @@ def multiply_few_bits(
             raise ValueError(f"rows {rows_MK.shape} and {found} of {form} do not fit")
     rows_MK = rows_MK.astype(jnp.bfloat16)
     rows_MK = rows_MK if row_kind(vectors) == "bfloat" else rows_MK.astype(jnp.float32)
-    build = functools.partial(few_bits_module, form=form, count=len(weights), in_stacks=in_stacks)
+    module = few_bits_module if form.kept is None else sparse_module
+    build = functools.partial(module, form=form, count=len(weights), in_stacks=in_stacks)
     shapes = [jax.ShapeDtypeStruct((count, codes.shape[-2]), jnp.float32) for codes, *_ in weights]
     operands = [part for matrix in weights for part in matrix]
     operands = [jnp.asarray(place, jnp.int32), *operands] if in_stacks else operands
@@ -80,6 +84,8 @@ def _multiply_few_bits_jvp(form: Format, primals: Any, tangents: Any) -> Any:
 def _name(form: Format) -> str:
     """Return letters that stand for a form."""
     assert not form.is_ordered
+    if form.kept is not None:
+        return f"{'_of_'.join(map(str, form.kept))}{f'_blocks_of_{form.block}' if form.block > 1 else ''}"
     levels = hashlib.sha256(repr(form.levels).encode()).hexdigest()[:8] if form.levels else "bytes"
     shift = "_minima" if form.has_minima else "_zeros" if form.has_zeros else ""
     supers = f"_supers{form.supers}" if form.supers else ""

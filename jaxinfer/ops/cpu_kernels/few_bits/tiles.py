@@ -14,10 +14,10 @@ from jaxinfer.ops.few_bits.formats import FP4, LEAST_POWER_BITS, RUN, Format
 # Scales, minima and sums of groups are filled up to so many: a multiple of the lanes of every processor.
 GROUP_LANES = 16
 _HALF = RUN // 2
-_LINE = 64
+LINE = 64
 # How far ahead tiles fetch codes, in bytes: rows of codes lie one after the other. Without that, a processor waits for
 # codes twice as long as it computes with them.
-_AHEAD = 4096
+AHEAD = 4096
 _TILE = (
     "ptr %x, ptr %w, ptr %scales, ptr %minima, ptr %sums, ptr %y, i64 %groups, i64 %runs, i64 %pitch, i64 %stride, "
     "i64 %padded, i64 %width"
@@ -31,6 +31,8 @@ declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x
 
 def supports(vectors: Vectors, form: Format) -> bool:
     """Whether products with weights of this form have kernels."""
+    if form.kept is not None:
+        return form.block > 1 or (vectors.pairs_bfloat16 and vectors.expands_words)
     can_convert = "float16" in vectors.dtypes or form.scale_dtype in ("float32", "bfloat16", "uint8")
     return can_convert and (form.offset is not None or form.levels == FP4 or vectors.pairs_bfloat16)
 
@@ -94,8 +96,8 @@ def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_wi
     if not is_widened:
         read_bytes = outputs * steps * run_bytes
         ahead = code.at("i8", "%w", code.arithmetic("mul", "%i", read_bytes))
-        for line in range(_AHEAD, _AHEAD + read_bytes, _LINE):
-            _prefetch(code, code.at("i8", ahead, line))
+        for line in range(AHEAD, AHEAD + read_bytes, LINE):
+            prefetch(code, code.at("i8", ahead, line))
     for output, start in enumerate(starts_w):
         place_w = code.at("i8", start, of_w)
         parts = [part for step in range(steps) for part in read(code.at("i8", place_w, step * run_bytes), step * RUN)]
@@ -107,9 +109,9 @@ def few_bits_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_wi
                 before_scale, total = total, "zeroinitializer" if is_grouped else total
                 is_last = several[-1] is parts[-1]
                 for numbers, offset in several:
-                    part_x = code.load(_some(vectors, kind), code.at(kind, place_x, offset), SIZES[kind])
+                    part_x = code.load(vector_of(vectors, kind), code.at(kind, place_x, offset), SIZES[kind])
                     is_named = not is_grouped and offset == parts[-1][1]
-                    total = _multiply_add(vectors, code, numbers, part_x, total, f"%sum{index}" if is_named else None)
+                    total = multiply_add(vectors, code, numbers, part_x, total, f"%sum{index}" if is_named else None)
                 if is_grouped:
                     total = vectors.multiply_add(code, total, scale, before_scale, f"%sum{index}" if is_last else None)
     code.value("add i64 %i, 1", "%next")
@@ -148,10 +150,12 @@ def widen_function(vectors: Vectors, form: Format) -> str:
     kind = row_kind(vectors)
     with code.repeated("each_run", 0, "%runs") as each_run:
         place = code.at("i8", "%w", code.arithmetic("mul", each_run.index, form.row_bytes(RUN)))
-        _prefetch(code, code.at("i8", place, _AHEAD))
+        prefetch(code, code.at("i8", place, AHEAD))
         to = code.at(kind, "%to", code.arithmetic("mul", each_run.index, RUN))
         for numbers, offset in _Widen(vectors, form, code).run(place, 0):
-            code.effect(f"store {_some(vectors, kind)} {numbers}, ptr {code.at(kind, to, offset)}, align {SIZES[kind]}")
+            code.effect(
+                f"store {vector_of(vectors, kind)} {numbers}, ptr {code.at(kind, to, offset)}, align {SIZES[kind]}"
+            )
     code.effect("ret void")
     return code.text()
 
@@ -170,11 +174,11 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
         line = code.at(element, "%from", code.arithmetic("mul", each_line.index, "%groups"))
         to = code.at("float", "%to", code.arithmetic("mul", each_line.index, "%padded"))
         first_unit = code.arithmetic("mul", each_line.index, code.arithmetic("sdiv", "%groups", step))
-        _prefetch(code, code.at("i8", line, "%ahead"))
+        prefetch(code, code.at("i8", line, "%ahead"))
         whole = code.arithmetic("mul", code.arithmetic("sdiv", "%groups", step), step)
         with code.repeated("each_whole", 0, whole, step) as each:
             place = code.at(element, line, each.index)
-            _prefetch(code, code.at("i8", place, "%ahead"))
+            prefetch(code, code.at("i8", place, "%ahead"))
             scales = code.load(some, place, SIZES[element])
             if element in ("half", "bfloat"):
                 scales = code.value(f"fpext {some} {scales} to {floats}")
@@ -255,7 +259,7 @@ def sums_function(vectors: Vectors, form: Format) -> str:
     """Return ``add_groups(x, to, rows, groups, runs, padded)``: the sums of each group's numbers, as float32."""
     code = Code("internal void @add_groups(ptr %x, ptr %to, i64 %rows, i64 %groups, i64 %runs, i64 %padded) #0")
     kind, lanes, wide = row_kind(vectors), vectors.lanes, vectors.wide
-    some = _some(vectors, kind)
+    some = vector_of(vectors, kind)
     numbers = 2 * lanes if vectors.pairs_bfloat16 else lanes
     ones = f"<{', '.join([f'{kind} 1.0'] * numbers)}>"
     length = code.arithmetic("mul", code.arithmetic("mul", "%groups", "%runs"), RUN)
@@ -267,7 +271,7 @@ def sums_function(vectors: Vectors, form: Format) -> str:
             place = code.at(kind, row_x, code.arithmetic("mul", each_group.index, group))
             with code.repeated("each_part", 0, group, numbers, (wide, "zeroinitializer")) as each:
                 part = code.load(some, code.at(kind, place, each.index), SIZES[kind])
-                each.left = _multiply_add(vectors, code, ones, part, each.held)
+                each.left = multiply_add(vectors, code, ones, part, each.held)
             total = code.value(f"extractelement {wide} {add_up(code, [each.held], lanes)}, i32 0")
             code.store_at("float", total, row_to, each_group.index)
         with code.repeated("each_zero", "%groups", "%padded") as each:
@@ -286,7 +290,7 @@ class _Widen:
         """Read numbers that are widened already."""
         kind = row_kind(self._vectors)
         step = 2 * self._vectors.lanes if self._vectors.pairs_bfloat16 else self._vectors.lanes
-        some, code = _some(self._vectors, kind), self._code
+        some, code = vector_of(self._vectors, kind), self._code
         starts = range(0, RUN, step)
         return [(code.load(some, code.at(kind, place, at), SIZES[kind]), first + at) for at in starts]
 
@@ -415,16 +419,16 @@ def _bits_of(level: float) -> int:
     return bits + 0x7FFF + (bits >> 16 & 1) >> 16
 
 
-def _prefetch(code: Code, place: str) -> None:
+def prefetch(code: Code, place: str) -> None:
     code.effect(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
 
 
-def _some(vectors: Vectors, kind: str) -> str:
+def vector_of(vectors: Vectors, kind: str) -> str:
     """The type of a vector of numbers that are multiplied."""
     return "<32 x bfloat>" if kind == "bfloat" else vectors.wide
 
 
-def _multiply_add(vectors: Vectors, code: Code, one: str, other: str, to: str, name: str | None = None) -> str:
+def multiply_add(vectors: Vectors, code: Code, one: str, other: str, to: str, name: str | None = None) -> str:
     if vectors.pairs_bfloat16:
         operands = f"{vectors.wide} {to}, <32 x bfloat> {one}, <32 x bfloat> {other}"
         return code.value(f"call {vectors.wide} @llvm.x86.avx512bf16.dpbf16ps.512({operands})", name)
