@@ -20,9 +20,9 @@ from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
-from jaxinfer.model_params import check_few_bits, check_kernels
+from jaxinfer.model_params import check_few_bits, check_form, check_kernels
 from jaxinfer.models.decoder import Decoder, abstract_params
-from jaxinfer.models.few_bits import is_table
+from jaxinfer.models.few_bits import in_few_bits, is_table
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
@@ -32,11 +32,13 @@ from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.quantization.calibration import quantize_layers
 from jaxinfer.quantization.experts import LEAST_TOKENS
-from jaxinfer.quantization.methods import METHODS, SmoothQuant
+from jaxinfer.quantization.methods import METHODS, SPARSE, SmoothQuant
 from jaxinfer.sampling.params import SamplingParams
 
 # The texts that a model writes to be calibrated on, and the tokens of each.
 NUM_TEXTS, TEXT_TOKENS = 128, 512
+# Sparse weights by their size alone.
+MAGNITUDE = "magnitude"
 # Of layers that are kept until all are done.
 _MAX_KEPT_BYTES = 1 << 40
 
@@ -54,11 +56,13 @@ def quantize(
     advance: Callable[[int], None] = lambda layer: None,
     notice: Callable[[str], None] | None = None,
 ) -> LanguageModel:
-    """Return a model whose weights are in few bits, as ``load(weights=...)`` does, but chosen by a method.
+    """Return a model whose weights are in few bits or sparse, as ``load(weights=...)`` does, but chosen by a method.
 
     ``weights`` is ``int8`` or ``int4:group=64``. ``method`` is ``"gptq"`` (2210.17323), ``"awq"`` (2306.00978) or
     ``"awq+gptq"``, scales by the one and codes by the other; or ``"smoothquant"`` (2211.10438), made for
-    ``activations="int8"``, with which the model then runs; ``load`` rounds each weight to the nearest.
+    ``activations="int8"``, with which the model then runs; ``load`` rounds each weight to the nearest. Sparse weights,
+    ``2:4`` or ``blocks:kept=1/2``, are chosen by ``"sparsegpt"`` (2301.00774), or by ``"magnitude"``, which reads no
+    text and keeps the largest, as ``load`` does.
     ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of ``text_tokens`` tokens are taken;
     without it the model writes texts itself, at temperature 1. ``kept`` is a folder for what is done, so that the same
     call after an interruption goes on there. ``advance`` receives each layer that is done. Each of a mixture's
@@ -68,15 +72,19 @@ def quantize(
     """
     form, config = check_quantizable(model, weights, method), model.config
     check_activations(activations)
+    check_form(parse_few_bits(weights), activations)
     for name, value, least in (("num_texts", num_texts, 1), ("text_tokens", text_tokens, 2)):
         check_whole(name, value)
         if value < least:
             raise InvalidOption(f"{name}={value} must be at least {least}")
     backend = replace(model.backend, scan_layers=False)
     params = stack_params(model.params, abstract_params(config, backend))
-    INT8.check_width(f"weights {weights!r}: embedding", config.embedding_dim or config.model_dim)
+    if form.kept is None:
+        INT8.check_width(f"weights {weights!r}: embedding", config.embedding_dim or config.model_dim)
     for path, kernel in _kernels(params["blocks"]):
         form.check_width(f"weights {weights!r}: {'.'.join(path)}", kernel.shape[-1])
+    if method == MAGNITUDE:
+        return model.changed(in_few_bits(model.params, form, f"weights {weights!r}"), is_rounded=True)
     length = min(text_tokens, model.max_len)
     folder = None if kept is None else KeptFolder(Path(kept), _MAX_KEPT_BYTES)
     if calibration is None:
@@ -96,7 +104,8 @@ def quantize(
             "weights were rounded to the nearest"
         )
     backend = replace(model.backend, activations=activations)
-    return model.changed(_arranged(model.params, done), backend=backend, is_rounded=True)
+    arranged = _arranged(model.params, done, form.kept is None)
+    return model.changed(arranged, backend=backend, is_rounded=True)
 
 
 def with_activations(model: LanguageModel, activations: str | None) -> LanguageModel:
@@ -108,33 +117,39 @@ def with_activations(model: LanguageModel, activations: str | None) -> LanguageM
 
 def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format:
     """Return the form that ``weights`` names; raise InvalidOption if a method cannot choose codes of it for a model."""
-    form = form_of(weights)
-    if method not in METHODS:
-        known = ", ".join(METHODS)
+    if method not in (*METHODS, MAGNITUDE):
+        known = ", ".join((*METHODS, MAGNITUDE))
         raise InvalidOption(
             f"unknown method {shown(method)}; use {known}, or load(weights=...) to round to the nearest"
         )
+    form = form_of(weights, method)
     check_few_bits(parse_few_bits(weights), model.backend)
     if model.programs.partitioner.mesh is not None:
         raise InvalidOption(f"weights {weights!r}: a method runs on one device: load the model without a mesh")
-    if model.config.experts is not None and METHODS[method] is SmoothQuant:
+    if model.config.experts is not None and METHODS.get(method) is SmoothQuant:
         why = "smoothquant is for rows in int8, and experts multiply rows as they are: use gptq or awq"
         raise InvalidOption(f"weights {weights!r}: {why}")
-    if model.config.latent is not None:
+    if model.config.latent is not None and method != MAGNITUDE:
         raise InvalidOption(f"weights {weights!r}: no method knows latent attention: round by load(weights=...)")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
         raise InvalidOption("the model's weights are in few bits already: load it without weights=")
     return form
 
 
-def form_of(weights: str) -> Format:
+def form_of(weights: str, method: str) -> Format:
     """Return the form that a method chooses codes for; raise InvalidOption for one that it cannot."""
     few_bits = parse_few_bits(weights)
-    if few_bits is None or few_bits.form is None or few_bits.name.partition(":")[0] not in ("int8", "int4"):
-        raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64")
+    form = None if few_bits is None else few_bits.form
+    is_sparse = form is not None and form.kept is not None
+    is_known = is_sparse or (few_bits is not None and few_bits.name.partition(":")[0] in ("int8", "int4"))
+    if few_bits is None or form is None or not is_known:
+        raise InvalidOption(f"weights {shown(weights)}: a method needs int8 or int4:group=64, or 2:4")
+    if is_sparse != (method in (*SPARSE, MAGNITUDE)):
+        use = "sparsegpt or magnitude" if is_sparse else "gptq or awq, or sparse weights, such as 2:4"
+        raise InvalidOption(f"weights {weights!r}: {method} does not choose these: use {use}")
     if few_bits.only_experts:
         raise InvalidOption(f"weights {weights!r}: a method chooses codes of all kernels: leave only= out")
-    return few_bits.form
+    return form
 
 
 def _own_texts(model: LanguageModel, num_texts: int, length: int) -> Int[np.ndarray, "N T"]:
@@ -169,8 +184,8 @@ def _kernels(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
             yield from _kernels(value, (*path, key))
 
 
-def _arranged(params: Params, blocks: Sequence[Params]) -> Params:
-    """Return parameters with those of quantized layers in their places; tables and the output matrix in 8 bits."""
+def _arranged(params: Params, blocks: Sequence[Params], rounds_tables: bool) -> Params:
+    """Return parameters with quantized layers in their places, and tables and output matrix, maybe in 8 bits."""
 
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
         made: Params = {}
@@ -182,7 +197,7 @@ def _arranged(params: Params, blocks: Sequence[Params]) -> Params:
                 found = [functools.reduce(getitem, name.split("."), blocks[layer]) for layer in layers or ()]
                 whole = jax.tree.map(lambda *parts: jnp.stack(parts), *found) if stacked else found[0]
                 made[KERNEL if key.endswith(KERNEL) else key] = whole
-            elif is_table((*path, key)):
+            elif rounds_tables and is_table((*path, key)):
                 rows = stored_kernel(node) if path == ("head",) else value
                 made[KERNEL if path == ("head",) else key] = round_to_nearest(rows, INT8)
             else:

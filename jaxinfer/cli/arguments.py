@@ -10,7 +10,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.grammar.grammar import Grammar
 
 # How weights in few bits are chosen; the first is the default, and reads no text.
-METHODS = ("rtn", "gptq", "awq", "awq+gptq", "smoothquant")
+METHODS = ("rtn", "gptq", "awq", "awq+gptq", "smoothquant", "sparsegpt", "magnitude")
 
 
 def whole_number(least: int) -> Callable[[str], int]:
@@ -149,10 +149,14 @@ def add_method_arguments(parser: Any) -> None:
         metavar="M",
         choices=METHODS,
         default=METHODS[0],
-        help=f"how int8 and int4 are chosen: {', '.join(METHODS)} (default: %(default)s, each weight to the nearest)",
+        help=f"how int8 and int4 are chosen, and by the last two sparse weights: {', '.join(METHODS)} (default: "
+        "%(default)s, each weight to the nearest, or the largest kept)",
     )
     parser.add_argument(
-        "--calibration", metavar="FILE", type=Path, help="text for all but rtn (default: the model writes its own)"
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="text for all but rtn and magnitude (default: the model writes its own)",
     )
 
 
@@ -161,7 +165,8 @@ def add_weights_argument(parser: Any) -> None:
     parser.add_argument(
         "--weights",
         metavar="W",
-        help="keep weights in few bits: int8, fp8, int4:group=64, nf4:group=64, mxfp4, or a GGUF file's own, gguf",
+        help="keep weights in few bits: int8, fp8, int4:group=64, nf4:group=64, mxfp4, or a GGUF file's own, gguf; or "
+        "half of them, 2:4 or blocks:kept=1/2",
     )
 
 

@@ -106,8 +106,8 @@ def read_calibration(options: argparse.Namespace) -> str | None:
     """Return the text of ``--calibration``; raise InvalidOption for a method that reads none."""
     if options.calibration is None:
         return None
-    if options.method == "rtn":
-        raise InvalidOption("--calibration is for --method gptq or awq: rounding to the nearest reads no text")
+    if options.method in ("rtn", "magnitude"):
+        raise InvalidOption("--calibration is for --method gptq, awq or sparsegpt: the others read no text")
     return read_text("--calibration", options.calibration)
 
 

@@ -33,9 +33,7 @@ def quantize_by_gptq(
     num_outputs, width = weights_NK.shape
     group = form.group or width
     sizes_K = jnp.diagonal(squares_KK)
-    is_dead_K = sizes_K == 0
-    weights_NK = jnp.where(is_dead_K, 0.0, weights_NK.astype(jnp.float32))
-    squares_KK = squares_KK + jnp.diag(jnp.where(is_dead_K, 1.0, 0.0) + damping * jnp.mean(sizes_K))
+    weights_NK, squares_KK = without_dead(weights_NK, squares_KK, damping)
     groups_K = jnp.arange(width) // group
     if by_size or form.group is None:
         scales_NG, minima_NG = fit_groups(weights_NK.reshape(num_outputs, -1, group), form)
@@ -44,8 +42,8 @@ def quantize_by_gptq(
         scales_NG, minima_NG = (jnp.zeros(shape, form.scale_dtype) for _ in range(2))
     order_K = jnp.argsort(-sizes_K) if by_size else jnp.arange(width)
     weights_NK, groups_K = weights_NK[:, order_K], groups_K[order_K]
-    passed_KK = _passed_on(squares_KK[order_K][:, order_K])
-    block = _block_of(width, group if not by_size and form.group else 1)
+    passed_KK = passed_on(squares_KK[order_K][:, order_K])
+    block = block_of(width, group if not by_size and form.group else 1)
     fits_here = not by_size and form.group is not None
 
     def round_block(index: Any, carry: Any) -> Any:
@@ -95,13 +93,26 @@ def quantize_by_gptq(
     return pack_codes(codes_NK, scales_NG, minima_NG if form.has_minima else None, form)
 
 
-def _passed_on(squares_KK: Float[Array, "K K"]) -> Float[Array, "K K"]:
+def without_dead(
+    weights_NK: Float[Array, "N K"], squares_KK: Float[Array, "K K"], damping: float
+) -> tuple[Float[Array, "N K"], Float[Array, "K K"]]:
+    """Return weights in float32, zero for inputs that were always zero, and squares that have an inverse.
+
+    ``damping``, a part of the mean of their diagonal, is added to the squares.
+    """
+    sizes_K = jnp.diagonal(squares_KK)
+    is_dead_K = sizes_K == 0
+    weights_NK = jnp.where(is_dead_K, 0.0, weights_NK.astype(jnp.float32))
+    return weights_NK, squares_KK + jnp.diag(jnp.where(is_dead_K, 1.0, 0.0) + damping * jnp.mean(sizes_K))
+
+
+def passed_on(squares_KK: Float[Array, "K K"]) -> Float[Array, "K K"]:
     """Return the upper Cholesky factor of the inverse: row i says what an error at input i does to those after it."""
     factor = jnp.linalg.cholesky(squares_KK)
     inverse = jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(squares_KK), dtype=squares_KK.dtype))
     return jnp.linalg.cholesky((inverse + inverse.T) / 2).T
 
 
-def _block_of(width: int, unit: int) -> int:
+def block_of(width: int, unit: int) -> int:
     """Return the most inputs of a block: whole units that divide the width."""
     return max(size for size in range(unit, max(_BLOCK, unit) + 1, unit) if width % size == 0)

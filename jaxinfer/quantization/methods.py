@@ -14,6 +14,7 @@ from jaxinfer.quantization.folding import scale_inputs
 from jaxinfer.quantization.gptq import quantize_by_gptq
 from jaxinfer.quantization.seen import Method, Place, Seen
 from jaxinfer.quantization.smoothing import smoothing_factors
+from jaxinfer.quantization.sparsegpt import prune_by_sparsegpt
 
 # Queries and keys are not cut: what they lose, scores multiply.
 _UNCUT = ("query", "key")
@@ -98,6 +99,17 @@ class SmoothQuant(_Rounding):
         return self.nearest(kernel)
 
 
+@dataclass(frozen=True)
+class SparseGpt(_Rounding):
+    """Weights that are kept make up for those that are not."""
+
+    def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
+        """Return a sparse kernel."""
+        return prune_by_sparsegpt(kernel, seen.squares_KK, self.form)
+
+
+# What sparse weights are chosen by.
+SPARSE = ("sparsegpt",)
 METHODS: Mapping[str, Callable[[Format], Method]] = MappingProxyType(
-    {"gptq": Gptq, "awq": Awq, "awq+gptq": AwqGptq, "smoothquant": SmoothQuant}
+    {"gptq": Gptq, "awq": Awq, "awq+gptq": AwqGptq, "smoothquant": SmoothQuant, "sparsegpt": SparseGpt}
 )

@@ -23,6 +23,7 @@ from jaxinfer.checkpoint.orbax.parts import FewBitsTensor
 from jaxinfer.checkpoint.source import Checkpoint, StoredForm, widened
 from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.sparse import are_places
 
 _INDEX_CACHE_BYTES = 1 << 24
 
@@ -83,6 +84,8 @@ class OrbaxTensors:
         found = QuantizedArray.of(form, [self.read(part, np.dtype(dtype)) for part, (_, dtype) in parts])
         if found.order is not None and (np.sort(found.order[0]) != np.arange(found.order.shape[1])).any():
             raise self._refuse(f"{name}.order", "is no order of inputs")
+        if found.places is not None and not are_places(found.places, found.shape[-1], form):
+            raise self._refuse(f"{name}.places", "says of other numbers of weights that they are stored")
         return found
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:

@@ -31,12 +31,13 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
             ("float64", np.float64),
             ("int8", np.int8),
             ("uint8", np.uint8),
+            ("uint16", np.uint16),
             ("int32", np.int32),
         )
     }
 )
 # Of parts of tensors in few bits.
-INTEGERS = ("int8", "uint8", "int32")
+INTEGERS = ("int8", "uint8", "uint16", "int32")
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _convert_in_few_bits(options: argparse.Namespace, calibration: str | None) -
     keep_source(options.source, target)
     parse_few_bits(options.weights)
     if by_method:
-        form_of(options.weights)
+        form_of(options.weights, options.method)
     with byte_progress(_name(options)) as progress:
         model = load(
             options.source,

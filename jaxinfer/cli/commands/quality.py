@@ -130,9 +130,9 @@ def run(options: argparse.Namespace) -> int:
     parsed = [parse_few_bits(form) for form in options.weights]
     by_method = [each.name for each in parsed if each and each.form is not None] if options.method != "rtn" else []
     if options.method != "rtn" and not by_method:
-        raise InvalidOption(f"--method {options.method} chooses weights: give --weights int8 or int4:group=64")
+        raise InvalidOption(f"--method {options.method} chooses weights: give --weights int8, int4:group=64 or 2:4")
     for form in by_method:
-        form_of(form)
+        form_of(form, options.method)
     check_activations(options.activations)
     for few_bits in parsed:
         check_form(few_bits, options.activations)

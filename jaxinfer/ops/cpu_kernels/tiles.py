@@ -31,8 +31,8 @@ class Vectors:
 
     ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
     that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16, ``dots_bytes``
-    whether it multiplies vectors of bytes and adds four products at a time, ``expands_words`` whether it spreads numbers
-    of two bytes over a vector by a mask.
+    whether it multiplies vectors of bytes and adds four products at a time, ``expands_words`` whether a mask says where
+    in a vector it puts numbers of two bytes.
     """
 
     lanes: int

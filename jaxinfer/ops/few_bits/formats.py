@@ -37,7 +37,7 @@ class Format:
 
     A sparse form stores some weights of a row, in bfloat16, and the others are zero: ``kept`` (2, 4) keeps 2 of each 4
     weights; with a ``block`` of `RUN` weights (1, 2) keeps half of a row's blocks, whichever they are. The first has a
-    bit for each weight, in bytes, bit i of byte j for weight 8 j + i; the other lists the blocks of each row, ascending.
+    bit for each weight, bit i of byte j for weight 8 j + i; the other lists the blocks of each row, ascending.
     """
 
     bits: int

@@ -20,14 +20,14 @@ def largest(scores: Float[Array, "*lead K"], form: Format) -> Bool[Array, "*lead
     assert form.kept is not None
     if form.block > 1:
         sums = jnp.sum(scores.reshape(*scores.shape[:-1], -1, form.block), axis=-1)
-        return jnp.repeat(_first_ranks(sums, form.num_kept(sums.shape[-1])), form.block, axis=-1)
+        ranks = jnp.argsort(jnp.argsort(-sums, axis=-1, stable=True), axis=-1)
+        return jnp.repeat(ranks < form.num_kept(sums.shape[-1]), form.block, axis=-1)
     count, among = form.kept
-    return _first_ranks(scores.reshape(*scores.shape[:-1], -1, among), count).reshape(scores.shape)
-
-
-def _first_ranks(scores: Array, count: int) -> Array:
-    order = jnp.argsort(-scores, axis=-1, stable=True)
-    return jnp.argsort(order, axis=-1) < count
+    groups = scores.reshape(*scores.shape[:-1], -1, among)
+    # Of so few, comparing each with each is faster than sorting.
+    one, other = groups[..., :, None], groups[..., None, :]
+    is_ahead = (other > one) | ((other == one) & np.tri(among, k=-1, dtype=bool))
+    return (jnp.sum(is_ahead, axis=-1) < count).reshape(scores.shape)
 
 
 def compacted(weights: Float[Array, "*lead K"], is_kept: Bool[Array, "*lead K"], form: Format) -> tuple[Array, Array]:
@@ -66,3 +66,13 @@ def spread(stored: Any, places: Any, form: Format) -> Any:
     for rank in range(count):
         weights = numpy.where((bits == 1) & (ranks == rank), stored[..., rank : rank + 1], weights)
     return weights.reshape(*lead, -1)
+
+
+def are_places(places: np.ndarray, width: int, form: Format) -> bool:
+    """Whether places are those of as many weights as rows of ``width`` store; products read what they say."""
+    if form.block > 1:
+        return bool((np.diff(places.astype(np.int32), axis=-1) > 0).all() and (places < width // form.block).all())
+    assert form.kept is not None
+    count, among = form.kept
+    bits = np.unpackbits(places.reshape(-1), bitorder="little").reshape(-1, among)
+    return bool((np.sum(bits, axis=-1) == count).all())

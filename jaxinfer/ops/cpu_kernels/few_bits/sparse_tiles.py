@@ -38,9 +38,9 @@ def tile_name(outputs: int, rows: int, is_widened: bool) -> str:
 def sparse_tile(vectors: Vectors, form: Format, outputs: int, rows: int, is_widened: bool) -> str:
     """Return ``NAME(x, w, places, y, count, pitch, stride, apart, width)``.
 
-    It multiplies rows of x, ``pitch`` numbers apart, by rows of w, ``stride`` bytes apart: ``count`` runs or blocks that
-    are stored, or runs that `spread_function` wrote with their zeros. Their places are ``apart`` bytes apart, rows of y
-    ``width`` numbers.
+    It multiplies rows of x, ``pitch`` numbers apart, by rows of w, ``stride`` bytes apart: ``count`` runs or blocks as
+    they are stored, or runs that `spread_function` wrote with their zeros. Rows of places are ``apart`` bytes apart,
+    those of y ``width`` numbers.
     """
     code = Code(f"internal void @{tile_name(outputs, rows, is_widened)}({_TILE}) #0")
     wide, kind = vectors.wide, row_kind(vectors)
