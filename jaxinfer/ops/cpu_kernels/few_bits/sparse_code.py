@@ -91,7 +91,7 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     y = code.at("float", y, first)
     tiles = even_tiles(code, rows, most)
     is_many = code.value(f"icmp sge i64 {tiles.count}, {MANY_TILES}") if _widens(form) else "false"
-    memory = spread = "null"
+    memory = spread = ""
     if _widens(form):
         of_codes = code.arithmetic("mul", length, BLOCK * SIZES["bfloat"])
         size = code.value(f"select i1 {is_many}, i64 {of_codes}, i64 0")
@@ -129,7 +129,8 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
                     integers = runs, length, stride, apart, outputs
                     operands = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in integers)]
                     code.effect(f"call void {tile}({', '.join(operands)})")
-    code.effect(f"call void @free(ptr {memory})")
+    if _widens(form):
+        code.effect(f"call void @free(ptr {memory})")
     code.effect("ret void")
     return code.text()
 
