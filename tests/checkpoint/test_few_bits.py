@@ -114,7 +114,7 @@ def test_kept_weights_are_in_few_bits_too(tmp_path):
 
 
 SPECS = {
-    "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, nf4, mxfp4, fp8, gguf"),
+    "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, nf4, mxfp4, fp8, 2:4, blocks, gguf"),
     "an option that is none": ("int4:size=3", "unknown option 'size' of weights int4; its options are: group, symm"),
     "a group that is none": ("int4:group=48", "group='48' is none of 32, 64, 128"),
     "an option of int8": ("int8:group=32", "unknown option 'group' of weights int8; its options are: only"),

@@ -133,7 +133,11 @@ def test_without_a_text_the_model_writes_its_own(toy, made):
     [
         ("int3", {}, "unknown weights 'int3'"),
         ("gguf", {}, "a method needs int8 or int4:group=64"),
-        ("int4:group=32", {"method": "rtn"}, "unknown method 'rtn'; use gptq, awq, awq\\+gptq, smoothquant, or load"),
+        (
+            "int4:group=32",
+            {"method": "rtn"},
+            "unknown method 'rtn'; use gptq, awq, awq\\+gptq, smoothquant, sparsegpt, magnitude, or",
+        ),
         ("int4:group=32", {"num_texts": 0}, "num_texts=0 must be at least 1"),
         ("int4:group=32", {"text_tokens": True}, "text_tokens True is not a whole number"),
         ("int4:group=32", {"calibration": [1, 2, 3]}, "has 3 tokens, but a piece has 48: give a longer text"),
