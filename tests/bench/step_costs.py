@@ -1,4 +1,4 @@
-"""What grammars and pages add to a decoding step: ``python -m tests.bench.step_costs grammars|pages``.
+"""What grammars and pages add to a decoding step, and what sparse weights save: ``python -m tests.bench.step_costs ...``.
 
 The default model in bfloat16, batches side by side that take turns, a few steps each. It prints the median time of a
 step and, for each batch, the median of its ratios to the first one's step of the same turn.
@@ -85,9 +85,24 @@ def pages(num_tokens: int, rows: int, turns: int) -> None:
     report(f"{rows} rows of {num_tokens} tokens", times)
 
 
+def sparse(rows: int, turns: int) -> None:
+    """Weights in bfloat16, all of them and half; which half makes no difference to a step."""
+    times: dict[str, list[float]] = {}
+    batches: dict[str, RunningBatch] = {}
+    for weights in (None, "2:4", "blocks:kept=1/2", "int8"):
+        lm, name = jaxinfer.load(dtype="bfloat16", weights=weights), weights or "all"
+        batches[name] = start(lm, "autoregressive", PROMPTS[:rows], SamplingParams(ignore_eos=True))
+        times[name] = []
+    for turn in range(min(turns, (MOST - BEFORE) // STEPS)):
+        for name in sorted(batches, reverse=turn % 2 == 1):
+            times[name].append(seconds(batches[name], STEPS))
+    report(f"{rows} rows", times)
+    print(f"{rows} rows | least | " + ", ".join(f"{name} {1e3 * min(each):.2f} ms" for name, each in times.items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["grammars", "pages"])
+    parser.add_argument("what", choices=["grammars", "pages", "sparse"])
     parser.add_argument("--turns", type=int, default=14)
     options = parser.parse_args()
     print("batch | kind | median of a step | ratio")
@@ -95,6 +110,9 @@ def main() -> None:
         for strategy in ("autoregressive", "medusa+prompt_lookup+nodes=8"):
             for temperature in (0.0, 0.8):
                 grammars(strategy, temperature, options.turns)
+    elif options.what == "sparse":
+        for rows in (1, 8):
+            sparse(rows, options.turns)
     else:
         for num_tokens in (512, 4096):
             for rows in (1, 8):

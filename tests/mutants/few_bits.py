@@ -4,6 +4,7 @@ from tests.mutants.fault import Fault
 
 _KERNELS = "jaxinfer/ops/cpu_kernels/few_bits"
 _FOLDING = "tests/quantization/test_folding.py"
+_SPARSE = "tests/ops/test_sparse_weights.py"
 _SAVED = "tests/checkpoint/orbax/test_few_bits.py"
 _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_few_bits.py"
 
@@ -189,5 +190,26 @@ FAULTS: tuple[Fault, ...] = (
         'backend.platform == "tpu" and ids.size == 1',
         'backend.platform == "tpu" and ids.size == 0',
         "tests/planning/test_few_bits.py::test_a_tiny_models_steps_multiply_codes_where_they_lie",
+    ),
+    Fault(
+        "the places of sparse weights are those of a tile's first output",
+        f"{_KERNELS}/sparse_tiles.py",
+        "starts_places[output]",
+        "starts_places[0]",
+        f"{_SPARSE}::test_a_row_has_the_products_of_its_weights_whatever_rows_are_beside_it",
+    ),
+    Fault(
+        "the blocks of a row are kept by their largest weight",
+        "jaxinfer/ops/few_bits/sparse.py",
+        "sums = jnp.sum(scores",
+        "sums = jnp.max(scores",
+        f"{_SPARSE}::test_the_largest_weights_of_a_row_are_kept_where_they_were",
+    ),
+    Fault(
+        "weights of a block do not make up for those left out before them",
+        "jaxinfer/quantization/sparsegpt.py",
+        "jnp.where(jnp.arange(block) > at, changed_NJ, part_NJ)",
+        "jnp.where(jnp.arange(block) < 0, changed_NJ, part_NJ)",
+        "tests/quantization/test_sparsegpt.py::test_columns_are_left_out_in_turn_and_the_others_make_up_for_it",
     ),
 )
