@@ -1,4 +1,4 @@
-"""What grammars and pages add to a decoding step, and what sparse weights save: ``python -m tests.bench.step_costs ...``.
+"""What grammars and pages add to a step, and what sparse weights save: ``python -m tests.bench.step_costs sparse``.
 
 The default model in bfloat16, batches side by side that take turns, a few steps each. It prints the median time of a
 step and, for each batch, the median of its ratios to the first one's step of the same turn.

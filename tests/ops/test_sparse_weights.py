@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiply_few_bits
 from jaxinfer.ops.cpu_kernels.few_bits.sparse_code import sparse_module
@@ -19,6 +21,7 @@ from jaxinfer.ops.few_bits.formats import SHARES, TWO_OF_FOUR, blocks, format_fr
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.few_bits.sparse import are_places
+from jaxinfer.ops.few_bits.split import check_split, take_quantized
 from jaxinfer.ops.matmul import linears
 from tests.ops.foreign_calls import HOST, SMALLER, Calls, beside_a_guard, exact
 
@@ -149,6 +152,24 @@ def test_places_that_say_otherwise_than_the_form_are_told(form):
     for fields in ({"kept": (3, 4)}, {"block": 16}, {"kept": (2, 4), "block": 32}):
         with pytest.raises(ValueError, match="no format keeps"):
             format_from({"bits": 16, "group": None, "levels": (), "kept": (2, 4), **fields})
+
+
+def test_two_of_four_are_padded_and_split_as_their_weights_are_and_blocks_by_outputs_alone():
+    rng, mesh = np.random.default_rng(7), Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
+    rows, inputs = np.array([0, 1, -1, 2]), np.concatenate([np.arange(32, 64), np.full(32, -1)])
+    by_inputs = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    for form in (TWO_OF_FOUR, HALF):
+        matrix = drawn(rng, form, 3, 64)
+        weights = matrix.dequantize()
+        expected = np.where(rows[:, None] < 0, 0, weights[rows])
+        assert take_quantized(matrix, [rows, None]).dequantize().tobytes() == expected.tobytes()
+        if form.block > 1:
+            with pytest.raises(InvalidOption, match="would move them: use 2:4"):
+                take_quantized(matrix, [None, inputs])
+        else:
+            found = take_quantized(matrix, [None, inputs]).dequantize()
+            assert (found == np.where(inputs < 0, 0, weights[:, inputs])).all()
+        assert check_split(matrix, by_inputs, "w") == 64
 
 
 def test_what_is_stored_is_less_than_bfloat16_by_its_share():

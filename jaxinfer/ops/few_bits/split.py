@@ -75,7 +75,7 @@ def take_quantized(array: QuantizedArray, places: Sequence[np.ndarray | None], n
     for part_name, part in zip(form.part_names, parts, strict=True):
         each = part.shape[-1] // count
         at = np.where(units[:, None] < 0, -1, units[:, None] * each + np.arange(each)).reshape(-1)
-        is_of_row = form.group is None and part_name != "codes"
+        is_of_row = form.group is None and part_name not in ("codes", "places")
         found.append(part if is_of_row else _taken(part, at, part.ndim - 1))
     return QuantizedArray.of(form, found)
 
