@@ -61,8 +61,10 @@ def load(
     ``exact`` is what strategies share with plain decoding: ``"bits"``, or the tokens up to rounding, ``"margin"``
     (default: bits on a CPU, else margin; ``jaxinfer/sampling/README.md``).
     ``max_len`` bounds prompt and output together, in tokens (default: the model's context). ``cache`` is ``dense``,
-    ``paged:page=64``, or ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens
-    are kept: another text. ``cache_dtype`` keeps keys and values in 8 bits, ``int8`` or ``fp8``; another text too.
+    ``paged:page=64``, ``streaming:sinks=4,window=W`` for texts without end, of which the first and the last W tokens
+    are kept: another text, or ``retrieval:budget=256,chunk=16,recent=64``, where each token reads the 16 chunks of 16
+    tokens that suit it best and the last 64: another text too. ``cache_dtype`` keeps keys and values in 8 bits,
+    ``int8`` or ``fp8``; another text too.
     ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a
     mesh of JAX with the same axes; with ``collectives="int8"`` they exchange sums in bytes: another text.
     ``scan_layers`` overrides how the blocks run. ``kept`` is a folder for converted weights and compiled programs,

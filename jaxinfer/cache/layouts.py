@@ -1,4 +1,4 @@
-"""The cache layouts that a user can choose: ``dense``, ``paged:page=64``, or ``streaming:sinks=4,window=1020``."""
+"""The cache layouts that a user can choose, such as ``dense`` or ``streaming:sinks=4,window=1020``."""
 
 from dataclasses import dataclass, fields
 
@@ -36,10 +36,34 @@ class StreamingLayout:
                 raise InvalidOption(f"cache streaming: {name}={value!r} is not a whole number of {least} or more")
 
 
-CacheLayout = DenseLayout | PagedLayout | StreamingLayout
+@dataclass(frozen=True)
+class RetrievalLayout:
+    """Keeps every token; a query reads ``budget`` tokens in the chunks that suit it best, and the last ``recent``."""
+
+    budget: int = 256
+    chunk: int = 16
+    recent: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "chunk", "recent"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidOption(f"cache retrieval: {name}={value!r} is not a whole number of 1 or more")
+        if self.budget % self.chunk:
+            raise InvalidOption(
+                f"cache retrieval: budget={self.budget} is not a multiple of chunk={self.chunk}: it is of whole chunks"
+            )
+
+
+CacheLayout = DenseLayout | PagedLayout | StreamingLayout | RetrievalLayout
 
 DENSE = DenseLayout()
-_KINDS = (("dense", DenseLayout), ("paged", PagedLayout), ("streaming", StreamingLayout))
+_KINDS = (
+    ("dense", DenseLayout),
+    ("paged", PagedLayout),
+    ("streaming", StreamingLayout),
+    ("retrieval", RetrievalLayout),
+)
 
 
 def parse_layout(spec: str | CacheLayout) -> CacheLayout:

@@ -92,8 +92,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
         "--cache",
         metavar="C",
         default="dense",
-        help="KV cache: dense (default), paged:page=64, or streaming:sinks=4,window=W, which keeps the first 4 and the "
-        "last W tokens",
+        help="KV cache: dense (default), paged:page=64, streaming:sinks=4,window=W, which keeps the first 4 and the "
+        "last W tokens, or retrieval:budget=256,chunk=16,recent=64, of which a query reads some",
     )
     add_cache_dtype_argument(group)
     add_mesh_argument(group)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jaxinfer.cache.dense import create_dense_cache
 from jaxinfer.cache.features import FeatureCache
 from jaxinfer.cache.interface import Cache, LayeredCache, Placement
-from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, StreamingLayout
+from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, RetrievalLayout, StreamingLayout
 from jaxinfer.cache.paged import create_paged_cache, even_table
+from jaxinfer.cache.retrieving import create_retrieving_cache
 from jaxinfer.cache.ring import create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import create_streaming_cache
-from jaxinfer.models.cache_rows import cache_lanes
+from jaxinfer.models.cache_rows import cache_lanes, cached_width
 from jaxinfer.models.config import DecoderConfig, LayerKind
 from jaxinfer.models.layer_range import run_layers
 from jaxinfer.models.pipeline import run_stages
@@ -195,6 +196,9 @@ def create_cache(
         count, window = config.layers.count(kind), cache_window(kind)
         if isinstance(layout, StreamingLayout) and streams(kind, layout):
             return create_streaming_cache(count, batch, layout, headroom, lanes, backend, has_values)
+        if isinstance(layout, RetrievalLayout) and window is None:
+            heads = config.num_kv_heads, cached_width(config, backend)
+            return create_retrieving_cache(count, batch, num_slots, *heads, layout, headroom, backend, has_values)
         if isinstance(layout, PagedLayout):
             table_BX = even_table(batch, -(-num_slots // layout.page))
             pages = 1 + table_BX.size, layout.page, table_BX

@@ -14,6 +14,7 @@ from jaxinfer.cache.dense import DenseCache, create_dense_cache
 from jaxinfer.cache.interface import Cache, Scores
 from jaxinfer.cache.paged import PagedCache, create_paged_cache
 from jaxinfer.cache.retrieval import RetrievalCache
+from jaxinfer.cache.retrieving import RetrievingCache
 from jaxinfer.cache.ring import RingCache, create_ring_cache, ring_capacity
 from jaxinfer.cache.streaming import StreamingCache
 from jaxinfer.decoding.trees.tree import ancestors
@@ -59,6 +60,9 @@ class Layout:
 
     def held(self, cache, row, positions):
         """Return a row's keys and values of positions, ``[2, L, len(positions), K*H]``."""
+        if isinstance(cache, RetrievingCache):
+            heads = slice(row * KV_HEADS, (row + 1) * KV_HEADS)
+            return np.stack([np.moveaxis(buffer[:, heads, positions], 1, 2) for buffer in buffers(cache)])
         if isinstance(cache, PagedCache):
             table_X, size = np.asarray(cache.table_BX[row]), cache.page_size
             return np.stack([buffer[:, table_X[positions // size], positions % size] for buffer in buffers(cache)])
@@ -91,6 +95,12 @@ def retrieval(budget) -> RetrievalCache:
     return RetrievalCache(jnp.zeros(shape), jnp.zeros(shape), zero_B, zero_B, budget)
 
 
+def retrieving(budget, recent) -> RetrievingCache:
+    """Return a cache with a budget for every chunk of 4 slots, so that every token is read."""
+    shape, means = (LAYERS, ROWS * KV_HEADS, SLOTS, WIDTH), (LAYERS, ROWS * KV_HEADS, SLOTS // 4, WIDTH)
+    return RetrievingCache(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(means), KV_HEADS, budget, 4, recent)
+
+
 def paged(window=None) -> PagedCache:
     """Return a cache whose rows have their pages in no order, with one that is nobody's between them."""
     table_BX = np.array([[7, 2, 9, 3], [1, 8, 6, 4]], np.int32)
@@ -114,6 +124,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "paged-chunk-4": Layout(lambda: paged(Chunk(4)), Chunk(4)),
     "ring-chunk-5": Layout(lambda: ring(Chunk(5)), Chunk(5)),
     "retrieval-tail": Layout(lambda: retrieval(6)),
+    "retrieving-all": Layout(lambda: retrieving(16, NODES)),
     "streaming-0-4": Layout(lambda: streaming(0, 4), 4),
     "streaming-2-3": Layout(lambda: streaming(2, 3), 3, 2),
     "streaming-5-6": Layout(lambda: streaming(5, 6), 6, 5),

@@ -4,6 +4,8 @@ from tests.mutants.fault import Fault
 
 _DENSE, _RING, _SLOTS = "jaxinfer/cache/dense.py", "jaxinfer/cache/ring.py", "jaxinfer/cache/slots.py"
 _STREAMING, _RETRIEVAL = "jaxinfer/cache/streaming.py", "jaxinfer/cache/retrieval.py"
+_RETRIEVING = "jaxinfer/cache/retrieving.py"
+_BY_RULE = "tests/cache/test_retrieving.py::test_each_query_reads_the_chunks_that_suit_it_best[True]"
 _MASKS, _RECORDING = "jaxinfer/ops/masks.py", "jaxinfer/cache/recording.py"
 _BYTES, _NUMBERS = "jaxinfer/ops/rows_in_bytes.py", "tests/ops/test_rows_in_bytes.py"
 _TREES = "tests/cache/test_laws.py::test_trees_see_what_was_kept_and_their_own_ancestors"
@@ -41,6 +43,27 @@ FAULTS: tuple[Fault, ...] = (
         "if reading and (verifying :=",
         "if not reading and (verifying :=",
         f"{_FEATURE_TESTS}test_verification_that_keeps_no_features_is_refused_beside_who_reads_them",
+    ),
+    Fault(
+        "chunks keep the means of drafts that were dropped",
+        _RETRIEVING,
+        "first_B = jnp.maximum(start_B - self.recent, 0) // self.chunk",
+        "first_B = start_B // self.chunk",
+        _BY_RULE,
+    ),
+    Fault(
+        "a draft's node chooses as the token before it",
+        _RETRIEVING,
+        "position_BT = start_B[:, None] + node_depths(placement.seen.ancestors_BTT)",
+        "position_BT = start_B[:, None] + 0 * node_depths(placement.seen.ancestors_BTT)",
+        _BY_RULE,
+    ),
+    Fault(
+        "all heads of a text read what the first one chooses",
+        _RETRIEVING,
+        "query_ITH = jnp.sum(query_ITGH.astype(self.means.dtype), axis=2)",
+        "query_ITH = jnp.repeat(jnp.sum(query_ITGH.astype(self.means.dtype), axis=2)[::2], 2, axis=0)",
+        _BY_RULE,
     ),
     Fault(
         "a window is one token too wide",
