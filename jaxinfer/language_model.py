@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, parse_layout
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.batch import pad_texts
+from jaxinfer.decoding.cropping import check_strategy
 from jaxinfer.decoding.kept_programs import KeptPrograms
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.registry import parse_strategy
@@ -336,6 +337,7 @@ class LanguageModel:
         checkpoint: Checkpoint | None = None,
         *,
         backend: Backend | None = None,
+        cache: str | CacheLayout | None = None,
         is_rounded: bool = False,
     ) -> "LanguageModel":
         """Return a model that differs in its parameters, and in what else is given; it has no adapters."""
@@ -346,7 +348,7 @@ class LanguageModel:
             checkpoint or self._checkpoint,
             tokenizer=self._tokenizer_or_none(),
             max_len=self.max_len,
-            cache=self.programs.layout,
+            cache=self.programs.layout if cache is None else cache,
             mesh=self.programs.partitioner.mesh,
             is_rounded=is_rounded,
         )
@@ -450,6 +452,7 @@ class LanguageModel:
         parsed = parse_strategy(strategy)
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
+        check_strategy(parsed, self.programs.layout)
         speaks_like, names = self.speaks_like, lambda: self.base_fingerprint
         target = Target(self.config, self.backend, params, speaks_like, on, names, self._checkpoint)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others

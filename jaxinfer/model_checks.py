@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, RetrievalLayout, StreamingLayout
+from jaxinfer.cache.layouts import DENSE, CacheLayout, CropLayout, PagedLayout, RetrievalLayout, StreamingLayout
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
@@ -45,7 +45,7 @@ def check_whole(name: str, value: Any, least: int | None = None) -> None:
 
 def check_mesh(layout: CacheLayout, partitioner: Partitioner) -> None:
     """Refuse a cache that runs on one device where there are several."""
-    for name, kind in (("paged", PagedLayout), ("retrieval", RetrievalLayout)):
+    for name, kind in (("paged", PagedLayout), ("retrieval", RetrievalLayout), ("crop", CropLayout)):
         if isinstance(layout, kind) and partitioner.mesh is not None:
             raise InvalidOption(
                 f"cache {name} runs on one device: load the model with the dense cache, or without a mesh"

@@ -55,7 +55,26 @@ class RetrievalLayout:
             )
 
 
-CacheLayout = DenseLayout | PagedLayout | StreamingLayout | RetrievalLayout
+@dataclass(frozen=True)
+class CropLayout:
+    """Keeps a block of the text that fits learned positions; texts have no length limit.
+
+    Each time a block is full, the last ``keep`` tokens are prefilled again (0: half of the context). ``keep`` of the
+    whole context is nanoGPT's way: a prefill for every token.
+    """
+
+    keep: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 0:
+            raise InvalidOption(f"cache crop: keep={self.keep!r} is not a whole number of 0 or more")
+
+    def kept(self, context: int) -> int:
+        """Return how many tokens of a full block the next one begins with."""
+        return self.keep or max(1, context // 2)
+
+
+CacheLayout = DenseLayout | PagedLayout | StreamingLayout | RetrievalLayout | CropLayout
 
 DENSE = DenseLayout()
 _KINDS = (
@@ -63,6 +82,7 @@ _KINDS = (
     ("paged", PagedLayout),
     ("streaming", StreamingLayout),
     ("retrieval", RetrievalLayout),
+    ("crop", CropLayout),
 )
 
 

@@ -6,6 +6,7 @@ ones do, and a draft's node as the same token would. So a text is another one th
 one by every strategy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -152,7 +153,7 @@ class RetrievingCache:
             options: Any = {"softcap": scores.softcap, "num_kv_heads": 1}
             return self._by_text(attend(query_ITGH, *held, mask_ITS, scores.scale, backend, **options))
         held = self.keys[layer][:, :extent], values_of(self.keys, self.values)[layer][:, :extent]
-        return self._joined([attend_partially(query_ITGH, *held, mask_ITS, *self._rule(scores, backend))], scores)
+        return self._joined([self._attend_partially(scores, backend)(query_ITGH, *held, mask_ITS)], scores)
 
     def _read_chunks(
         self,
@@ -177,19 +178,20 @@ class RetrievingCache:
             by_chunk = buffer.reshape(layers, rows, slots // self.chunk, self.chunk, lanes)
             chunks.append(by_chunk[layer, row_I1[..., None], chosen_ITX].reshape(rows * num_new, -1, lanes))
             tails.append(buffer.at[layer, row_I1, slot_IW].get(mode="clip"))
-        rule = self._rule(scores, backend)
+        run = self._attend_partially(scores, backend)
         is_chosen_ITS = jnp.repeat(best_ITX > -jnp.inf, self.chunk, axis=2).reshape(rows * num_new, 1, -1)
         each_query = query_ITGH.reshape(rows * num_new, 1, *query_ITGH.shape[2:])
-        far = attend_partially(each_query, *chunks, is_chosen_ITS, *rule)
+        far = run(each_query, *chunks, is_chosen_ITS)
         far = Partial(*(part.reshape(rows, num_new, *part.shape[2:]) for part in far))
         mask_ITS = jnp.repeat(placement.mask_BTS, self.num_kv_heads, axis=0)
         at_ITW = jnp.broadcast_to(jnp.minimum(slot_IW, mask_ITS.shape[2] - 1)[:, None], (rows, num_new, near))
         mask_ITW = jnp.take_along_axis(mask_ITS, at_ITW, axis=2) & (slot_IW[:, None] < mask_ITS.shape[2])
         mask_ITW &= slot_IW[:, None] >= origin_IT[..., None]
-        return self._joined([far, attend_partially(query_ITGH, *tails, mask_ITW, *rule)], scores)
+        return self._joined([far, run(query_ITGH, *tails, mask_ITW)], scores)
 
-    def _rule(self, scores: Scores, backend: Backend) -> tuple[float, Backend, float | None, int]:
-        return scores.scale, backend, scores.softcap, 1
+    def _attend_partially(self, scores: Scores, backend: Backend) -> Callable[..., Partial]:
+        rule: Any = {"scale": scores.scale, "softcap": scores.softcap, "num_kv_heads": 1}
+        return partial(attend_partially, backend=backend, **rule)
 
     def _joined(self, parts: list[Partial], scores: Scores) -> jax.Array:
         """Return attention to all parts, and to the scores that no slot has."""

@@ -93,7 +93,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str | None = Non
         metavar="C",
         default="dense",
         help="KV cache: dense (default), paged:page=64, streaming:sinks=4,window=W, which keeps the first 4 and the "
-        "last W tokens, or retrieval:budget=256,chunk=16,recent=64, of which a query reads some",
+        "last W tokens, retrieval:budget=256,chunk=16,recent=64, of which a query reads some, or crop:keep=N, which "
+        "prefills the last N tokens again where learned positions end",
     )
     add_cache_dtype_argument(group)
     add_mesh_argument(group)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.cache.layouts import CropLayout
 from jaxinfer.cache.slots import slots_for
+from jaxinfer.decoding.cropping import begun_at, block_begins
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import FIXED_CHUNK, Programs
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
@@ -81,13 +83,14 @@ class RunningBatch:
         sampling = [request.sampling for request in requests] + [SamplingParams()] * num_padding
         samples = [request.sample for request in requests] + [0] * num_padding
         config, backend, layout = programs.decoder.config, programs.decoder.backend, programs.layout
-        num_tokens = prompt_bucket(max(len(prompt) for prompt in prompts), backend)
-        headroom = step_headroom(strategy, backend)
         self._contexts_B = np.array([len(prompt) for prompt in prompts], np.int32)
+        begin_B = block_begins(config, layout, self._contexts_B)
+        num_tokens = prompt_bucket(int((self._contexts_B - begin_B).max()), backend)
+        headroom = step_headroom(strategy, backend)
         self._limits_B = np.array([request.max_length for request in requests] + [0] * num_padding, np.int32)
         self._reach_B = reachable_lengths(config, self._contexts_B, self._limits_B, layout)
         num_slots = max(
-            num_tokens,
+            prompt_bucket(int(self._contexts_B.max()), backend),
             cache_bucket(max(request.max_length for request in requests), headroom, max_len),
             *(
                 prompt_bucket(length, backend)
@@ -100,7 +103,7 @@ class RunningBatch:
             (self._reach_B - self._contexts_B).tolist(),
             num_slots,
             strategy.max_depth,
-            self._create_cache(len(prompts), num_slots, headroom),
+            begun_at(self._create_cache(len(prompts), num_slots, headroom), jax.device_put(begin_B)),
             sampling_arrays(sampling, samples, eos_token_ids, config.num_tokens),
             np.array([-1 if params.grammar is None else 0 for params in sampling], np.int32),
             np.array([request.adapter for request in requests] + [0] * num_padding, np.int32),
@@ -183,6 +186,10 @@ class RunningBatch:
         )
 
     def _create_cache(self, batch: int, num_slots: int, headroom: int) -> LayeredCache:
+        decoder, context = self._programs.decoder, self._programs.decoder.config.max_position
+        if isinstance(self._programs.layout, CropLayout):
+            needed = max(prompt_bucket(context, decoder.backend), context + headroom)
+            num_slots = min(num_slots, slots_for(needed))
         return self._programs.create_cache(batch, num_slots, headroom, self._strategy.features)
 
     def _prefill(self, num_tokens: int, state: DecodeState) -> tuple[DecodeState, Any]:
@@ -213,10 +220,14 @@ class RunningBatch:
         waiting_B = self._waiting_B
         compiled_before, began = self.compile_seconds, time.perf_counter()
         self._contexts_B = np.where(waiting_B, self._lengths_B, self._contexts_B)
-        self._reach_B = reachable_lengths(self._programs.decoder.config, self._contexts_B, self._limits_B)
-        num_tokens = prompt_bucket(int(self._lengths_B[waiting_B].max()) - 1, self._programs.decoder.backend)
+        config, backend, layout = self._programs.decoder.config, self._programs.decoder.backend, self._programs.layout
+        self._reach_B = reachable_lengths(config, self._contexts_B, self._limits_B, layout)
+        begin_B = block_begins(config, layout, self._contexts_B)
+        num_tokens = prompt_bucket(int((self._lengths_B - begin_B)[waiting_B].max()) - 1, backend)
         state = self._state._replace(
-            context_lengths_B=self._place(np.maximum(self._contexts_B, 1)), limits_B=self._place(self._reach_B)
+            cache=begun_at(self._state.cache, self._place(begin_B)),
+            context_lengths_B=self._place(np.maximum(self._contexts_B, 1)),
+            limits_B=self._place(self._reach_B),
         )
         state, self._memory = self._prefill(num_tokens, state)
         self._state = state._replace(finished_B=self._place(~waiting_B))

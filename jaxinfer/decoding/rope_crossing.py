@@ -1,12 +1,14 @@
 """Where a growing text outgrows its cache: ``longrope`` turns every token by other factors past its original length.
 
 Tokens that were cached before then hold the short factors, so the cache is computed anew for the long ones. Hugging
-Face does so for Phi-3. The text is then, at any length, what a forward pass over all of it draws next.
+Face does so for Phi-3. The text is then, at any length, what a forward pass over all of it draws next. A cropped text
+(`jaxinfer.decoding.cropping`) outgrows each of its blocks.
 """
 
 import numpy as np
 
-from jaxinfer.cache.layouts import DENSE, CacheLayout
+from jaxinfer.cache.layouts import DENSE, CacheLayout, CropLayout
+from jaxinfer.decoding.cropping import block_begins
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.streaming import is_endless
 
@@ -37,6 +39,9 @@ def reachable_lengths(
 ) -> np.ndarray:
     """Return up to which length each text may grow on a cache that was begun for a text of ``context_lengths_B``."""
     reach_B = limits_B.copy()
+    if isinstance(layout, CropLayout):
+        full_B = block_begins(config, layout, context_lengths_B) + config.max_position
+        return np.minimum(reach_B, full_B + 1)
     for switch in switch_lengths(config, layout):
         reach_B = np.where(context_lengths_B <= switch, np.minimum(reach_B, switch + 1), reach_B)
     return reach_B

@@ -16,6 +16,7 @@ from jaxinfer.decoding.state import DecodeState, is_stop
 from jaxinfer.decoding.strategy import LastNode, Nodes, Prefilled, Proposal, Strategy, Verified
 from jaxinfer.decoding.trees.forced import with_forced_tokens
 from jaxinfer.decoding.trees.tree import DraftTree, ancestors, depths
+from jaxinfer.models.decoder import block_begin
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
@@ -50,8 +51,12 @@ def forward_prompt(
     if goes_around(num_tokens, backend) and all(isinstance(part, DenseCache) for part in cache.parts):
         return _forward_around(model, tokens_BT, lengths_B, cache, rotary_lengths_B)
 
+    begin_B = block_begin(cache)
+
     def run_chunk(index: Any, cache: LayeredCache) -> tuple[Any, LayeredCache]:
         start_B = jnp.full((batch,), index * size, jnp.int32)
+        if begin_B is not None:
+            start_B += begin_B
         positions_BT = start_B[:, None] + jnp.arange(size, dtype=jnp.int32)
         counts_B = lengths_B - start_B
         placements = cache.place(start_B, causal_ancestors(size)[None], counts_B, extent)
@@ -99,9 +104,13 @@ def prefill_step(model: Model, state: DecodeState, num_tokens: int, chunk: int) 
     A finished row draws nothing, and its last token stays the current one, which the cache does not hold.
     """
     prompt_BT = state.tokens_BS[:, :num_tokens]
-    counts_B = state.lengths_B - state.finished_B
+    counts_B, begin_B = state.lengths_B - state.finished_B, block_begin(state.cache)
+    if begin_B is not None:
+        at_BT = jnp.minimum(begin_B[:, None] + jnp.arange(num_tokens), state.tokens_BS.shape[1] - 1)
+        prompt_BT = jnp.take_along_axis(state.tokens_BS, at_BT, axis=1)
     hidden_BTD, cache = forward_prompt(model, prompt_BT, counts_B, state.cache, chunk, state.context_lengths_B)
-    last_B11 = jnp.clip(counts_B - 1, 0, num_tokens - 1)[:, None, None]
+    in_block_B = counts_B if begin_B is None else counts_B - begin_B
+    last_B11 = jnp.clip(in_block_B - 1, 0, num_tokens - 1)[:, None, None]
     hidden_B1D = jnp.take_along_axis(hidden_BTD, last_B11, axis=1)
     state = draw_first(model, state._replace(cache=cache), hidden_B1D, jnp.where(state.finished_B, 0, 1))
     return state, Prefilled(hidden_B1D[:, 0], num_tokens)

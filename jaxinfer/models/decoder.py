@@ -10,10 +10,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.cropped import CroppedCache, create_cropped_cache
 from jaxinfer.cache.dense import create_dense_cache
 from jaxinfer.cache.features import FeatureCache
 from jaxinfer.cache.interface import Cache, LayeredCache, Placement
-from jaxinfer.cache.layouts import DENSE, CacheLayout, PagedLayout, RetrievalLayout, StreamingLayout
+from jaxinfer.cache.layouts import DENSE, CacheLayout, CropLayout, PagedLayout, RetrievalLayout, StreamingLayout
 from jaxinfer.cache.paged import create_paged_cache, even_table
 from jaxinfer.cache.retrieving import create_retrieving_cache
 from jaxinfer.cache.ring import create_ring_cache, ring_capacity
@@ -60,10 +61,19 @@ def forward(
 
     Where the cache has features, it comes back with those of the new tokens.
     """
+    begin_B = block_begin(cache)
+    if begin_B is not None:
+        positions_BT = positions_BT - begin_B[:, None]
     inputs = (tokens_BT, positions_BT, cache, placements, context_lengths_B, adapters_B)
     if cache.features is not None or _runs_by_ranges(decoder, params, adapters_B is not None):
         return _forward_by_ranges(decoder, params, *inputs)
     return cast(tuple[jax.Array, LayeredCache], decoder.apply({"params": params}, *inputs))
+
+
+def block_begin(cache: LayeredCache) -> Int[Array, " B"] | None:
+    """Return where the blocks of a cropped cache begin in their texts, None for another cache."""
+    first = cache.parts[0]
+    return first.begin_B if isinstance(first, CroppedCache) else None
 
 
 def _runs_by_ranges(decoder: Decoder, params: Params, is_adapted: bool) -> bool:
@@ -206,7 +216,8 @@ def create_cache(
         if window is not None and ring_capacity(window, headroom) < num_slots:
             return create_ring_cache(count, batch, window, headroom, lanes, backend)
         window = window if kind.window is not None and kind.window < num_slots else None
-        return create_dense_cache(count, batch, num_slots, lanes, backend, window, has_values)
+        dense = create_dense_cache(count, batch, num_slots, lanes, backend, window, has_values)
+        return create_cropped_cache(dense) if isinstance(layout, CropLayout) else dense
 
     kept = _create_features(config, batch, num_slots, backend, layout, features) if features else None
     return LayeredCache(tuple(part(kind) for kind in config.kinds), kept)

@@ -1,6 +1,6 @@
-"""Which models and which of their layers can use a streaming cache."""
+"""Which models can have texts without end, and which of their layers can use a streaming cache."""
 
-from jaxinfer.cache.layouts import CacheLayout, StreamingLayout
+from jaxinfer.cache.layouts import CacheLayout, CropLayout, StreamingLayout
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, LayerKind
 
@@ -14,16 +14,19 @@ def streams(kind: LayerKind, layout: CacheLayout) -> bool:
 
 def is_endless(layout: CacheLayout) -> bool:
     """Tell whether a sequence may be longer than the model's positions."""
-    return isinstance(layout, StreamingLayout)
+    return isinstance(layout, StreamingLayout | CropLayout)
 
 
 def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
     """Raise an error for a layout that the model's positions do not allow."""
+    if isinstance(layout, CropLayout):
+        _check_crop(config, layout)
     if not isinstance(layout, StreamingLayout):
         return
     if config.learned_positions is not None:
         raise InvalidOption(
-            f"cache streaming: {config.family} has learned positions, which end with its context: use the dense cache"
+            f"cache streaming: {config.family} has learned positions, which end with its context: use the dense cache, "
+            "or crop"
         )
     if config.sinusoids is not None:
         raise InvalidOption(
@@ -65,4 +68,15 @@ def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
         raise InvalidOption(
             f"cache streaming: sinks={layout.sinks} and window={layout.window} hold {held} tokens, but the model's "
             f"positions reach {known}: choose a smaller window"
+        )
+
+
+def _check_crop(config: DecoderConfig, layout: CropLayout) -> None:
+    if config.learned_positions is None:
+        raise InvalidOption(
+            f"cache crop: {config.family} has no learned positions that end: use streaming for texts without end"
+        )
+    if layout.keep > config.max_position:
+        raise InvalidOption(
+            f"cache crop: keep={layout.keep} is more than the context of {config.max_position}: choose a smaller keep"
         )

@@ -66,6 +66,20 @@ FAULTS: tuple[Fault, ...] = (
         _BY_RULE,
     ),
     Fault(
+        "a cropped block is prefilled from the beginning of its text",
+        "jaxinfer/decoding/step.py",
+        "jnp.minimum(begin_B[:, None] + jnp.arange(num_tokens), state.tokens_BS.shape[1] - 1)",
+        "jnp.minimum(0 * begin_B[:, None] + jnp.arange(num_tokens), state.tokens_BS.shape[1] - 1)",
+        "tests/cache/test_cropped.py::test_each_token_is_drawn_from_the_last_block[13]",
+    ),
+    Fault(
+        "a cropped block keeps one token too few",
+        "jaxinfer/decoding/cropping.py",
+        "stride = context + 1 - layout.kept(context)",
+        "stride = context + 2 - layout.kept(context)",
+        "tests/cache/test_cropped.py::test_each_token_is_drawn_from_the_last_block[13]",
+    ),
+    Fault(
         "a window is one token too wide",
         _MASKS,
         "key_BS[:, None, :] >= oldest(window, query_BT)[:, :, None]",

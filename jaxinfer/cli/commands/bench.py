@@ -14,7 +14,7 @@ from jaxinfer.cli.arguments import (
     add_weights_argument,
     whole_number,
 )
-from jaxinfer.cli.commands import acceptance, quality, search, sparsity, throughput
+from jaxinfer.cli.commands import acceptance, needle, quality, search, sparsity, throughput
 from jaxinfer.cli.output.progress import byte_progress
 from jaxinfer.errors import InvalidOption
 
@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_arguments(
         kinds.add_parser("search", help="right answers by compute: tree search, best of n samples, plain decoding")
     )
+    needle.add_arguments(
+        kinds.add_parser("needle", help="facts found in long texts, by cache and by the tokens that a query reads")
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         "quality": quality,
         "sparsity": sparsity,
         "search": search,
+        "needle": needle,
     }
     return others[options.kind].run(options) if options.kind in others else _run_latency(options)
 

@@ -1,0 +1,1 @@
+"""Facts found again in long texts, by how much of the text a query reads."""

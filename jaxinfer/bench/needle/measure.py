@@ -1,0 +1,132 @@
+"""Measures how often facts in long texts are found, and how long a token takes, by the tokens that a query reads."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jaxinfer.bench.needle.haystack import Haystack, haystack
+from jaxinfer.bench.needle.mass import attention_mass
+from jaxinfer.cache.layouts import DENSE, CacheLayout, RetrievalLayout, StreamingLayout
+from jaxinfer.errors import InvalidOption
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.sampling.params import SamplingParams
+
+WAYS = ("full cache", "retrieval", "StreamingLLM")
+# Tokens that an answer may take, and those whose pace is measured.
+_ANSWER, _PACE = 6, 16
+_SINKS, _CHUNK = 4, 8
+# Whole parts of the budget: a quarter are the last tokens.
+BUDGET_UNIT = 4 * _CHUNK
+# Of a text's keys, and of its tokens, as TriForce counts them.
+MASS_SHARE, _MASS_QUERIES = 0.03, 16
+
+
+@dataclass(frozen=True)
+class Point:
+    """A way to decode texts of ``length`` tokens in which a query reads ``budget`` of them, or a few more.
+
+    ``found`` of ``texts`` answers are right, those of ``by_depth`` by where the fact stands; ``seconds`` are of a
+    decoded token of one text, the best of several texts.
+    """
+
+    way: str
+    cache: str
+    length: int
+    budget: int
+    texts: int
+    found: int
+    by_depth: tuple[tuple[float, int], ...]
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers."""
+        return self.found / self.texts
+
+
+@dataclass(frozen=True)
+class NeedleReport:
+    """``mass`` is the share of attention that the ``mass_share`` best keys of a text hold, by layer."""
+
+    model: str
+    dtype: str
+    device: str
+    cores: int
+    points: tuple[Point, ...]
+    mass_length: int
+    mass_share: float
+    mass: tuple[float, ...]
+
+
+def layouts(budgets: Sequence[int]) -> list[tuple[str, str, CacheLayout, int | None]]:
+    """Return each way, its cache as an option and as a layout, and how many tokens a query reads (None: all)."""
+    found: list[tuple[str, str, CacheLayout, int | None]] = [(WAYS[0], "dense", DENSE, None)]
+    for budget in budgets:
+        recent, window = budget // 4, budget - _SINKS
+        retrieval = RetrievalLayout(budget - recent, _CHUNK, recent)
+        spec = f"retrieval:budget={retrieval.budget},chunk={_CHUNK},recent={recent}"
+        found.append((WAYS[1], spec, retrieval, budget))
+        streaming = StreamingLayout(_SINKS, window)
+        found.append((WAYS[2], f"streaming:sinks={_SINKS},window={window}", streaming, budget))
+    return found
+
+
+def check_needles(model: LanguageModel, lengths: Sequence[int]) -> None:
+    """Refuse texts that are longer than the model's context, with their answers."""
+    longest = max(lengths)
+    if longest + _PACE > model.max_len:
+        raise InvalidOption(
+            f"--lengths: texts of {longest} tokens and {_PACE} more do not fit the context of {model.max_len}"
+        )
+
+
+def measure_needles(
+    name: str,
+    model: LanguageModel,
+    lengths: Sequence[int],
+    budgets: Sequence[int],
+    depths: Sequence[float],
+    texts: int,
+    advance: Callable[[str], None] = lambda way: None,
+) -> NeedleReport:
+    """Ask ``texts`` texts for each depth and length; budgets are multiples of `BUDGET_UNIT`, lengths longer."""
+    points = []
+    stacks = {length: _haystacks(model, length, depths, texts) for length in lengths}
+    for way, spec, layout, budget in layouts(budgets):
+        lm = model.changed(model.params, cache=layout)
+        for length in lengths:
+            points.append(_measure(lm, way, spec, length, budget or length, stacks[length]))
+            advance(f"{spec}, {length}")
+    longest = max(lengths)
+    mass = attention_mass(model, model.tokenizer.encode(stacks[longest][0].prompt), MASS_SHARE, _MASS_QUERIES)
+    device, dtype, cores = jax.devices()[0].device_kind, str(model.backend.param_dtype), os.cpu_count() or 1
+    return NeedleReport(name, dtype, device, cores, tuple(points), longest, MASS_SHARE, mass)
+
+
+def num_runs(lengths: Sequence[int], budgets: Sequence[int]) -> int:
+    """Return how often `measure_needles` advances."""
+    return len(lengths) * len(layouts(budgets))
+
+
+def _haystacks(model: LanguageModel, length: int, depths: Sequence[float], texts: int) -> list[Haystack]:
+    def count(sentence: str) -> int:
+        return len(model.tokenizer.encode(f" {sentence}"))
+
+    return [
+        haystack(length, count, depth, seed=1000 * index + text)
+        for index, depth in enumerate(depths)
+        for text in range(texts)
+    ]
+
+
+def _measure(lm: LanguageModel, way: str, spec: str, length: int, budget: int, stacks: Sequence[Haystack]) -> Point:
+    found: dict[float, int] = {}
+    for one in stacks:
+        (result,) = lm.generate(one.prompt, max_new_tokens=_ANSWER)
+        found[one.depth] = found.get(one.depth, 0) + result.text.strip().startswith(one.answer)
+    greedy = SamplingParams(ignore_eos=True)
+    paced = [lm.generate(one.prompt, max_new_tokens=_PACE, sampling=greedy)[0].stats for one in stacks[:3]]
+    seconds = min(stats.decode_seconds / stats.steps for stats in paced)
+    return Point(way, spec, length, budget, len(stacks), sum(found.values()), tuple(found.items()), seconds)
