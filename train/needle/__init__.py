@@ -1,0 +1,1 @@
+"""A tiny model that finds facts in long texts."""
