@@ -40,7 +40,7 @@ def read_by_rule(query_GH, keys_SH, values_SH, sinks_G):
 
 @pytest.mark.parametrize("by_kernels", [True, False])
 def test_each_query_reads_the_chunks_that_suit_it_best(by_kernels):
-    """A prompt in chunks, then a tree, of which a branch is kept, then a token; learned sinks go past the kernels."""
+    """A prompt in chunks, then trees, of which a branch is kept, then a token; learned sinks go past the kernels."""
     rng = np.random.default_rng(0)
     sinks_N = None if by_kernels else np.linspace(-1, 1, KV_HEADS * GROUPS).astype(np.float32)
     scores = Scores(WIDTH**-0.5, sink_logits_N=sinks_N)
@@ -76,7 +76,7 @@ def test_each_query_reads_the_chunks_that_suit_it_best(by_kernels):
         counts_B = np.clip(np.array(PROMPTS) - start, 0, 16)
         cache, new = attend(cache, np.full(2, start), np.asarray(causal_ancestors(16))[None], counts_B)
         text = [np.concatenate([text[row], new[:, row, : counts_B[row]]], axis=1) for row in range(2)]
-    for tree, path in ((PARENTS_M, (0, 1, 2)), (PARENTS_M, (0, 3)), ((0,), (0,))):
+    for tree, path in ((PARENTS_M, (0, 1, 2)), *[(PARENTS_M, (0, 3))] * 5, ((0,), (0,))):
         start_B = np.array([held.shape[1] for held in text])
         cache, new = attend(cache, start_B, np.asarray(ancestors(jnp.array([tree] * 2))), None)
         padded = [*path, *path[-1:] * (len(tree) - len(path))]

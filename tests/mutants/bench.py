@@ -179,4 +179,11 @@ FAULTS: tuple[Fault, ...] = (
         "width = config.head_dim",
         "tests/bench/test_latency.py::test_lanes_that_hold_positions_are_read_and_multiplied",
     ),
+    Fault(
+        "a needle stands at the other end of its text",
+        "jaxinfer/bench/needle/haystack.py",
+        "round(depth * len(plain))",
+        "round((1 - depth) * len(plain))",
+        "tests/bench/test_needle.py::test_a_fact_stands_where_it_is_said_to_and_the_end_asks_for_it[0.3]",
+    ),
 )

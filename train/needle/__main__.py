@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         return vocabulary_of_words.encode(text).ids
 
     decoder = Decoder(CONFIG, choose_backend("float32", scan_layers=True))
-    optimizer = Schedule(options.steps, peak_rate=5e-3).build_optimizer()
+    optimizer = Schedule(options.steps, peak_rate=5e-3, decay="linear").build_optimizer()
     step = compile_step(partial(next_token_loss, decoder), optimizer)
     told = {"steps": options.steps, "seed": options.seed}
     settings = FitSettings(options.out, options.steps, save_every=100, identity=told)

@@ -1,5 +1,6 @@
 """Measures how often facts in long texts are found, and how long a token takes, by the tokens that a query reads."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.sampling.params import SamplingParams
 
 WAYS = ("full cache", "retrieval", "StreamingLLM")
-# Tokens that an answer may take, and those whose pace is measured.
-_ANSWER, _PACE = 6, 16
+# Tokens that are decoded after a question.
+_NEW = 16
 _SINKS, _CHUNK = 4, 8
 # Whole parts of the budget: a quarter are the last tokens.
 BUDGET_UNIT = 4 * _CHUNK
@@ -76,9 +77,9 @@ def layouts(budgets: Sequence[int]) -> list[tuple[str, str, CacheLayout, int | N
 def check_needles(model: LanguageModel, lengths: Sequence[int]) -> None:
     """Refuse texts that are longer than the model's context, with their answers."""
     longest = max(lengths)
-    if longest + _PACE > model.max_len:
+    if longest + _NEW > model.max_len:
         raise InvalidOption(
-            f"--lengths: texts of {longest} tokens and {_PACE} more do not fit the context of {model.max_len}"
+            f"--lengths: texts of {longest} tokens and {_NEW} more do not fit the context of {model.max_len}"
         )
 
 
@@ -123,10 +124,10 @@ def _haystacks(model: LanguageModel, length: int, depths: Sequence[float], texts
 
 def _measure(lm: LanguageModel, way: str, spec: str, length: int, budget: int, stacks: Sequence[Haystack]) -> Point:
     found: dict[float, int] = {}
+    seconds = math.inf
     for one in stacks:
-        (result,) = lm.generate(one.prompt, max_new_tokens=_ANSWER)
+        # Past what would end the text: the answer is its beginning, and the rest is timed.
+        (result,) = lm.generate(one.prompt, max_new_tokens=_NEW, sampling=SamplingParams(ignore_eos=True))
         found[one.depth] = found.get(one.depth, 0) + result.text.strip().startswith(one.answer)
-    greedy = SamplingParams(ignore_eos=True)
-    paced = [lm.generate(one.prompt, max_new_tokens=_PACE, sampling=greedy)[0].stats for one in stacks[:3]]
-    seconds = min(stats.decode_seconds / stats.steps for stats in paced)
+        seconds = min(seconds, result.stats.decode_seconds / result.stats.steps)
     return Point(way, spec, length, budget, len(stacks), sum(found.values()), tuple(found.items()), seconds)
