@@ -38,7 +38,7 @@ def read_by_rule(query_GH, keys_SH, values_SH, sinks_G):
     return weights_GS @ values_SH[slots] / (weights_GS.sum(axis=1) + np.exp(sinks_G))[:, None], chunks
 
 
-@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("by_kernels", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_query_reads_the_chunks_that_suit_it_best(by_kernels):
     """A prompt in chunks, then trees, of which a branch is kept, then a token; learned sinks go past the kernels."""
     rng = np.random.default_rng(0)
