@@ -268,7 +268,7 @@ class LanguageModel:
         return self._kept_pages.hold(self.adapted_params, request.prompt, resolved, request.adapter)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GenerationResult:
-        """Answer a conversation, messages of ``role`` and ``content``, as `generate` does; each turn reuses the last."""
+        """Answer a conversation, messages of ``role`` and ``content``, as `generate` does; a turn reuses the last."""
         return self.generate([self.encode_chat(messages)], **{"reuse": is_next_turn(messages), **options})[0]
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[StreamPiece]:
