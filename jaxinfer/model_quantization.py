@@ -84,6 +84,8 @@ def quantize(
     for path, kernel in _kernels(params["blocks"]):
         form.check_width(f"weights {weights!r}: {'.'.join(path)}", kernel.shape[-1])
     if method == MAGNITUDE:
+        if calibration is not None or kept is not None:
+            raise InvalidOption("magnitude reads no text: leave out calibration and kept, or use sparsegpt")
         return model.changed(in_few_bits(model.params, form, f"weights {weights!r}"), is_rounded=True)
     length = min(text_tokens, model.max_len)
     folder = None if kept is None else KeptFolder(Path(kept), _MAX_KEPT_BYTES)
@@ -131,6 +133,9 @@ def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format
         raise InvalidOption(f"weights {weights!r}: {why}")
     if model.config.latent is not None and method != MAGNITUDE:
         raise InvalidOption(f"weights {weights!r}: no method knows latent attention: round by load(weights=...)")
+    if model.backend.sparsity is not None:
+        asked = model.backend.sparsity.name
+        raise InvalidOption(f"sparsity {asked!r} does not go with weights in few bits: load the model without it")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
         raise InvalidOption("the model's weights are in few bits already: load it without weights=")
     return form

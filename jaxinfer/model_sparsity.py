@@ -27,6 +27,8 @@ def check_sparsity(config: DecoderConfig, backend: Backend, partitioner: Partiti
     asked = f"sparsity {sparsity.name!r}"
     if config.experts is not None:
         raise InvalidOption(f"{asked} is for dense feed-forward layers, not for experts: leave it out")
+    if sparsity.kind == "topk" and sparsity.amount > config.ffn_dim:
+        raise InvalidOption(f"{asked}: a layer has {config.ffn_dim} features: choose fewer, or leave it out")
     if sparsity.kind == "exact" and config.activation not in _WITH_ZEROS:
         raise InvalidOption(
             f"{asked}: {config.family} with {config.activation} has no zeros to leave out: use threshold:T or topk:K, "

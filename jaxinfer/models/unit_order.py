@@ -26,7 +26,7 @@ def order_units(active_TF: Bool[np.ndarray, "T F"], parts: int = 1) -> Int[np.nd
     """
     active_TF = np.asarray(active_TF, bool)
     num_units = active_TF.shape[1]
-    if num_units % parts:
+    if parts < 1 or num_units % parts:
         raise InvalidOption(f"{num_units} hidden units do not split over {parts} devices: choose a divisor")
     active_FT = np.ascontiguousarray(active_TF.T)
     sizes_F, left_F = active_TF.sum(axis=0), np.ones(num_units, bool)
@@ -82,6 +82,8 @@ def _in_order(node: Mapping[str, Any], path: tuple[str, ...], orders: Sequence[A
 def _axis_of_units(path: tuple[str, ...]) -> int | None:
     """Return the axis of a parameter that runs over hidden units, from its last; None if none does."""
     *_, module, layer, name = "", "", *path
+    if (module, layer) == ("mlp", "inner_norm"):
+        return -1
     if module != "mlp" or layer not in ("gate", "up", "down"):
         return None
     is_down, is_kernel = layer == "down", name in (KERNEL, TRANSPOSED_KERNEL)

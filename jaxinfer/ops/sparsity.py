@@ -66,11 +66,11 @@ def parse_sparsity(text: Any) -> Sparsity | None:
             value = float(amount)
         except ValueError:
             value = math.nan
-        if not 0 < value < math.inf:
-            raise InvalidOption(f"sparsity {text!r}: a threshold is a number above 0, as in threshold:0.01")
+        if not 0 < value <= float(jnp.finfo(jnp.float32).max):
+            raise InvalidOption(f"sparsity {text!r}: a threshold is a number of float32 above 0, as in threshold:0.01")
         return Sparsity("threshold", value)
     if kind == "topk":
-        if not amount.isascii() or not amount.isdigit() or int(amount) == 0:
+        if not amount.isascii() or not amount.isdigit() or len(amount) > 9 or int(amount) == 0:
             raise InvalidOption(f"sparsity {text!r}: topk is a whole number of 1 or more, as in topk:512")
         return Sparsity("topk", int(amount))
     raise InvalidOption(f"unknown sparsity {text!r}; use {_FORMS}, or none")

@@ -141,6 +141,8 @@ def test_what_has_no_sparsity_is_refused_in_one_line(tiny_llama_folder, gated):
         "does not go with weights 'int8' yet": {"sparsity": "topk:4", "weights": "int8"},
         "has no products for float32 on this processor": {"sparsity": "topk:4", "scan_layers": True},
         "unknown sparsity 'some'": {"sparsity": "some"},
+        "a layer has 64 features: choose fewer": {"sparsity": "topk:65"},
+        "topk is a whole number": {"sparsity": "topk:99999999999"},
     }
     for message, options in refused.items():
         with pytest.raises(InvalidOption, match=message):

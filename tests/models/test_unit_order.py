@@ -64,7 +64,8 @@ def test_live_blocks_are_those_with_a_unit_that_is_active_at_one_of_a_steps_plac
 
 def themed():
     """Return a model of which a token's units are its theme's."""
-    config = replace(TINY_LLAMA, activation="relu", ffn_dim=512, mlp_bias=True)
+    # A norm of hidden units has a scale for each.
+    config = replace(TINY_LLAMA, activation="relu", ffn_dim=512, mlp_bias=True, inner_norms=True)
     params = random_params(config)
     rng = np.random.default_rng(5)
     directions = rng.normal(size=(THEMES, config.model_dim)).astype(np.float32)
@@ -87,6 +88,14 @@ def test_a_model_in_another_order_says_the_same_and_has_fewer_live_blocks():
     np.testing.assert_allclose(found, expected, atol=2e-5 * expected.std())
     before, after = (np.mean([live_share(layer) for layer in active_features(each, TEXT)]) for each in (lm, ordered))
     assert after < 0.75 * before
+
+
+def test_no_texts_and_no_devices_are_refused():
+    config, params = themed()
+    lm = LanguageModel(config, params, float32_backend())
+    for texts, parts, named in (([], 1, "no text"), ([[]], 1, "prompt"), ([TEXT], 0, "over 0 devices")):
+        with pytest.raises(InvalidOption, match=named):
+            with_units_in_order(lm, texts, parts)
 
 
 @pytest.mark.slow

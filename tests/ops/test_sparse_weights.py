@@ -126,6 +126,15 @@ def test_the_largest_weights_of_a_row_are_kept_where_they_were(form):
     assert are_places(on_host.places, 384, form)
 
 
+@pytest.mark.parametrize("form", [TWO_OF_FOUR, HALF], ids=name_of)
+def test_what_is_no_number_is_kept_and_so_found(form):
+    weights = np.ones((2, 128), np.float32)
+    weights[1, 3] = np.nan
+    found = round_to_nearest(jnp.asarray(weights), form)
+    assert not np.isfinite(found.float_scales()).all()
+    assert are_places(np.asarray(found.matrix[1]), 128, form)
+
+
 @pytest.mark.parametrize("form", [TWO_OF_FOUR, pytest.param(HALF, marks=pytest.mark.exhaustive)], ids=name_of)
 def test_a_product_by_xla_has_the_same_weights_and_derivatives_are_theirs(form):
     rng = np.random.default_rng(4)

@@ -233,8 +233,8 @@ class DraftModel(Strategy):
             params = arranged(params, abstract_params(config, target.backend))
         named = f"draft_model: weights={few_bits.name}"
         params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)
-        # Drafts need not have the bits of other steps.
-        return self._partitioned(config, replace(target.backend, step_rows=1), params, target)
+        # Drafts need not have the bits of other steps. Weights in few bits are read whole.
+        return self._partitioned(config, replace(target.backend, step_rows=1, sparsity=None), params, target)
 
     def _partitioned(self, config: DecoderConfig, backend: Backend, params: Any, target: Target) -> "DraftModel":
         part = target.partitioner.partition(config, backend)

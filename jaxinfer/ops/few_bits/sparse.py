@@ -16,8 +16,12 @@ _BYTE = 8
 
 
 def largest(scores: Float[Array, "*lead K"], form: Format) -> Bool[Array, "*lead K"]:
-    """Return which weights a form keeps: those of the largest scores, the first of equal ones; of blocks, sums."""
+    """Return which weights a form keeps: those of the largest scores, the first of equal ones; of blocks, sums.
+
+    What is no number is kept, so that it is found there.
+    """
     assert form.kept is not None
+    scores = jnp.where(jnp.isnan(scores), jnp.inf, scores)
     if form.block > 1:
         sums = jnp.sum(scores.reshape(*scores.shape[:-1], -1, form.block), axis=-1)
         ranks = jnp.argsort(jnp.argsort(-sums, axis=-1, stable=True), axis=-1)
