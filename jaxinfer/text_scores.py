@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.cache.layouts import DenseLayout, PagedLayout
 from jaxinfer.decoding.batch import pad_texts
 from jaxinfer.decoding.scoring import hidden_states, text_scores
 from jaxinfer.errors import InvalidOption
@@ -67,6 +68,8 @@ def _padded(lm: LanguageModel, ids: Sequence[int], adapter: str | None) -> tuple
     """Return a text as programs take it: a row of a few lengths, the text's own, and its adapter's number."""
     if lm.programs.partitioner.mesh is not None:
         raise InvalidOption("texts are scored on one device: load the model without a mesh, or use logits")
+    if not isinstance(lm.programs.layout, DenseLayout | PagedLayout):
+        raise InvalidOption("texts are scored as all tokens see them: load the model with the dense cache")
     checked = check_ids(ids, lm.config.vocab_size)
     if len(checked) > lm.max_len:
         raise InvalidOption(f"the text has {len(checked)} tokens, but the context has room for {lm.max_len}")

@@ -66,7 +66,7 @@ def _not_live(variants: list[Variant]) -> list[str]:
     for variant in variants:
         stored = {"model_type": variant.model_type, **variant.sizes, **variant.config}
         config = family_of(stored).translate(stored)
-        found += ["experts"] if config.experts else []
+        found += ["experts in one tensor, shared experts"] if config.experts else []
         found += ["`kv_b_proj`"] if config.latent else []
         found += ["positions"] if config.learned_positions is not None else []
     return list(dict.fromkeys(found))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.cache.cropped import CroppedCache
@@ -28,7 +29,10 @@ def block_begins(config: DecoderConfig, layout: CacheLayout, lengths_B: np.ndarr
 
 def begun_at(cache: LayeredCache, begin_B: Any) -> LayeredCache:
     """Return a cropped cache whose blocks begin elsewhere, to be filled anew; another cache as it is."""
-    parts = [replace(part, begin_B=begin_B) if isinstance(part, CroppedCache) else part for part in cache.parts]
+    # Each has its own: programs are given a cache to write to, and a buffer can be given once.
+    parts = (
+        replace(part, begin_B=jnp.array(begin_B)) if isinstance(part, CroppedCache) else part for part in cache.parts
+    )
     return cache._replace(parts=tuple(parts))
 
 

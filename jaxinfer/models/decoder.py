@@ -213,11 +213,13 @@ def create_cache(
             table_BX = even_table(batch, -(-num_slots // layout.page))
             pages = 1 + table_BX.size, layout.page, table_BX
             return create_paged_cache(count, *pages, lanes, backend, window, has_values)
-        if window is not None and ring_capacity(window, headroom) < num_slots:
+        is_cropped = isinstance(layout, CropLayout)
+        # A ring would hold tokens from before the block.
+        if window is not None and ring_capacity(window, headroom) < num_slots and not is_cropped:
             return create_ring_cache(count, batch, window, headroom, lanes, backend)
         window = window if kind.window is not None and kind.window < num_slots else None
         dense = create_dense_cache(count, batch, num_slots, lanes, backend, window, has_values)
-        return create_cropped_cache(dense) if isinstance(layout, CropLayout) else dense
+        return create_cropped_cache(dense) if is_cropped else dense
 
     kept = _create_features(config, batch, num_slots, backend, layout, features) if features else None
     return LayeredCache(tuple(part(kind) for kind in config.kinds), kept)

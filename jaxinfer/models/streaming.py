@@ -1,6 +1,6 @@
 """Which models can have texts without end, and which of their layers can use a streaming cache."""
 
-from jaxinfer.cache.layouts import CacheLayout, CropLayout, StreamingLayout
+from jaxinfer.cache.layouts import CacheLayout, CropLayout, RetrievalLayout, StreamingLayout
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, LayerKind
 
@@ -21,6 +21,11 @@ def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
     """Raise an error for a layout that the model's positions do not allow."""
     if isinstance(layout, CropLayout):
         _check_crop(config, layout)
+    if isinstance(layout, RetrievalLayout) and config.attention_sinks:
+        raise InvalidOption(
+            f"cache retrieval: {config.family} has learned attention sinks, which each query's own choice has no place "
+            "for yet: use the dense cache"
+        )
     if not isinstance(layout, StreamingLayout):
         return
     if config.learned_positions is not None:
@@ -74,7 +79,8 @@ def check_layout(config: DecoderConfig, layout: CacheLayout) -> None:
 def _check_crop(config: DecoderConfig, layout: CropLayout) -> None:
     if config.learned_positions is None:
         raise InvalidOption(
-            f"cache crop: {config.family} has no learned positions that end: use streaming for texts without end"
+            f"cache crop: {config.family} has no learned positions that end: use the dense cache, or streaming where "
+            "its positions allow texts without end"
         )
     if layout.keep > config.max_position:
         raise InvalidOption(

@@ -45,6 +45,20 @@ def test_each_token_is_drawn_from_the_last_block(dense, keep):
     assert [list(result.tokens) for result in found] == [grown(dense, prompt, 19, keep) for prompt in PROMPTS]
 
 
+def test_layers_with_windows_have_no_ring_that_remembers_the_text_before_a_block():
+    """GPT-Neo's layers, the windowed one first."""
+    config = replace(CONFIG, max_position=200, num_layers=2, layer_pattern=(LayerKind(None, window=8), LayerKind(None)))
+    params = random_params(config)
+    lm, dense = (LanguageModel(config, params, float32_backend(), cache=cache) for cache in ("crop:keep=40", "dense"))
+    parts = lm.programs.create_cache(1, 201, 1, ()).parts
+    assert [type(part).__name__ for part in parts] == ["CroppedCache"] * 2
+    prompt = np.random.default_rng(3).integers(3, config.vocab_size, 198).tolist()
+    (found,) = lm.generate([prompt], max_new_tokens=6)
+    text = [*prompt, *found.tokens]
+    block = text[200 + 1 - 40 : -1]
+    assert int(np.argmax(dense.logits([block])[0, -1])) == text[-1]
+
+
 @pytest.mark.slow
 def test_neither_strategy_nor_company_changes_a_sampled_text():
     lm = model("crop")

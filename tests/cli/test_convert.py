@@ -19,6 +19,7 @@ from jaxinfer.checkpoint import new_folder
 from jaxinfer.checkpoint.orbax import writer as orbax_writer
 from jaxinfer.cli import arguments
 from jaxinfer.cli.commands import convert as convert_command
+from jaxinfer.model_quantization import MAGNITUDE
 from jaxinfer.quantization.methods import METHODS
 from tests.cli.test_mistakes import assert_mistake
 from tests.cli.test_process import ROOT, child
@@ -94,7 +95,7 @@ def test_a_model_in_few_bits_is_written_and_loads_so(run, source, tmp_path, meth
 
 
 def test_methods_are_those_that_there_are():
-    assert ("rtn", *METHODS) == arguments.METHODS
+    assert ("rtn", *METHODS, MAGNITUDE) == arguments.METHODS
 
 
 MISTAKES = {
@@ -113,7 +114,7 @@ MISTAKES = {
     ),
     "a text that is not read": (
         ["convert", "SRC", "DST", "--weights", "int8", "--calibration", "FILE"],
-        ["is for --method gptq or awq"],
+        ["is for --method gptq, awq or sparsegpt"],
     ),
     "too short a text": (
         ["convert", "SRC", "DST", "--weights", "int8", "--method", "awq", "--calibration", "FILE"],

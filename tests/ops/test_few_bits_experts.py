@@ -183,8 +183,8 @@ def test_forms_that_no_kernel_widens_and_mixed_ones_go_by_a_loop():
     assert not multiplies_grouped(jax.eval_shape(lambda: grouped(nf4(32))), tpu)
     # Blocks have room for more rows, so that codes are widened once.
     int8, plain = grouped(INT8), [jax.ShapeDtypeStruct((5, 128, 128), jnp.bfloat16)] * 3
-    assert [grouped_rows(mean, int8, "bfloat16") for mean in (0.25, 8.0, 9.0, 16.0, 64.0)] == [16, 16, 32, 32, 64]
-    assert [grouped_rows(mean, plain, "bfloat16") for mean in (0.25, 8.0, 9.0, 16.0, 64.0)] == [16, 16, 16, 16, 64]
+    assert [grouped_rows(mean, int8, "bfloat16") for mean in (0.25, 8.0, 9.0, 16.0, 64.0)] == [8, 16, 32, 32, 64]
+    assert [grouped_rows(mean, plain, "bfloat16") for mean in (0.25, 8.0, 9.0, 16.0, 64.0)] == [8, 8, 16, 16, 64]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.ops.rows_in_bytes import holds_bytes
 
 _CHUNK = 512
 
@@ -27,12 +28,7 @@ def attention_mass(lm: LanguageModel, tokens: Sequence[int], share: float, queri
     It is the mean over all heads and the last ``queries`` tokens of the text. Raises InvalidOption for models whose
     layers do not all see the whole text.
     """
-    config = lm.config
-    is_plain = len(config.kinds) == 1 and config.kinds[0].window is None and config.attention_softcap is None
-    if not is_plain or config.latent is not None or lm.programs.partitioner.mesh is not None:
-        raise InvalidOption(
-            f"attention is counted where all layers see the whole text by plain scores, without a mesh: {config.family}"
-        )
+    check_counted(lm)
     before, length = len(tokens) - queries, len(tokens)
     padded = -(-before // _CHUNK) * _CHUNK if before > _CHUNK else before
     ids_BT = np.zeros((1, padded), np.int32)
@@ -41,6 +37,18 @@ def attention_mass(lm: LanguageModel, tokens: Sequence[int], share: float, queri
     count = math.ceil(share * length)
     run = partial(_mass, lm.programs.decoder, before, count)
     return tuple(np.asarray(lm.programs.run(("mass", length, count, queries), run, (), *arguments)).tolist())
+
+
+def check_counted(lm: LanguageModel) -> None:
+    """Refuse models whose layers do not all see the whole text, and caches in bytes."""
+    config = lm.config
+    is_plain = len(config.kinds) == 1 and config.kinds[0].window is None and config.attention_softcap is None
+    if not is_plain or config.latent is not None or lm.programs.partitioner.mesh is not None:
+        raise InvalidOption(
+            f"attention is counted where all layers see the whole text by plain scores, without a mesh: {config.family}"
+        )
+    if holds_bytes(lm.backend.cache_dtype):
+        raise InvalidOption(f"attention is not counted in a cache of {lm.backend.cache_dtype}: leave that out")
 
 
 def _mass(decoder: Decoder, before: int, count: int, params: Any, text_BT: Any, last_BT: Any) -> Any:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import jax
 
 from jaxinfer.bench.needle.haystack import Haystack, haystack
-from jaxinfer.bench.needle.mass import attention_mass
+from jaxinfer.bench.needle.mass import attention_mass, check_counted
 from jaxinfer.cache.layouts import DENSE, CacheLayout, RetrievalLayout, StreamingLayout
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
+from jaxinfer.models.streaming import check_layout
 from jaxinfer.sampling.params import SamplingParams
 
 WAYS = ("full cache", "retrieval", "StreamingLLM")
@@ -74,8 +75,11 @@ def layouts(budgets: Sequence[int]) -> list[tuple[str, str, CacheLayout, int | N
     return found
 
 
-def check_needles(model: LanguageModel, lengths: Sequence[int]) -> None:
-    """Refuse texts that are longer than the model's context, with their answers."""
+def check_needles(model: LanguageModel, lengths: Sequence[int], budgets: Sequence[int]) -> None:
+    """Refuse a model that one of the caches does not go with, and texts longer than its context, with their answers."""
+    check_counted(model)
+    for _, _, layout, _ in layouts(budgets):
+        check_layout(model.config, layout)
     longest = max(lengths)
     if longest + _NEW > model.max_len:
         raise InvalidOption(

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if options.chart is not None:
         check_chart(options.chart)
     model = load_model(options)
-    check_needles(model, options.lengths)
+    check_needles(model, options.lengths, options.budgets)
     depths = [(place + 0.5) / options.depths for place in range(options.depths)]
     name = DEFAULT_MODEL if options.model is None else Path(options.model).name
     with count_progress("needle", num_runs(options.lengths, options.budgets)) as advance:

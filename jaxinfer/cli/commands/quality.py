@@ -91,6 +91,8 @@ def check_options(options: argparse.Namespace) -> None:
     """Raise InvalidOption for options that contradict each other."""
     if options.text is None and options.task is None:
         raise InvalidOption("nothing to measure: give --text FILE, --task FILE or both")
+    if options.cache.partition(":")[0] not in ("dense", "paged"):
+        raise InvalidOption(f"--cache {options.cache}: quality is measured with the dense cache: leave it out")
     if options.chart is not None and options.text is None:
         raise InvalidOption("--chart draws perplexities: give --text FILE too")
     if options.stride is not None and options.stride > options.context:
