@@ -250,6 +250,27 @@ FAULTS: tuple[Fault, ...] = (
         "test_a_stated_factor_of_the_rotation_is_kept_unless_the_converter_derived_it",
     ),
     Fault(
+        "numbers beside BitNet's matrices are left out",
+        "jaxinfer/checkpoint/gguf/names.py",
+        "scale=scales.get(name, 1.0)",
+        "scale=1.0",
+        "tests/checkpoint/gguf/test_further.py::test_a_number_beside_a_matrix_multiplies_it",
+    ),
+    Fault(
+        "digits of TQ1_0's last group follow those of the one before",
+        "jaxinfer/checkpoint/gguf/ternary.py",
+        "(48, 4, 4))",
+        "(44, 4, 4))",
+        "tests/checkpoint/gguf/test_blocks.py::test_any_bytes_at_all_have_the_bits_of_the_gguf_package[TQ1_0]",
+    ),
+    Fault(
+        "MiniCPM3's files have no factor of the depth",
+        "jaxinfer/checkpoint/gguf/architectures/minicpm3.py",
+        '"scale_depth": 1.4',
+        '"scale_depth": 1.0',
+        "tests/checkpoint/gguf/test_further.py::test_a_configuration_is_the_folders",
+    ),
+    Fault(
         "queries of Ministral 3 files grow faster",
         "jaxinfer/checkpoint/gguf/architectures/mistral3.py",
         '"llama_4_scaling_beta": grows',

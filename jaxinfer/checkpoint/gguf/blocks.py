@@ -11,17 +11,19 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from jaxinfer.checkpoint.gguf.superblocks import SUPERBLOCKS, read_float16
+from jaxinfer.checkpoint.gguf.ternary import fill_tq1_0, fill_tq2_0
 
 _Kind = GGMLQuantizationType
+_FILLED = {**SUPERBLOCKS, _Kind.TQ1_0: fill_tq1_0, _Kind.TQ2_0: fill_tq2_0}
 
 
 def dequantize_rows(rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     """Return the float32 values of rows of bytes, one row of values for each."""
     block_weights, block_bytes = GGML_QUANT_SIZES[kind]
-    if kind in SUPERBLOCKS:
+    if kind in _FILLED:
         blocks = rows.reshape(-1, block_bytes)
         values = np.empty((len(blocks), block_weights), np.float32)
-        SUPERBLOCKS[kind](blocks, values)
+        _FILLED[kind](blocks, values)
     elif kind in (_Kind.Q4_0, _Kind.Q4_1):
         values = _read_4_bits(rows.reshape(-1, block_bytes), has_least=kind == _Kind.Q4_1)
     elif kind in (_Kind.Q5_0, _Kind.Q5_1):

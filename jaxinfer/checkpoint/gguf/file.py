@@ -64,8 +64,8 @@ class GGUFTensors:
     def stored_dtype(self, name: str) -> np.dtype | None:
         """Return the dtype that holds a tensor without loss; None for a quantised tensor."""
         stored = self._tensors[name]
-        # The shift is subtracted in float32, and the result may need all of float32's bits.
-        kind = "F32" if stored.shift else stored.entry.kind.name
+        # What is subtracted or multiplied is so in float32, and the result may need all of its bits.
+        kind = "F32" if stored.is_changed else stored.entry.kind.name
         return _PLAIN_DTYPES.get(kind) if stored.entry.kind.name in _PLAIN_DTYPES else None
 
     def kind(self, name: str) -> str | None:
@@ -74,10 +74,10 @@ class GGUFTensors:
         return None if kind in _PLAIN_DTYPES else kind
 
     def blocks(self, name: str) -> BlockRows | None:
-        """Return a tensor's blocks; None where Hugging Face's rows are not the file's, or their values are shifted."""
+        """Return a tensor's blocks; None where Hugging Face's rows are not the file's, or their values are changed."""
         stored = self._tensors[name]
         entry = stored.entry
-        if stored.transposed or stored.shift or len(entry.shape) < 2 or self.kind(name) is None:
+        if stored.transposed or stored.is_changed or len(entry.shape) < 2 or self.kind(name) is None:
             return None
         *lead, width = entry.shape
         raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset).reshape(math.prod(lead), -1)
@@ -106,7 +106,7 @@ def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
     entry = stored.entry
     raw = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.offset)
     plain = entry.kind.name in _PLAIN_DTYPES and _PLAIN_DTYPES[entry.kind.name] == dtype
-    if plain and not stored.is_reordered and not stored.shift:
+    if plain and not stored.is_reordered and not stored.is_changed:
         found = raw.view(dtype).reshape(entry.shape)
         return found.T if stored.transposed else found
     width = entry.shape[-1]
@@ -124,6 +124,8 @@ def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
             values = dequantize_rows(rows[start : start + step], entry.kind).reshape(-1, flat.shape[1])
             if stored.shift:
                 values = values - np.float32(stored.shift)
+            if stored.scale != 1.0:
+                values = values * np.float32(stored.scale)
             span = slice(start * lines, start * lines + len(values))
             flat[span if places is None else places[span]] = values
 

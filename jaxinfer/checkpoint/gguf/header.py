@@ -15,7 +15,7 @@ from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
 SUPPORTED_TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4"),
 )
 
 _VERSIONS = (2, 3)

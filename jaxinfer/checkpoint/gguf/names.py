@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.rotary_rows import grouped_places, half_split_places
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
+_SCALE = re.compile(r"(blk\.(?:0|[1-9]\d{0,5})\.(\w+))\.scale")
 
 
 @dataclass(frozen=True)
@@ -22,20 +23,26 @@ class StoredTensor:
     """A tensor in the file: ``num_heads`` is set if its rows are interleaved within each head.
 
     ``groups`` is set if they are the rows of all queries, of all keys and of all values, and Hugging Face's go group by
-    group: the number of query heads and of key/value heads. ``shift`` was added to its values. If ``transposed``,
-    Hugging Face's shape is the reverse of the file's.
+    group: the number of query heads and of key/value heads. ``shift`` was added to its values, and ``scale`` multiplies
+    them. If ``transposed``, Hugging Face's shape is the reverse of the file's.
     """
 
     entry: TensorEntry
     num_heads: int | None = None
     groups: tuple[int, int] | None = None
     shift: float = 0.0
+    scale: float = 1.0
     transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Return Hugging Face's shape of the tensor."""
         return self.entry.shape[::-1] if self.transposed else self.entry.shape
+
+    @property
+    def is_changed(self) -> bool:
+        """Tell whether values are others than Hugging Face's."""
+        return self.shift != 0.0 or self.scale != 1.0
 
     @property
     def is_reordered(self) -> bool:
@@ -54,13 +61,20 @@ def place_tensors(
 ) -> dict[str, StoredTensor]:
     """Return the file's tensors by their Hugging Face names; raises UnsupportedModel for an unknown tensor."""
     placed: dict[str, StoredTensor] = {}
+    scales = {
+        f"{match[1]}.weight": _number(origin, name, entry)
+        for name, entry in entries.items()
+        if (match := _SCALE.fullmatch(name)) and match[2] in architecture.scaled
+    }
+    for name in scales.keys() - entries.keys():
+        raise InvalidCheckpoint(f"{origin}: tensor {quote(name)} is missing beside its scale; convert the model again")
     for name, entry in entries.items():
-        if name in architecture.rope_divisors:
+        if name in architecture.rope_divisors or name.removesuffix(".scale") + ".weight" in scales:
             continue
         for hf_name, stored in _place(origin, name, entry, architecture, config):
             if hf_name in placed:
                 raise InvalidCheckpoint(f"{origin}: tensor {quote(name)} repeats another; convert the model again")
-            placed[hf_name] = stored
+            placed[hf_name] = replace(stored, scale=scales.get(name, 1.0))
     return placed
 
 
@@ -111,6 +125,15 @@ def _place(
             transposed=part in architecture.transposed and len(entry.shape) == 2,
         ),
     )
+
+
+def _number(origin: str, name: str, entry: TensorEntry) -> float:
+    """Return the number that a tensor is."""
+    is_one = entry.kind == GGMLQuantizationType.F32 and math.prod(entry.shape) == 1
+    found = float(np.frombuffer(entry.data, np.float32, 1, entry.offset)[0]) if is_one else math.nan
+    if not math.isfinite(found):
+        raise InvalidCheckpoint(f"{origin}: tensor {quote(name)} must be one number as F32; convert the model again")
+    return found
 
 
 def _check_rows(

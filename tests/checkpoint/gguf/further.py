@@ -45,6 +45,19 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+    "v_head_dim": 8,
+}  # fmt: skip
+LATENT_KEYS = {
+    "attention.head_count_kv": 4, "attention.kv_lora_rank": 16, "attention.q_lora_rank": 12,
+    "attention.key_length": 10, "rope.dimension_count": 4, "rope.freq_base": None,
+}  # fmt: skip
+TURNED = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1.0, 4.0],
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
 TYPES = ["sliding_attention", "full_attention"]
 WINDOWS = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False]}
 
@@ -54,7 +67,7 @@ class Case:
     """A folder's configuration, and the file's keys beside the common ones.
 
     ``interleaved`` says whether the converter pairs rows of queries and keys, ``grouped`` whether it takes groups
-    apart. Where ``family`` is set, files do not say which family's names the folder had.
+    apart, ``scaled`` whether matrices stand beside their scales. Where ``family`` is set, files do not say which family's names the folder had.
     """
 
     architecture: str
@@ -62,6 +75,7 @@ class Case:
     keys: Mapping[str, Any] = field(default_factory=dict)
     interleaved: bool = False
     grouped: bool = False
+    scaled: bool = False
     family: str | None = None
 
 
@@ -263,6 +277,14 @@ CASES: Mapping[str, Case] = {
             **dict.fromkeys(HEADS, 12),
         },
     ),
+    "bitnet": _llama(
+        "bitnet", {"tie_word_embeddings": True, "rope_theta": 5e5},
+        {"hidden_activation": "relu2", "rope.freq_base": 5e5, **LINEAR},
+    ),
+    "bitnet beside scales": _llama(
+        "bitnet", {"tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 1e4}, LINEAR, scaled=True
+    ),
+    "minicpm3": _llama("minicpm3", {**LATENT, "rope_scaling": TURNED}, LATENT_KEYS),
     "dbrx": Case(
         "dbrx",
         {
@@ -384,10 +406,15 @@ def gguf_tensors(case: Case, config: DecoderConfig, made: Mapping[str, np.ndarra
         if case.architecture == "nemotron" and hf_name.endswith("norm.weight"):
             values = values + np.float32(1)
         plain = hf_name.replace(".language_model", "").replace("e_score_correction_bias", "e_score_correction.bias")
+        plain = plain.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
         plain = plain.replace(".expert_bias", ".expert_bias.bias")
         plain = plain.removeprefix("transformer.") if case.architecture == "bloom" else plain
         renamed_to = table.get_name(plain, try_suffixes=(".weight", ".bias"))
         assert renamed_to is not None, hf_name
+        if case.scaled and "_proj." in hf_name:
+            scale = np.float32(2.0) ** (len(renamed) % 5 - 2)
+            values = values / scale
+            renamed[renamed_to.replace(".weight", ".scale")] = scale.reshape(1)
         renamed[renamed_to] = values
     return renamed
 

@@ -14,7 +14,7 @@ from tests.checkpoint.gguf import files
 WIDTH = 512  # two super-blocks a row
 PLAIN, QUERY = "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"
 NAMES = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
-NAMES.add("MXFP4")
+NAMES |= {"TQ1_0", "TQ2_0", "MXFP4"}
 OTHERS = sorted(kind.name for kind in gguf.GGMLQuantizationType if kind.name not in NAMES)
 
 

@@ -9,6 +9,7 @@ import jaxinfer
 from jaxinfer.checkpoint.gguf.file import open_gguf
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 from jaxinfer.models.families.registry import decoder_config
+from tests.checkpoint.gguf import further
 from tests.checkpoint.gguf.further import CASES, write
 
 # Each of these undoes something that no other does; the others are rows of data beside them.
@@ -30,7 +31,13 @@ def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
         np.testing.assert_array_equal(np.asarray(values), expected[name], err_msg=str(name))
 
 
-@pytest.mark.parametrize("name", ["exaone_moe", "afmoe", "dbrx", "ministral3", "mistral as mistral3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("exaone_moe", "afmoe", "dbrx", "ministral3", "mistral as mistral3"),
+        *("bitnet", "bitnet beside scales", "minicpm3"),
+    ],
+)
 def test_a_configuration_is_the_folders(tmp_path, name):
     path, config, _ = write(tmp_path / "model.gguf", name)
     assert decoder_config(open_gguf(path).config) == config
@@ -39,6 +46,9 @@ def test_a_configuration_is_the_folders(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
+        ("bitnet", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
+        ("minicpm3", {"attention.head_count_kv": 2}, "head_count_kv = 2"),
+        pytest.param("minicpm3", {"rope.dimension_count": 10}, "key_length = 10", marks=pytest.mark.slow),
         ("dbrx", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = "),
         ("ministral3", {"rope.scaling.type": "linear"}, "temperature_scale = 0.125"),
         pytest.param("afmoe", {"expert_gating_func": 1}, "expert_gating_func = 1", marks=pytest.mark.slow),
@@ -73,6 +83,34 @@ def test_what_no_model_has_is_refused_by_name(tmp_path, name, changes, named):
     path, *_ = write(tmp_path / "model.gguf", name, changes)
     with pytest.raises(UnsupportedModel, match=named) as error:
         decoder_config(open_gguf(path).config)
+    assert "\n" not in str(error.value)
+
+
+def test_a_number_beside_a_matrix_multiplies_it(tmp_path):
+    """Of each matrix its own, by a power of two, which rounds nothing."""
+    path, _, params = write(tmp_path / "model.gguf", "bitnet beside scales")
+    tensors = open_gguf(path).tensors
+    for layer, block in enumerate(params["blocks"].values()):
+        for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "o_proj")):
+            name = f"model.layers.{layer}.self_attn.{theirs}.weight"
+            np.testing.assert_array_equal(tensors.read(name, np.dtype(np.float32)), block["attention"][ours]["kernel"])
+    assert tensors.stored_dtype("model.layers.0.self_attn.q_proj.weight") == np.float32
+
+
+@pytest.mark.parametrize(
+    ("tensor", "values", "message"),
+    [
+        ("blk.0.attn_q.scale", [1.0, 2.0], "must be one number"),
+        ("blk.0.attn_q.scale", [float("nan")], "must be one number"),
+        ("blk.2.attn_q.scale", [1.0], "'blk.2.attn_q.weight' is missing beside its scale"),
+    ],
+)
+def test_a_scale_that_is_no_number_of_a_matrix_is_damage(tmp_path, monkeypatch, tensor, values, message):
+    made = further.gguf_tensors
+    monkeypatch.setattr(further, "gguf_tensors", lambda *given: made(*given) | {tensor: np.array(values, np.float32)})
+    path, *_ = write(tmp_path / "model.gguf", "bitnet beside scales")
+    with pytest.raises(InvalidCheckpoint, match=message) as error:
+        open_gguf(path)
     assert "\n" not in str(error.value)
 
 

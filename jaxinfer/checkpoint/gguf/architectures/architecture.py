@@ -21,7 +21,8 @@ class Architecture:
     ``interleaved`` names, with the same key, the parts whose output rows pair neighbours within each head. ``grouped``
     names parts whose rows are all queries', all keys', then all values', where Hugging Face's go group by group, with
     the config keys of both numbers of heads. ``transposed`` names the parts whose matrices Hugging Face stores as
-    ``[in, out]``. ``norm_shift`` was added to the weights of every norm. ``rope_divisors`` are tensors that belong in
+    ``[in, out]``. Matrices of ``scaled`` parts may stand beside a number, ``blk.N.PART.scale``, by which they are
+    multiplied. ``norm_shift`` was added to the weights of every norm. ``rope_divisors`` are tensors that belong in
     the config. ``arrays`` makes tensors of numbers that stand among the metadata, under their Hugging Face names.
     """
 
@@ -35,6 +36,7 @@ class Architecture:
     interleaved: Mapping[str, str] = field(default_factory=dict)
     grouped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     transposed: frozenset[str] = frozenset()
+    scaled: frozenset[str] = frozenset()
     norm_shift: float = 0.0
     rope_divisors: tuple[str, ...] = ("rope_freqs.weight",)
     arrays: Callable[[MetadataReader, Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None

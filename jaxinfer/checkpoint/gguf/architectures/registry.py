@@ -6,6 +6,7 @@ from types import MappingProxyType
 from jaxinfer.checkpoint.gguf.architectures.alibi import BLOOM, MPT
 from jaxinfer.checkpoint.gguf.architectures.apertus import APERTUS
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
+from jaxinfer.checkpoint.gguf.architectures.bitnet import BITNET
 from jaxinfer.checkpoint.gguf.architectures.command_r import COHERE2, COMMAND_R
 from jaxinfer.checkpoint.gguf.architectures.deepseek2 import DEEPSEEK2
 from jaxinfer.checkpoint.gguf.architectures.exaone4 import EXAONE4
@@ -22,6 +23,7 @@ from jaxinfer.checkpoint.gguf.architectures.grouped_mixtures import GROUPED_MIXT
 from jaxinfer.checkpoint.gguf.architectures.llama import LLAMA
 from jaxinfer.checkpoint.gguf.architectures.llama4 import LLAMA4
 from jaxinfer.checkpoint.gguf.architectures.llama_relatives import LLAMA_RELATIVES
+from jaxinfer.checkpoint.gguf.architectures.minicpm3 import MINICPM3
 from jaxinfer.checkpoint.gguf.architectures.mistral3 import MISTRAL3
 from jaxinfer.checkpoint.gguf.architectures.mixtures import GRANITE_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from jaxinfer.checkpoint.gguf.architectures.olmo2 import OLMO2
@@ -41,7 +43,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             *(QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GPT_OSS, DEEPSEEK2),
             *(FALCON, GPT_NEOX, STARCODER, APERTUS, EXAONE4, LLAMA4, QWEN2_VL, QWEN3_VL, GRANITE_HYBRID),
             *(*LLAMA_RELATIVES, *GROUPED_MIXTURES, BLOOM, MPT),
-            *(*FURTHER_MIXTURES, MISTRAL3, QWEN3_VL_MOE),
+            *(*FURTHER_MIXTURES, MISTRAL3, QWEN3_VL_MOE, BITNET, MINICPM3),
             *(OLMO2, SMOLLM3, GRANITE, GLM4, STABLELM, STARCODER2, COMMAND_R, COHERE2),
         )
     }
