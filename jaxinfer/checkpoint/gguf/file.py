@@ -13,6 +13,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES
 
 from jaxinfer.checkpoint.gguf.architectures.architecture import Architecture
+from jaxinfer.checkpoint.gguf.architectures.refused import WHAT
 from jaxinfer.checkpoint.gguf.architectures.registry import ARCHITECTURES
 from jaxinfer.checkpoint.gguf.blocks import dequantize_rows
 from jaxinfer.checkpoint.gguf.config import FileTensors
@@ -95,6 +96,8 @@ def _find_architecture(origin: str, metadata: Mapping[str, Any]) -> Architecture
         raise InvalidCheckpoint(f"{origin}: metadata key general.architecture is missing; convert the model again")
     if kind not in (None, "model"):
         raise UnsupportedModel(f"{origin}: general.type is {quote(kind)}; give the file of a whole model")
+    if name in WHAT:
+        raise UnsupportedModel(f"{origin}: GGUF architecture {quote(name)} is not supported: it is {WHAT[name]}")
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModel(f"{origin}: GGUF architecture {quote(name)} is not implemented; known: {known}")

@@ -1,5 +1,6 @@
 """GGUF files of further architectures, as llama.cpp's converter makes them of random models in a folder's words."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -46,6 +47,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+ROTATED = {"rope.dimension_count": 4}
 LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
     "v_head_dim": 8,
@@ -67,7 +69,8 @@ class Case:
     """A folder's configuration, and the file's keys beside the common ones.
 
     ``interleaved`` says whether the converter pairs rows of queries and keys, ``grouped`` whether it takes groups
-    apart, ``scaled`` whether matrices stand beside their scales. Where ``family`` is set, files do not say which family's names the folder had.
+    apart, ``scaled`` whether matrices stand beside their scales, ``joined`` whether queries, keys and values
+    are one. Where ``family`` is set, files do not say which family's names the folder had.
     """
 
     architecture: str
@@ -76,6 +79,7 @@ class Case:
     interleaved: bool = False
     grouped: bool = False
     scaled: bool = False
+    joined: bool = False
     family: str | None = None
 
 
@@ -285,6 +289,28 @@ CASES: Mapping[str, Case] = {
         "bitnet", {"tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 1e4}, LINEAR, scaled=True
     ),
     "minicpm3": _llama("minicpm3", {**LATENT, "rope_scaling": TURNED}, LATENT_KEYS),
+    "llama as xverse": _llama("xverse", {}, interleaved=True),
+    "llama as internlm2": _llama("internlm2", {"rope_theta": 1e6}, {"rope.freq_base": 1e6}, interleaved=True),
+    "llama as baichuan": _llama("baichuan", {}, {"rope.dimension_count": 8}, interleaved=True),
+    "llama as pangu-embedded": _llama("pangu-embedded", {"attention_bias": True}, HEADS),
+    "qwen2 as qwen": _llama(
+        "qwen", {"num_key_value_heads": 4}, {"feed_forward_length": 48, "attention.head_count_kv": None}, joined=True
+    ),
+    "glm as chatglm": _llama("chatglm", {"head_dim": 8, "attention_bias": True}, ROTATED, joined=True),
+    "glm as chatglm apart": _llama("chatglm", {"head_dim": 8, "attention_bias": False}, ROTATED),
+    "granite as minicpm": _llama(
+        "minicpm",
+        {
+            "embedding_multiplier": 12.0, "residual_multiplier": 0.5, "logits_scaling": 0.25,
+            "attention_multiplier": 8**-0.5,
+            "rope_scaling": {**TURNED, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]},
+        },
+        {"embedding_scale": 12.0, "residual_scale": 0.5, "logit_scale": 0.25}, interleaved=True,
+    ),
+    "stablelm as orion": Case("orion", {**SIZES, "layer_norm_eps": 1e-5, "partial_rotary_factor": 1.0}, LAYER_NORM),
+    "starcoder2 as codeshell": Case(
+        "codeshell", {**SIZES, "norm_epsilon": 1e-5, "sliding_window": None}, {**LAYER_NORM, **LINEAR}, joined=True
+    ),
     "dbrx": Case(
         "dbrx",
         {
@@ -395,8 +421,11 @@ def gguf_tensors(case: Case, config: DecoderConfig, made: Mapping[str, np.ndarra
     """Rename tensors, and change them as the converter does."""
     kind = next(key for key, word in gguf.MODEL_ARCH_NAMES.items() if word == case.architecture)
     table = gguf.get_tensor_name_map(kind, config.num_layers)
-    renamed = {}
+    renamed, joined = {}, {}
     for hf_name, values in made.items():
+        if case.joined and (part := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.(\w+)", hf_name)):
+            joined.setdefault(f"blk.{part[1]}.attn_qkv.{part[3]}", {})[part[2]] = values
+            continue
         if case.interleaved and (".q_proj." in hf_name or ".k_proj." in hf_name):
             values = permute(values, config.num_heads if ".q_proj." in hf_name else config.num_kv_heads)
         if case.grouped and "query_key_value" in hf_name:
@@ -416,7 +445,7 @@ def gguf_tensors(case: Case, config: DecoderConfig, made: Mapping[str, np.ndarra
             values = values / scale
             renamed[renamed_to.replace(".weight", ".scale")] = scale.reshape(1)
         renamed[renamed_to] = values
-    return renamed
+    return renamed | {name: np.concatenate([parts[each] for each in "qkv"]) for name, parts in joined.items()}
 
 
 def divisors(case: Case) -> dict[str, Any]:

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.checkpoint.gguf.architectures.refused import WHAT
+from jaxinfer.checkpoint.gguf.architectures.registry import ARCHITECTURES
 from jaxinfer.checkpoint.gguf.file import open_gguf
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 from jaxinfer.models.families.registry import decoder_config
 from tests.checkpoint.gguf import further
+from tests.checkpoint.gguf.files import write_gguf
 from tests.checkpoint.gguf.further import CASES, write
 
 # Each of these undoes something that no other does; the others are rows of data beside them.
@@ -35,7 +38,7 @@ def test_parameters_and_configuration_are_those_of_the_folder(tmp_path, name):
     "name",
     [
         *("exaone_moe", "afmoe", "dbrx", "ministral3", "mistral as mistral3"),
-        *("bitnet", "bitnet beside scales", "minicpm3"),
+        *("bitnet", "bitnet beside scales", "minicpm3", "qwen2 as qwen", "glm as chatglm", "granite as minicpm"),
     ],
 )
 def test_a_configuration_is_the_folders(tmp_path, name):
@@ -48,6 +51,8 @@ def test_a_configuration_is_the_folders(tmp_path, name):
     [
         ("bitnet", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
         ("minicpm3", {"attention.head_count_kv": 2}, "head_count_kv = 2"),
+        ("qwen2 as qwen", {"feed_forward_length": 47}, "feed_forward_length = 47"),
+        pytest.param("llama as baichuan", {"block_count": 40}, "block_count = 40", marks=pytest.mark.slow),
         pytest.param("minicpm3", {"rope.dimension_count": 10}, "key_length = 10", marks=pytest.mark.slow),
         ("dbrx", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = "),
         ("ministral3", {"rope.scaling.type": "linear"}, "temperature_scale = 0.125"),
@@ -84,6 +89,27 @@ def test_what_no_model_has_is_refused_by_name(tmp_path, name, changes, named):
     with pytest.raises(UnsupportedModel, match=named) as error:
         decoder_config(open_gguf(path).config)
     assert "\n" not in str(error.value)
+
+
+def test_factors_that_the_first_files_of_minicpm_do_not_have_are_those_of_its_2b(tmp_path):
+    changes = dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"))
+    path, *_ = write(tmp_path / "model.gguf", "granite as minicpm", changes)
+    config = decoder_config(open_gguf(path).config)
+    found = config.embedding_scale, config.residual_scale, config.logit_scale
+    assert found == (12.0, pytest.approx(1.4 / 2**0.5), 256 / 32)
+
+
+@pytest.mark.parametrize("name", ["grok", "openelm", "gptj"])
+def test_an_architecture_that_is_not_supported_is_refused_with_what_it_is(tmp_path, name):
+    path = write_gguf(tmp_path / "model.gguf", {}, architecture=name)
+    with pytest.raises(UnsupportedModel, match=f"'{name}' is not supported: it is a ") as error:
+        open_gguf(path)
+    assert "\n" not in str(error.value)
+
+
+def test_refused_architectures_are_known_by_llama_cpp_and_not_here():
+    assert set(gguf.MODEL_ARCH_NAMES.values()) >= WHAT.keys()
+    assert not WHAT.keys() & ARCHITECTURES.keys()
 
 
 def test_a_number_beside_a_matrix_multiplies_it(tmp_path):

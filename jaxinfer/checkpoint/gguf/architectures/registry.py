@@ -26,6 +26,7 @@ from jaxinfer.checkpoint.gguf.architectures.llama_relatives import LLAMA_RELATIV
 from jaxinfer.checkpoint.gguf.architectures.minicpm3 import MINICPM3
 from jaxinfer.checkpoint.gguf.architectures.mistral3 import MISTRAL3
 from jaxinfer.checkpoint.gguf.architectures.mixtures import GRANITE_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
+from jaxinfer.checkpoint.gguf.architectures.namesakes import NAMESAKES
 from jaxinfer.checkpoint.gguf.architectures.olmo2 import OLMO2
 from jaxinfer.checkpoint.gguf.architectures.phi2 import PHI2
 from jaxinfer.checkpoint.gguf.architectures.phi3 import PHI3
@@ -43,7 +44,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             *(QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GPT_OSS, DEEPSEEK2),
             *(FALCON, GPT_NEOX, STARCODER, APERTUS, EXAONE4, LLAMA4, QWEN2_VL, QWEN3_VL, GRANITE_HYBRID),
             *(*LLAMA_RELATIVES, *GROUPED_MIXTURES, BLOOM, MPT),
-            *(*FURTHER_MIXTURES, MISTRAL3, QWEN3_VL_MOE, BITNET, MINICPM3),
+            *(*FURTHER_MIXTURES, MISTRAL3, QWEN3_VL_MOE, BITNET, MINICPM3, *NAMESAKES),
             *(OLMO2, SMOLLM3, GRANITE, GLM4, STABLELM, STARCODER2, COMMAND_R, COHERE2),
         )
     }
