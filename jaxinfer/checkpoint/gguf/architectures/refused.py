@@ -26,12 +26,13 @@ _VISION = """
     chameleon clip cogvlm gemma3n gemma4 hunyuan_vl paddleocr wavtokenizer-dec
 """
 _OTHERS = """
-    gptj jais maincoder plamo plamo3 plm refact
+    jais maincoder plamo plamo3 plm refact
 """
 
 WHAT: Mapping[str, str] = MappingProxyType(
     {
         "glm-dsa": "a model whose attention chooses among earlier tokens",
+        "gptj": "a name for which llama.cpp has no model: load the Hugging Face folder",
         "t5": "a model with an encoder and a decoder",
         **dict.fromkeys(_EXPERTS.split(), "a mixture of experts of another kind"),
         **dict.fromkeys(_LINEAR.split(), "a model with linear attention or convolutions"),
