@@ -61,15 +61,16 @@ def place_tensors(
 ) -> dict[str, StoredTensor]:
     """Return the file's tensors by their Hugging Face names; raises UnsupportedModel for an unknown tensor."""
     placed: dict[str, StoredTensor] = {}
-    scales = {
-        f"{match[1]}.weight": _number(origin, name, entry)
-        for name, entry in entries.items()
-        if (match := _SCALE.fullmatch(name)) and match[2] in architecture.scaled
-    }
+    scales: dict[str, float] = {}
+    for name, entry in entries.items():
+        match = _SCALE.fullmatch(name)
+        if match is not None and match[2] in architecture.scaled:
+            scales[f"{match[1]}.weight"] = _number(origin, name, entry)
     for name in scales.keys() - entries.keys():
         raise InvalidCheckpoint(f"{origin}: tensor {quote(name)} is missing beside its scale; convert the model again")
     for name, entry in entries.items():
-        if name in architecture.rope_divisors or name.removesuffix(".scale") + ".weight" in scales:
+        is_scale = name.endswith(".scale") and f"{name.removesuffix('.scale')}.weight" in scales
+        if is_scale or name in architecture.rope_divisors:
             continue
         for hf_name, stored in _place(origin, name, entry, architecture, config):
             if hf_name in placed:
