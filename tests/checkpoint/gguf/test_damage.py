@@ -119,7 +119,7 @@ def test_junk_after_the_magic_is_refused(scratch, junk):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory) -> bytes:
-    """Return a file whose attention matrices are stored in all types in turn."""
+    """Return a file whose matrices are stored in all types in turn."""
     kinds = [gguf.GGMLQuantizationType[name] for name in SUPPORTED_TYPES]
     blocks = {}
     for layer in range(files.LAYERS):
@@ -127,6 +127,8 @@ def mixed(tmp_path_factory) -> bytes:
             kind = kinds[(7 * layer + index) % len(kinds)]
             rows = (files.KV_HEADS if part == "attn_k" else files.HEADS) * files.HEAD_DIM
             blocks[f"blk.{layer}.{part}.weight"] = (files.random_blocks((rows, 256), kind), kind)
+    for name, kind in zip(("token_embd", "output"), kinds[len(blocks) :], strict=True):
+        blocks[f"{name}.weight"] = (files.random_blocks((files.VOCAB, 256), kind), kind)
     keys = {"llama.embedding_length": 256, "llama.attention.key_length": files.HEAD_DIM}
     keys["llama.attention.value_length"] = files.HEAD_DIM
     path = tmp_path_factory.mktemp("mixed") / "m.gguf"

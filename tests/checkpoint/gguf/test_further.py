@@ -8,7 +8,7 @@ import pytest
 import jaxinfer
 from jaxinfer.checkpoint.gguf.architectures.refused import WHAT
 from jaxinfer.checkpoint.gguf.architectures.registry import ARCHITECTURES
-from jaxinfer.checkpoint.gguf.file import open_gguf
+from jaxinfer.checkpoint.gguf.file import GGUFTensors, open_gguf
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
 from jaxinfer.models.families.registry import decoder_config
 from tests.checkpoint.gguf import further
@@ -92,7 +92,7 @@ def test_what_no_model_has_is_refused_by_name(tmp_path, name, changes, named):
 
 
 def test_factors_that_the_first_files_of_minicpm_do_not_have_are_those_of_its_2b(tmp_path):
-    changes = dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"))
+    changes = {"embedding_scale": None, "residual_scale": None, "logit_scale": None}
     path, *_ = write(tmp_path / "model.gguf", "granite as minicpm", changes)
     config = decoder_config(open_gguf(path).config)
     found = config.embedding_scale, config.residual_scale, config.logit_scale
@@ -120,6 +120,7 @@ def test_a_number_beside_a_matrix_multiplies_it(tmp_path):
         for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "o_proj")):
             name = f"model.layers.{layer}.self_attn.{theirs}.weight"
             np.testing.assert_array_equal(tensors.read(name, np.dtype(np.float32)), block["attention"][ours]["kernel"])
+    assert isinstance(tensors, GGUFTensors)
     assert tensors.stored_dtype("model.layers.0.self_attn.q_proj.weight") == np.float32
 
 

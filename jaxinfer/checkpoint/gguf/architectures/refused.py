@@ -25,6 +25,9 @@ _UNEVEN = """
 _VISION = """
     chameleon clip cogvlm gemma3n gemma4 hunyuan_vl paddleocr wavtokenizer-dec
 """
+_WITHOUT_FILES = """
+    gptj
+"""
 _OTHERS = """
     jais maincoder plamo plamo3 plm refact
 """
@@ -32,7 +35,6 @@ _OTHERS = """
 WHAT: Mapping[str, str] = MappingProxyType(
     {
         "glm-dsa": "a model whose attention chooses among earlier tokens",
-        "gptj": "a name for which llama.cpp has no model: load the Hugging Face folder",
         "t5": "a model with an encoder and a decoder",
         **dict.fromkeys(_EXPERTS.split(), "a mixture of experts of another kind"),
         **dict.fromkeys(_LINEAR.split(), "a model with linear attention or convolutions"),
@@ -41,6 +43,9 @@ WHAT: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(_DIFFUSION.split(), "a model that writes all tokens of a text at once"),
         **dict.fromkeys(_UNEVEN.split(), "a model whose layers have different numbers of heads"),
         **dict.fromkeys(_VISION.split(), "a model of images or sound beside text"),
+        **dict.fromkeys(
+            _WITHOUT_FILES.split(), "a name for which llama.cpp has no model: load the Hugging Face folder"
+        ),
         **dict.fromkeys(_OTHERS.split(), "a decoder of another kind"),
     }
 )
