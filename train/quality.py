@@ -1,12 +1,13 @@
 """``python -m train.quality``: the quality of a model's answers, and a strategy's tokens per step.
 
 Training a model together with its drafter changes the model. This measures the effect on tasks with known answers.
-Answers are greedy. They are scored by *exact match*, where runs of blanks count as one, and by ROUGE-1, -2 and -L (Lin
-2004; F-measures of stemmed words, the best of all references).
+Answers are greedy. They are scored by *exact match*, where runs of blanks count as one, and by ROUGE-1, -2, -L and
+-LSum (Lin 2004; F-measures of stemmed words, the best of all references; LSum compares sentence by sentence).
 """
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,8 @@ from train.data.target_texts import encode_prompt
 from train.loop.progress import step_progress
 from train.texts.records import Record, RecordWriter, read_records
 
-_ROUGE = ("rouge1", "rouge2", "rougeL")
+_ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_SENTENCE_ENDS = re.compile(r"(?<=[.!?]) ")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Judged:
     rouge1: float
     rouge2: float
     rougeL: float
+    rougeLsum: float
     tokens: int
     steps: int
 
@@ -121,7 +124,8 @@ def build_scorer() -> Any:
 def judge(scorer: Any, result: GenerationResult, references: Sequence[str], category: str) -> Judged:
     """Compare an answer with its references."""
     text = " ".join(result.text.split())
-    scores = scorer.score_multi(references, text)
+    by_sentence = [_SENTENCE_ENDS.sub("\n", " ".join(one.split())) for one in (text, *references)]
+    scores = scorer.score_multi(by_sentence[1:], by_sentence[0])
     return Judged(
         category,
         float(text in {" ".join(one.split()) for one in references}),
@@ -150,7 +154,7 @@ def _means(group: Sequence[Judged]) -> dict[str, float]:
 
 def describe(figures: Mapping[str, Any]) -> str:
     """Return the figures as a table."""
-    head = f"{'':16} {'answers':>8} {'exact':>7} {'R-1':>7} {'R-2':>7} {'R-L':>7} {'tokens a step':>14}"
+    head = f"{'':16} {'answers':>8} {'exact':>7} {'R-1':>7} {'R-2':>7} {'R-L':>7} {'R-LSum':>7} {'tokens a step':>14}"
     rows = [
         f"{name or '(none)':16.16} {means['answers']:8.0f} "
         + " ".join(f"{100 * means[key]:6.1f}%" for key in ("exact", *_ROUGE))

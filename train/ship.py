@@ -7,7 +7,6 @@ it: the model's own prompts 8 minutes, answers 70, hidden states 50, heads 27, t
 
 import argparse
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from pathlib import Path
 
 from jaxinfer.checkpoint.drafters.shipped import DRAFTERS
 from jaxinfer.checkpoint.new_folder import new_folder
-from jaxinfer.errors import JaxinferError
 from jaxinfer.model_loading import DEFAULT_MODEL
-from train.command import EXIT_INTERRUPTED, run_command
+from train.command import run_command
 from train.data.self_prompts import CATEGORY
+from train.recipe import call
 from train.texts.records import read_records
 
 ASKED = ("train.prompts", "--count", "4000", "--seed", "0")
@@ -46,10 +45,6 @@ SOURCES = {
     "chat": "tasks and questions of this project's own",
     CATEGORY: "that the model wrote itself, as `python -m train.data prompts` draws them",
 }
-
-
-class StepFailed(JaxinferError, RuntimeError):
-    """A command of the recipe failed and has printed its error."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,23 +79,6 @@ def run(options: argparse.Namespace) -> int:
     ship(work / "heads_run" / "heads", place / "heads", "heads", [answers, self_answers])
     ship(work / "streams_run" / "streams", place / "streams", "streams", [answers])
     return 0
-
-
-def call(command: str, *arguments: object) -> None:
-    """Run a command of this package; an interrupted one gets all the time it needs to save."""
-    told = [sys.executable, "-m", command, *map(str, arguments)]
-    print(" ".join(told[1:]), file=sys.stderr)
-    process = subprocess.Popen(told)
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:  # the command got the signal too
-            continue
-    if code == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
-        raise StepFailed(f"{command} ended with exit code {code}; the same command goes on from there")
 
 
 def describe_data(answers: Sequence[Path]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxinfer.checkpoint.drafters.shipped import DRAFTERS
 from jaxinfer.model_loading import DEFAULT_MODEL
-from train import medusa, prompts, ship
+from train import medusa, prompts, recipe, ship
 from train.arguments import identity
 from train.data import __main__ as data
 from train.streams import __main__ as streams
@@ -100,10 +100,10 @@ def test_an_interrupted_step_may_end_in_its_own_time_and_a_mistake_is_told(tmp_p
     killer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
     killer.start()
     with pytest.raises(KeyboardInterrupt):
-        ship.call("step", tmp_path / "saved", 130)
+        recipe.call("step", tmp_path / "saved", 130)
     assert (tmp_path / "saved").read_text() == "all of it"
-    with pytest.raises(ship.StepFailed, match="step ended with exit code 2; the same command goes on"):
-        ship.call("step", tmp_path / "saved", 2)
+    with pytest.raises(recipe.StepFailed, match="step ended with exit code 2; the same command goes on"):
+        recipe.call("step", tmp_path / "saved", 2)
 
 
 STEP = """
