@@ -14,10 +14,17 @@ from types import MappingProxyType, ModuleType
 from jaxinfer.bench.chart_file import check_chart, save_chart
 from jaxinfer.bench.columns import align
 from train.command import run_command
-from train.talks import break_even, streams, tree_size, two_models
+from train.talks import bits, break_even, static_continuous, streams, tree_size, two_models
 
 TABLES: Mapping[str, ModuleType] = MappingProxyType(
-    {"streams": streams, "two-models": two_models, "break-even": break_even, "tree-size": tree_size}
+    {
+        "streams": streams,
+        "two-models": two_models,
+        "break-even": break_even,
+        "tree-size": tree_size,
+        "static-continuous": static_continuous,
+        "bits": bits,
+    }
 )
 
 

@@ -77,6 +77,24 @@ def told(monkeypatch):
         calls.append((command, words))
         if words[:2] == ["bench", "acceptance"]:
             to.write_text(json.dumps(dataclasses.asdict(acceptance(parse(words)))))
+        elif words[:2] == ["bench", "throughput"]:
+            loads = [
+                {"kind": kind, "size": size, "spread": spread, "tokens_per_second": speed * size * (1 + spread)}
+                for size in (2.0, 4.0)
+                for spread in (0.0, 1.0)
+                for kind, speed in (("static", 3.0 / (1 + spread)), ("clients", 4.5))
+            ]
+            about = {"model": "toy", "dtype": "float32", "max_new_tokens": 8, "repeats": 1}
+            to.write_text(json.dumps({**about, "loads": loads}))
+        elif words[:2] == ["bench", "quality"]:
+            width = int(re.search(r"width_(\d+)", words[words.index("--model") + 1])[1])
+            weights, others = 25 * width**2, 1000 * width
+            forms = [{"weights": "as they are", "num_bytes": others + 4 * weights, "perplexity": 320 / width}]
+            for bits in (2, 4):
+                size = others + weights * (bits + 1) // 8
+                grown = {2: 8, 4: 1.25}[bits] * 320 / width
+                forms.append({"weights": f"{bits} bits:group=32", "num_bytes": size, "perplexity": grown})
+            to.write_text(json.dumps({"results": forms}))
         elif words[:1] == ["plan"]:
             to.write_text('{"speculation": {"cost": 1.5}}')
         elif command == "train.quality":
@@ -84,7 +102,12 @@ def told(monkeypatch):
         elif command == "train.data":
             Path(words[words.index("--out") + 1]).write_text("{}\n")
         else:
-            part = {"train.distill": "draft", "train.medusa": "heads", "train.streams": "streams"}[command]
+            part = {
+                "train.distill": "draft",
+                "train.medusa": "heads",
+                "train.streams": "streams",
+                "train.layerskip": "model",
+            }[command]
             folder = Path(words[words.index("--out") + 1]) / part
             folder.mkdir(parents=True)
             (folder / "streams.json").write_text('{"model_dim": 8, "vocab_size": 64}')
@@ -187,6 +210,40 @@ def test_the_size_of_trees_is_drawn_here_and_on_a_chip(data, told, tmp_path):
     assert [row["tpu_speed_up"] for row in table["rows"]] == [1.0] * 3
     planned = [words[words.index("--strategy") + 1] for _, words in told if words[0] == "plan"]
     assert planned == ["streams:tree=1.1.1", "streams:tree=3.3.3", "streams:tree=3.3.3,keep_nodes=5"]
+
+
+def test_batching_is_compared_at_each_batch_and_spread(data, told, tmp_path):
+    same = ("--work", tmp_path / "work", "--data", data, "--at-once", 2, 4, "--spread", 0, 1)
+    assert make("static-continuous", *same) == 0
+    found = json.loads((tmp_path / "work" / "static-continuous.json").read_text())["rows"]
+    assert [(row["at_once"], row["spread"]) for row in found] == [(2, 0), (2, 1), (4, 0), (4, 1)]
+    assert [row["ratio"] for row in found] == pytest.approx([1.5, 3.0] * 2)
+
+
+def test_models_of_a_family_are_compared_at_equal_bits_of_their_matrices(data, told, tmp_path):
+    """A model of width 64 in 4 bits (and one for scales) takes less than one of 32 in floats, and is better."""
+    like = tmp_path / "like"
+    like.mkdir()
+    (like / "config.json").write_text('{"vocab_size": 258, "hidden_size": 8}')
+    (like / "tokenizer.json").write_text("{}")
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 50)
+    same = ("--work", tmp_path / "work", "--like", like, "--text", text)
+    assert make("bits", *same, "--widths", 32, 64, "--bits", 2, 4) == 0
+    table = json.loads((tmp_path / "work" / "bits.json").read_text())
+    weights = {32: 25 * 32**2, 64: 25 * 64**2}
+    found = {(row["width"], row["bits"]): row for row in table["rows"]}
+    assert {of: row["total_bits"] for of, row in found.items()} == {
+        (width, bits): weights[width] * bits for width in weights for bits in (3, 5, 32)
+    }
+    least, *_, most = table["budgets"]
+    assert (most["width"], most["bits"]) == (64, 32)
+    assert least["perplexity"] == 12.5 == found[32, 5]["perplexity"]
+    begun = json.loads((tmp_path / "work" / "begun_64_3" / "config.json").read_text())
+    assert (begun["hidden_size"], begun["num_attention_heads"], begun["vocab_size"]) == (64, 4, 258)
+    learned, judged = ((tmp_path / "work" / name).read_text() for name in ("learned.txt", "judged.txt"))
+    assert learned + judged == text.read_text()
+    assert make("bits", *same, "--widths", 40) == 2
 
 
 def test_parameters_are_those_on_disk_without_scales():
