@@ -1,7 +1,7 @@
-"""``python -m train.data``: creates training data, by one of three commands.
+"""``python -m train.data``: creates training data, by one of four commands.
 
-``prompts`` lets a chat model write prompts, ``distill`` lets a model answer prompts, ``task`` writes tasks with
-answers.
+``prompts`` lets a chat model write prompts, ``distill`` lets a model answer prompts, ``best`` keeps the best answers,
+``task`` writes tasks with answers.
 """
 
 import argparse
@@ -10,13 +10,14 @@ import sys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of ``python -m train.data``."""
-    from train.data import self_prompts, target_texts
+    from train.data import best_answers, self_prompts, target_texts
     from train.data import tasks as task_data
 
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, module, summary in (
         ("prompts", self_prompts, "let a chat model write prompts; an interrupted run goes on"),
         ("distill", target_texts, "let a model answer prompts, as training targets; an interrupted run goes on"),
+        ("best", best_answers, "keep the best share of a model's answers, by their likelihood or by checks"),
         ("task", task_data, "write tasks with known answers, from public data sets"),
     ):
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

@@ -14,7 +14,7 @@ from types import MappingProxyType, ModuleType
 from jaxinfer.bench.chart_file import check_chart, save_chart
 from jaxinfer.bench.columns import align
 from train.command import run_command
-from train.talks import bits, break_even, static_continuous, streams, tree_size, two_models
+from train.talks import bits, break_even, distil, static_continuous, streams, tree_size, two_models
 
 TABLES: Mapping[str, ModuleType] = MappingProxyType(
     {
@@ -24,6 +24,7 @@ TABLES: Mapping[str, ModuleType] = MappingProxyType(
         "tree-size": tree_size,
         "static-continuous": static_continuous,
         "bits": bits,
+        "distil": distil,
     }
 )
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,8 @@ from jaxinfer.checkpoint.drafters.streams import write_streams
 from jaxinfer.cli.main import main
 from jaxinfer.models.drafters.streams import StreamsConfig
 from tests.models.drafters.dense_streams import random_streams
-from tests.toys import fable
+from tests.toys import TINY_LLAMA, fable
+from tests.train.fables import write_fables
 from tests.train.talks.test_tables import E2E
 from train import recipe
 from train.command import run_command
@@ -20,7 +22,7 @@ SQL = [{"text": f"{line[:20]}\nA: {line[20:]}"} for line in fable(24, seed=4).sp
 
 
 @pytest.fixture
-def make(monkeypatch, tmp_path, trained_folder):
+def make(monkeypatch, tmp_path):
     """Return a function that makes a table of the toy, with all its commands in this process."""
 
     def call(command, *words, to=None):
@@ -58,20 +60,21 @@ def make(monkeypatch, tmp_path, trained_folder):
 
 
 @pytest.fixture
-def measured(tmp_path, trained_folder):
-    """Return what measured tables are told: the toy, its data and one prompt a task."""
-    same = ("--model", trained_folder, "--data", tmp_path / "data", "--prompts", 1, "--repeats", 1)
-    return (*same, "--max-new-tokens", 12)
+def measured(tmp_path, request):
+    """Return what measured tables are told: a toy, which a wide test has no time to train, its data and one prompt."""
+    is_wide = request.node.get_closest_marker("slow")
+    toy = request.getfixturevalue("tiny_llama_folder")() if is_wide else request.getfixturevalue("trained_folder")
+    return "--model", toy, "--data", tmp_path / "data", "--prompts", 1, "--repeats", 1, "--max-new-tokens", 12
 
 
 @pytest.mark.slow
-def test_trees_of_any_size_are_measured_pruned_and_not(make, measured, tmp_path, trained_model):
+def test_trees_are_measured_pruned_and_not(make, measured, tmp_path):
     shape = StreamsConfig(num_streams=2, num_layers=1, rank=4, exit_rank=5)
-    width = trained_model.config.model_dim
-    write_streams(tmp_path / "streams", shape, random_streams(width, 2), trained_model.config)
-    words = ("--depth", 2, "--k", 1, 2, "--keep", 3, "--streams", tmp_path / "streams", "--topology", "none")
+    config = replace(TINY_LLAMA, vocab_size=258)
+    write_streams(tmp_path / "streams", shape, random_streams(config.model_dim, 2), config)
+    words = ("--depth", 2, "--k", 2, "--keep", 3, "--streams", tmp_path / "streams", "--topology", "none")
     table = make("tree-size", *measured, *words, "--tasks", "sql")
-    assert [(row["k"], row["keep"], row["nodes"]) for row in table["rows"]] == [(1, 0, 3), (2, 0, 7), (2, 3, 7)]
+    assert [(row["k"], row["keep"], row["nodes"]) for row in table["rows"]] == [(2, 0, 7), (2, 3, 7)]
     assert all(1 <= row["tokens_per_step"] <= 3 and row["speed_up"] > 0 for row in table["rows"])
 
 
@@ -84,6 +87,32 @@ def test_drafters_are_trained_measured_and_priced(make, measured):
     assert rows["itself in int8"]["target_calls"] < rows["plain"]["target_calls"]
     assert rows["distilled, 1 layers"]["draft_calls"] == 4 * rows["distilled, 1 layers"]["target_calls"]
     assert len(make("break-even")["points"]) == 4
+
+
+@pytest.mark.exhaustive
+def test_streams_are_trained_by_layers_beside_heads(make, measured, trained_folder, tmp_path):
+    same = ("--model", trained_folder, "--data", write_fables(tmp_path), "--epochs", 1, "--held-out", 0.1)
+    recipe.call("train.medusa", *same, "--heads", 2, "--out", tmp_path / "heads")
+    shape = ("--layers", 1, "--streams", 2, "--row-length", 128, "--positions", 32)
+    recipe.call("train.streams", *same, *shape, "--out", tmp_path / "streams")
+    named = ("--medusa", f"medusa:heads={tmp_path / 'heads' / 'heads'}")
+    named += ("--streams", f"streams:heads={tmp_path / 'streams' / 'streams'}")
+    learned = ("--texts", 24, "--epochs", 2, "--tasks", "sql", "--layers", 1, "--adapter-rank", 2)
+    table = make("streams", *measured, *learned, *named)
+    marks = [row["marks"] for row in table["tasks"][0]["rows"]]
+    assert marks[0] == marks[1] == marks[2]
+    assert table["parameters"]["streams"]["formula"] == 20 * 48
+    assert [row["name"] for row in table["ablation"]["rows"]] == ["Medusa", "streams, 1"]
+
+
+@pytest.mark.exhaustive
+def test_students_learn_by_divergence_share_and_filtered_data(make, trained_folder):
+    small = ("--texts", 32, "--max-new-tokens", 40, "--length", 64, "--epochs", 4, "--eval-every", 4)
+    words = ("--divergences", "forward_kl", "total_variation", "--on-policy", 0, 0.5, "--student-layers", 1)
+    found = make("distil", "--model", trained_folder, *words, *small)["rows"]
+    assert [(row["data"], row["on_policy"]) for row in found[:4]] == [("all", 0), ("all", 0.5)] * 2
+    assert [row["data"] for row in found[4:]] == ["half by first", "half by likelihood", "half by checks"]
+    assert all(0 < row["acceptance"] < 1 and row["curve"] for row in found)
 
 
 @pytest.mark.exhaustive
