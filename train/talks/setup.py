@@ -2,10 +2,12 @@
 
 import argparse
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from jaxinfer.bench.acceptance.measure import AcceptanceReport
 from jaxinfer.bench.acceptance.stored import read_report
+from jaxinfer.bench.acceptance.tally import Tally
 from jaxinfer.errors import InvalidOption
 from jaxinfer.model_loading import DEFAULT_MODEL
 from train import recipe
@@ -89,14 +91,29 @@ def test_prompts(options: argparse.Namespace, task: str) -> Path:
     return write_test_prompts(data_folder(options), task, options.prompts, out)
 
 
-def measure(
-    options: argparse.Namespace, task: str, strategies: list[str], node_counts: tuple[int, ...] = (1,)
-) -> AcceptanceReport:
-    """Return what strategies gain on a task's test prompts, one at a time, by ``jaxinfer bench acceptance``."""
-    words: list[object] = ["bench", "acceptance", *model_words(options), "--prompts", test_prompts(options, task)]
-    words += ["--chat", "--batch", 1, "--max-new-tokens", options.max_new_tokens, "--repeats", options.repeats]
+class Measured(NamedTuple):
+    """What strategies gain on each task, by task and strategy; ``costs`` are those of steps by their nodes."""
+
+    tasks: Mapping[str, Mapping[str, Tally]]
+    costs: Mapping[int, float]
+
+
+def measure(options: argparse.Namespace, strategies: Sequence[str], node_counts: Sequence[int] = (1,)) -> Measured:
+    """Return what strategies gain on the tasks' test prompts, one at a time, by ``jaxinfer bench acceptance``."""
+    tasks = list(dict.fromkeys(options.tasks))
+    prompts = options.work / f"{'_'.join(tasks)}_{options.prompts}_prompts.jsonl"
+    parts = [test_prompts(options, task).read_text(encoding="utf-8") for task in tasks]
+    prompts.write_text("".join(parts), encoding="utf-8")
+    words: list[object] = ["bench", "acceptance", *model_words(options), "--prompts", prompts, "--chat", "--batch", 1]
+    words += ["--max-new-tokens", options.max_new_tokens, "--repeats", options.repeats]
     words += ["--nodes", ",".join(map(str, node_counts)), "--json", "--strategies", *strategies]
-    return read_report(stored(options, f"acceptance_{task}", "jaxinfer", *words))
+    (batch,) = read_report(stored(options, "acceptance", "jaxinfer", *words)).batches
+    found = {
+        # Without several categories there are no tallies of them.
+        task: {one.strategy: one.categories.get(task, one.overall) for one in batch.strategies}
+        for task in tasks
+    }
+    return Measured(found, batch.costs)
 
 
 def answers(options: argparse.Namespace) -> Path:

@@ -65,9 +65,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
     folders = {name: _folder(options.model, specs[name]) for name in ("Medusa", "streams")}
     width, vocab = _sizes(folders["streams"])
     tasks = []
-    for task in options.tasks:
-        report = measure(options, task, [options.medusa, options.streams])
-        found = {one.strategy: one.overall for one in report.batches[0].strategies}
+    for task, found in measure(options, [options.medusa, options.streams]).tasks.items():
         rows = [
             {
                 "name": name,
@@ -78,7 +76,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
             }
             for name, spec in specs.items()
         ]
-        tasks.append({"task": task, "prompts": report.prompts, "rows": rows})
+        tasks.append({"task": task, "prompts": options.prompts, "rows": rows})
     parameters = {
         "Medusa": {"own": num_parameters(folders["Medusa"]), "formula": medusa_parameters(vocab, width)},
         "streams": {"own": num_parameters(folders["streams"]), "formula": stream_parameters(width)},
@@ -137,9 +135,7 @@ def _ablation(options: argparse.Namespace) -> dict[str, Any] | None:
     rows = [
         {"name": name, "parameters": num_parameters(made[name]), "call_reduction": {}, "speed_up": {}} for name in specs
     ]
-    for task in options.tasks:
-        report = measure(options, task, list(specs.values()))
-        found = {one.strategy: one.overall for one in report.batches[0].strategies}
+    for task, found in measure(options, list(specs.values())).tasks.items():
         for row in rows:
             tally = found[specs[row["name"]]]
             row["call_reduction"][task], row["speed_up"][task] = tally.tokens_per_step, tally.speed_up

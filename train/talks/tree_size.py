@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.bench.acceptance.measure import AcceptanceReport
 from train.command import number
-from train.talks.setup import add_measuring_arguments, measure, stored
+from train.talks.setup import Measured, add_measuring_arguments, measure, stored
 
 SUMMARY = "the speed-up of streams by k of the top-k tree, with and without pruning"
 _DEPTH = 3
@@ -43,11 +42,11 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
     """Measure all trees on all tasks, and return the table."""
     ks = sorted(set(options.k))
     specs = {(k, keep): _spec(options, k, keep) for k in ks for keep in _kept(options, k)}
-    reports = {task: measure(options, task, list(dict.fromkeys(specs.values()))) for task in options.tasks}
+    measured = measure(options, list(dict.fromkeys(specs.values())))
     costs = {} if options.topology == "none" else {of: _cost(options, *of) for of in specs}
     rows = []
     for (k, keep), spec in specs.items():
-        gained, pace = _mean_of(reports, spec)
+        gained, pace = _mean_of(measured, spec)
         cost = costs.get((k, keep))
         row = {"k": k, "keep": keep, "nodes": 1 + sum(k**depth for depth in range(1, options.depth + 1))}
         row |= {"tokens_per_step": pace, "speed_up": gained, "tpu_cost": cost}
@@ -68,13 +67,11 @@ def _spec(options: argparse.Namespace, k: int, keep: int, *, is_planned: bool = 
     return f"streams:tree={'.'.join([str(k)] * options.depth)}{folder}{kept}"
 
 
-def _mean_of(reports: Mapping[str, AcceptanceReport], spec: str) -> tuple[float, float]:
+def _mean_of(measured: Measured, spec: str) -> tuple[float, float]:
     """Return the speed-up and the tokens a step of a strategy over all tasks' tokens."""
     tokens = steps = seconds = plain = 0.0
-    for report in reports.values():
-        (batch,) = report.batches
-        by_name = {one.strategy: one.overall for one in batch.strategies}
-        own, baseline = by_name[spec], by_name["autoregressive"]
+    for found in measured.tasks.values():
+        own, baseline = found[spec], found["autoregressive"]
         tokens, steps = tokens + own.tokens, steps + own.steps
         seconds += own.tokens / (own.tokens_per_second or 1)
         plain += own.tokens / (baseline.tokens_per_second or 1)

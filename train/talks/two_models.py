@@ -51,15 +51,14 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
     if options.student_layers != "0":
         spec = f"draft_model:model={distilled(options)},num_draft_tokens={options.drafts}"
         strategies[spec] = "draft model", f"distilled, {options.student_layers} layers"
+    # The cost of a step with gamma + 1 nodes is what a verification of the drafts takes.
+    nodes = 1 + options.drafts
+    measured = measure(options, [spec for spec in strategies if spec != _PLAIN], (1, nodes))
     tasks = []
-    for task in options.tasks:
-        # The costs of a step with gamma + 1 nodes: what a verification of the drafts takes.
-        nodes = 1 + options.drafts
-        report = measure(options, task, [spec for spec in strategies if spec != _PLAIN], (1, nodes))
-        (batch,) = report.batches
-        found = {one.strategy: one.overall for one in batch.strategies}
+    for task, found in measured.tasks.items():
         rows = [row(spec, *strategies[spec], found[spec]) for spec in strategies]
-        tasks.append({"task": task, "prompts": report.prompts, "verify_cost": batch.costs[nodes], "rows": rows})
+        prompts = found[_PLAIN].prompts
+        tasks.append({"task": task, "prompts": prompts, "verify_cost": measured.costs[nodes], "rows": rows})
     learned = {"texts": options.texts, "epochs": options.epochs, "max_new_tokens": options.max_new_tokens}
     return {"model": options.model, "dtype": options.dtype, "drafts": options.drafts, **learned, "tasks": tasks}
 
