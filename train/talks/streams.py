@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stream layers of the ablation; 0: no ablation (default: 1 2 4 8)",
     )
     parser.add_argument("--adapter-rank", metavar="R", type=whole, default=7, help="of streams (default: %(default)s)")
-    add_learning_arguments(parser, epochs=2)
+    add_learning_arguments(parser, epochs=2.0)
 
 
 def build(options: argparse.Namespace) -> dict[str, Any]:
@@ -72,11 +72,10 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
                 "strategy": spec,
                 "speed_up": found[spec].speed_up,
                 "call_reduction": found[spec].tokens_per_step,
-                "marks": _marks(options, task, spec),
             }
             for name, spec in specs.items()
         ]
-        tasks.append({"task": task, "prompts": options.prompts, "rows": rows})
+        tasks.append({"task": task, "prompts": options.prompts, "marks": _marks(options, task), "rows": rows})
     parameters = {
         "Medusa": {"own": num_parameters(folders["Medusa"]), "formula": medusa_parameters(vocab, width)},
         "streams": {"own": num_parameters(folders["streams"]), "formula": stream_parameters(width)},
@@ -104,12 +103,12 @@ def _sizes(streams: Path) -> tuple[int, int]:
     return description["model_dim"], description["vocab_size"]
 
 
-def _marks(options: argparse.Namespace, task: str, spec: str) -> dict[str, float] | None:
-    """Return how good the answers to a task are that has right ones."""
+def _marks(options: argparse.Namespace, task: str) -> dict[str, float] | None:
+    """Return how good answers to a task are, if it has right ones; no drafter of a frozen model changes any."""
     path = test_prompts(options, task)
     if "references" not in json.loads(path.read_text(encoding="utf-8").partition("\n")[0]):
         return None
-    words: list[object] = [*model_words(options), "--data", path, "--strategy", spec, "--json"]
+    words: list[object] = [*model_words(options), "--data", path, "--json"]
     found = stored(options, f"quality_{task}", "train.quality", *words, "--max-new-tokens", options.max_new_tokens)
     overall = json.loads(found.read_bytes())["overall"]
     return {name: overall[name] for name in _MARKS}
@@ -149,7 +148,8 @@ def rows(table: Mapping[str, Any]) -> list[list[str]]:
         for one in task["rows"]:
             own = table["parameters"].get(one["name"])
             counts = ["", ""] if own is None else [f"{own['own']:,}", f"{own['formula']:,}"]
-            marks = ["", "", ""] if one["marks"] is None else [f"{100 * one['marks'][mark]:.1f}%" for mark in _MARKS]
+            own_marks = task["marks"]
+            marks = ["", "", ""] if own_marks is None else [f"{100 * own_marks[mark]:.1f}%" for mark in _MARKS]
             speed = "" if one["speed_up"] is None else f"{one['speed_up']:.2f}x"
             found.append([task["task"], one["name"], speed, f"{one['call_reduction']:.2f}", *marks, *counts])
     for one in (table["ablation"] or {"rows": []})["rows"]:

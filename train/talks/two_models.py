@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--student-layers", metavar="N", default="4", help="layers of the distilled model; 0 has none (default: 4)"
     )
     parser.add_argument("--length", metavar="T", type=whole, default=256, help="of its training rows (default: 256)")
-    add_learning_arguments(parser, epochs=1)
+    add_learning_arguments(parser, epochs=1.0)
 
 
 def build(options: argparse.Namespace) -> dict[str, Any]:
