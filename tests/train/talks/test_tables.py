@@ -170,6 +170,7 @@ def test_two_models_are_counted_and_priced_and_their_points_lie_on_the_equation(
     assert {point["task"] for point in even["points"]} == {"sql", "e2e"}
     (point,) = [one for one in even["points"] if one["task"] == "sql" and "layers" in one["drafter"]]
     assert (point["gamma"], point["zeta"], point["beta"]) == pytest.approx((4, 3.0, 1.5))
+    assert point["latency_ratio"] == pytest.approx((24 - 14) / 4 / 14)
     assert point["advantage"] == pytest.approx(small["ms"] / streams["ms"], rel=1e-9)
     for name in ("two-models", "break-even"):
         assert "</svg>" in (tmp_path / "out" / f"{name}.svg").read_text()
