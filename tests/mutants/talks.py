@@ -15,7 +15,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a verification of the drafts is priced as a plain step",
         "train/talks/break_even.py",
-        'target = step[plain["strategy"]] * task["verify_cost"]',
+        'target = step[plain["strategy"]] * max(1.0, task["verify_cost"])',
         'target = step[plain["strategy"]]',
         f"{_TESTS}::test_two_models_are_counted_and_priced_and_their_points_lie_on_the_equation",
     ),

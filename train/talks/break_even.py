@@ -121,8 +121,9 @@ def points_of(task: Mapping[str, Any]) -> list[Point]:
         if row["kind"] != "draft model":
             continue
         gamma = row["draft_calls"] / row["target_calls"]
-        # What a step takes beside its drafts is a pass of the target over gamma + 1 tokens.
-        target = step[plain["strategy"]] * task["verify_cost"]
+        # What a step takes beside its drafts is a pass of the target over gamma + 1 tokens, no less than over one; on a
+        # busy machine the costs, which are timed apart, may say less.
+        target = step[plain["strategy"]] * max(1.0, task["verify_cost"])
         draft = max((step[row["strategy"]] - target) / gamma, 1e-3 * target)
         stream = step[streams["strategy"]]
         tokens = row["tokens_per_call"], streams["tokens_per_call"]

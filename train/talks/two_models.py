@@ -56,7 +56,8 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
     measured = measure(options, [spec for spec in strategies if spec != _PLAIN], (1, nodes))
     tasks = []
     for task, found in measured.tasks.items():
-        rows = [row(spec, *strategies[spec], found[spec]) for spec in strategies]
+        # A table may be kept where the folder of the work is not.
+        rows = [row(spec.replace(f"{options.work}/", ""), *of, found[spec]) for spec, of in strategies.items()]
         prompts = found[_PLAIN].prompts
         tasks.append({"task": task, "prompts": prompts, "verify_cost": measured.costs[nodes], "rows": rows})
     learned = {"texts": options.texts, "epochs": options.epochs, "max_new_tokens": options.max_new_tokens}
