@@ -60,29 +60,27 @@ def make(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def measured(tmp_path, request):
-    """Return what measured tables are told: a toy, which a wide test has no time to train, its data and one prompt."""
-    is_wide = request.node.get_closest_marker("slow")
-    toy = request.getfixturevalue("tiny_llama_folder")() if is_wide else request.getfixturevalue("trained_folder")
-    return "--model", toy, "--data", tmp_path / "data", "--prompts", 1, "--repeats", 1, "--max-new-tokens", 12
+def measured(tmp_path):
+    """Return what measured tables are told besides the model: its data, and one prompt of each task."""
+    return "--data", tmp_path / "data", "--prompts", 1, "--repeats", 1, "--max-new-tokens", 12
 
 
 @pytest.mark.slow
-def test_trees_are_measured_pruned_and_not(make, measured, tmp_path):
+def test_trees_are_measured_pruned_and_not(make, measured, tmp_path, tiny_llama_folder):
     shape = StreamsConfig(num_streams=2, num_layers=1, rank=4, exit_rank=5)
     config = replace(TINY_LLAMA, vocab_size=258)
     write_streams(tmp_path / "streams", shape, random_streams(config.model_dim, 2), config)
     words = ("--depth", 2, "--k", 2, "--keep", 3, "--streams", tmp_path / "streams", "--topology", "none")
-    table = make("tree-size", *measured, *words, "--tasks", "sql")
+    table = make("tree-size", "--model", tiny_llama_folder(), *measured, *words, "--tasks", "sql")
     assert [(row["k"], row["keep"], row["nodes"]) for row in table["rows"]] == [(2, 0, 7), (2, 3, 7)]
     assert all(1 <= row["tokens_per_step"] <= 3 and row["speed_up"] > 0 for row in table["rows"])
 
 
 @pytest.mark.exhaustive
-def test_drafters_are_trained_measured_and_priced(make, measured):
+def test_drafters_are_trained_measured_and_priced(make, measured, tiny_llama_folder):
     learned = ("--texts", 24, "--epochs", 2, "--tasks", "sql", "e2e")
     bits = ("--bits", "int8", "--student-layers", 1, "--length", 512)
-    table = make("two-models", *measured, *learned, *bits, "--streams", "prompt_lookup")
+    table = make("two-models", "--model", tiny_llama_folder(), *measured, *learned, *bits, "--streams", "prompt_lookup")
     rows = {row["name"]: row for row in table["tasks"][0]["rows"]}
     assert rows["itself in int8"]["target_calls"] < rows["plain"]["target_calls"]
     assert rows["distilled, 1 layers"]["draft_calls"] == 4 * rows["distilled, 1 layers"]["target_calls"]
@@ -98,7 +96,7 @@ def test_streams_are_trained_by_layers_beside_heads(make, measured, trained_fold
     named = ("--medusa", f"medusa:heads={tmp_path / 'heads' / 'heads'}")
     named += ("--streams", f"streams:heads={tmp_path / 'streams' / 'streams'}")
     learned = ("--texts", 24, "--epochs", 2, "--tasks", "sql", "--layers", 1, "--adapter-rank", 2)
-    table = make("streams", *measured, *learned, *named)
+    table = make("streams", "--model", trained_folder, *measured, *learned, *named)
     assert 0 <= table["tasks"][0]["marks"]["exact"] <= 1
     assert table["parameters"]["streams"]["formula"] == 20 * 48
     assert [row["name"] for row in table["ablation"]["rows"]] == ["Medusa", "streams, 1"]
