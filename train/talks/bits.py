@@ -64,7 +64,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
     for width in dict.fromkeys(options.widths):
         begun = _describe_model(options, width)
         words: list[object] = ["--init", begun, "--data", learned, "--max-drop", 0, "--exit-scale", 0]
-        words += ["--rotate", max(1, options.layers - 1), "--length", options.length, "--batch-size", 16]
+        words += ["--rotate", options.layers, "--length", options.length, "--batch-size", 16]
         words += ["--learning-rate", _LEARNING_RATE, "--epochs", options.epochs, "--held-out", 0.02]
         model = trained(options, f"width_{width}", "model", "train.layerskip", *words)
         words = ["--model", model, "--text", judged, "--tokens", options.tokens, "--context", options.length]
