@@ -25,7 +25,7 @@ MEETINGS = [
 
 # What each family's weights are in every run. In the wide run they are others, once each; the rest is in the product.
 DTYPES = {"gemma2": "bfloat16", "opt": "float16", "gpt2": "float32"}
-WIDE = (("layerskip", "gemma2", "float32"), ("medusa", "opt", "bfloat16"), ("lookahead", "gpt2", "float16"))
+WIDE = (("medusa", "opt", "bfloat16"),)
 OTHER_DTYPES = [
     pytest.param(name, model, dtype, marks=pytest.mark.slow if (name, model, dtype) in WIDE else pytest.mark.exhaustive)
     for name in CASES
@@ -91,7 +91,7 @@ def test_texts_are_those_of_plain_decoding(covered, name):
     assert one.lm.programs.compilations == 2
 
 
-@pytest.mark.parametrize("name", [pytest.param("draft_model", marks=pytest.mark.slow), "prompt_lookup"])
+@pytest.mark.parametrize("name", [pytest.param("draft_model", marks=pytest.mark.exhaustive), "prompt_lookup"])
 def test_texts_of_single_rows_are_those_of_plain_decoding(covered, name):
     """What a strategy does in one row may depend on the others of a batch, and may not show."""
     one = covered(CASES[name].model)

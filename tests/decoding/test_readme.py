@@ -56,7 +56,7 @@ def run_to_its_end(lm: LanguageModel, requests: list[Request], strategy: Strateg
     return batch, batch.new_tokens()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_alone_and_in_a_sum_it_learns_the_same_table(lm, requests, plain, successors):
     """The other drafter is never right, so that the same nodes are verified, under other numbers."""
     texts = tuple((*asked.prompt, *row.tokens) for asked, row in zip(requests, plain))

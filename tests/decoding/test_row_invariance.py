@@ -54,6 +54,7 @@ def test_a_token_that_was_drawn_has_the_bits_that_it_has_in_a_prompt(lm, request
             assert (found.tokens, found.logprobs) == (row.tokens[9:], row.logprobs[9:])
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_in_another_order(lm, requests, batch):
     check_same(run(lm, requests[::-1])[::-1], batch)
     check_same(run(lm, [requests[1]] * 5), [batch[1]] * 5)

@@ -60,7 +60,7 @@ def check(monkeypatch, made: Made, model: str, cache_dtype: str, name: str) -> N
 # Gemma 2 has layers with windows, whose caches are rings.
 @pytest.mark.parametrize(
     ("name", "cache_dtype"),
-    [pytest.param(*each, marks=pytest.mark.slow) for each in WIDE],
+    [pytest.param(*each, marks=pytest.mark.exhaustive) for each in WIDE],
 )
 def test_texts_are_those_of_plain_decoding_on_the_same_cache(monkeypatch, made, name, cache_dtype):
     check(monkeypatch, made, "gemma2", cache_dtype, name)

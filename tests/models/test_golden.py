@@ -60,6 +60,7 @@ def test_smollm2_has_its_golden_logits(smollm, smollm_cases):
         np.testing.assert_allclose(last_V[list(ids)], values, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_drafters_come_with_smollm2_and_are_not_named(smollm):
     heads, streams = smollm.resolve("medusa"), smollm.resolve("streams")
     assert heads.max_depth >= 2

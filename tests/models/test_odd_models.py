@@ -89,7 +89,18 @@ def test_odd_models_are_those_of_transformers(name, tmp_path):
 # Of these a file must say more: how many experts, which text model; and two are not in transformers.
 _NOT_EMPTY = {
     *("gemma3", "llama4", "granitemoehybrid", "glm4_moe", "deepseek_v2", "dots1", "mimo", "kimi_k2"),
-    *("mistral3", "llava", "llava_next", "internvl", "aya_vision", "cohere2_vision", "idefics3", "smolvlm", "qwen3_vl"),
+    *(
+        "mistral3",
+        "llava",
+        "llava_next",
+        "internvl",
+        "aya_vision",
+        "cohere2_vision",
+        "idefics3",
+        "smolvlm",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    ),
 }
 
 

@@ -52,7 +52,7 @@ def test_kernels_give_the_logits_of_plain_products(config):
         np.testing.assert_allclose(other, one, atol=1e-4 * one.std())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_read_rows_in_bytes_as_plain_products_do():
     """Of a prompt, of layers with windows, and of a tree in a ring and beside it."""
     by_xla = replace(PADDED, cache_dtype="int8", kernels="xla")

@@ -142,7 +142,7 @@ def test_agrees_with_the_reference(call):
     check(*call)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls())
 @example((LAYOUTS[4], [0, 127, 319], 0))

@@ -104,7 +104,7 @@ def test_a_mistake_ends_in_one_line(arguments, message, capsys):
     assert capsys.readouterr().err.startswith(message)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_random_caches_end_in_zeros_where_their_heads_do():
     (case,) = toy_cases("flash_decode")
     _, keys_LBSF, *_ = random_arguments(case)

@@ -86,6 +86,7 @@ def test_verifying_two_nodes_costs_a_plain_step_and_a_little(seven_billion):
     assert speculation.acceptance == pytest.approx(max(0, speculation.cost - 1), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_counted_agrees_with_what_is_compiled(seven_billion):
     footprint = count_footprint(EIGHT)
     for name, work in (

@@ -59,7 +59,7 @@ def bits(result: GenerationResult) -> tuple[Any, ...]:
     return result.text, list(result.tokens), list(result.logprobs), result.finish_reason
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_load_changes_no_bit_of_an_answer(server: Running) -> None:
     rng = random.Random(5)
     jobs = [(rng.choice(PROMPTS), draw_request(rng), number) for number in range(24)]

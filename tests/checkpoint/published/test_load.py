@@ -30,7 +30,7 @@ def leaves(lm):
     return jax.tree.leaves(lm.params, is_leaf=is_quantized)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_strategies_write_what_plain_decoding_writes(tmp_path, model):
     write_published(tmp_path, CASES["gptq_act_order"], model)
     lm = jaxinfer.load(tmp_path)

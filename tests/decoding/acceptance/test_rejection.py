@@ -72,7 +72,7 @@ def model_of(params: Params) -> LanguageModel:
     return LanguageModel(CONFIG, params, float32_backend(), max_len=len(PROMPT) + LENGTH)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_of_a_good_and_a_poor_draft_model_follow_the_law():
     lm, strategy = model_of(random_params(CONFIG, 1)), DraftModel(num_draft_tokens=3, verify="rejection")
     good = check_law(lm, with_model(strategy, lm, perturbed(lm.params, 0.1)))

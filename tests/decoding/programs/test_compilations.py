@@ -38,7 +38,11 @@ def count_compilations(lm, strategy, prompts, limit: int, sampling: SamplingPara
 # The ordinary tests of tree search count its programs too, with functions that take turns.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "beam" else pytest.mark.slow) for name in STRATEGIES if name not in CASES],
+    [
+        pytest.param(name, marks=() if name == "beam" else pytest.mark.exhaustive)
+        for name in STRATEGIES
+        if name not in CASES
+    ],
 )
 def test_a_strategy_with_a_loop_of_its_own_compiles_once(lm, name):
     """Over many steps, in a second call, with other sampling parameters, limits and ends of text."""

@@ -91,6 +91,7 @@ def test_stale_programs_are_compiled_anew(said: tuple[Path, Path, Any], monkeypa
     assert again.programs.times.compilations == 1
 
 
+@pytest.mark.slow
 def test_source_that_lowers_to_the_same_program_needs_no_compiler(
     said: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def test_which_chunks_are_held_matters_and_follows_the_text(lm):
     assert [row.counts.accepted_by_depth for row in often] != [row.counts.accepted_by_depth for row in seldom]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_windows_learned_positions_and_a_stop_token_change_nothing():
     """Windowed layers draft over their own ring; a text may end inside a draft, at every level."""
     kinds = LayerKind(None), LayerKind(None, 12)

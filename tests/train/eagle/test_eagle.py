@@ -45,7 +45,7 @@ def tokens_a_step(lm, folder):
     return sum(one.stats.new_tokens - 1 for one in drafted) / sum(one.stats.steps for one in drafted)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_drafter_that_was_trained_for_seconds_drafts_much_better_than_an_untrained_one(trained_model, run, tmp_path):
     found = load_file(run / "drafter" / "model.safetensors")
     rng = np.random.default_rng(0)

@@ -276,7 +276,7 @@ for mesh, parts in (("data=1", "1"), ("data=2", "2"), ("data=1,tensor=2", "1")):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_mesh_changes_nothing_but_rounding(trained_folder, answers, tmp_path):
     """Batches split over two devices and in two parts, and the base's matrices over two, against one of each."""
     environment = {**os.environ, **several(2)}

@@ -137,6 +137,7 @@ def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(scratch, tmp_path, ca
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_mistakes_end_in_one_line(run, scratch, trained_folder, tiny_llama_folder, tmp_path, capsys):
     texts, long, bare = scratch / "texts.jsonl", tmp_path / "long.jsonl", tmp_path / "bare"
     long.write_text(json.dumps({"text": "x" * 2000}) + "\n")

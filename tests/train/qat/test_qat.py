@@ -77,7 +77,7 @@ def test_what_is_written_is_nearer_to_the_teacher_than_what_is_rounded(folder, r
     assert f"| {min(line['divergence'] for line in lines):.4f} |" in card
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stopped_run_goes_on_to_the_same_codes(folder, data, run, tmp_path, monkeypatch):
     given = ("--model", folder, "--weights", FORM, "--data", data, *OPTIONS)
     given = (*given, "--epochs", 4, "--save-every", 10, "--out", tmp_path / "run")

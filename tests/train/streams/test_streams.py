@@ -152,6 +152,7 @@ def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, answe
     assert not out.exists()
 
 
+@pytest.mark.exhaustive
 def test_mistakes_end_in_one_line(trained_folder, answers, run, tmp_path, capsys):
     same = ("--model", trained_folder, "--data", answers)
     short = tmp_path / "short.jsonl"
