@@ -36,13 +36,12 @@ def translate_hyperclovax(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` hyperclovax, whose ``logits_scaling`` multiplies."""
     reader = ConfigReader(config, family="hyperclovax")
     decoder = read_granite_keys(reader, "hyperclovax")
-    # The usual scale may be written out.
-    is_own = reader.has("attention_multiplier") and decoder.attention_scale != decoder.head_dim**-0.5
+    scale = decoder.attention_scale if reader.has("attention_multiplier") else None
     return reader.finish(
         replace(
             decoder,
             block="sandwich" if reader.boolean("use_post_norm", default=True) else "pre_norm",
-            attention_scale=decoder.attention_scale if is_own else None,
+            attention_scale=None if scale == decoder.head_dim**-0.5 else scale,
             logit_scale=reader.positive_float("logits_scaling", default=1.0),
             mlp_bias=reader.boolean("mlp_bias", default=False),
         )
