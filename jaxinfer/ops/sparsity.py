@@ -67,7 +67,7 @@ def parse_sparsity(text: Any) -> Sparsity | None:
         except ValueError:
             value = math.nan
         if not 0 < value <= float(jnp.finfo(jnp.float32).max):
-            raise InvalidOption(f"sparsity {text!r}: a threshold is a number of float32 above 0, as in threshold:0.01")
+            raise InvalidOption(f"sparsity {text!r}: a threshold is a number above 0, as in threshold:0.01")
         return Sparsity("threshold", value)
     if kind == "topk":
         if not amount.isascii() or not amount.isdigit() or len(amount) > 9 or int(amount) == 0:
