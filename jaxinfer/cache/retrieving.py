@@ -6,7 +6,6 @@ ones do, and a draft's node as the same token would. So a text is another one th
 one by every strategy.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -83,7 +82,7 @@ class RetrievingCache:
         position_BT = start_B[:, None] + node_depths(placement.seen.ancestors_BTT)
         origin_BT = jnp.maximum(position_BT + 1 - self.recent, 0) // self.chunk * self.chunk
         query_ITGH = _queries_by_head(query_BTNH, self.num_kv_heads)
-        by_kernels = backend.cpu_kernels and attends(keys.dtype, query_BTNH.shape[3]) and scores.sink_logits_N is None
+        by_kernels = backend.cpu_kernels and attends(keys.dtype, query_BTNH.shape[3])
         read = cache._read_by_mask if by_kernels or placement.seen.counts_B is not None else cache._read_chunks
         mixed_BTNH = read(layer, placement, query_ITGH, jnp.repeat(origin_BT, self.num_kv_heads, 0), scores, backend)
         return mixed_BTNH.astype(backend.compute_dtype), cache
@@ -148,12 +147,9 @@ class RetrievingCache:
         read_ITS = jnp.repeat(is_chosen_ITC, self.chunk, axis=2)[..., :extent]
         read_ITS |= jnp.arange(extent) >= origin_IT[..., None]
         mask_ITS = jnp.repeat(mask_BTS, self.num_kv_heads, axis=0) & read_ITS
-        if scores.sink_logits_N is None:
-            held = Layer(self.keys, layer, extent), Layer(self.values, layer, extent)
-            options: Any = {"softcap": scores.softcap, "num_kv_heads": 1}
-            return self._by_text(attend(query_ITGH, *held, mask_ITS, scores.scale, backend, **options))
-        held = self.keys[layer][:, :extent], values_of(self.keys, self.values)[layer][:, :extent]
-        return self._joined([self._attend_partially(scores, backend)(query_ITGH, *held, mask_ITS)], scores)
+        held = Layer(self.keys, layer, extent), Layer(self.values, layer, extent)
+        options: Any = {"softcap": scores.softcap, "num_kv_heads": 1}
+        return self._by_text(attend(query_ITGH, *held, mask_ITS, scores.scale, backend, **options))
 
     def _read_chunks(
         self,
@@ -178,7 +174,8 @@ class RetrievingCache:
             by_chunk = buffer.reshape(layers, rows, slots // self.chunk, self.chunk, lanes)
             chunks.append(by_chunk[layer, row_I1[..., None], chosen_ITX].reshape(rows * num_new, -1, lanes))
             tails.append(buffer.at[layer, row_I1, slot_IW].get(mode="clip"))
-        run = self._attend_partially(scores, backend)
+        rule: Any = {"scale": scores.scale, "softcap": scores.softcap, "num_kv_heads": 1}
+        run: Any = partial(attend_partially, backend=backend, **rule)
         is_chosen_ITS = jnp.repeat(best_ITX > -jnp.inf, self.chunk, axis=2).reshape(rows * num_new, 1, -1)
         each_query = query_ITGH.reshape(rows * num_new, 1, *query_ITGH.shape[2:])
         far = run(each_query, *chunks, is_chosen_ITS)
@@ -187,17 +184,10 @@ class RetrievingCache:
         at_ITW = jnp.broadcast_to(jnp.minimum(slot_IW, mask_ITS.shape[2] - 1)[:, None], (rows, num_new, near))
         mask_ITW = jnp.take_along_axis(mask_ITS, at_ITW, axis=2) & (slot_IW[:, None] < mask_ITS.shape[2])
         mask_ITW &= slot_IW[:, None] >= origin_IT[..., None]
-        return self._joined([far, run(query_ITGH, *tails, mask_ITW)], scores)
-
-    def _attend_partially(self, scores: Scores, backend: Backend) -> Callable[..., Partial]:
-        rule: Any = {"scale": scores.scale, "softcap": scores.softcap, "num_kv_heads": 1}
-        return partial(attend_partially, backend=backend, **rule)
-
-    def _joined(self, parts: list[Partial], scores: Scores) -> jax.Array:
-        """Return attention to all parts, and to the scores that no slot has."""
-        by_text = [Partial(*(self._by_text(field) for field in part)) for part in parts]
-        whole = by_text[0] if len(by_text) == 1 else by_text[0].joined_with(by_text[1])
-        return whole.with_sinks(scores.sink_logits_N).mean_BTNH()
+        far, near = (
+            Partial(*(self._by_text(field) for field in part)) for part in (far, run(query_ITGH, *tails, mask_ITW))
+        )
+        return far.joined_with(near).mean_BTNH()
 
     def _by_text(self, rows: jax.Array) -> jax.Array:
         """Return ``[B, T, N, ...]`` of ``[B*K, T, G, ...]``."""

@@ -79,9 +79,9 @@ class MLP(nn.Module):
 
     def _partial_products(self, inputs_BTD: Float[Array, "B T D"], down: Linear) -> tuple[Products, Products]:
         """Return the products of down and up that leave features out, as those of `project`; None for all features."""
-        rows, width = inputs_BTD.shape[0] * inputs_BTD.shape[1], self.width or self.config.ffn_dim
-        if down.columns is not None and rows <= MOST_ROWS:
+        batch, tokens, model_dim = inputs_BTD.shape
+        if down.columns is not None and batch * tokens <= MOST_ROWS:
             return partial(active_inputs, columns=down.columns), chosen_outputs
-        if multiplies_live(rows, inputs_BTD.shape[2], width, self.backend):
+        if multiplies_live(batch, tokens, model_dim, self.width or self.config.ffn_dim, self.backend):
             return live_inputs, live_outputs
         return None, None

@@ -5,6 +5,7 @@ zeros, so a result has the same bits whichever of them are read. On a mesh each 
 hidden units, for its own rows.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,17 +13,22 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import Array, Float
+from jaxinfer.notation import TENSOR, Array, Float
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.each_device import Split, kernel_axes, row_axes
+from jaxinfer.ops.each_device import Split, even_axis, kernel_axes, row_axes
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.quantized_sums import added_over
 
 
-def multiplies_live(rows: int, model_dim: int, units: int, backend: Backend) -> bool:
-    """Whether both products go by live blocks: for so many rows and hidden units of a layer, on all devices."""
+def multiplies_live(batch: int, tokens: int, model_dim: int, units: int, backend: Backend) -> bool:
+    """Whether both products go by live blocks: for tokens of a batch, and a layer's hidden units, of all devices."""
     if not backend.reads_live_blocks:
         return False
+    rows, sizes = batch * tokens, {} if backend.mesh is None else backend.mesh.shape
+    for axes in row_axes((batch, tokens), backend):
+        rows //= math.prod(sizes[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+    if even_axis(TENSOR, units, backend) is not None:
+        units //= sizes[TENSOR]
     # Imported here: a program that is kept already starts without the kernels.
     from pallas_kernels.sparse_ffn import fits
 

@@ -25,7 +25,7 @@ PROMPTS, PARENTS_M = (31, 9), (0, 0, 1, 0)
 SPEC = "retrieval:budget=16,chunk=8,recent=16"
 
 
-def read_by_rule(query_GH, keys_SH, values_SH, sinks_G):
+def read_by_rule(query_GH, keys_SH, values_SH):
     """Return what the last of S tokens reads by the published rule, in float64; its chunks beside."""
     origin = max(len(keys_SH) - LAYOUT.recent, 0) // LAYOUT.chunk * LAYOUT.chunk
     means_CH = keys_SH[:origin].reshape(-1, LAYOUT.chunk, WIDTH).mean(axis=1)
@@ -35,23 +35,22 @@ def read_by_rule(query_GH, keys_SH, values_SH, sinks_G):
     slots = [chunk * LAYOUT.chunk + at for chunk in chunks for at in range(LAYOUT.chunk)]
     slots += range(origin, len(keys_SH))
     weights_GS = np.exp(query_GH @ keys_SH[slots].T * WIDTH**-0.5)
-    return weights_GS @ values_SH[slots] / (weights_GS.sum(axis=1) + np.exp(sinks_G))[:, None], chunks
+    return weights_GS @ values_SH[slots] / weights_GS.sum(axis=1)[:, None], chunks
 
 
 @pytest.mark.parametrize("by_kernels", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_query_reads_the_chunks_that_suit_it_best(by_kernels):
-    """A prompt in chunks, then trees, of which a branch is kept, then a token; learned sinks go past the kernels."""
+    """A prompt in chunks, then trees, of which a branch is kept, then a token; by the kernels and by XLA."""
     rng = np.random.default_rng(0)
-    sinks_N = None if by_kernels else np.linspace(-1, 1, KV_HEADS * GROUPS).astype(np.float32)
-    scores = Scores(WIDTH**-0.5, sink_logits_N=sinks_N)
-    cache = create_retrieving_cache(1, 2, SLOTS, KV_HEADS, WIDTH, LAYOUT, 4, BACKEND)
+    scores, backend = Scores(WIDTH**-0.5), replace(BACKEND, cpu_kernels=by_kernels)
+    cache = create_retrieving_cache(1, 2, SLOTS, KV_HEADS, WIDTH, LAYOUT, 4, backend)
     text = [np.zeros((2, 0, KV_HEADS, WIDTH), np.float32) for _ in PROMPTS]
     found = []
 
     @jax.jit
     def run(cache, start_B, ancestors_BTT, counts_B, query, keys, values):
         placement = cache.place(start_B, ancestors_BTT, counts_B)
-        return cache.attend(0, placement, query, keys, values, scores, BACKEND)
+        return cache.attend(0, placement, query, keys, values, scores, backend)
 
     def attend(cache, start_B, ancestors_BTT, counts_B):
         """Attend from T tokens of each row, and compare those that are real with the rule."""
@@ -66,8 +65,7 @@ def test_each_query_reads_the_chunks_that_suit_it_best(by_kernels):
             held = np.concatenate([text[row], new[:, row, relation_BTT[row, node]]], axis=1).astype(np.float64)
             for head in range(KV_HEADS):
                 own = slice(head * GROUPS, (head + 1) * GROUPS)
-                logits = np.full(GROUPS, -np.inf) if sinks_N is None else sinks_N[own]
-                expected, chunks = read_by_rule(query[row, node, own], *held[:, :, head], logits)
+                expected, chunks = read_by_rule(query[row, node, own], *held[:, :, head])
                 np.testing.assert_allclose(mixed_BTNH[row, node, own], expected, atol=1e-5)
                 found.append(tuple(chunks))
         return cache, new
