@@ -79,8 +79,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a prompt reads columns too",
         "jaxinfer/models/mlp.py",
-        "rows <= MOST_ROWS",
-        "rows <= 2 * MOST_ROWS",
+        "tokens <= MOST_ROWS",
+        "tokens <= 2 * MOST_ROWS",
         f"{_TEXTS}::test_columns_are_what_a_step_reads_and_rows_what_a_prompt_reads",
     ),
     Fault(
