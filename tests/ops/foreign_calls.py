@@ -56,6 +56,12 @@ _LIBRARY.free.argtypes = [ctypes.c_void_p]
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
+def check_products(found, rows_MK, weights):
+    """Compare products of rows with weights, given in float64, with NumPy's."""
+    expected, size = exact(rows_MK) @ weights.T, np.abs(exact(rows_MK)) @ np.abs(weights).T
+    assert (np.abs(found - expected) <= 2e-6 * size).all()
+
+
 def _allocate(size):
     record = _LIBRARY.malloc(size)
     Calls.records.add(record)
@@ -125,6 +131,12 @@ class Calls:
         self.handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
             _engine(assembly).get_function_address("handler")
         )
+
+    def products(self, vectors, rows_MK, matrices):
+        """Return the products of rows with matrices in few bits."""
+        rows_MK = rows_MK.astype(jnp.dtype(vectors.row_dtype("bfloat16")))
+        operands = [part for matrix in matrices for part in matrix.matrix]
+        return self.call([rows_MK, *operands], [(len(rows_MK), each.shape[0]) for each in matrices])
 
     def error(self):
         self.errors += 1

@@ -19,7 +19,7 @@ from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, MXFP4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.matmul import linears
-from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, exact
+from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, check_products, exact
 
 INT4S = [int4(group, is_symmetric) for group in GROUPS for is_symmetric in (False, True)]
 # Of published checkpoints: zeros and other scales, and floats in groups.
@@ -70,10 +70,7 @@ def calls(vectors, form, count=1):
 
 
 def multiply(vectors, rows_MK, *matrices):
-    rows_MK = rows_MK.astype(jnp.dtype(vectors.row_dtype("bfloat16")))
-    operands = [part for matrix in matrices for part in matrix.matrix]
-    shapes = [(len(rows_MK), each.shape[0]) for each in matrices]
-    return calls(vectors, matrices[0].form, len(matrices)).call([rows_MK, *operands], shapes)
+    return calls(vectors, matrices[0].form, len(matrices)).products(vectors, rows_MK, matrices)
 
 
 def check(vectors, form, rows, width, outputs):
@@ -82,8 +79,7 @@ def check(vectors, form, rows, width, outputs):
     matrix = drawn(rng, form, outputs, width)
     (found,) = multiply(vectors, rows_MK, matrix)
     weights = dense(matrix)
-    expected, size = exact(rows_MK) @ weights.T, np.abs(exact(rows_MK)) @ np.abs(weights).T
-    assert (np.abs(found - expected) <= 2e-6 * size).all()
+    check_products(found, rows_MK, weights)
 
 
 any_shape = given(st.one_of(st.integers(1, 14), st.sampled_from([19, 40])), st.integers(1, 5), st.integers(1, 70))

@@ -23,7 +23,7 @@ from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.few_bits.sparse import are_places
 from jaxinfer.ops.few_bits.split import check_split, take_quantized
 from jaxinfer.ops.matmul import linears
-from tests.ops.foreign_calls import HOST, SMALLER, Calls, beside_a_guard, exact
+from tests.ops.foreign_calls import HOST, SMALLER, Calls, beside_a_guard, check_products, exact
 
 HALF = blocks((1, 2))
 FORMS = TWO_OF_FOUR, *map(blocks, SHARES)
@@ -54,10 +54,7 @@ def calls(vectors, form, count=1):
 
 
 def multiply(vectors, rows_MK, *matrices):
-    rows_MK = rows_MK.astype(jnp.dtype(vectors.row_dtype("bfloat16")))
-    operands = [part for matrix in matrices for part in matrix.matrix]
-    shapes = [(len(rows_MK), each.shape[0]) for each in matrices]
-    return calls(vectors, matrices[0].form, len(matrices)).call([rows_MK, *operands], shapes)
+    return calls(vectors, matrices[0].form, len(matrices)).products(vectors, rows_MK, matrices)
 
 
 def check(vectors, form, rows, width, outputs):
@@ -67,8 +64,7 @@ def check(vectors, form, rows, width, outputs):
     matrix = drawn(rng, form, outputs, width)
     (found,) = multiply(vectors, rows_MK, matrix)
     weights = exact(matrix.dequantize())
-    expected, size = exact(rows_MK) @ weights.T, np.abs(exact(rows_MK)) @ np.abs(weights).T
-    assert (np.abs(found - expected) <= 2e-6 * size).all()
+    check_products(found, rows_MK, weights)
     for row in {0, rows // 2, rows - 1}:
         assert multiply(vectors, rows_MK[row : row + 1], matrix)[0].tobytes() == found[row].tobytes()
 
