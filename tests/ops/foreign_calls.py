@@ -55,13 +55,13 @@ _LIBRARY.malloc.restype, _LIBRARY.malloc.argtypes = ctypes.c_void_p, [ctypes.c_s
 _LIBRARY.free.argtypes = [ctypes.c_void_p]
 
 
-@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
 def check_products(found, rows_MK, weights):
     """Compare products of rows with weights, given in float64, with NumPy's."""
     expected, size = exact(rows_MK) @ weights.T, np.abs(exact(rows_MK)) @ np.abs(weights).T
     assert (np.abs(found - expected) <= 2e-6 * size).all()
 
 
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
 def _allocate(size):
     record = _LIBRARY.malloc(size)
     Calls.records.add(record)
