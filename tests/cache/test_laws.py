@@ -149,14 +149,14 @@ def path_to(parents, node):
     return path
 
 
-def scores_of(layer):
-    """Return the rule of a layer's scores: those of every second one have a sink for each head."""
-    return Scores(SCALE, sink_logits_N=jnp.linspace(-2.0, 3.0, KV_HEADS * GROUPS) if layer % 2 else None)
+def scores_of(cache, layer):
+    """Return the rule of a layer's scores: those of every second one have a sink for each head, where that is taken."""
+    has_sinks = layer % 2 and not isinstance(cache, RetrievingCache)
+    return Scores(SCALE, sink_logits_N=jnp.linspace(-2.0, 3.0, KV_HEADS * GROUPS) if has_sinks else None)
 
 
-def attend_plainly(query_NH, keys_SKH, values_SKH, layer):
+def attend_plainly(query_NH, keys_SKH, values_SKH, sinks_N):
     """Attention of one token over the tokens that it sees, head by head, in float64."""
-    sinks_N = scores_of(layer).sink_logits_N
     output = np.zeros(query_NH.shape)
     for head, query_H in enumerate(query_NH.astype(np.float64)):
         scores_S = keys_SKH[:, head // GROUPS] @ query_H * SCALE
@@ -171,7 +171,7 @@ def write_and_attend(cache, start_B, parents_BM, keys_LBMKH, values_LBMKH, query
     outputs = []
     for layer in range(LAYERS):
         new = keys_LBMKH[layer], values_LBMKH[layer]
-        mixed_BMNH, cache = cache.attend(layer, placement, query_BMNH, *new, scores_of(layer), BACKEND)
+        mixed_BMNH, cache = cache.attend(layer, placement, query_BMNH, *new, scores_of(cache, layer), BACKEND)
         outputs.append(mixed_BMNH)
     return cache, jnp.stack(outputs)
 
@@ -210,7 +210,9 @@ def test_trees_see_what_was_kept_and_their_own_ancestors(layout, steps, seed):
                 new = np.stack([keys[layer, row], values[layer, row]])
                 for node in range(NODES):
                     seen = np.concatenate([kept[layer][row], new[:, path_to(tree, node)]], axis=1)
-                    expected_NH = attend_plainly(query_BMNH[row, node], *seen[:, layout.seen(seen.shape[1])], layer)
+                    seen = seen[:, layout.seen(seen.shape[1])]
+                    sinks_N = scores_of(cache, layer).sink_logits_N
+                    expected_NH = attend_plainly(query_BMNH[row, node], *seen, sinks_N)
                     np.testing.assert_allclose(output_LBMNH[layer, row, node], expected_NH, atol=1e-5)
                 kept[layer][row] = np.concatenate([kept[layer][row], new[:, path_to(tree, last)]], axis=1)
             path = path_to(tree, last)
@@ -242,7 +244,8 @@ def test_prompts_in_chunks_see_what_is_before_them(layout, lengths, seed):
         for row, position in inside:
             for layer in range(LAYERS):
                 seen = prompt[:, layer, row, layout.seen(position + 1)]
-                expected_NH = attend_plainly(query_BTNH[row, position], *seen, layer)
+                sinks_N = scores_of(cache, layer).sink_logits_N
+                expected_NH = attend_plainly(query_BTNH[row, position], *seen, sinks_N)
                 np.testing.assert_allclose(output_LBTNH[layer, row, position - start], expected_NH, atol=1e-5)
     for row, length in enumerate(lengths):
         needed = layout.needed(length)
@@ -259,7 +262,7 @@ def write_chunk(cache, start, lengths_B, keys_LBTKH, values_LBTKH, query_BTNH):
     outputs = []
     for layer in range(LAYERS):
         new = keys_LBTKH[layer], values_LBTKH[layer]
-        mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, *new, scores_of(layer), BACKEND)
+        mixed_BTNH, cache = cache.attend(layer, placement, query_BTNH, *new, scores_of(cache, layer), BACKEND)
         outputs.append(mixed_BTNH)
     return cache, jnp.stack(outputs)
 
