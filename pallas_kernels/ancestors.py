@@ -16,12 +16,13 @@ def encode_ancestors(
     rows: int,
     start_B: jax.Array,
     num_sinks: int = 0,
+    beside: int = 1,
 ) -> jax.Array:
     """Return ``[B or 1, R, A]`` in bfloat16: lane j is 1 if a row attends to new token j, the last lane is its depth.
 
     Tokens attend to themselves and their ancestors; in a chain (None), to all tokens before them. A ``window`` keeps
     what it spans along the path from position ``start_B`` on, and the first ``num_sinks`` positions. Rows are those of
-    `spread_queries`, with ``repeats`` = J * G; rows past the tokens attend to nothing. Zero, one and depths up to 256
+    `spread_tokens`, with ``repeats`` = J * G; rows past the tokens attend to nothing. Zero, one and depths up to 256
     are exact in bfloat16.
     """
     if ancestors_BTT is None:
@@ -39,13 +40,13 @@ def encode_ancestors(
     lanes = encoded_lanes(num_tokens)
     seen_BTA = jnp.pad(seen_BTT.astype(jnp.bfloat16), ((0, 0), (0, 0), (0, lanes - num_tokens - 1)))
     encoded_BTA = jnp.concatenate([seen_BTA, depth_BT[..., None].astype(jnp.bfloat16)], axis=-1)
-    return spread_tokens(encoded_BTA, repeats, rows)
+    return spread_tokens(encoded_BTA, repeats, rows, beside)
 
 
-def encode_places(num_tokens: int, repeats: int, rows: int) -> jax.Array:
-    """Return ``[1, R, 128]`` int32: the number of each row's token in a chain, for the rows of `spread_queries`."""
+def encode_places(num_tokens: int, repeats: int, rows: int, beside: int = 1) -> jax.Array:
+    """Return ``[1, R, 128]`` int32: the number of each row's token in a chain, for the rows of `spread_tokens`."""
     place_1TA = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32)[None, :, None], (1, num_tokens, LANES))
-    return spread_tokens(place_1TA, repeats, rows)
+    return spread_tokens(place_1TA, repeats, rows, beside)
 
 
 def encoded_lanes(num_tokens: int) -> int:

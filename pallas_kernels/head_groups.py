@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 LANES = 128
+SUBLANES = 8
 
 
 def joined_heads(num_kv_heads: int, head_dim: int) -> int:
@@ -56,7 +57,10 @@ def gather_heads(mixed_BCRI: jax.Array, tokens: int, num_heads: int, num_kv_head
     return mixed.transpose(0, 4, 1, 2, 3, 5).reshape(batch, tokens, num_heads, -1)
 
 
-def spread_tokens(array_BTX: jax.Array, repeats: int, rows: int) -> jax.Array:
-    """Repeat each token's values for the rows of `spread_queries`: ``[B, T, X]`` to ``[B, R, X]``."""
-    tiled = jnp.tile(array_BTX, (1, repeats, 1))
+def spread_tokens(array_BTX: jax.Array, repeats: int, rows: int, beside: int = 1) -> jax.Array:
+    """Repeat each token's values for the rows of `spread_queries`: ``[B, T, X]`` to ``[B, R, X]``.
+
+    ``beside`` of the ``repeats`` are rows that follow one another.
+    """
+    tiled = jnp.tile(jnp.repeat(array_BTX, beside, axis=1), (1, repeats // beside, 1))
     return jnp.pad(tiled, ((0, 0), (0, rows - tiled.shape[1]), (0, 0)))

@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.block_attention import Running, ScoreRule, attend_block, multiply_by_keys, running_scratch
 from pallas_kernels.byte_rows import ByteRows
 from pallas_kernels.head_groups import LANES
+from pallas_kernels.paged_decode.arrangement import Arrangement
 from pallas_kernels.slot_order import DenseOrder
 from pallas_kernels.step_list import list_steps
 from pallas_kernels.window import oldest
@@ -31,17 +32,14 @@ BLOCK_ROWS = 128
 class Pages:
     """The layout of pages: ``per_block`` of ``size`` slots per step, possibly of rows in bytes.
 
-    ``rows_per_head`` is the number of query rows per key/value head, of which there are ``rows`` with padding. If
-    queries are ``flat``, they are tokens with all heads side by side, ``[B, T, N * H]``, and the kernel arranges them
-    as `spread_queries` does: T is whole tiles of rows and H whole tiles of lanes.
+    There are ``rows`` queries per group of key/value heads, with padding.
     """
 
     size: int
     per_block: int
     num_kv_heads: int
-    rows_per_head: int
     rows: int
-    flat: bool = False
+    arrangement: Arrangement
     byte_rows: ByteRows | None = None
 
     @property
@@ -66,14 +64,16 @@ def attend_pages(
 ) -> jax.Array:
     """Return attention of the queries to the pages of ``layer``, like the queries.
 
-    ``queries`` are those of `spread_queries`, ``[B, C, R, I]``, or flat. ``pages`` are keys and values ``[L, P, Z,
+    ``queries`` are laid out by the arrangement. ``pages`` are keys and values ``[L, P, Z,
     F]``. ``table_BX`` holds the page of each Z slots of a row; entries are clipped to 0..P-1. If it has fewer rows than
-    there are queries, as many rows of queries as evenly follow one another share one.
+    there are queries, as many rows of queries as evenly follow one another share one. ``encoded_BRA`` are those of all
+    rows of a group, or of one block of rows if the others' are the same.
     ``sinks_CRL`` are those of `spread_sinks`.
     """
     batch, rows, byte_rows = queries.shape[0], layout.rows, layout.byte_rows
     width = pages[0].shape[3] if byte_rows is None else byte_rows.lanes
-    groups = layout.num_kv_heads if layout.flat else queries.shape[1]
+    is_inside = layout.arrangement.is_inside
+    groups = layout.num_kv_heads if is_inside else queries.shape[1]
     lanes = width // groups
     slots = layout.block_slots
     num_blocks = pl.cdiv(order.num_slots, slots)
@@ -87,7 +87,7 @@ def attend_pages(
         spread = pltpu.VMEM((byte_rows.scale_rows, slots), jnp.float32)
         buffers += [plain, plain, spread, spread]
 
-    if layout.flat:
+    if is_inside:
         buffers.append(pltpu.VMEM((groups, rows, lanes), queries.dtype))
 
     def row_block(step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
@@ -96,7 +96,7 @@ def attend_pages(
     def encoded_block(step: Any, row_I: Any, *_: Any) -> tuple[Any, ...]:
         return row_I[step] if encoded_BRA.shape[0] > 1 else 0, 0, 0
 
-    query_spec = pl.BlockSpec((None, *queries.shape[1:]), row_block)
+    query_spec = pl.BlockSpec((1, *queries.shape[1:]), row_block)
     sinks = [] if sinks_CRL is None else [sinks_CRL]
     return pl.pallas_call(
         functools.partial(
@@ -165,7 +165,7 @@ def _attend_step(
     pools, (output, *scratch) = refs[:num_pools], refs[num_pools:]
     running, arrived, scratch = Running(*scratch[:3]), scratch[3], scratch[4:]
     buffers, unpacked = scratch[:num_pools], scratch[num_pools:]
-    query_CRI = unpacked[-1] if layout.flat else queries
+    query_CRI = unpacked[-1] if layout.arrangement.is_inside else queries.at[0]
     step, slots = pl.program_id(0), layout.block_slots
     row, half = row_I[step], lax.rem(step, 2)
     start = start_B[row]
@@ -221,12 +221,6 @@ def _attend_step(
     def _() -> None:
         fetch(step + 1)
 
-    @pl.when((step == 0) | (row_I[jnp.maximum(step - 1, 0)] != row))
-    def _() -> None:
-        running.start(sinks_CRL)
-        if layout.flat:
-            _spread(queries, query_CRI, layout)
-
     wait(step)
     if layout.byte_rows is not None:
         _unpack(buffers, unpacked, half, layout, first_slot, *seen_slots(start))
@@ -236,47 +230,48 @@ def _attend_step(
         slot_1S = first_slot + lax.broadcasted_iota(jnp.int32, (1, slots), 1)
         return order.visible(start, start, slot_1S, encoded_RA[rows])
 
-    weights = None if layout.byte_rows is None else block.scaled_weights
+    attend = functools.partial(
+        attend_block,
+        products=block.products,
+        rule=rule,
+        block_rows=BLOCK_ROWS,
+        weights=None if layout.byte_rows is None else block.scaled_weights,
+    )
+    begin = functools.partial(layout.arrangement.take, queries, query_CRI)
+    end = functools.partial(layout.arrangement.put, output)
+    is_first = (step == 0) | (row_I[jnp.maximum(step - 1, 0)] != row)
     sees_all = order.sees_all(start, start, first_slot, slots)
 
+    # The block of the new tokens, a row's last one, and those at the end of a window.
     @pl.when(jnp.logical_not(sees_all))
     def _() -> None:
-        attend_block(block.products, block.written_values, visible, running, rule, BLOCK_ROWS, weights)
+        @pl.when(is_first)
+        def _() -> None:
+            running.start(sinks_CRL)
+            for group in range(query_CRI.shape[0]):
+                begin(group)
 
-    @pl.when(sees_all)
-    def _() -> None:
-        attend_block(block.products, block.values, None, running, rule, BLOCK_ROWS, weights)
-
-    @pl.when(first_slot + slots >= order.end(start))
-    def _() -> None:
-        if layout.flat:
-            _gather(running, output, layout)
+        if encoded_RA.shape[0] < layout.rows:
+            seen_RS = visible(pl.ds(0, BLOCK_ROWS))
+            attend(values=block.written_values, visible=lambda _: seen_RS, running=running, end=end)
         else:
-            running.finish(output)
+            attend(values=block.written_values, visible=visible, running=running, end=end)
 
+    @pl.when(sees_all & is_first)
+    def _() -> None:
+        attend(values=block.values, visible=None, running=running.at_start(sinks_CRL), begin=begin)
 
-def _spread(query_TI: Any, query_CRI: Any, layout: Pages) -> None:
-    """Put the tokens of all heads that share keys below one another, and zeros after them."""
-    groups, rows, lanes = query_CRI.shape
-    tokens = query_TI.shape[0]
-    shared = layout.rows_per_head // tokens
-    for head in range(groups * shared):
-        here = pl.ds(head % shared * tokens, tokens)
-        query_CRI[head // shared, here] = query_TI[:, pl.ds(head * lanes, lanes)]
-    if rows > layout.rows_per_head:
-        after = pl.ds(layout.rows_per_head, rows - layout.rows_per_head)
-        query_CRI[:, after] = jnp.zeros((groups, rows - layout.rows_per_head, lanes), query_CRI.dtype)
+    @pl.when(sees_all & jnp.logical_not(is_first))
+    def _() -> None:
+        attend(values=block.values, visible=None, running=running)
 
-
-def _gather(running: Running, output_TI: Any, layout: Pages) -> None:
-    """Write the weighted means of all values, the heads of a token side by side."""
-    groups, _, lanes = running.mixed_CRI.shape
-    tokens = output_TI.shape[0]
-    shared = layout.rows_per_head // tokens
-    for head in range(groups * shared):
-        here = head // shared, pl.ds(head % shared * tokens, tokens)
-        total_T1 = jnp.sum(running.total_CRL[here], axis=-1, keepdims=True)
-        output_TI[:, pl.ds(head * lanes, lanes)] = (running.mixed_CRI[here] / total_T1).astype(output_TI.dtype)
+    # A full row has no new tokens.
+    @pl.when(sees_all & (first_slot + slots >= order.end(start)))
+    def _() -> None:
+        for group in range(query_CRI.shape[0]):
+            for first in range(0, layout.rows, BLOCK_ROWS):
+                rows = pl.ds(first, min(BLOCK_ROWS, layout.rows))
+                end(group, rows, running.mean(group, rows))
 
 
 @dataclass(frozen=True)

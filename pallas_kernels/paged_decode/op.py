@@ -9,7 +9,8 @@ from jax.typing import ArrayLike
 from pallas_kernels.ancestors import encode_ancestors
 from pallas_kernels.block_attention import ScoreRule, check_sinks, spread_sinks
 from pallas_kernels.byte_rows import ByteRows, check_rows
-from pallas_kernels.head_groups import LANES, gather_heads, joined_heads, padded_rows, spread_queries
+from pallas_kernels.head_groups import LANES, joined_heads, padded_rows
+from pallas_kernels.paged_decode.arrangement import Arrangement, arrangement_of
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
 from pallas_kernels.slot_order import DenseOrder
 from pallas_kernels.tuning import tuned_blocks
@@ -71,23 +72,23 @@ def paged_decode(
     width = byte_rows.lanes if byte_rows else width
     rows = padded_rows(repeats * tokens, 32 // query.dtype.itemsize, BLOCK_ROWS)
     start_B = jnp.clip(start_B.astype(jnp.int32), 0, num_slots)
-    flat = is_flat(query, width)
+    arrangement = arrangement_of(query, num_kv_heads, rows, width, interpreted=bool(interpret))
     mixed = attend_pages(
-        query.reshape(batch, tokens, -1) if flat else spread_queries(query, num_kv_heads, rows, width),
+        arrangement.laid_out(query),
         [key_pages_LPZF, value_pages_LPZF],
         jnp.asarray(layer, jnp.int32),
         table_BX.astype(jnp.int32),
         start_B,
-        encode_ancestors(ancestors_BTT, tokens, window, repeats, rows, start_B),
-        spread_sinks(sink_logits_N, num_kv_heads // joined, tokens, rows),
+        encode_ancestors(
+            ancestors_BTT, tokens, window, start_B=start_B, **mask_rows(tokens, repeats, rows, arrangement)
+        ),
+        spread_sinks(sink_logits_N, num_kv_heads // joined, tokens, rows, arrangement.beside),
         order=DenseOrder(tokens, num_slots, window),
-        layout=Pages(page_size, block // page_size, num_kv_heads, repeats // joined * tokens, rows, flat, byte_rows),
+        layout=Pages(page_size, block // page_size, num_kv_heads, rows, arrangement, byte_rows),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         interpret=interpret,
     )
-    if not flat:
-        mixed = gather_heads(mixed, tokens, num_heads, num_kv_heads, head_dim)
-    return mixed.reshape(query_BTNH.shape).astype(query_BTNH.dtype)
+    return arrangement.taken_back(mixed).astype(query_BTNH.dtype)
 
 
 def queries_for(
@@ -99,10 +100,12 @@ def queries_for(
     return query_BTNH, ByteRows(num_kv_heads, query_BTNH.shape[3], key_pages_LPZF.shape[3], rows_per_head)
 
 
-def is_flat(query_BTNH: jax.Array, width: int) -> bool:
-    """Tell whether the kernel arranges queries itself: tokens and heads are whole tiles."""
-    _, tokens, _, head_dim = query_BTNH.shape
-    return tokens % (32 // query_BTNH.dtype.itemsize) == 0 and head_dim % LANES == 0 and width % head_dim == 0
+def mask_rows(tokens: int, repeats: int, rows: int, arrangement: Arrangement) -> dict[str, int]:
+    """Return of which rows of a group a mask is needed, for `spread_tokens`: of one block if all blocks are alike."""
+    beside = arrangement.beside
+    alike = rows > BLOCK_ROWS and rows == repeats * tokens and BLOCK_ROWS % (beside * tokens) == 0
+    own_rows = BLOCK_ROWS if alike else rows
+    return {"repeats": BLOCK_ROWS // tokens if alike else repeats, "rows": own_rows, "beside": beside}
 
 
 def paged_shape(

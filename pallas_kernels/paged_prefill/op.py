@@ -8,9 +8,10 @@ from jax.typing import ArrayLike
 
 from pallas_kernels.ancestors import encode_places
 from pallas_kernels.block_attention import ScoreRule, check_sinks, spread_sinks
-from pallas_kernels.head_groups import gather_heads, joined_heads, padded_rows, spread_queries
+from pallas_kernels.head_groups import joined_heads, padded_rows
+from pallas_kernels.paged_decode.arrangement import arrangement_of
 from pallas_kernels.paged_decode.kernel import BLOCK_ROWS, Pages, attend_pages
-from pallas_kernels.paged_decode.op import check_pages, fit_block, is_flat, paged_shape, queries_for
+from pallas_kernels.paged_decode.op import check_pages, fit_block, mask_rows, paged_shape, queries_for
 from pallas_kernels.slot_order import ChainOrder
 from pallas_kernels.tuning import tuned_blocks
 from pallas_kernels.window import Window
@@ -76,23 +77,21 @@ def paged_prefill(
     first_P = jnp.arange(parts, dtype=jnp.int32) * block_q
     # Blocks without a real token attend to the first slots alone, which costs least.
     start_BP = jnp.where(first_P < length_B[:, None], jnp.minimum(start_B[:, None] + first_P, num_slots), 0)
-    flat = is_flat(query, width)
+    arrangement = arrangement_of(query, num_kv_heads, rows, width, interpreted=bool(interpret))
     mixed = attend_pages(
-        query.reshape(batch * parts, block_q, -1) if flat else spread_queries(query, num_kv_heads, rows, width),
+        arrangement.laid_out(query),
         [key_pages_LPZF, value_pages_LPZF],
         jnp.asarray(layer, jnp.int32),
         table_BX.astype(jnp.int32),
         start_BP.reshape(-1),
-        encode_places(block_q, repeats, rows),
-        spread_sinks(sink_logits_N, num_kv_heads // joined, block_q, rows),
+        encode_places(block_q, **mask_rows(block_q, repeats, rows, arrangement)),
+        spread_sinks(sink_logits_N, num_kv_heads // joined, block_q, rows, arrangement.beside),
         order=ChainOrder(block_q, num_slots, window),
-        layout=Pages(page_size, block // page_size, num_kv_heads, rows_per_head, rows, flat, byte_rows),
+        layout=Pages(page_size, block // page_size, num_kv_heads, rows, arrangement, byte_rows),
         rule=ScoreRule(head_dim**-0.5 if scale is None else scale, softcap),
         interpret=interpret,
     )
-    if not flat:
-        mixed = gather_heads(mixed, block_q, num_heads, num_kv_heads, head_dim)
-    mixed_BTNH = mixed.reshape(batch, parts * block_q, num_heads, head_dim)[:, :tokens]
+    mixed_BTNH = arrangement.taken_back(mixed).reshape(batch, parts * block_q, num_heads, head_dim)[:, :tokens]
     if not all_real:
         is_token_BT = jnp.arange(tokens) < length_B[:, None]
         mixed_BTNH = jnp.where(is_token_BT[..., None, None], mixed_BTNH, 0)

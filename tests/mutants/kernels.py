@@ -143,8 +143,22 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a tree on pages is a chain",
         "pallas_kernels/paged_decode/op.py",
-        "encode_ancestors(ancestors_BTT, tokens",
-        "encode_ancestors(None, tokens",
+        "ancestors_BTT, tokens, window, start_B=start_B",
+        "None, tokens, window, start_B=start_B",
+        _READS_PAGES,
+    ),
+    Fault(
+        "results of a row on pages go on from those of the row before",
+        _BLOCK,
+        "return replace(self, is_started=False, sinks_CRL=sinks_CRL)",
+        "return replace(self, sinks_CRL=sinks_CRL)",
+        _READS_PAGES,
+    ),
+    Fault(
+        "words of the second block of rows are written over those of the first",
+        "pallas_kernels/paged_decode/arrangement.py",
+        "of_head = pl.ds(first - head * tokens, last - first)",
+        "of_head = pl.ds(0, last - first)",
         _READS_PAGES,
     ),
     Fault(

@@ -67,6 +67,10 @@ LAYOUTS = (
     Layout((4, 4, 128), 128, 128, 2, dtype="bfloat16", is_tree=True),
     Layout((9, 3, 64), 24, 16, 20, softcap=2.0, is_tree=True, lanes=256),
     Layout((4, 2, 64), 16, 32, 6, dtype="int8", window=40, is_tree=True),
+    # Words of two heads: one block of rows, two whose masks are the same, and three that cut words in two.
+    Layout((16, 2, 128), 8, 64, 5, dtype="bfloat16", sinks=True),
+    Layout((16, 4, 128), 64, 64, 5, dtype="bfloat16", is_tree=True, window=9),
+    Layout((16, 2, 128), 40, 32, 9, dtype="int8", is_tree=True, sinks=True),
 )
 ROWS = 3
 POOL = 48
@@ -152,6 +156,9 @@ def test_agrees_with_the_reference(call):
 @example((LAYOUTS[8], [0, 127, 128], 5))
 @example((LAYOUTS[9], [103, 104, 296], 6))
 @example((LAYOUTS[10], [30, 120, 176], 7))
+@example((LAYOUTS[11], [0, 120, 312], 8))
+@example((LAYOUTS[12], [64, 0, 256], 9))
+@example((LAYOUTS[13], [100, 0, 248], 10))
 def test_agrees_with_the_reference_in_all_layouts(call):
     check(*call)
 
