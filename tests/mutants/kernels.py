@@ -52,8 +52,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the running total is not rescaled",
         _BLOCK,
-        "total_RL = kept_RL * running.total_CRL[group, rows]",
-        "total_RL = 1.0 * running.total_CRL[group, rows]",
+        "total_RL += kept_RL * self.total_CRL[group, rows]",
+        "total_RL += self.total_CRL[group, rows]",
         _DECODES,
     ),
     Fault(
