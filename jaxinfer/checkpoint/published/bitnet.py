@@ -19,6 +19,8 @@ from jaxinfer.ops.few_bits.formats import SIGNED
 _SCALE, _LEAST_MEAN = ".weight_scale", np.float32(1e-5)
 # The codes of -1, 0 and 1 among signed integers of 4 bits, as the files count from 0.
 _FIRST = SIGNED.index(-1.0)
+# How the names of linear layers end, those of Mixtral's experts too. Routers are none of them.
+_LINEAR = "_proj", ".w1", ".w2", ".w3"
 
 
 def read_bitnet(keys: QuantizationKeys) -> Scheme:
@@ -33,8 +35,8 @@ def read_bitnet(keys: QuantizationKeys) -> Scheme:
     def layers(stored: Stored) -> dict[str, Layer]:
         if is_packed:
             return {f"{module}.weight": _packed(stored, module, divides) for module in stored.ending_in(_SCALE)}
-        modules = [module for module in stored.ending_in("_proj.weight") if not f"{module}_proj".endswith(kept)]
-        return {f"{module}_proj.weight": _plain(stored, f"{module}_proj.weight") for module in modules}
+        found = (f"{module}{name}" for name in _LINEAR for module in stored.ending_in(f"{name}.weight"))
+        return {f"{module}.weight": _plain(stored, f"{module}.weight") for module in found if not module.endswith(kept)}
 
     return keys.finish(Scheme("bitnet", layers, (), ACTIVATIONS))
 
