@@ -155,7 +155,8 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
     group, is_symmetric = int(given.get("group", 64)), given.get("symmetric") == "yes"
     kept = _SHARES[given.get("kept", "1/2")]
     forms = {_SPARSE: TWO_OF_FOUR, "blocks": blocks(kept)}
-    forms |= {"int8": INT8, "fp8": FP8, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
+    floats = replace(FP8, group=group, scale_type="float32") if "group" in given else FP8
+    forms |= {"int8": INT8, "fp8": floats, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
     return FewBits(spec, forms.get(name), "only" in given)
 
 
@@ -167,7 +168,8 @@ _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "int4": {"group": _SIZES, "symmetric": ("yes", "no"), **_ONLY},
         "nf4": {"group": _SIZES, **_ONLY},
         "blocks": {"kept": tuple(_SHARES), **_ONLY},
-        **dict.fromkeys(("int8", "fp8", "mxfp4", _SPARSE, _GGUF), _ONLY),
+        "fp8": {"group": _SIZES, **_ONLY},
+        **dict.fromkeys(("int8", "mxfp4", _SPARSE, _GGUF), _ONLY),
     }
 )
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,13 +10,19 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import even_axis, row_axes
-from jaxinfer.ops.few_bits.columns import ColumnArray, widened_floats
+from jaxinfer.ops.few_bits.columns import ColumnArray, lies_by_columns, widened_floats
 from jaxinfer.ops.few_bits.formats import MXFP4
 from jaxinfer.ops.few_bits.rounded_rows import largest, round_rows
 from jaxinfer.ops.quantized_sums import added_over
 
 # The rows of a tile of float32.
 _FEW_ROWS = 8
+
+
+def is_multiplied_by_columns(kernel: Any, backend: Backend) -> TypeGuard[ColumnArray]:
+    """Whether `multiply_columns` serves a kernel; of forms in which experts alone lie so, it does not."""
+    is_laid = isinstance(kernel, ColumnArray) and backend.kernels != "xla"
+    return is_laid and lies_by_columns(kernel.form, kernel.shape[-1])
 
 
 def multiply_columns(inputs: Any, kernel: ColumnArray, backend: Backend, split: tuple[str | None, str | None]) -> Any:

@@ -16,7 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.grouped_matmul.codes import FLOAT4, FLOAT8, TILE, Form, as_float32
+from pallas_kernels.grouped_matmul.codes import FLOAT4, FLOAT8, INTEGER, LEVELS, TILE, Form, as_float32, in_units
+from pallas_kernels.grouped_matmul.levels import one_level, pair_of_levels
 
 # The rows, one for each group of a tile, that pass through the matrix unit in the time of reading a tile of four bits.
 _MOST_SPREAD = 64
@@ -49,12 +50,12 @@ class Task(NamedTuple):
     @property
     def bias(self) -> int:
         """What a widened code is too large by."""
-        return self.form.offset + _BIAS if self.form.bits == 4 and self.form.kind != FLOAT4 else 0
+        return self.form.offset + _BIAS if self.form.bits == 4 and self.form.kind == INTEGER else 0
 
     @property
     def is_shifted(self) -> bool:
         """Whether something is added to all weights of a group."""
-        return self.form.has_minima or bool(self.bias)
+        return self.form.is_shifted or bool(self.bias)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -79,7 +80,7 @@ class Task(NamedTuple):
 
 def columns_body(task: Task, finish: Callable[..., None], num_biases: int) -> Callable[..., None]:
     """Return the body; ``finish(products, biases, out)`` writes what becomes of the sums, ``[R, F]`` in float32."""
-    per_kernel = 2 + task.form.has_minima
+    per_kernel = len(task.form.parts)
 
     def body(_first: Any, _experts: Any, rows: Any, _outputs: Any, x_ref: Any, *refs: Any) -> None:
         orders = refs[: len(choices(task))]
@@ -98,7 +99,7 @@ def columns_body(task: Task, finish: Callable[..., None], num_biases: int) -> Ca
 
         for index, kernel in enumerate(kernels):
             total_ref = total_scr.at[index]
-            _set_scales(task, kernel, scale_scr)
+            _set_scales(task, dict(zip(task.form.parts, kernel, strict=True)), scale_scr)
             if task.is_spread:
                 _multiply_spread(task, kernel[0], scale_scr, total_ref, *scratch)
             else:
@@ -191,17 +192,23 @@ def _spread(task: Task, x_ref: Any, orders: Any, spread_ref: Any, *sums: Any) ->
     _over_tiles(task, run)
 
 
-def _set_scales(task: Task, kernel: Any, scale_scr: Any) -> None:
+def _set_scales(task: Task, kernel: dict[str, Any], scale_scr: Any) -> None:
     """Write scales, and what is added to a group's widened weights, in float32."""
-    _, scales_ref, *minima = kernel
-    scales = as_float32(scales_ref[...])
+
+    def of_groups(name: str, units: str) -> jax.Array:
+        numbers = kernel[name][...]
+        return in_units(numbers, kernel[units][...]) if units in kernel else as_float32(numbers)
+
+    scales = of_groups("scales", "scale_units")
     if task.form.kind == FLOAT4:
         scales /= _FOUR
     scale_scr[0] = scales
     if task.is_shifted:
         added = -float(task.bias) * scales
-        for ref in minima:
-            added += as_float32(ref[...])
+        if "zeros" in kernel:
+            added -= as_float32(kernel["zeros"][...]) * scales
+        if "minima" in kernel:
+            added += of_groups("minima", "minima_units")
         scale_scr[1] = added
 
 
@@ -265,8 +272,8 @@ def _numbers(task: Task, codes_ref: Any, tile: Any, size: int) -> list[jax.Array
     if task.form.bits == 8:
         return [_widen(task, codes_ref, tile, size).astype(jnp.float32)]
     words = pltpu.bitcast(codes_ref[_inputs(tile, size)], jnp.int32)
-    number = one_float if task.form.kind == FLOAT4 else _one_integer
-    return [number(words, index) for index in range(8)]
+    number = {FLOAT4: one_float, LEVELS: functools.partial(one_level, task.form.levels)}.get(task.form.kind)
+    return [(number or _one_integer)(words, index) for index in range(8)]
 
 
 def _one_integer(words: jax.Array, index: int) -> jax.Array:
@@ -291,7 +298,8 @@ def _widen(task: Task, codes_ref: Any, tile: Any, size: int) -> jax.Array:
     if task.form.bits == 8:
         return codes.astype(jnp.bfloat16)
     words = pltpu.bitcast(codes, jnp.int32)
-    widen = pair_of_floats if task.form.kind == FLOAT4 else _widen_integers
+    kinds = {FLOAT4: pair_of_floats, LEVELS: functools.partial(pair_of_levels, task.form.levels)}
+    widen = kinds.get(task.form.kind, _widen_integers)
     return jnp.concatenate([pltpu.bitcast(widen(words, index), jnp.bfloat16) for index in range(4)], axis=0)
 
 

@@ -50,6 +50,5 @@ def _expert_of(kernel: Any, expert: Any) -> jax.Array:
     """Return one expert's kernel in float32."""
     if not isinstance(kernel, Codes):
         return lax.dynamic_index_in_dim(kernel, expert, keepdims=False).astype(jnp.float32)
-    parts = (None if part is None else lax.dynamic_index_in_dim(part, expert) for part in kernel[:3])
-    codes, scales, minima = parts
-    return widened(kernel._replace(codes=codes, scales=scales, minima=minima))[0]
+    own = {name: lax.dynamic_index_in_dim(part, expert) for name, part in kernel.parts.items()}
+    return widened(kernel._replace(**own))[0]

@@ -97,7 +97,7 @@ def read_weights(kernels: Sequence[Any], weights: Weights, rows: int, block_f: i
 
     if form is None:
         return Reading(list(kernels), [of_channels(block_f, width)] * len(kernels), [], rows_of_kernels)
-    parts = [part for kernel in kernels for part in (kernel.codes, kernel.scales, kernel.minima) if part is not None]
+    parts = [part for kernel in kernels for part in kernel.parts.values()]
     if not form.group:
         parts = [part[:, None] if index % 2 else part for index, part in enumerate(parts)]
     if is_compiled:
@@ -108,9 +108,8 @@ def read_weights(kernels: Sequence[Any], weights: Weights, rows: int, block_f: i
         return Reading(parts, specs, [], rows_of_kernels)
     task = weights.task(rows)
     orders = [jnp.asarray(order, jnp.bfloat16) for order in choices(task)]
-    of_groups = [across(width // form.group, block_f)] * (1 + form.has_minima)
     specs = [pl.BlockSpec(order.shape, lambda i, *_: (0, 0)) for order in orders]
-    specs += [across(width, block_f), *of_groups] * len(kernels)
+    specs += [across(part.shape[1], block_f) for part in parts]
     body = partial(_columns, task)
     return Reading([*orders, *parts], specs, task.scratch(block_f), body)
 

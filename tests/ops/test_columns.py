@@ -9,11 +9,21 @@ import pytest
 
 from jaxinfer import LanguageModel
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.few_bits.columns import ColumnArray, by_columns, layer_of, lies_by_columns
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, MXFP4, int4, nf4
+from jaxinfer.ops.few_bits.columns import (
+    ColumnArray,
+    by_columns,
+    expert_lies_by_columns,
+    layer_of,
+    lies_by_columns,
+    maybe_by_columns,
+)
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.grouped_experts import codes_of
 from jaxinfer.ops.matmul import linear
+from pallas_kernels.grouped_matmul.codes import widened
+from tests.ops.test_few_bits import drawn
 from tests.toys import TINY_LLAMA, random_params
 
 FORMS = {"int4": int4(64, False), "symmetric": int4(32, True), "Q4_1": GGUF_FORMATS["Q4_1"], "mxfp4": MXFP4}
@@ -23,6 +33,30 @@ CONFIG = replace(TINY_LLAMA, model_dim=128, ffn_dim=256, head_dim=32, num_heads=
 
 def draw(shape: tuple[int, ...], form) -> QuantizedArray:
     return round_to_nearest(jax.random.normal(jax.random.key(0), shape), form)
+
+
+ALL = {**FORMS, **GGUF_FORMATS, "nf4": nf4(64), "fp8": replace(FP8, group=128, scale_type="float32")}
+ALL["halves"] = replace(FP8, group=32, scale_type="bfloat16")
+ALL["zeros"] = Format(4, 128, UNSIGNED, has_zeros=True)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("Q6_K", "fp8") else pytest.param(name, marks=pytest.mark.exhaustive) for name in ALL]
+)
+def test_experts_are_the_same_by_columns_in_every_form(name):
+    """And in one array a number: codes of 5 and 6 bits take a byte each."""
+    form, rng = ALL[name], np.random.default_rng(0)
+    one, other = (drawn(rng, form, 8, 512) for _ in range(2))
+    array = jax.tree.map(lambda *parts: jnp.stack(parts), one, other)
+    assert expert_lies_by_columns(form, 512)
+    columns = maybe_by_columns(array, 512, of_experts=True)
+    assert columns.codes.dtype == (jnp.uint4 if form.bits == 4 else jnp.int8)
+    assert columns.shape == (2, 8, 512)
+    np.testing.assert_array_equal(widened(codes_of(columns)), array.dequantize())
+    for found in (columns, jax.tree.map(np.asarray, columns)):
+        for part, stored in zip(found.by_rows().matrix, array.matrix, strict=True):
+            assert part.dtype == stored.dtype
+            np.testing.assert_array_equal(part, stored)
 
 
 @pytest.mark.slow

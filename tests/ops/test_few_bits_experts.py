@@ -10,8 +10,8 @@ import pytest
 
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.experts import apply_experts, gating_of
-from jaxinfer.ops.few_bits.columns import by_columns, lies_by_columns
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, UNSIGNED, Format, int4, nf4
+from jaxinfer.ops.few_bits.columns import maybe_by_columns
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, TWO_OF_FOUR, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.grouped_experts import grouped_rows, multiplies_grouped
@@ -27,6 +27,8 @@ WEIGHTS = RNG.uniform(0.1, 1, (COUNT, CHOSEN)).astype(np.float32)
 CHOICES = np.stack([RNG.permutation(EXPERTS)[:CHOSEN] for _ in range(COUNT)]).astype(np.int32)
 INT4 = int4(32, False)
 WIDE = [INT8, nf4(32), FP8, GGUF_FORMATS["Q8_0"], replace(FP8, group=32, scale_type="float32")]
+# As DeepSeek-V3 is published, in blocks of 128 x 128.
+FP8_BLOCKS = replace(FP8, group=128, scale_type="float32")
 BY_KERNELS = choose_backend("float32", "cpu")
 BY_XLA = replace(BY_KERNELS, cpu_kernels=False)
 GATING = gating_of(jax.nn.silu, None)
@@ -137,16 +139,17 @@ def grouped(form: Format) -> tuple[QuantizedArray, ...]:
     rng = np.random.default_rng(3)
     plain = [jnp.asarray(rng.standard_normal((EXPERTS, 128, 128)) / 8, jnp.float32) for _ in SHAPES]
     rounded = tuple(round_to_nearest(each, form) for each in plain)
-    return tuple(map(by_columns, rounded)) if lies_by_columns(form, 128) else rounded
+    return tuple(maybe_by_columns(each, 128, of_experts=True) for each in rounded)
 
 
 @pytest.mark.parametrize(
     ("form", "kernels"),
     [
+        (FP8_BLOCKS, "interpret"),
         pytest.param(INT8, "interpret", marks=pytest.mark.slow),
         *(
             pytest.param(form, kernels, marks=pytest.mark.exhaustive)
-            for form in (int4(64, False), MXFP4, FP8)
+            for form in (int4(64, False), MXFP4, FP8, nf4(64), GGUF_FORMATS["Q8_0"])
             for kernels in ("reference", "interpret")
         ),
     ],
@@ -173,14 +176,14 @@ def test_the_grouped_product_of_a_tpu_widens_codes(kernels, form):
 
 def test_forms_that_no_kernel_widens_and_mixed_ones_go_by_a_loop():
     tpu = choose_backend("bfloat16", "tpu", kernels="interpret")
-    for form in (INT8, FP8, MXFP4, int4(64, True)):
+    for form in (INT8, FP8, MXFP4, int4(64, True), FP8_BLOCKS, nf4(32), GGUF_FORMATS["Q8_0"]):
         gate, up, down = jax.eval_shape(lambda form=form: grouped(form))
         assert multiplies_grouped((gate, up, down), tpu)
         assert multiplies_grouped((gate, up, jax.ShapeDtypeStruct(down.shape, jnp.bfloat16)), tpu)
         assert not multiplies_grouped((gate, jax.ShapeDtypeStruct(up.shape, jnp.bfloat16), down), tpu)
         assert not multiplies_grouped((gate, up, down), replace(tpu, kernels="xla"))
         assert not multiplies_grouped((gate, up, down), replace(tpu, compute_dtype="float32"))
-    assert not multiplies_grouped(jax.eval_shape(lambda: grouped(nf4(32))), tpu)
+    assert not multiplies_grouped(jax.eval_shape(lambda: grouped(TWO_OF_FOUR)), tpu)
     # Blocks have room for more rows, so that codes are widened once.
     int8, plain = grouped(INT8), [jax.ShapeDtypeStruct((5, 128, 128), jnp.bfloat16)] * 3
     assert [grouped_rows(mean, int8, "bfloat16") for mean in (0.25, 8.0, 9.0, 16.0, 64.0)] == [8, 16, 32, 32, 64]

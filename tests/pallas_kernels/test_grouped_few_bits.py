@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.chips import CHIPS
 from pallas_kernels.grouped_matmul import Codes, fit_rows, grouped_matmul
 from pallas_kernels.grouped_matmul.cases import QWEN3_30B, gated, make_case
-from pallas_kernels.grouped_matmul.codes import FLOAT4, FLOAT8, INTEGER, widened
+from pallas_kernels.grouped_matmul.codes import FLOAT4, FLOAT8, INTEGER, LEVELS, widened
 from pallas_kernels.grouped_matmul.columns import one_float, pair_of_floats
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
 from pallas_kernels.measure import case_floor
@@ -21,7 +21,11 @@ from tests.pallas_kernels.cached_attention import assert_no_races, relative_erro
 EXPERTS, CHANNELS = 3, 200
 # An expert with two blocks, one without and one with one; a block that is not run.
 BLOCKS, COUNT = np.array([0, 0, 2, 2], np.int32), 3
-KINDS = ("int8", "e4m3", "int8/32", "e4m3/128", "int4/32", "int4/64", "int4/128", "e2m1/32")
+KINDS = ("int8", "e4m3", "int8/32", "e4m3/128", "int4/32", "int4/64", "int4/128", "e2m1/32", "levels/64", "zeros/128")
+# Groups whose scales and minima are integers, 8 of which share a unit, or 16.
+UNITS = ("minima8/32", "int8x16/16")
+QUANTILES = (-1.0, -0.695, -0.524, -0.395, -0.285, -0.185, -0.0908, 0.0, *(0.0796, 0.161, 0.246, 0.338, 0.441, 0.5625))
+QUANTILES += (0.723, 1.0)
 
 
 @cache
@@ -36,16 +40,33 @@ def draw(kind: str, width: int, seed: int = 1) -> Codes:
         scales = rng.uniform(0.5, 1, (experts, CHANNELS)).astype(np.float32) / 64
         return Codes(jnp.asarray(codes), jnp.asarray(scales), kind=what)
     shape = (experts, width // int(group), CHANNELS)
+    supers = 16 if name == "int8x16" else 8
     if name in ("int8", FLOAT8):
         scales = rng.uniform(0.5, 1, shape).astype(np.float32) / 64
         return Codes(jnp.asarray(codes.swapaxes(1, 2)), jnp.asarray(scales), kind=what)
     nibbles = jnp.asarray(codes.swapaxes(1, 2) & 15).astype(jnp.uint4)
     if name == FLOAT4:
         return Codes(nibbles, jnp.asarray(rng.integers(118, 126, shape).astype(np.uint8)), kind=what)
-    scales, minima = (
-        jnp.asarray(sign * rng.uniform(0.5, 1, shape).astype(np.float16)).view(jnp.int16) for sign in (0.125, -1.0)
-    )
-    return Codes(nibbles, scales, minima if name == "minima" else None, offset=0 if name == "minima" else 8)
+
+    def halves(factor: float, groups: int = shape[1]):
+        drawn = rng.uniform(0.5, 1, (experts, groups, CHANNELS)).astype(np.float16)
+        return jnp.asarray(drawn * np.float16(factor)).view(jnp.int16)
+
+    def integers(low: int):
+        return jnp.asarray(rng.integers(low, 63, shape).astype(np.int8))
+
+    if name == "int8x16":
+        units = halves(1 / 1024, shape[1] // supers)
+        return Codes(jnp.asarray(codes.swapaxes(1, 2)), integers(-63), scale_units=units)
+    if name == "minima8":
+        units, of_minima = (halves(factor, shape[1] // supers) for factor in (1 / 256, -1 / 32))
+        return Codes(nibbles, integers(1), integers(1), scale_units=units, minima_units=of_minima)
+    scales = halves(0.125)
+    if name == "levels":
+        return Codes(nibbles, scales, kind=LEVELS, levels=QUANTILES)
+    if name == "zeros":
+        return Codes(nibbles, scales, zeros=jnp.asarray(rng.integers(1, 16, shape).astype(np.int8)))
+    return Codes(nibbles, scales, halves(-1.0) if name == "minima" else None, offset=0 if name == "minima" else 8)
 
 
 def rows(count: int, width: int) -> np.ndarray:
@@ -84,6 +105,11 @@ by_reference = partial(compiled, grouped_matmul_reference)
             for count, width in ((16, 256), (128, 256), (128, 320))
             if width == 256 or not kind.endswith("128")
         ),
+        *(
+            pytest.param(kind, count, 512, False, marks=pytest.mark.exhaustive)
+            for kind in UNITS
+            for count in (8, 16, 128)
+        ),
         pytest.param("minima/64", 128, 320, True, marks=pytest.mark.slow),
     ],
 )
@@ -91,7 +117,9 @@ def test_every_row_is_multiplied_by_what_its_experts_codes_stand_for(kind, count
     """As exactly as in float32, but for many rows and weights of small groups, which are rounded to bfloat16 first."""
     x = rows(count, width)
     found, expected = (np.asarray(each(kind, width, is_pair)(x, BLOCKS, COUNT)) for each in (by_kernel, by_reference))
-    is_rounded = count > 16 and kind in ("int8/32", "int4/32", "int4/64", "minima/64")
+    group = int(kind.partition("/")[2] or 128)
+    # The rounding of powers of two changes nothing.
+    is_rounded = group < 128 and count * (128 // group) > 64 and kind != "e2m1/32"
     error = relative_error(found[: COUNT * count], expected[: COUNT * count])
     assert error < (4e-3 if is_rounded else 1e-5)
     assert error > 1e-4 or not is_rounded
@@ -159,9 +187,11 @@ def codes_of(dtype=jnp.uint4, shape=(2, 256, 128), scales=(2, 4, 128), kind=INTE
 BAD = {
     "rows": (partial(codes_of), jnp.float32, "rows are float32, not bfloat16, which kernels in few bits multiply"),
     "kind": (partial(codes_of, jnp.int8, kind=FLOAT4), jnp.bfloat16, "codes of e2m1 are int8"),
-    "groups": (partial(codes_of, scales=(2, 16, 128)), jnp.bfloat16, r"scales \(2, 16, 128\) are not those of groups"),
+    "groups": (partial(codes_of, scales=(2, 32, 128)), jnp.bfloat16, r"scales \(2, 32, 128\) are not those of groups"),
     "scales": (partial(codes_of, scale=jnp.bfloat16), jnp.bfloat16, "scales are bfloat16"),
     "minima": (partial(codes_of, minima=jnp.ones((2, 1, 128))), jnp.bfloat16, r"minima are float32\(2, 1, 128\)"),
+    "units": (partial(codes_of, scale=jnp.int8), jnp.bfloat16, "scales are int8"),
+    "levels": (partial(codes_of, kind=LEVELS), jnp.bfloat16, "codes of levels have 0 levels"),
     "channels": (
         partial(codes_of, shape=(2, 128, 256), scales=(2, 128)),
         jnp.bfloat16,

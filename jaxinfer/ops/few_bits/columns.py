@@ -1,11 +1,11 @@
-"""Quantized arrays as TPUs read them: codes ``[in, out]``, four bits each, and float16 as bits of int16.
+"""Quantized arrays as TPUs read them: codes ``[in, out]``, of four bits or eight, and float16 as bits of int16.
 
 A TPU's matrix unit takes a kernel's inputs along its rows, packs four bits itself, and knows no float16. Integers are
 multiplied by a kernel; of 4-bit floats, whose scales are powers of two, the compiler widens codes inside the product.
+Experts' kernels may be in any form with groups: codes of 5 and 6 bits take a byte each there.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,23 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Float, Integer
-from jaxinfer.ops.few_bits.formats import GROUPS, MXFP4, RUN, Format
+from jaxinfer.ops.few_bits.formats import FP8, GROUPS, MXFP4, RUN, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, powers_of
 
 # The rows of a kernel ``[in, out]`` that the matrix unit takes at once.
 _TILE = 128
+# So many inputs of an expert are whole tiles of vector memory.
+_EXPERT_UNIT = 64
+_BYTE = 8
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ColumnArray(QuantizedArray):
-    """Weights ``[..., N, K]``: codes ``[..., K, N]`` in uint4, scales and minima ``[..., G, N]`` in int16 or uint8.
+    """Weights ``[..., N, K]``: codes ``[..., K, N]`` in uint4 or int8, and scales and minima ``[..., G, N]``.
 
-    With ``layer``, the parts are stacks ``[L, ...]``, of which this is that layer: a kernel reads it where it lies.
+    Codes of 5 and 6 bits are int8, less their offset. What is float16 is int16, and bfloat16 float32. With ``layer``,
+    the parts are stacks ``[L, ...]``, of which this is that layer: a kernel reads it where it lies.
     """
 
     form: Format = dataclasses.field(metadata={"static": True})
@@ -68,10 +72,12 @@ class ColumnArray(QuantizedArray):
         halves: list[Any]
         codes, *halves = (numpy.swapaxes(part, -1, -2) for part in one.matrix)
         halves = [np.ascontiguousarray(half) if numpy is np else half for half in halves]
-        scales, *minima = (half if half.dtype == np.uint8 else half.view(np.float16) for half in halves)
-        runs = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, RUN)
-        packed = (runs[..., : RUN // 2] | (runs[..., RUN // 2 :] << 4)).reshape(*codes.shape[:-1], -1)
-        return QuantizedArray.of(self.form, [packed, scales, *minima])
+        halves = [half.view(np.float16) if half.dtype == np.int16 else half for half in halves]
+        if self.form.scale_dtype == "bfloat16":
+            halves = [half.astype(jnp.bfloat16) if half.dtype == np.float32 else half for half in halves]
+        if self.form.bits < _BYTE:
+            codes = codes.astype(np.uint8) + np.uint8(_taken_off(self.form))
+        return QuantizedArray.of(self.form, [pack(codes, self.form), *halves])
 
     def dequantize(self) -> Any:
         """Return the weights in float32."""
@@ -93,14 +99,53 @@ def lies_by_columns(form: Format, width: int) -> bool:
     )
 
 
+def expert_lies_by_columns(form: Format, width: int) -> bool:
+    """Whether experts of a form, in rows of ``width``, lie by columns on a TPU.
+
+    Those with one scale a row are multiplied as they are stored.
+    """
+    has_groups = form.kept is None and form.group is not None and not form.is_ordered
+    has_groups = has_groups and not (form.bits == _BYTE and form.levels not in ((), FP8.levels))
+    return lies_by_columns(form, width) or (has_groups and width % max(_EXPERT_UNIT, form.unit) == 0)
+
+
 @jax.jit
 def by_columns(array: QuantizedArray) -> ColumnArray:
-    """Return the same weights for TPU kernels; check `lies_by_columns` first."""
-    halves = [
-        part if part.dtype == jnp.uint8 else jax.lax.bitcast_convert_type(part, jnp.int16) for part in array.matrix[1:]
-    ]
-    parts = [jnp.swapaxes(part, -1, -2) for part in (array.unpacked().astype(jnp.uint4), *halves)]
-    return ColumnArray(parts[0], parts[1], parts[2] if len(parts) > 2 else None, form=array.form)
+    """Return the same weights for TPU kernels; check `lies_by_columns` or `expert_lies_by_columns` first."""
+    form = array.form
+    codes = array.codes if form.bits == _BYTE else array.unpacked()
+    if form.bits < _BYTE:
+        codes = codes.astype(jnp.uint4) if form.bits == 4 else codes.astype(jnp.int8) - jnp.int8(_taken_off(form))
+
+    def of_chip(part: Any) -> Any:
+        if part.dtype == jnp.float16:
+            return jax.lax.bitcast_convert_type(part, jnp.int16)
+        return part.astype(jnp.float32) if part.dtype == jnp.bfloat16 else part
+
+    parts = [jnp.swapaxes(part, -1, -2) for part in (codes, *map(of_chip, array.matrix[1:]))]
+    return ColumnArray(form=form, **{"minima": None, **dict(zip(form.part_names, parts, strict=True))})
+
+
+def _taken_off(form: Format) -> int:
+    """Return what codes of 5 and 6 bits are stored less."""
+    return 0 if form.bits == 4 else form.offset or 0
+
+
+def pack(codes: Any, form: Format) -> Any:
+    """Return codes, one a byte, as they are stored (`formats`); of NumPy's arrays, NumPy's."""
+    if form.bits == _BYTE:
+        return codes
+    numpy: Any = np if isinstance(codes, np.ndarray) else jnp
+    runs = codes.reshape(*codes.shape[:-1], -1, RUN)
+    low = runs & 15
+    packed = [low[..., : RUN // 2] | (low[..., RUN // 2 :] << 4)]
+    if form.bits > 4:
+        others = form.bits - 4
+        # Of 5 bits, bit i of byte j is that of code 8 j + i; of 6, bits 2 i and 2 i + 1 those of code 8 i + j.
+        high = (runs >> 4).reshape(*runs.shape[:-1], RUN // 8, 8)
+        axis, steps = (-1, np.arange(8)) if others == 1 else (-2, np.arange(0, 8, 2)[:, None])
+        packed.append(numpy.sum(high << steps.astype(np.uint8), axis=axis, dtype=np.uint8))
+    return numpy.concatenate(packed, axis=-1).reshape(*codes.shape[:-1], -1)
 
 
 def widened_floats(codes_KN: Integer[Array, "K N"], exponents_GN: Integer[Array, "G N"]) -> Float[Array, "K N"]:
@@ -122,19 +167,9 @@ def layer_of(params: Any, layer: Any) -> Any:
     return jax.tree.map(taken, params, is_leaf=lambda node: isinstance(node, ColumnArray))
 
 
-def kernels_by_columns(params: Mapping[str, Any]) -> Any:
-    """Return a decoder's parameters with all kernels for TPU kernels that can be; tables are read by rows."""
-    return {
-        key: kernels_by_columns(value)
-        if isinstance(value, Mapping) and key != "embed"
-        else maybe_by_columns(value, value.shape[-1])
-        if isinstance(value, QuantizedArray)
-        else value
-        for key, value in params.items()
-    }
-
-
-def maybe_by_columns(array: QuantizedArray, width: int) -> QuantizedArray:
-    """Return an array by columns if TPU kernels multiply a device's ``width`` of its inputs."""
-    is_stored = not isinstance(array, ColumnArray)
-    return by_columns(array) if is_stored and lies_by_columns(array.form, width) else array
+def maybe_by_columns(array: QuantizedArray, width: int, of_experts: bool = False) -> QuantizedArray:
+    """Return an array, or stack of experts, by columns if TPU kernels multiply a device's ``width`` of its inputs."""
+    if isinstance(array, ColumnArray):
+        return array
+    lies = expert_lies_by_columns if of_experts else lies_by_columns
+    return by_columns(array) if lies(array.form, width) else array
