@@ -14,7 +14,6 @@ from jaxinfer.checkpoint.matrix_readers import MatrixReader
 from jaxinfer.checkpoint.shards import Box, distinct_boxes, make_sharded
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.few_bits import is_expert
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
@@ -26,12 +25,10 @@ def read_few_bits(reader: MatrixReader, checkpoint: Checkpoint, leaf: Leaf, read
     Weights are rounded before they are padded and split, so that a mesh multiplies by the weights of one device. Memory
     holds no more than the devices' parts and one layer's kernel.
     """
-    by_columns, of_experts = reader.by_columns and leaf.path[0] != "embed", is_expert(leaf.path)
+    by_columns = reader.by_columns and leaf.path[0] != "embed"
     if leaf.struct.sharding is None:
         found = reader.read(checkpoint, leaf, read_plainly)
-        if found is None or not by_columns:
-            return found
-        return maybe_by_columns(found, found.shape[-1], of_experts)
+        return maybe_by_columns(found, found.shape[-1]) if found is not None and by_columns else found
     sharding, padding = leaf.struct.sharding, leaf.padding[leaf.stacked :]
     if leaf.transposed:
         sharding, padding = transposed(sharding), padding[::-1]
@@ -53,7 +50,7 @@ def read_few_bits(reader: MatrixReader, checkpoint: Checkpoint, leaf: Leaf, read
         padded = pad_quantized(jax.tree.map(np.asarray, found), padding, name)
         width = check_split(padded, sharding, name)
         if by_columns:
-            padded = jax.tree.map(np.asarray, maybe_by_columns(padded, width, of_experts))
+            padded = jax.tree.map(np.asarray, maybe_by_columns(padded, width))
         if held is None:
             held = _Held(padded, sharding, len(leaf.sources) if leaf.stacked else None)
         if held.one.form != padded.form:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, expert_stacks, stored_kernel
 from jaxinfer.notation import Params
-from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -64,18 +63,6 @@ def change_matrices(params: Mapping[str, Any], change: Callable[[tuple[str, ...]
         return made
 
     return walk(params, ())
-
-
-def kernels_by_columns(params: Mapping[str, Any], of_experts: bool = False) -> Any:
-    """Return a decoder's parameters with all kernels for TPU kernels that can be; tables are read by rows."""
-    return {
-        key: kernels_by_columns(value, key == EXPERTS)
-        if isinstance(value, Mapping) and key != "embed"
-        else maybe_by_columns(value, value.shape[-1], of_experts)
-        if isinstance(value, QuantizedArray)
-        else value
-        for key, value in params.items()
-    }
 
 
 def in_few_bits(params: Params, form: Format, named: str, *, only_experts: bool = False) -> Params:

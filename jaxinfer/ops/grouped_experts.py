@@ -16,8 +16,9 @@ from jax import lax
 
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.column_products import codes_of
 from jaxinfer.ops.few_bits.columns import ColumnArray
-from jaxinfer.ops.few_bits.formats import FP4, FP8, INT8
+from jaxinfer.ops.few_bits.formats import FP8, INT8
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.rounding import rounded
@@ -75,7 +76,7 @@ def grouped_rows(mean: float, kernels: Any, dtype: Any) -> int:
     """
     from pallas_kernels.grouped_matmul import fit_rows
 
-    stacks = [codes_of(kernel.stack if isinstance(kernel, LayerView) else kernel) for kernel in kernels]
+    stacks = [_operand(kernel.stack if isinstance(kernel, LayerView) else kernel) for kernel in kernels]
     forms = [getattr(stack, "form", None) for stack in stacks]
     if any(forms):
         # Widening codes again for a second block takes longer than multiplying a larger block.
@@ -122,7 +123,7 @@ def multiply_grouped(
 
     stacks, firsts = zip(*(_flat(kernel) for kernel in kernels))
     dtype = jnp.dtype(backend.compute_dtype)
-    stacks = [codes_of(stack) for stack in stacks]
+    stacks = [_operand(stack) for stack in stacks]
     options = {"rounded_to": dtype, "first_expert": firsts[0]}
     read = load.expected(len(copies_YD) // len(experts))
     run: Any = partial(grouped_matmul, interpret=backend.kernels == "interpret", read=read)
@@ -180,18 +181,6 @@ def _flat(kernel: Any) -> tuple[Any, Any]:
     return kernel.flat(jnp.int32(0)) if isinstance(kernel, LayerView) else (kernel, 0)
 
 
-def codes_of(stack: Any) -> Any:
+def _operand(stack: Any) -> Any:
     """Return a stack of kernels as the grouped product takes it; of described ones, what describes their form."""
-    from pallas_kernels.grouped_matmul import Codes
-
-    if not isinstance(stack, QuantizedArray):
-        return stack
-    form = stack.form
-    if not isinstance(stack, ColumnArray):
-        return Codes(stack.codes, stack.scales[..., 0], kind="integer" if form.offset is not None else "e4m3")
-    offset = (form.offset or 0) if form.bits == 4 else 0
-    parts = {name: getattr(stack, name) for name in form.part_names}
-    if form.bits == 4 and form.offset is None and form.levels != FP4:
-        return Codes(**parts, kind="levels", levels=form.levels)
-    is_integer = form.offset is not None
-    return Codes(**parts, kind="integer" if is_integer else "e2m1" if form.bits == 4 else "e4m3", offset=offset)
+    return codes_of(stack) if isinstance(stack, QuantizedArray) else stack

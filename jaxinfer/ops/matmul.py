@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Float, Int8
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.column_products import is_multiplied_by_columns, multiply_columns
+from jaxinfer.ops.column_products import multiply_columns
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits, multiply_few_bits
 from jaxinfer.ops.each_device import WHOLE, Split, even_axis, kernel_axes, row_axes
@@ -98,7 +98,7 @@ def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend:
         return [_quantized_products(inputs, [kernel], backend, split)[0] for kernel in kernels]
     if form.is_ordered:
         return _quantized_products(inputs[..., kernels[0].order[0]], [kernels[0].in_order()], backend, split)
-    by_columns = is_multiplied_by_columns(kernels[0], backend)
+    by_columns = isinstance(kernels[0], ColumnArray) and backend.kernels != "xla"
     if backend.activations is not None and multiplies_rounded(form) and not by_columns:
         return multiply_rounded(inputs, [kernel.by_rows() for kernel in kernels], backend, split)
     own = _multiply_few_bits(inputs, kernels, backend, split)
@@ -109,7 +109,7 @@ def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend:
 
 def _multiply_widened(inputs: Any, kernel: QuantizedArray, backend: Backend, split: Split) -> Any:
     """Return a product with a quantized kernel by a TPU's kernel or by XLA."""
-    if is_multiplied_by_columns(kernel, backend):
+    if isinstance(kernel, ColumnArray) and backend.kernels != "xla":
         return multiply_columns(inputs, kernel, backend, split)
     if kernel.form in (INT8, FP8):
         # A TPU's compiler widens codes where it multiplies them, and as fast as a kernel of our own.

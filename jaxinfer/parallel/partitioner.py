@@ -17,14 +17,13 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
-from jaxinfer.models.few_bits import kernels_by_columns
-from jaxinfer.models.layers import EXPERTS, TRANSPOSED_KERNEL
-from jaxinfer.models.padding import pad_config, pad_parameter, parameter_sources
+from jaxinfer.models.layers import TRANSPOSED_KERNEL
+from jaxinfer.models.padding import Sources, pad_config, pad_parameter, parameter_sources
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.stages import check_stages, num_stages
 from jaxinfer.notation import DATA, EXPERT, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.few_bits.columns import ColumnArray, maybe_by_columns
+from jaxinfer.ops.few_bits.columns import ColumnArray, kernels_by_columns, maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 from jaxinfer.ops.logical_axes import filled_rows
@@ -239,29 +238,30 @@ def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _put_params(
-    params: Mapping[str, Any],
-    padding: Mapping[str, Any],
-    shardings: Mapping[str, Any],
-    by_columns: bool,
-    of_experts: bool = False,
+    params: Mapping[str, Any], padding: Mapping[str, Any], shardings: Mapping[str, Any], by_columns: bool
 ) -> Params:
     placed: Params = {}
     for key, value in params.items():
         if isinstance(value, Mapping):
-            here = by_columns and key != "embed"
-            placed[key] = _put_params(value, padding[key], shardings[key], here, key == EXPERTS)
+            placed[key] = _put_params(value, padding[key], shardings[key], by_columns and key != "embed")
         elif isinstance(value, QuantizedArray):
             stored = key if key in padding else TRANSPOSED_KERNEL
             sources, sharding = padding[stored], shardings[stored]
             if stored != key:
                 sources, sharding = sources[::-1], transposed(sharding)
-            padded = value if isinstance(value, ColumnArray) else pad_quantized(value, sources, f"weights {key!r}")
-            width = check_split(padded, sharding, f"weights {key!r}")
-            padded = maybe_by_columns(padded, width, of_experts) if by_columns else padded
-            placed[key] = jax.tree.map(_put, padded, part_shardings(padded, sharding))
+            placed[key] = _put_quantized(f"weights {key!r}", value, sources, sharding, by_columns)
         else:
             placed[key] = _put(pad_parameter(value, padding[key]), shardings[key])
     return placed
+
+
+def _put_quantized(
+    name: str, array: QuantizedArray, sources: Sources, sharding: NamedSharding, by_columns: bool
+) -> QuantizedArray:
+    padded = array if isinstance(array, ColumnArray) else pad_quantized(array, sources, name)
+    width = check_split(padded, sharding, name)
+    padded = maybe_by_columns(padded, width) if by_columns else padded
+    return jax.tree.map(_put, padded, part_shardings(padded, sharding))
 
 
 def _placed(struct: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -8,7 +8,7 @@ import jax
 from jaxinfer.checkpoint.few_bits import FewBits, parse_few_bits
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.few_bits import change_matrices, check_has_experts, is_expert, is_table
+from jaxinfer.models.few_bits import change_matrices, check_has_experts, is_table
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.formats import INT8
@@ -48,7 +48,7 @@ def described_in_few_bits(params: Mapping[str, Any], weights: FewBits) -> Params
         array = jax.eval_shape(lambda weights: round_to_nearest(weights, chosen), struct)
         width = check_split(array, struct.sharding, name)
         if path[0] != "embed":
-            array = jax.eval_shape(lambda array: maybe_by_columns(array, width, is_expert(path)), array)
+            array = jax.eval_shape(lambda array: maybe_by_columns(array, width), array)
         return jax.tree.map(
             lambda part, where: jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=where),
             array,

@@ -9,23 +9,24 @@ import pytest
 
 from jaxinfer import LanguageModel
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.column_products import codes_of
 from jaxinfer.ops.few_bits.columns import (
     ColumnArray,
     by_columns,
-    expert_lies_by_columns,
+    has_whole_tiles,
     layer_of,
     lies_by_columns,
     maybe_by_columns,
 )
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, UNSIGNED, Format, int4, nf4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, TWO_OF_FOUR, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
-from jaxinfer.ops.grouped_experts import codes_of
 from jaxinfer.ops.matmul import linear
 from pallas_kernels.grouped_matmul.codes import widened
 from tests.ops.test_few_bits import drawn
 from tests.toys import TINY_LLAMA, random_params
 
+FP8_BLOCKS = replace(FP8, group=128, scale_type="float32")
 FORMS = {"int4": int4(64, False), "symmetric": int4(32, True), "Q4_1": GGUF_FORMATS["Q4_1"], "mxfp4": MXFP4}
 TPU = replace(choose_backend("float32", "cpu", scan_layers=True, kernels="interpret"), cpu_kernels=False)
 CONFIG = replace(TINY_LLAMA, model_dim=128, ffn_dim=256, head_dim=32, num_heads=4)
@@ -35,7 +36,7 @@ def draw(shape: tuple[int, ...], form) -> QuantizedArray:
     return round_to_nearest(jax.random.normal(jax.random.key(0), shape), form)
 
 
-ALL = {**FORMS, **GGUF_FORMATS, "nf4": nf4(64), "fp8": replace(FP8, group=128, scale_type="float32")}
+ALL = {**FORMS, **GGUF_FORMATS, "nf4": nf4(64), "fp8": FP8_BLOCKS}
 ALL["halves"] = replace(FP8, group=32, scale_type="bfloat16")
 ALL["zeros"] = Format(4, 128, UNSIGNED, has_zeros=True)
 
@@ -48,8 +49,8 @@ def test_experts_are_the_same_by_columns_in_every_form(name):
     form, rng = ALL[name], np.random.default_rng(0)
     one, other = (drawn(rng, form, 8, 512) for _ in range(2))
     array = jax.tree.map(lambda *parts: jnp.stack(parts), one, other)
-    assert expert_lies_by_columns(form, 512)
-    columns = maybe_by_columns(array, 512, of_experts=True)
+    assert lies_by_columns(form, 512)
+    columns = maybe_by_columns(array, 512)
     assert columns.codes.dtype == (jnp.uint4 if form.bits == 4 else jnp.int8)
     assert columns.shape == (2, 8, 512)
     np.testing.assert_array_equal(widened(codes_of(columns)), array.dequantize())
@@ -73,18 +74,30 @@ def test_weights_are_the_same_by_rows_and_by_columns(name):
 
 
 def test_only_what_a_kernel_multiplies_lies_by_columns():
-    assert not any(lies_by_columns(form, 256) for form in (INT8, nf4(64), GGUF_FORMATS["Q6_K"], GGUF_FORMATS["Q4_K"]))
-    assert lies_by_columns(int4(64, False), 256)
-    assert not lies_by_columns(int4(64, False), 192)
-    assert lies_by_columns(MXFP4, 192)
+    by_rows = INT8, FP8, TWO_OF_FOUR, replace(int4(64, True), is_ordered=True)
+    assert not any(lies_by_columns(form, 256) for form in by_rows)
+    assert [lies_by_columns(int4(64, False), width) for width in (256, 192, 96)] == [True, True, False]
+    assert [has_whole_tiles(int4(64, False), width) for width in (256, 192)] == [True, False]
+    assert not any(has_whole_tiles(form, 256) for form in (MXFP4, nf4(64), GGUF_FORMATS["Q4_K"], GGUF_FORMATS["Q8_0"]))
+    assert [lies_by_columns(MXFP4, width) for width in (96, 192)] == [True, True]
+    assert [lies_by_columns(GGUF_FORMATS["Q6_K"], width) for width in (256, 384)] == [True, False]
 
 
 @pytest.mark.parametrize(
-    "name", ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("symmetric", "mxfp4"))]
+    "name",
+    [
+        "int4",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("symmetric", "mxfp4", "fp8")),
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in ("nf4", "Q4_K", "Q6_K", "Q8_0", "Q5_1", "zeros")
+        ),
+    ],
 )
 def test_a_layer_of_a_stack_is_multiplied(name):
     """By the interpreted kernel; rows are rounded to bfloat16, here before."""
-    array = draw((3, 40, 256), FORMS[name])
+    drawn_each = [drawn(np.random.default_rng(layer), ALL[name], 40, 256) for layer in range(3)]
+    array = jax.tree.map(lambda *parts: jnp.stack(parts), *drawn_each)
     x = jax.random.normal(jax.random.key(1), (2, 3, 256)).astype(jnp.bfloat16).astype(jnp.float32)
     one = layer_of({"kernel": by_columns(array)}, jnp.int32(2))["kernel"]
     assert isinstance(one, ColumnArray)

@@ -139,7 +139,7 @@ def grouped(form: Format) -> tuple[QuantizedArray, ...]:
     rng = np.random.default_rng(3)
     plain = [jnp.asarray(rng.standard_normal((EXPERTS, 128, 128)) / 8, jnp.float32) for _ in SHAPES]
     rounded = tuple(round_to_nearest(each, form) for each in plain)
-    return tuple(maybe_by_columns(each, 128, of_experts=True) for each in rounded)
+    return tuple(maybe_by_columns(each, 128) for each in rounded)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """Quantized arrays as TPUs read them: codes ``[in, out]``, of four bits or eight, and float16 as bits of int16.
 
-A TPU's matrix unit takes a kernel's inputs along its rows, packs four bits itself, and knows no float16. Integers are
-multiplied by a kernel; of 4-bit floats, whose scales are powers of two, the compiler widens codes inside the product.
-Experts' kernels may be in any form with groups: codes of 5 and 6 bits take a byte each there.
+A TPU's matrix unit takes a kernel's inputs along its rows, packs four bits itself, and knows no float16. Kernels of our
+own multiply them; of 4-bit floats that are not experts', whose scales are powers of two, the compiler widens codes in
+the product. Codes of 5 and 6 bits take a byte each.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, powers_of
 
 # The rows of a kernel ``[in, out]`` that the matrix unit takes at once.
 _TILE = 128
-# So many inputs of an expert are whole tiles of vector memory.
-_EXPERT_UNIT = 64
+# So many inputs are whole tiles of vector memory.
+_UNIT = 64
 _BYTE = 8
 
 
@@ -85,33 +86,23 @@ class ColumnArray(QuantizedArray):
 
 
 def lies_by_columns(form: Format, width: int) -> bool:
-    """Whether weights of a form, in rows of ``width``, lie by columns on a TPU."""
+    """Whether weights of a form, in rows of ``width``, lie by columns on a TPU; those with one scale a row do not."""
     if form == MXFP4:
         return width % RUN == 0
-    return (
-        form.bits == 4
-        and form.offset is not None
-        and form.group in GROUPS
-        and form.supers is None
-        and form.scale_dtype == "float16"
-        and not (form.has_zeros or form.is_ordered)
-        and width % _TILE == 0
-    )
-
-
-def expert_lies_by_columns(form: Format, width: int) -> bool:
-    """Whether experts of a form, in rows of ``width``, lie by columns on a TPU.
-
-    Those with one scale a row are multiplied as they are stored.
-    """
+    is_known = form.bits < _BYTE or form.levels in ((), FP8.levels)
     has_groups = form.kept is None and form.group is not None and not form.is_ordered
-    has_groups = has_groups and not (form.bits == _BYTE and form.levels not in ((), FP8.levels))
-    return lies_by_columns(form, width) or (has_groups and width % max(_EXPERT_UNIT, form.unit) == 0)
+    return is_known and has_groups and width % max(_UNIT, form.unit) == 0
+
+
+def has_whole_tiles(form: Format, width: int) -> bool:
+    """Whether `pallas_kernels.quant_matmul` multiplies weights that lie by columns."""
+    is_plain = form.supers is None and form.scale_dtype == "float16" and not form.has_zeros
+    return form.bits == 4 and form.offset is not None and form.group in GROUPS and is_plain and width % _TILE == 0
 
 
 @jax.jit
 def by_columns(array: QuantizedArray) -> ColumnArray:
-    """Return the same weights for TPU kernels; check `lies_by_columns` or `expert_lies_by_columns` first."""
+    """Return the same weights for TPU kernels; check `lies_by_columns` first."""
     form = array.form
     codes = array.codes if form.bits == _BYTE else array.unpacked()
     if form.bits < _BYTE:
@@ -167,9 +158,19 @@ def layer_of(params: Any, layer: Any) -> Any:
     return jax.tree.map(taken, params, is_leaf=lambda node: isinstance(node, ColumnArray))
 
 
-def maybe_by_columns(array: QuantizedArray, width: int, of_experts: bool = False) -> QuantizedArray:
-    """Return an array, or stack of experts, by columns if TPU kernels multiply a device's ``width`` of its inputs."""
-    if isinstance(array, ColumnArray):
-        return array
-    lies = expert_lies_by_columns if of_experts else lies_by_columns
-    return by_columns(array) if lies(array.form, width) else array
+def kernels_by_columns(params: Mapping[str, Any]) -> Any:
+    """Return a decoder's parameters with all kernels for TPU kernels that can be; tables are read by rows."""
+    return {
+        key: kernels_by_columns(value)
+        if isinstance(value, Mapping) and key != "embed"
+        else maybe_by_columns(value, value.shape[-1])
+        if isinstance(value, QuantizedArray)
+        else value
+        for key, value in params.items()
+    }
+
+
+def maybe_by_columns(array: QuantizedArray, width: int) -> QuantizedArray:
+    """Return an array by columns if TPU kernels multiply a device's ``width`` of its inputs."""
+    is_stored = not isinstance(array, ColumnArray)
+    return by_columns(array) if is_stored and lies_by_columns(array.form, width) else array
