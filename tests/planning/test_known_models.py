@@ -23,8 +23,8 @@ def _further_layer(model_dim: int, queries: int, experts: int, width: int, norms
 # As the Hugging Face hub counts the tensors of each; those of Qwen3-0.6B and 1.7B without the output matrix, which is
 # the embedding and is stored there, too; those of OPT-66B, which is pickled there, and of text decoders beside a vision
 # model by their published sizes. Those of Apertus with a number of each layer that is a buffer there; those of GLM-4.5
-# without the layer that predicts a further token. Of Apertus-70B and Trinity-Mini, computed: only whole billions of
-# theirs were found.
+# without the layer that predicts a further token. Of Apertus-70B, Trinity-Mini and Hunyuan-MT-7B, computed: only
+# whole billions of theirs were found; of Phi-3.5-MoE, computed and 41.9 billion as published.
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
@@ -80,6 +80,8 @@ PUBLISHED = {
     "glm-4.5-air": 110_468_824_832 - _further_layer(4096, 96 * 128, 128, 1408),
     "dbrx": 131_596_523_520,
     "trinity-mini": 26_123_974_400,
+    "phi-3.5-moe": 41_873_153_344,
+    "hunyuan-mt-7b": 7_504_932_864,
 }
 
 
