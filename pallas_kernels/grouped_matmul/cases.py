@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.case import Case, Rival
-from pallas_kernels.grouped_matmul.codes import FLOAT4, INTEGER, Codes
+from pallas_kernels.grouped_matmul.codes import FLOAT4, FLOAT8, INTEGER, LEVELS, LEVELS_OF_FOUR_BITS, Codes
 from pallas_kernels.grouped_matmul.op import grouped_matmul, shape_key
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
 from pallas_kernels.grouped_matmul.rivals import gate_and_up_by_megablox, one_by_megablox
@@ -34,7 +34,8 @@ _TILES = ((64, 1024, 1024), (64, 2048, 768), (128, 1024, 1024), (128, 2048, 768)
 def make_case(layer: Layer, tokens: int, rows: int, is_down: bool = False, kind: str | None = None) -> Case:
     """Return the case of gate and up, or of down, for tokens whose experts are drawn, in blocks of so many rows.
 
-    ``kind`` are weights in few bits: ``int8``, ``int4/64`` with minima, or ``e2m1/32``.
+    ``kind`` are weights in few bits: ``int8``, ``int4/64`` with minima, ``e2m1/32``, ``levels/64``, ``int8/32``,
+    ``e4m3/128``, or ``int4x8/32`` with minima whose units 8 groups share.
     """
     sizes_E = _drawn_sizes(layer, tokens)
     experts_X, count = lay_out(sizes_E, rows)
@@ -59,7 +60,7 @@ def make_case(layer: Layer, tokens: int, rows: int, is_down: bool = False, kind:
             *stack * kernels,
         ),
         blocks=tuple({"block_f": block_f} for block_f in (_CODED if kind else _PLAIN) if block_f <= channels),
-        shape=shape_key(rows, width, channels, kernels, kind),
+        shape=shape_key(rows, width, channels, kernels, kind and kind.replace("x8", "")),
         mxu_flops=2 * pairs * width * channels * kernels,
         floor_bytes=read * kernels * one_expert + pairs * (width * 2 + channels * out_item),
         reference=partial(one_by_reference if is_down else gate_and_up_by_reference, kind=kind),
@@ -117,19 +118,26 @@ def _described(experts: int, channels: int, width: int, kind: str | None) -> tup
     if not group:
         codes = jax.ShapeDtypeStruct((experts, channels, width), jnp.int8)
         return codes, jax.ShapeDtypeStruct((experts, channels), jnp.float32)
-    codes = jax.ShapeDtypeStruct((experts, width, channels), jnp.uint4)
-    dtype = jnp.uint8 if name == FLOAT4 else jnp.int16
+    in_bytes = name in (FLOAT8, "int8")
+    codes = jax.ShapeDtypeStruct((experts, width, channels), jnp.int8 if in_bytes else jnp.uint4)
+    dtype = {FLOAT4: jnp.uint8, FLOAT8: jnp.float32, "int4x8": jnp.int8}.get(name, jnp.int16)
     scales = jax.ShapeDtypeStruct((experts, width // int(group), channels), dtype)
-    return (codes, scales) if name == FLOAT4 else (codes, scales, scales)
+    if name == "int4x8":
+        units = jax.ShapeDtypeStruct((experts, width // int(group) // 8, channels), jnp.int16)
+        return codes, scales, scales, units, units
+    return (codes, scales) if in_bytes or name in (FLOAT4, LEVELS) else (codes, scales, scales)
 
 
 def _kernels(parts: Sequence[Any], count: int, kind: str | None) -> list[Any]:
     """Return kernels that have these parts."""
     if kind is None:
         return list(parts)
-    each, what = len(parts) // count, FLOAT4 if kind.startswith(FLOAT4) else INTEGER
-    stacks = [[*parts[at : at + each], None][:3] for at in range(0, len(parts), each)]
-    return [Codes(*stack, kind=what) for stack in stacks]
+    each, what = len(parts) // count, kind.partition("/")[0]
+    names = ("codes", "scales", "minima", "scale_units", "minima_units")
+    levels = tuple(np.linspace(-1, 1, LEVELS_OF_FOUR_BITS).tolist()) if what == LEVELS else ()
+    what = what if what in (FLOAT4, FLOAT8, LEVELS) and "/" in kind else INTEGER
+    stacks = [dict(zip(names, parts[at : at + each])) for at in range(0, len(parts), each)]
+    return [Codes(**stack, kind=what, levels=levels) for stack in stacks]
 
 
 def _bits(part: jax.ShapeDtypeStruct) -> int:
@@ -151,6 +159,7 @@ TOY_CASES = (
     make_case(_TOY, 20, 32, True, kind="int4/64"),
     make_case(_TOY, 20, 16, True, kind="int8"),
     make_case(_TOY, 20, 16, kind="e2m1/32"),
+    make_case(_TOY, 20, 16, kind="e4m3/128"),
 )
 
 CASES = (
@@ -173,6 +182,10 @@ CASES = (
             ("int4/64", QWEN3_30B, 2048, 128),
             ("int8", QWEN3_30B, 64, 8),
             ("e2m1/32", QWEN3_30B, 64, 8),
+            ("e4m3/128", QWEN3_30B, 64, 8),
+            ("int8/32", QWEN3_30B, 64, 8),
+            ("levels/64", QWEN3_30B, 64, 8),
+            ("int4x8/32", QWEN3_30B, 64, 8),
         )
         for is_down in (False, True)
     ),

@@ -122,7 +122,10 @@ def test_experts_in_few_bits_are_counted_in_their_bits(weights, bits):
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
     "weights",
-    [pytest.param("int4:group=64", marks=pytest.mark.slow), pytest.param("int8", marks=pytest.mark.exhaustive)],
+    [
+        pytest.param("int4:group=64", marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("int8", "fp8:group=128", "nf4:group=64")),
+    ],
 )
 def test_an_experts_codes_are_read_where_they_lie(weights):
     """By our kernel, which is told where the expert is, and says what it is expected to read."""
@@ -216,6 +219,11 @@ def test_rows_of_mixtral_are_split_over_the_devices_of_its_experts():
         ("gpt-oss-20b", "v5e:2x4", MeshConfig(expert=8), None, 16, 10),
         # Blocks of experts that get one row each hold little more than that.
         ("deepseek-v3", "v5p:4x4x2", MeshConfig(expert=4, tensor=8), None, 32, 47),
+        # As it is published, on the smallest slices that hold it.
+        ("deepseek-v3", "v5p:2x2x2", MeshConfig(expert=2, tensor=4), "fp8:group=128", 8, 86),
+        ("deepseek-v3", "tpu7x:2x2x1", MeshConfig(expert=2, tensor=4), "fp8:group=128", 8, 86),
+        ("qwen3-30b-a3b", "v5e:2x4", MeshConfig(expert=8), "fp8:group=128", 16, 6),
+        ("qwen3-30b-a3b", "v5e:2x4", MeshConfig(expert=8), "nf4:group=64", 16, 4),
     ],
 )
 def test_a_model_fits_and_a_step_moves_its_active_weights_and_its_cache(

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Int
-from jaxinfer.ops.few_bits.formats import LEAST_POWER_BITS, RUN, Format
+from jaxinfer.ops.few_bits.formats import FP8, LEAST_POWER_BITS, RUN, Format
 from jaxinfer.ops.few_bits.sparse import spread
 from jaxinfer.ops.rounding import rounded
 
@@ -99,7 +99,9 @@ class QuantizedArray:
         form, on_host = self.form, isinstance(self.codes, np.ndarray)
         numpy: Any = np if on_host else jnp
         codes = self.codes if form.bits == 8 else self.unpacked()
-        if form.offset is None:
+        if form.levels == FP8.levels and not on_host:
+            levels = jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
+        elif form.offset is None:
             levels = numpy.asarray(form.levels, np.float32)[codes.astype(np.int32) & 255]
         else:
             levels = codes.astype(np.float32) - np.float32(form.offset)
