@@ -2,8 +2,8 @@
 
 A token's copies, one for each of its experts, are laid out expert by expert in blocks of R rows, the last of an expert
 filled up with zeros (as in MegaBlocks; Gale et al., 2211.15841). On a TPU a kernel runs over the blocks that there are
-(`jaxinfer.ops.grouped_experts`), elsewhere a loop, and there too for `nf4`, K-quants and GGUF's other blocks: both read
-the weights of no expert that no token goes to, and drop no token. R follows from the number of tokens alone, so
+(`jaxinfer.ops.grouped_experts`), elsewhere a loop, and there too for sparse weights: both read the weights of no expert
+that no token goes to, and drop no token. R follows from the number of tokens alone, so
 programs have static shapes. `jax.lax.ragged_dot` multiplies every row by every expert on a CPU (8 times the operations
 of 8 experts, and a copy of the weights), where it loses by the same factor.
 """

@@ -53,6 +53,20 @@ FAULTS: tuple[Fault, ...] = (
         f"{_PRODUCTS}::test_a_powers_exponent_is_that_of_the_largest_weight",
     ),
     Fault(
+        "codes of 6 bits keep their offset as a TPU reads them",
+        "jaxinfer/ops/few_bits/columns.py",
+        "codes.astype(jnp.int8) - jnp.int8(_taken_off(form))",
+        "codes.astype(jnp.int8)",
+        "tests/ops/test_columns.py::test_experts_are_the_same_by_columns_in_every_form",
+    ),
+    Fault(
+        "experts in blocks of fp8 go by a loop",
+        "jaxinfer/ops/few_bits/columns.py",
+        "is_known = form.bits < _BYTE or form.levels in ((), FP8.levels)",
+        "is_known = form.bits < _BYTE or not form.levels",
+        f"{_EXPERTS}::test_forms_that_no_kernel_widens_and_mixed_ones_go_by_a_loop",
+    ),
+    Fault(
         "an expert is written to its neighbour's place",
         "jaxinfer/checkpoint/few_bits_experts.py",
         "if leaf.stacked else (expert,)",

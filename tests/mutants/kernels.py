@@ -282,6 +282,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{_TESTS}/test_grouped_few_bits.py::test_every_float_of_four_bits_is_widened_exactly",
     ),
     Fault(
+        "a level is looked up for the other half of a word",
+        "pallas_kernels/grouped_matmul/levels.py",
+        "_looked_up(numbers << 16, words, index + _BITS)",
+        "_looked_up(numbers << 16, words, index)",
+        f"{_TESTS}/test_grouped_few_bits.py::test_every_level_is_widened_exactly",
+    ),
+    Fault(
         "keys that are values too are read twice",
         "pallas_kernels/flash_decode/kernel.py",
         "held = [keys_LBSF] if values_LBSF is keys_LBSF else",
