@@ -13,7 +13,8 @@ class GenerationStats:
     where rows are refilled (`LanguageModel.generate`), of its own prompt, and from its first token to its last.
     ``tokens_per_second`` is this request's decoded tokens over the decoding time. On a mesh with pipeline stages,
     ``prefill_bubble`` and ``decode_bubble`` are the fraction of a pass in which a stage is idle: a pass over a prompt
-    (or a chunk of it), and a pass that verifies.
+    (or a chunk of it), and a pass that verifies. ``drafted_ahead`` of the steps verified drafts that a draft model on
+    devices of its own had made while the step before was verified.
     """
 
     prompt_tokens: int
@@ -31,6 +32,7 @@ class GenerationStats:
     seed: int
     prefill_bubble: float = 0.0
     decode_bubble: float = 0.0
+    drafted_ahead: int = 0
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,7 @@ def finish_row(
             drafted=counts.drafted,
             accepted=counts.accepted,
             accepted_by_depth=counts.accepted_by_depth,
+            drafted_ahead=counts.drafted_ahead,
             tokens_per_second=decoded / times.decode_seconds if times.decode_seconds else 0.0,
             seed=request.sampling.seed,
             **times._asdict(),

@@ -46,7 +46,8 @@ class Request:
 class RowCounts:
     """A row's counters after its batch has run; see `DecodeState`.
 
-    ``first_tokens`` of the new tokens came without a step: prefill drew them.
+    ``first_tokens`` of the new tokens came without a step: prefill drew them. ``drafted_ahead`` of the steps verified
+    drafts that were there before the step before had ended (`jaxinfer.decoding.ahead`).
     """
 
     new_tokens: int
@@ -56,6 +57,7 @@ class RowCounts:
     accepted: int
     accepted_by_depth: tuple[int, ...]
     first_tokens: int = 1
+    drafted_ahead: int = 0
 
 
 class RunningBatch:

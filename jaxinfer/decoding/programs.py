@@ -141,6 +141,16 @@ class Programs:
         self._beside.append(other)
         return other
 
+    def drafting(self, decoder: Decoder, partitioner: Partitioner) -> "Programs":
+        """Return the programs of a draft model on devices of its own, made once; they are of `all_sets` too."""
+        with self._lock:
+            for other in self._beside:
+                if (other.decoder, other.partitioner) == (decoder, partitioner):
+                    return other
+            # What is kept is for this model's devices.
+            self._beside.append(Programs(decoder, DENSE, partitioner))
+            return self._beside[-1]
+
     @property
     def all_sets(self) -> tuple["Programs", ...]:
         """These programs, and those beside them."""

@@ -88,4 +88,10 @@ def start_batch(
 
         if isinstance(strategy, TreeSearch):
             return SearchBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts, value)
+    if strategy.drafts_elsewhere:
+        from jaxinfer.decoding.ahead.batch import AheadBatch
+        from jaxinfer.decoding.strategies.draft_model import DraftModel
+
+        if isinstance(strategy, DraftModel):
+            return AheadBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts)
     return RunningBatch(programs, params, strategy, requests, eos_token_ids, max_len, num_prompts)

@@ -129,7 +129,6 @@ class Strategy(ABC):
     name: ClassVar[str] = ""
     description: ClassVar[str] = ""
     needs_dense_cache: ClassVar[bool] = False
-    runs_in_engine: ClassVar[bool] = True
 
     @property
     def is_search(self) -> bool:
@@ -159,6 +158,16 @@ class Strategy(ABC):
     @property
     def may_draft_nothing(self) -> bool:
         """Whether steps without any draft are frequent enough to be worth a program of their own on a CPU."""
+        return False
+
+    @property
+    def runs_in_engine(self) -> bool:
+        """Whether an engine can run it, whose rows come and go."""
+        return not self.drafts_elsewhere
+
+    @property
+    def drafts_elsewhere(self) -> bool:
+        """Whether it drafts on devices of its own while the target verifies (`jaxinfer.decoding.ahead`)."""
         return False
 
     @property

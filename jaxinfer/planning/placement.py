@@ -66,12 +66,15 @@ def placed(structs: Any, placements: Any) -> Any:
 
 
 def placed_drafter_params(strategy: Strategy, mesh: AnyMesh) -> Any:
-    """Describe a strategy's own parameters with their placement: draft models are split, heads are on every device."""
+    """Describe a strategy's own parameters with their placement: draft models are split, and what is described so.
+
+    What else there is stands on every device.
+    """
     if isinstance(strategy, SumOfDrafters):
         return tuple(placed_drafter_params(part, mesh) for part in strategy.parts)
     if isinstance(strategy, DraftModel) and strategy.config is not None and strategy.backend is not None:
         return placed_params(strategy.config, strategy.backend, mesh)
-    return replicated(strategy.parameters, mesh)
+    return jax.tree.map(lambda leaf: _at(leaf, NamedSharding(mesh, _spec(leaf))), strategy.parameters)
 
 
 def replicated(structs: Any, mesh: AnyMesh) -> Any:
@@ -107,6 +110,10 @@ def device_weights(params: Params) -> int:
         else math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(params, is_leaf=is_quantized)
     )
+
+
+def _spec(leaf: Any) -> PartitionSpec:
+    return leaf.sharding.spec if isinstance(getattr(leaf, "sharding", None), NamedSharding) else PartitionSpec()
 
 
 def _bits(dtype: Any) -> int:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategies.draft_model import DraftModel
+from jaxinfer.decoding.strategies.mtp import Mtp
+from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.planning.compile import CompiledProgram, DoesNotFit
 from jaxinfer.planning.cost_model import acceptance_needed
@@ -174,7 +176,7 @@ def _program(
     drafts, nodes = strategy.max_depth, step_headroom(strategy, deployment.split.backend)
     is_prefill = name == "prefill"
     if program is not None:
-        counted = total(program.instructions(inner_trips=drafts - isinstance(strategy, DraftModel)))
+        counted = total(program.instructions(inner_trips=drafting_trips(strategy)))
         hops = count_hops(counted.groups, deployment.topology)
         work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives, hops)
         needed, temporaries = program.total_bytes, program.temporary_bytes
@@ -205,6 +207,16 @@ def _program(
         bubble=pipeline_schedule(deployment, deployment.prompt_tokens if is_prefill else nodes).bubble,
         compile_seconds=None if program is None else program.compile_seconds,
     )
+
+
+def drafting_trips(strategy: Strategy) -> int:
+    """Return how often the loop in which a step drafts runs at the most.
+
+    The first pass of a chain that a model drafts stands before its loop (`draft_chain`).
+    """
+    if isinstance(strategy, SumOfDrafters):
+        return max(map(drafting_trips, strategy.parts))
+    return strategy.max_depth - isinstance(strategy, DraftModel | Mtp)
 
 
 def _speculation(deployment: Deployment, programs: Mapping[str, ProgramReport]) -> Speculation:

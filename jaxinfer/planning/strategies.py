@@ -22,13 +22,15 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.drafters.dflash import abstract_dflash, dflash_for
 from jaxinfer.models.drafters.eagle import init_eagle, shape_for
-from jaxinfer.models.drafters.mtp import init_mtp
+from jaxinfer.models.drafters.mtp import init_mtp, mtp_config
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.notation import Params
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned
+from jaxinfer.parallel.rules import parameter_shardings
 from jaxinfer.planning.compile import split_decoder
 from jaxinfer.planning.known_models import planned_config
+from jaxinfer.planning.placement import placed
 
 # As many as the depth of the published trees.
 _NUM_HEADS = 4
@@ -69,14 +71,18 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     if isinstance(strategy, Eagle) and not strategy.heads:
         return _eagle(strategy, target)
     if isinstance(strategy, Mtp) and not strategy.heads:
-        params = jax.eval_shape(lambda key: init_mtp(*target, key), jax.random.key(0))
-        return replace(strategy, params=params, layer=target.config.num_layers)
+        return _mtp(strategy, target, mesh)
     return strategy.resolve(Target(target.config, target.backend, abstract_params(*target)))
 
 
 def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> DraftModel:
     if not strategy.model:
         raise InvalidOption("draft_model: name the draft model, as in draft_model:model=NAME_OR_PATH")
+    if strategy.devices:
+        raise InvalidOption(
+            "draft_model: devices= is not planned as one program: plan the draft model by itself, and the target with "
+            f"--nodes {strategy.num_nodes}"
+        )
     strategy = strategy.shaped(config)
     if strategy.shares_weights:
         check_layers(config, strategy.layers, "draft_model: layers")
@@ -96,7 +102,17 @@ def _dflash(strategy: DFlash, config: DecoderConfig, mesh: MeshConfig, dtype: st
     dflash = dflash_for(config, num_layers=5, block_size=16)
     part = split_decoder(dflash.decoder, mesh, dtype)
     own = replace(dflash, decoder=part.config)
-    return replace(strategy.shaped(own), backend=part.backend, params=abstract_dflash(own, part.backend))
+    params = abstract_dflash(own, part.backend)
+    split = placed(params["decoder"], parameter_shardings(own.decoder, part.backend, mesh.abstract))
+    return replace(strategy.shaped(own), backend=part.backend, params={**params, "decoder": split})
+
+
+def _mtp(strategy: Mtp, target: Partitioned, mesh: MeshConfig) -> Mtp:
+    """Describe a layer whose block is split as the model's are."""
+    params = jax.eval_shape(lambda key: init_mtp(*target, key), jax.random.key(0))
+    own = mtp_config(target.config), replace(target.backend, scan_layers=False)
+    blocks = placed({"layer_0": params["block"]}, parameter_shardings(*own, mesh.abstract)["blocks"])
+    return replace(strategy, params={**params, "block": blocks["layer_0"]}, layer=target.config.num_layers)
 
 
 def _heads(target: Partitioned, count: int) -> Params:

@@ -4,6 +4,20 @@ from tests.mutants.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "a chain's first pass is counted with those of its loop",
+        "jaxinfer/planning/report.py",
+        "return strategy.max_depth - isinstance(strategy, DraftModel | Mtp)",
+        "return strategy.max_depth",
+        "tests/planning/test_drafter_traffic.py::test_the_first_pass_of_a_chain_stands_before_the_loop",
+    ),
+    Fault(
+        "drafters are planned whole on every device, however they are split",
+        "jaxinfer/planning/placement.py",
+        "_at(leaf, NamedSharding(mesh, _spec(leaf)))",
+        "_at(leaf, NamedSharding(mesh, PartitionSpec()))",
+        "tests/planning/test_drafter_traffic.py::test_a_layer_for_further_tokens_is_planned_split_as_it_runs",
+    ),
+    Fault(
         "a step reads the whole embedding",
         "jaxinfer/planning/footprint.py",
         "read_bytes=weights - looked_up +",

@@ -146,6 +146,7 @@ def test_what_fits_instead_is_compiled(refused):
         ({"strategy_spec": "mcts", "nodes": 0}, "tree search, which has a loop of its own, is not planned"),
         ({"strategy_spec": "beam", "nodes": 0}, "beam search, which has a loop of its own, is not planned"),
         ({"strategy_spec": "draft_model", "nodes": 0}, "name the draft model"),
+        ({"strategy_spec": "draft_model:model=x,devices=1", "nodes": 0}, "plan .* the target with --nodes 6"),
         (
             {"strategy_spec": "draft_model:model=llama-3-8b", "nodes": 0},
             "llama-3-8b has 128256 tokens, the target 32000",

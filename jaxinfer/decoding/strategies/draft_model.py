@@ -14,6 +14,7 @@ from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
 from jaxinfer.decoding.drafting.model_tree import Level, check_ranks, draft_tree, num_ranks, num_run
 from jaxinfer.decoding.drafting.schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
+from jaxinfer.decoding.drafting.spare_devices import spare_devices
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.state import DecodeState
@@ -33,6 +34,7 @@ from jaxinfer.models.stacking import arranged
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.backend import Backend, choose_backend
 from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.parallel.partitioner import Partitioner
 
 # The target as its own draft model.
 _SELF = "self"
@@ -59,7 +61,8 @@ class DraftModel(Strategy):
     ``max_draft_tokens`` the most; 0 takes the published ones. ``tree`` is a tree of ranks
     (`jaxinfer.decoding.trees.static`), or ``dynamic:N`` for the N nodes that the model finds likeliest at each step, at
     most ``num_draft_tokens`` deep (`jaxinfer.decoding.trees.dynamic`); ``paths`` and ``growth`` are such trees
-    themselves.
+    themselves. On ``devices`` of its own, so many of those that the target leaves, it drafts the next chain while the
+    target verifies (`jaxinfer.decoding.ahead`); ``place`` is where.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -74,6 +77,7 @@ class DraftModel(Strategy):
     schedule: Schedule = "constant"
     confidence: float = 0.4
     verify: Literal["match", "rejection"] = "match"
+    devices: int = 0
     config: DecoderConfig | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
     params: Any = field(default=None, repr=False, compare=False)
@@ -82,6 +86,7 @@ class DraftModel(Strategy):
     catch_up: int = field(default=2, repr=False)
     paths: Paths = field(default=(), repr=False)
     growth: Growth | None = field(default=None, repr=False)
+    place: Partitioner | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_choice(self, "schedule", SCHEDULES)
@@ -95,8 +100,11 @@ class DraftModel(Strategy):
                 f"draft_model: num_draft_tokens={self.num_draft_tokens} exceeds "
                 f"max_draft_tokens={self.max_draft_tokens}"
             )
+        check_range(self, "devices", 0, 65536)
         if self.tree:
             self._check_tree()
+        if self.devices:
+            self._check_alone()
 
     @property
     def acceptance(self) -> str:
@@ -137,12 +145,21 @@ class DraftModel(Strategy):
     def headroom(self) -> int:
         if self.shape is not None:
             return max(self.num_nodes, num_run(self.shape))
+        if self.drafts_elsewhere:
+            # It drafts ahead of a chain one more, as the target adds a token to it.
+            return 2 * self.max_depth + 1 + self.catch_up
         return self.max_depth + self.catch_up
+
+    @property
+    def drafts_elsewhere(self) -> bool:
+        return self.devices > 0
 
     @property
     def num_nodes(self) -> int:
         if self.growth is not None:
             return self.growth.num_nodes
+        if self.drafts_elsewhere:
+            return self.max_depth + 1
         return 1 + len(self.paths) if self.paths else super().num_nodes
 
     def in_sum(self, max_depth: int) -> "DraftModel":
@@ -151,6 +168,9 @@ class DraftModel(Strategy):
     def resolve(self, target: Target) -> "DraftModel":
         """Load the draft model in the target's dtype; raises InvalidOption where its tokens are others."""
         shaped = self.shaped(target.config)
+        if self.devices:
+            place = self.place or spare_devices(target, self.devices)
+            shaped, target = replace(shaped, place=place), target._replace(partitioner=place)
         if self.shares_weights:
             check_layers(target.config, self.layers, "draft_model: layers")
             return shaped
@@ -218,6 +238,18 @@ class DraftModel(Strategy):
             raise InvalidOption(
                 f"draft_model: tree={self.tree} is chosen by what was drawn, which verify=rejection cannot make up "
                 "for: choose a tree of ranks, such as tree=3.2.1"
+            )
+
+    def _check_alone(self) -> None:
+        """Refuse options that drafting ahead cannot follow."""
+        if self.model == _SELF:
+            raise InvalidOption("draft_model: model=self is where the target is: name a model, or leave devices= out")
+        given = "tree" if self.tree else "max_draft_tokens" if self.max_draft_tokens else ""
+        given = given or ("schedule" if self.schedule != "constant" else "verify" if self.verify != "match" else "")
+        if given:
+            raise InvalidOption(
+                f"draft_model: {given}={getattr(self, given)} does not go with devices=, which drafts chains of one "
+                f"length: leave {given}= out"
             )
 
     def _in_few_bits(self, few_bits: FewBits, target: Target) -> "DraftModel":

@@ -30,7 +30,6 @@ class TreeSearch(Autoregressive):
     name: ClassVar[str] = "mcts"
     description: ClassVar[str] = "search for the continuation that a function, or the model, holds for the best (MCTS)"
     needs_dense_cache: ClassVar[bool] = True
-    runs_in_engine: ClassVar[bool] = False
 
     simulations: int = 32
     actions: int = 8
@@ -38,6 +37,10 @@ class TreeSearch(Autoregressive):
     tokens: int = 1
     policy: Literal["gumbel", "puct"] = "gumbel"
     value: Callable[..., Any] | None = field(default=None, repr=False)
+
+    @property
+    def runs_in_engine(self) -> bool:
+        return False
 
     def __post_init__(self) -> None:
         check_range(self, "simulations", 1, _MOST_SIMULATIONS)

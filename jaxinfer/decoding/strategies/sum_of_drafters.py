@@ -60,6 +60,8 @@ class SumOfDrafters(Strategy):
 
     def __post_init__(self) -> None:
         for part in self.parts:
+            if part.drafts_elsewhere:
+                raise InvalidOption(f"{part.name}: devices= drafts alone: leave it out, or the other drafters")
             if not part.verifies_any_tree or part.exactness != "identical":
                 raise InvalidOption(
                     f"{part.name} cannot be part of a sum: it does not verify any drafter's tree, and by match"
