@@ -15,6 +15,7 @@ from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.notation import Params
 from jaxinfer.parallel.partitioner import Partitioner
+from jaxinfer.parallel.rules import batch_shardings
 
 
 class _Drafting(NamedTuple):
@@ -57,7 +58,7 @@ class AheadBatch(RunningBatch):
 
     def _prefill(self, num_tokens: int, state: DecodeState) -> tuple[DecodeState, _Drafting]:
         state, given = self._programs.prefill(self._given, num_tokens, self._params, state)
-        self._seen = self._there.place_batch(seen_by_drafter(state))
+        self._seen = self._copied(seen_by_drafter(state))
         ahead = self._run(start_ahead, (num_tokens,), (), self._seen)
         return state, _Drafting(given, ahead)
 
@@ -66,7 +67,7 @@ class AheadBatch(RunningBatch):
         for step in range(max_steps):
             before, seen = self._seen, self._look(state)
             chain, ahead = self._run(next_chain, (), (2,), seen, ahead)
-            given = jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), chain, given)
+            given = jax.device_put(chain, jax.tree.map(lambda old: old.sharding, given), may_alias=False)
             state, given = self._programs.decode(self._given, self._params, state, given, 1)
             ahead = self._run(draft_ahead, (), (2,), seen, ahead)
             # The step before last has ended by now, or is waited for: so few are begun in vain.
@@ -77,8 +78,13 @@ class AheadBatch(RunningBatch):
     def _look(self, state: DecodeState) -> DecodeState:
         """Copy to the drafter's devices what steps change of what it reads."""
         read = {name: getattr(state, name) for name in ("tokens_BS", "lengths_B", "finished_B", "grammar_states_B")}
-        self._seen = self._seen._replace(**self._there.place_batch(read))
+        self._seen = self._seen._replace(**self._copied(read))
         return self._seen
+
+    def _copied(self, tree: Any) -> Any:
+        """Copy a part of a state to the drafter's devices; the state itself is given away."""
+        assert self._there.mesh is not None
+        return jax.device_put(tree, batch_shardings(tree, self._there.mesh), may_alias=False)
 
     def _run(self, function: Any, static: tuple[int, ...], donated: tuple[int, ...], *arguments: Any) -> Any:
         strategy = self._drafter
