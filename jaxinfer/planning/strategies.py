@@ -14,6 +14,7 @@ from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
+from jaxinfer.decoding.strategies.triforce import TriForce
 from jaxinfer.decoding.strategy import Strategy, Target
 from jaxinfer.decoding.trees.dynamic import Growth, check_growth, read_growth
 from jaxinfer.decoding.trees.static import tree_depth
@@ -72,6 +73,10 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
         return _eagle(strategy, target)
     if isinstance(strategy, Mtp) and not strategy.heads:
         return _mtp(strategy, target, mesh)
+    if isinstance(strategy, TriForce) and strategy.drafter:
+        part = _small_model(strategy.name, strategy.drafter, 0, config, mesh, dtype)
+        params = placed(abstract_params(*part), parameter_shardings(*part, mesh.abstract))
+        return replace(strategy, config=part.config, backend=part.backend, params=params)
     return strategy.resolve(Target(target.config, target.backend, abstract_params(*target)))
 
 
@@ -87,14 +92,21 @@ def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, 
     if strategy.shares_weights:
         check_layers(config, strategy.layers, "draft_model: layers")
         return strategy
-    own = planned_config(strategy.model, strategy.layers or None)
-    if own.num_tokens != config.num_tokens:
+    part = _small_model(strategy.name, strategy.model, strategy.layers, config, mesh, dtype)
+    return replace(strategy, config=part.config, backend=part.backend, params=abstract_params(*part))
+
+
+def _small_model(
+    strategy: str, model: str, layers: int, target: DecoderConfig, mesh: MeshConfig, dtype: str
+) -> Partitioned:
+    """Return a draft model as it is split over the devices; raise InvalidOption where its vocabulary is another."""
+    own = planned_config(model, layers or None)
+    if own.num_tokens != target.num_tokens:
         raise InvalidOption(
-            f"draft_model: {strategy.model} has {own.num_tokens} tokens, the target {config.num_tokens}: "
+            f"{strategy}: {model} has {own.num_tokens} tokens, the target {target.num_tokens}: "
             "choose a draft model of the same vocabulary"
         )
-    part = split_decoder(own, mesh, dtype)
-    return replace(strategy, config=part.config, backend=part.backend, params=abstract_params(*part))
+    return split_decoder(own, mesh, dtype)
 
 
 def _dflash(strategy: DFlash, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> DFlash:

@@ -18,6 +18,7 @@ from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
+from jaxinfer.decoding.strategies.triforce import TriForce
 from jaxinfer.decoding.trees.dynamic import read_growth
 from jaxinfer.decoding.trees.static import Paths, read_tree
 from jaxinfer.models.drafters.dflash import dflash_for
@@ -96,6 +97,13 @@ def _fit_dflash(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy
 def _fit_mtp(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, Mtp)
     return replace(strategy, params=fit_mtp(lm, [token for text in texts for token in text][:500]))
+
+
+def _fit_triforce(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    assert isinstance(strategy, TriForce)
+    if not strategy.drafter:
+        return strategy
+    return replace(strategy, config=lm.config, backend=lm.backend, params=perturbed(lm.params, 0.15))
 
 
 def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
@@ -241,7 +249,11 @@ CASES: Mapping[str, Case] = MappingProxyType(
             "triforce:num_draft_tokens=4,budget=4,chunk=4,sinks=1,window=2,renew_steps=3",
             "gemma2",
             Split("data=2,tensor=2,pipeline=2", "llama", 3),
-            others={"opt": "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=2"},
+            _fit_triforce,
+            {
+                "opt": "triforce:num_draft_tokens=3,num_inner_tokens=0,budget=8,chunk=8,window=2",
+                "gpt2": "triforce:drafter=small,num_draft_tokens=4,num_inner_tokens=2,budget=8,chunk=4,window=12",
+            },
         ),
         "dflash": Case(
             "dflash",

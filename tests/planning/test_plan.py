@@ -151,6 +151,7 @@ def test_what_fits_instead_is_compiled(refused):
             {"strategy_spec": "draft_model:model=llama-3-8b", "nodes": 0},
             "llama-3-8b has 128256 tokens, the target 32000",
         ),
+        ({"strategy_spec": "triforce:drafter=llama-3.2-1b", "nodes": 0}, "triforce: llama-3.2-1b has 128256 tokens"),
         ({"strategy_spec": "jacobi", "nodes": 4}, "give one of them"),
     ],
 )

@@ -25,6 +25,7 @@ from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.mtp import Mtp
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.token_recycling import TokenRecycling
+from jaxinfer.decoding.strategies.triforce import TriForce
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.trees.dynamic import Growth
 from jaxinfer.decoding.trees.static import read_tree
@@ -94,6 +95,9 @@ def shaped() -> dict[str, Strategy]:
         "medusa:tree=dynamic:64": Medusa(growth=Growth(64, 4), params=four_heads()),
         "mtp": Mtp(num_draft_tokens=3, params=mtp_layer(), layer=LLAMA_2_7B.num_layers),
         "triforce": parse_strategy("triforce:budget=512"),
+        "triforce:drafter": TriForce(
+            budget=512, config=LLAMA_68M, backend=BACKEND, params=abstract_params(LLAMA_68M, BACKEND)
+        ),
         "eagle": Eagle(growth=Growth(16, 5), catch_up=6, shape=shape_for(LLAMA_2_7B), params=eagle()),
         "dflash": block_drafter(),
         "streams": Streams(paths=read_tree("4.2.1"), num_layers=4, keep_nodes=8, params=streams()),
@@ -103,7 +107,7 @@ def shaped() -> dict[str, Strategy]:
 
 
 # What has a loop of its own is held below.
-CASES = (*(name for name in STRATEGIES if name not in ("beam", "mcts")), "medusa:tree=dynamic:64")
+CASES = (*(name for name in STRATEGIES if name not in ("beam", "mcts")), "medusa:tree=dynamic:64", "triforce:drafter")
 
 
 # In the ordinary run test_eight_chips compiles plain decoding and a given tree.

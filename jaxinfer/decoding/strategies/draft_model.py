@@ -7,11 +7,10 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.checkpoint.few_bits import FewBits, parse_few_bits
-from jaxinfer.checkpoint.first_layers import check_layers, first_layers
-from jaxinfer.checkpoint.matrix_readers import choose_reader
-from jaxinfer.checkpoint.open import open_checkpoint
+from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
+from jaxinfer.decoding.drafting.loaded_model import load_draft_model, place_draft_model
 from jaxinfer.decoding.drafting.model_tree import Level, check_ranks, draft_tree, num_ranks, num_run
 from jaxinfer.decoding.drafting.schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
 from jaxinfer.decoding.drafting.spare_devices import spare_devices
@@ -26,13 +25,12 @@ from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, shallower
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
-from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.models.first_layers import FirstLayers
 from jaxinfer.models.model import Model
 from jaxinfer.models.stacking import arranged
 from jaxinfer.notation import Array, Int
-from jaxinfer.ops.backend import Backend, choose_backend
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.parallel.partitioner import Partitioner
 
@@ -175,31 +173,15 @@ class DraftModel(Strategy):
             check_layers(target.config, self.layers, "draft_model: layers")
             return shaped
         if self.config is not None and self.backend is not None:
-            self._check_vocabulary(self.config, target)
-            params = target.partitioner.place_params(self.config, self.backend, self.params)
-            return shaped._partitioned(self.config, self.backend, params, target)
+            at_hand = self.config, self.backend, self.params
+            return replace(shaped, **place_draft_model(self.name, self.model, *at_hand, target)._asdict())
         if not self.model:
             raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
         few_bits = parse_few_bits(self.weights or ("int4:group=32" if self.model == _SELF else None))
         if self.model == _SELF:
             assert few_bits is not None
             return shaped._in_few_bits(few_bits, target)
-        checkpoint = open_checkpoint(self.model)
-        if self.layers:
-            checkpoint = first_layers(checkpoint, self.layers)
-        family = family_of(checkpoint.config)
-        config = family.translate(checkpoint.config)
-        self._check_vocabulary(config, target)
-        if not target.speaks_like(checkpoint):
-            raise InvalidOption(
-                f"draft_model: the tokenizer of {self.model} gives other ids than the target's: choose a draft model "
-                "of the same vocabulary"
-            )
-        backend = choose_backend(target.backend.param_dtype, scan_layers=target.backend.scan_layers)
-        reader = choose_reader(checkpoint, few_bits, backend, is_split=target.partitioner.mesh is not None)
-        names = family.tensor_names(config)
-        params = target.partitioner.load_params(checkpoint, names, config, backend, matrices=reader)
-        return shaped._partitioned(config, backend, params, target)
+        return replace(shaped, **load_draft_model(self.name, self.model, target, self.layers, few_bits)._asdict())
 
     @property
     def shares_weights(self) -> bool:
@@ -266,18 +248,8 @@ class DraftModel(Strategy):
         named = f"draft_model: weights={few_bits.name}"
         params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)
         # Drafts need not have the bits of other steps. Weights in few bits are read whole.
-        return self._partitioned(config, replace(target.backend, step_rows=1, sparsity=None), params, target)
-
-    def _partitioned(self, config: DecoderConfig, backend: Backend, params: Any, target: Target) -> "DraftModel":
-        part = target.partitioner.partition(config, backend)
+        part = target.partitioner.partition(config, replace(target.backend, step_rows=1, sparsity=None))
         return replace(self, config=part.config, backend=part.backend, params=params)
-
-    def _check_vocabulary(self, config: DecoderConfig, target: Target) -> None:
-        if config.num_tokens != target.config.num_tokens:
-            raise InvalidOption(
-                f"draft_model: {self.model or 'the draft model'} has {config.num_tokens} tokens, the target "
-                f"{target.config.num_tokens}: choose a draft model of the same vocabulary"
-            )
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> DraftModelMemory:
         drafter = self._drafter(model, params)

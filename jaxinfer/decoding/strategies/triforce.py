@@ -1,29 +1,39 @@
 """TriForce: a long text's own weights draft for it, twice, over smaller and smaller caches (Sun et al., 2404.11912)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache, WholeCache
+from jaxinfer.cache.layouts import StreamingLayout
 from jaxinfer.cache.recording import RecordingCache
 from jaxinfer.cache.retrieval import RetrievalCache, create_retrieval_cache
 from jaxinfer.cache.streaming import StreamingCache, streaming_part
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
+from jaxinfer.decoding.drafting.loaded_model import load_draft_model, place_draft_model
 from jaxinfer.decoding.drafting.speculate import future_chain, speculate
 from jaxinfer.decoding.options import check_range
+from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Target, Verified
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.cache_rows import cached_width
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Int
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import causal_ancestors
 
 _BUDGET, _WINDOW = 4096, 234
+# How many tokens up to the current one a small model reads first. It has not seen the last draft that was taken, nor
+# what the retrieval cache and then the full one added.
+_CATCH_UP = 3
 
 
 class Sizes(NamedTuple):
@@ -37,11 +47,12 @@ class Sizes(NamedTuple):
 class Smaller(NamedTuple):
     """The smaller caches of the layers that see the whole text, in the order of kinds.
 
-    ``age_B`` counts a row's steps since its chunks were last chosen. There is no streaming cache where none is used.
+    ``age_B`` counts a row's steps since its chunks were last chosen. There is no streaming cache where none is used;
+    with a drafter they are those of its own layers.
     """
 
     retrieval: tuple[RetrievalCache, ...]
-    streaming: tuple[StreamingCache, ...]
+    streaming: tuple[Any, ...]
     age_B: Any
 
 
@@ -72,9 +83,7 @@ class StreamingDrafter(Strategy):
             return model.logits(hidden_B2D[:, -1]), (cache, token_B)
 
         token_before_B = jnp.take_along_axis(state.tokens_BS, before_B[:, None], axis=1)[:, 0]
-        # The verifier adds a token, so the row that has furthest to go needs one draft less than that.
-        furthest = jnp.max(jnp.where(state.finished_B, 0, state.limits_B - state.lengths_B))
-        count = jnp.clip(furthest - 1, 0, self.num_draft_tokens)
+        count = _worthwhile(state, self.num_draft_tokens)
         draft = draft_chain(
             state,
             next_logits,
@@ -89,13 +98,66 @@ class StreamingDrafter(Strategy):
 
 
 @dataclass(frozen=True)
+class SmallModelDrafter(Strategy):
+    """Draft a chain with a small model on a streaming cache of its own, which is its memory."""
+
+    num_draft_tokens: int = 1
+    config: DecoderConfig | None = None
+    backend: Backend | None = None
+
+    @property
+    def headroom(self) -> int:
+        return self.num_draft_tokens + 1
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_draft_tokens
+
+    @property
+    def branches(self) -> bool:
+        return False
+
+    def model(self, params: Any) -> Model:
+        """Return the small model."""
+        assert self.config is not None
+        assert self.backend is not None
+        return Model(Decoder(self.config, self.backend), params)
+
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: LayeredCache) -> Proposal:
+        small, start_B = self.model(params), state.lengths_B - 1
+
+        def run(tokens_BT: Any, first_B: Any, last_B: Any, cache: LayeredCache) -> tuple[Array, Any]:
+            positions_BT = first_B[:, None] + jnp.arange(tokens_BT.shape[1])
+            placements = cache.place(first_B, causal_ancestors(tokens_BT.shape[1])[None])
+            hidden_BTD, cache = small.forward(tokens_BT, positions_BT, cache, placements, state.context_lengths_B)
+            return small.logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]), cache
+
+        def first_logits(token_B: Int[Array, " B"], index: Any, cache: LayeredCache) -> tuple[Array, Any]:
+            # Of a short text there are fewer: what comes after the current token is written over.
+            first_B = jnp.maximum(start_B - _CATCH_UP + 1, 0)
+            places_BT = first_B[:, None] + jnp.arange(_CATCH_UP)
+            tokens_BT = jnp.take_along_axis(state.tokens_BS, places_BT, axis=1, mode="clip")
+            return run(tokens_BT, first_B, start_B - first_B, cache)
+
+        def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
+            return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)
+
+        count, vocab_size = _worthwhile(state, self.num_draft_tokens), model.config.vocab_size
+        chained = state, next_logits, memory, self.num_draft_tokens, count, "match", vocab_size
+        draft = draft_chain(*chained, first_logits=first_logits)
+        drafted_BM = draft.drafted_BM & (jnp.arange(self.num_draft_tokens + 1) <= count)
+        return Proposal(chain(draft.tokens_BM, drafted_BM), draft.carry)
+
+
+@dataclass(frozen=True)
 class TriForce(Strategy):
     """Let the model on a retrieval cache decode ahead, itself fed by drafts of the model on a streaming cache.
 
     The inner speculation takes the drafts that match what the retrieval cache draws, so that its law is that of the
     retrieval cache alone. (The published code draws anew from it after a rejection, without the residual, which is
     neither.) All weights are the target's, and every pass over them counts: this pays where reading the cache costs
-    more than reading the weights.
+    more than reading the weights. With a ``drafter``, named as `jaxinfer.load` does, that model drafts at the lowest
+    level, on a streaming cache of its own, as published: two models, three caches.
 
     ``num_draft_tokens`` go to the full cache at a time, ``num_inner_tokens`` to the retrieval cache (0 leaves the
     streaming cache out). The retrieval cache holds ``budget`` tokens in chunks of ``chunk``, chosen anew every
@@ -114,6 +176,10 @@ class TriForce(Strategy):
     sinks: int = 16
     window: int = 0
     renew_steps: int = 16
+    drafter: str = ""
+    config: DecoderConfig | None = field(default=None, repr=False)
+    backend: Backend | None = field(default=None, repr=False)
+    params: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_range(self, "num_draft_tokens", 1, 64)
@@ -125,6 +191,12 @@ class TriForce(Strategy):
         check_range(self, "renew_steps", 1, 2**20)
         if self.budget % self.chunk:
             raise InvalidOption(f"triforce: budget={self.budget} is no multiple of chunk={self.chunk}")
+        if self.drafter and not self.num_inner_tokens:
+            raise InvalidOption("triforce: drafter= drafts num_inner_tokens at a time: choose 1 or more of them")
+
+    @property
+    def parameters(self) -> Any:
+        return () if self.params is None else self.params
 
     @property
     def headroom(self) -> int:
@@ -137,6 +209,11 @@ class TriForce(Strategy):
     def resolve(self, target: Target) -> "TriForce":
         if all(kind.window is not None for kind in target.config.kinds):
             raise InvalidOption("triforce: every layer of this model has a window: there is nothing to retrieve from")
+        if self.config is not None and self.backend is not None:
+            at_hand = self.config, self.backend, self.params
+            return replace(self, **place_draft_model(self.name, self.drafter, *at_hand, target)._asdict())
+        if self.drafter:
+            return replace(self, **load_draft_model(self.name, self.drafter, target)._asdict())
         return self
 
     def check_slots(self, num_slots: int) -> None:
@@ -164,13 +241,18 @@ class TriForce(Strategy):
             empty = create_retrieval_cache(part, sizes.budget, sizes.tail)
             asked = (queries_LBNH, held_B, self.chunk, sizes.window, backend)
             retrieval.append(empty.rechosen(part, *asked, num_kv_heads=config.num_kv_heads))
-            if self.num_inner_tokens:
+            if self.num_inner_tokens and self.config is None:
                 streaming.append(streaming_part(part, held_B, self.sinks, sizes.window, self.headroom))
+        if self.config is not None:
+            streaming = self._read_by_drafter(params, state, prefilled.num_tokens).parts
         return Smaller(tuple(retrieval), tuple(streaming), jnp.full_like(held_B, self.renew_steps))
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: Smaller) -> Proposal:
         cache = self._with_full_parts(model, state.cache, memory.retrieval)
-        if self.num_inner_tokens:
+        if self.config is not None:
+            drafter = SmallModelDrafter(self.num_inner_tokens, self.config, self.backend)
+            inner = LayeredCache(memory.streaming)
+        elif self.num_inner_tokens:
             drafter = StreamingDrafter(self.num_inner_tokens)
             inner = self._with_full_parts(model, state.cache, memory.streaming)
         else:
@@ -178,7 +260,9 @@ class TriForce(Strategy):
         future, inner = speculate(model, drafter, inner, params, state, cache, self.num_draft_tokens)
         # The caches are handed on as drafting left them: to keep those from before would be to copy them.
         retrieval = tuple(part for part in future.cache.parts if isinstance(part, RetrievalCache))
-        streaming = tuple(part for part in inner.parts if isinstance(part, StreamingCache))
+        streaming = inner.parts
+        if self.config is None:
+            streaming = tuple(part for part in inner.parts if isinstance(part, StreamingCache))
         tree = future_chain(state, future, self.num_draft_tokens)
         return Proposal(tree, Smaller(retrieval, streaming, memory.age_B), passes=future.passes_B)
 
@@ -211,7 +295,9 @@ class TriForce(Strategy):
         # What a step has committed, and the token before, which the drafter writes too.
         first_B1 = jnp.maximum(state.lengths_B - self.num_draft_tokens - 3, 0)[:, None]
         positions_BM = first_B1 + jnp.arange(self.num_draft_tokens + 2)
-        streaming = tuple(part.refreshed(source, positions_BM) for part, source in zip(memory.streaming, full))
+        streaming = memory.streaming
+        if self.config is None:
+            streaming = tuple(part.refreshed(source, positions_BM) for part, source in zip(streaming, full))
         held_B, age_B = jnp.maximum(state.lengths_B - 1, 0), memory.age_B + 1
         # Of all rows at once, as soon as one that runs is due.
         is_due = ((age_B >= self.renew_steps) & ~state.finished_B).any()
@@ -222,6 +308,19 @@ class TriForce(Strategy):
             asked = (asked_BLNH.swapaxes(0, 1), held_B, self.chunk, window, backend, is_due)
             retrieval.append(part.rechosen(source, *asked, num_kv_heads=model.config.num_kv_heads))
         return Smaller(tuple(retrieval), streaming, jnp.where(is_due, 0, age_B))
+
+    def _read_by_drafter(self, params: Any, state: DecodeState, num_tokens: int) -> LayeredCache:
+        """Return the drafter's streaming cache with the prompts."""
+        assert self.config is not None
+        assert self.backend is not None
+        small = SmallModelDrafter(self.num_inner_tokens, self.config, self.backend).model(params)
+        batch, num_slots = state.tokens_BS.shape
+        # It goes back to before a step's first token from the last that a step may reach.
+        headroom = self.headroom + _CATCH_UP
+        layout = StreamingLayout(self.sinks, max(self.sizes(num_slots).window, headroom))
+        cache = create_cache(self.config, batch, num_slots, self.backend, headroom, layout)
+        asked = state.lengths_B - 1, cache, PREFILL_CHUNK, state.context_lengths_B
+        return forward_prompt(small, state.tokens_BS[:, :num_tokens], *asked)[1]
 
     def _full_parts(self, model: Model, state: DecodeState) -> list[WholeCache]:
         parts = zip(state.cache.parts, model.config.kinds, strict=True)
@@ -234,3 +333,10 @@ class TriForce(Strategy):
         return LayeredCache(
             tuple(next(replaced) if kind.window is None else part for part, kind in zip(cache.parts, kinds))
         )
+
+
+def _worthwhile(state: DecodeState, most: int) -> Int[Array, ""]:
+    """Return how many drafts a text that goes on has room for: of the row that has furthest to go."""
+    # The verifier adds a token, so that row needs one draft less than that.
+    furthest = jnp.max(jnp.where(state.finished_B, 0, state.limits_B - state.lengths_B))
+    return jnp.clip(furthest - 1, 0, most)

@@ -10,6 +10,7 @@ from jaxinfer.decoding.strategies.triforce import TriForce
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import LayerKind, Rope
 from tests.decoding.rows import LEAST_MARGIN, SAMPLINGS, least_margin, request, run
+from tests.decoding.strategy_cases import perturbed
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 # From shorter than all caches to much longer, so that chunks are chosen, and chosen anew.
@@ -65,6 +66,7 @@ def test_the_inner_speculation_is_lossless(lm, asked):
         assert 2 / 3 * row.counts.drafted <= inner_passes <= 3 * row.counts.drafted
 
 
+@pytest.mark.exhaustive
 def test_a_budget_that_holds_the_text_drafts_what_the_target_draws(lm, asked):
     rows = run(lm, asked, replace(SMALL, budget=184))
     for row in rows:
@@ -72,6 +74,31 @@ def test_a_budget_that_holds_the_text_drafts_what_the_target_draws(lm, asked):
         # The last draft leaves room for the token that verifying gives.
         assert row.counts.accepted + row.counts.steps == NUM_NEW - 1
         assert row.counts.steps == -(-(NUM_NEW - 1) // (DEPTH + 1))
+
+
+def with_drafter(lm, strategy, params):
+    return lm.resolve(replace(strategy, drafter="small", config=lm.config, backend=lm.backend, params=params))
+
+
+def test_a_drafter_that_is_the_target_is_taken_whole_at_both_levels(lm):
+    """Its cache stays right after each: one round on the retrieval cache gives what goes to the full one."""
+    alike = with_drafter(lm, replace(SMALL, budget=184, window=184, num_inner_tokens=DEPTH - 1), lm.params)
+    requests = [SAMPLED[0], GREEDY[2]]
+    plain, rows = run(lm, requests), run(lm, requests, alike)
+    for row, expected in zip(rows, plain):
+        assert row.tokens == expected.tokens
+        assert row.counts.accepted == row.counts.drafted > 0
+        assert row.counts.steps == -(-(NUM_NEW - 1) // (DEPTH + 1))
+        assert row.counts.target_passes == 2 * row.counts.steps
+
+
+@pytest.mark.exhaustive
+def test_a_drafter_of_any_quality_changes_no_token_and_none_of_what_the_target_takes(lm, asked):
+    with_small = with_drafter(lm, SMALL, perturbed(lm.params, 0.2))
+    _, rows = check_same(lm, asked, with_small)
+    without = run(lm, asked, replace(SMALL, num_inner_tokens=0))
+    assert [row.counts.accepted_by_depth for row in rows] == [row.counts.accepted_by_depth for row in without]
+    assert sum(row.counts.target_passes for row in rows) < sum(row.counts.target_passes for row in without)
 
 
 @pytest.mark.exhaustive
@@ -113,6 +140,7 @@ def test_sizes_follow_the_published_ones_and_shrink_with_the_cache():
         ("chunk=256", "budget=256 is larger than the cache of 128 tokens"),
         ("num_draft_tokens=0", "num_draft_tokens=0"),
         ("renew_steps=0", "renew_steps=0"),
+        ("drafter=x,num_inner_tokens=0", "drafter= drafts num_inner_tokens at a time"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_in_one_line(lm, options, named):
