@@ -45,6 +45,7 @@ from jaxinfer.engine.shapes import (
 from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.grammar.table import TokenTable
 from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.held import HeldPartitioner
 from jaxinfer.parallel.host_parts import along
 from jaxinfer.sampling.arrays import NO_TOKEN, SamplingArrays, sampling_arrays
@@ -73,6 +74,18 @@ class Saved:
 
     pages: Any
     row: Any
+
+
+def by_nodes(strategy: Strategy, backend: Backend) -> dict[int, Strategy]:
+    """Return what may decode a window, by nodes a step, which ascend; all keep a row's memory for each other.
+
+    Fewer nodes than a strategy has are for where rows cost time, or for what adapts: of many texts they do on any chip.
+    """
+    drafts = strategy.max_depth > 0
+    takes_turns = strategy.exactness == "identical" and (strategy.adapts or not backend.has_free_rows)
+    narrower = strategy.narrower if drafts and takes_turns else ()
+    undrafted: dict[int, Strategy] = {1: UNDRAFTED} if drafts else {}
+    return undrafted | {each.num_nodes: each for each in (*reversed(narrower), strategy)}
 
 
 class Device:
@@ -109,10 +122,7 @@ class Device:
         # Whether there are drafts, and whether the text is the same without them.
         self.drafts = strategy.max_depth > 0
         self.may_rest = self.drafts and strategy.exactness == "identical"
-        # What may decode a window, by nodes a step, which ascend; all keep a row's memory for each other.
-        self.strategies: dict[int, Strategy] = {1: UNDRAFTED} if self.drafts else {}
-        narrower = strategy.narrower if self.may_rest and not programs.decoder.backend.has_free_rows else ()
-        self.strategies |= {each.num_nodes: each for each in (*reversed(narrower), strategy)}
+        self.strategies = by_nodes(strategy, programs.decoder.backend)
         self._widths = self._sampling_widths([SamplingParams()])
         self._entry_shapes = described(self._state_of(ANY_ENTRY))
         self._axes = row_axes(self._described)

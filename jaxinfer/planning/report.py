@@ -1,6 +1,6 @@
 """A plan's report: whether a deployment fits, what each program moves and computes, and how fast it could be."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.planning.compile import CompiledProgram, DoesNotFit
 from jaxinfer.planning.cost_model import acceptance_needed
 from jaxinfer.planning.deployment import Deployment
+from jaxinfer.planning.drafting import Drafting, plan_drafting
 from jaxinfer.planning.footprint import (
     Footprint,
     count_footprint,
@@ -84,7 +85,7 @@ class PlanReport:
     ``weights`` are the few bits of kernels, None for ``dtype``, and ``activations`` those of what they multiply.
     ``step_rows`` is the number of nodes that steps are filled up to, 1 for none. ``weights_bytes`` and ``cache_bytes``
     are the model's. ``temporaries_bytes`` and ``hbm_total_bytes`` are the largest of any program. ``missing_bytes`` is
-    the excess of ``hbm_total_bytes`` over ``hbm_capacity_bytes``.
+    the excess of ``hbm_total_bytes`` over ``hbm_capacity_bytes``. ``drafting`` is of strategies that adapt.
     """
 
     topology: str
@@ -108,6 +109,7 @@ class PlanReport:
     temporaries_bytes: int
     programs: Mapping[str, ProgramReport]
     speculation: Speculation | None
+    drafting: Sequence[Drafting] | None = None
 
 
 def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> PlanReport:
@@ -150,6 +152,7 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
         temporaries_bytes=max(program.temporaries_bytes for program in programs.values()),
         programs=programs,
         speculation=_speculation(deployment, programs) if deployment.speculates else None,
+        drafting=plan_drafting(deployment) if deployment.strategy.adapts else None,
     )
 
 

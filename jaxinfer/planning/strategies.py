@@ -50,6 +50,7 @@ def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: 
 
 def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
     if isinstance(strategy, SumOfDrafters):
+        strategy = strategy.bounded_for(Target(*split_decoder(config, mesh, dtype), {}))
         parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]
         depth = max(part.max_depth for part in parts)
         return replace(strategy, parts=tuple(part.in_sum(depth) for part in parts))

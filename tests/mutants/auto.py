@@ -8,6 +8,20 @@ _KNOWN = f"{_TESTS}test_what_steps_cost_is_known_from_the_last_process"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "auto verifies as many nodes of many texts as of one where rows are free",
+        "jaxinfer/engine/device.py",
+        "(strategy.adapts or not backend.has_free_rows)",
+        "(not backend.has_free_rows)",
+        "tests/planning/test_drafting.py::test_an_engine_has_the_nodes_that_the_plan_speaks_of[tpu-nodes0]",
+    ),
+    Fault(
+        "a plan of auto has the costs of one batch for all",
+        "jaxinfer/planning/drafting.py",
+        "replace(deployment, batch=batch)",
+        "replace(deployment, batch=1)",
+        "tests/planning/test_drafting.py::test_few_texts_are_drafted_widely_and_many_with_fewer_nodes",
+    ),
+    Fault(
         "auto drafts without the heads that come for the weights",
         "jaxinfer/decoding/strategies/auto.py",
         "if self.parts == _UNTRAINED and is_shipped(",

@@ -42,6 +42,9 @@ _JSON_FIELDS = """
   step_rows             nodes that every step is filled up to (--exact bits), else 1
   speculation           nodes and depth of the trees, cost of a step over a plain step, and the acceptance rate of a
                         chain from which it gains (null: it never does)
+  drafting              of strategies that adapt (auto), at a batch of 1, 8 and 64: costs, plain steps that a step of so
+                        many nodes takes by what is counted, and the nodes that it would verify on texts on which a
+                        step gives tokens_per_step (null: the batch does not fit)
   alternatives          if it does not fit: the smallest_topology, largest_batch and longest_context that fit
   meshes                with --suggest: meshes that fit, the fastest first
 

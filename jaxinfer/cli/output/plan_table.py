@@ -1,10 +1,12 @@
 """Writes a plan for people."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxinfer.bench.columns import align
 
 if TYPE_CHECKING:
+    from jaxinfer.planning.drafting import Drafting
     from jaxinfer.planning.report import PlanReport, ProgramReport, Speculation
     from jaxinfer.planning.suggest import Alternatives, Candidate
 
@@ -48,6 +50,8 @@ def plan_lines(model: str, report: "PlanReport") -> list[str]:
         lines.append("*: not compiled, since it does not fit; what it must move and compute at least")
     if report.speculation is not None:
         lines.append(_speculation_line(report.strategy, report.speculation))
+    if report.drafting is not None:
+        lines += drafting_lines(report.strategy, report.drafting)
     return lines
 
 
@@ -106,6 +110,20 @@ def _speculation_line(strategy: str, found: "Speculation") -> str:
         return f"{line}{found.cost:.2f} tokens a step on, more than its {found.depth} drafts can give"
     accepted = f"{found.acceptance:.0%} of the drafts of a chain of {found.depth} accepted"
     return f"{line}{max(found.cost, 1.0):.2f} tokens a step on ({accepted})"
+
+
+def drafting_lines(strategy: str, found: Sequence["Drafting"]) -> list[str]:
+    """Return what a strategy that adapts would do, a line for each batch."""
+    lines = [f"{strategy}, by counted costs; N nodes gain from so many tokens a step on:"]
+    for one in found:
+        if one.nodes is None:
+            lines.append(f"  batch {one.batch}: does not fit")
+            continue
+        costs = ", ".join(f"{nodes}: {max(cost, 1.0):.2f}" for nodes, cost in one.costs.items() if nodes > 1)
+        chosen = "drafts nothing" if one.nodes == 1 else f"verifies {one.nodes} nodes"
+        given = "" if one.nodes == 1 else f", {one.tokens_per_step:.2f} tokens a step"
+        lines.append(f"  batch {one.batch}: {costs}; on texts as of Spec-Bench it {chosen}{given}")
+    return lines
 
 
 def _described(found: "Candidate") -> str:

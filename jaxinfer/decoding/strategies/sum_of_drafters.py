@@ -119,9 +119,17 @@ class SumOfDrafters(Strategy):
         """The parts before they are resolved, asked for no more than the sum has a use for."""
         return tuple(part.bounded(self.nodes) for part in self.parts) if self.nodes else self.parts
 
+    def bounded_for(self, target: Target) -> "SumOfDrafters":
+        """Choose how many nodes to verify on the target's device, unless that is given."""
+        few = few_nodes(target)
+        if self.nodes or few is None:
+            return self
+        nodes = self._least_nodes - 1 + few
+        return self if nodes > MAX_NODES else replace(self, nodes=nodes)
+
     def resolve(self, target: Target) -> "SumOfDrafters":
         """Load what the parts name, and tell them how deep the sum drafts."""
-        asked = self._bounded_for(target)
+        asked = self.bounded_for(target)
         parts = [part.resolve(target) for part in asked.asked_parts]
         reading = [part.name for part in parts if part.features]
         if reading and (verifying := [part.name for part in parts if _verifies(part)]):
@@ -197,14 +205,6 @@ class SumOfDrafters(Strategy):
     def _least_nodes(self) -> int:
         """The root, and the nodes of parts that need all of theirs."""
         return 1 + sum(part.num_nodes - 1 for part in self.parts if part.needs_every_node)
-
-    def _bounded_for(self, target: Target) -> "SumOfDrafters":
-        """Choose how many nodes to verify on the target's device, unless that is given."""
-        few = few_nodes(target)
-        if self.nodes or few is None:
-            return self
-        nodes = self._least_nodes - 1 + few
-        return self if nodes > MAX_NODES else replace(self, nodes=nodes)
 
     def _gains(
         self, shape: tuple[int, ...], drafts: Any, places: Any, chances: tuple[Chances, ...]
