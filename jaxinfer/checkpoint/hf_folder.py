@@ -48,11 +48,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def refuse_pickle(path: Path) -> InvalidCheckpoint:
-    """Return the error for pickled weights, for the caller to raise."""
+def refuse_pickle(path: Path, mend: str = "") -> InvalidCheckpoint:
+    """Return the error for pickled weights, for the caller to raise, with a ``mend`` of its own if there is one."""
+    mend = mend or "convert them to safetensors (save_pretrained in transformers does) or take a safetensors revision"
     return InvalidCheckpoint(
-        f"{path}: pickled weights can run any code when they are opened, so they are refused; "
-        "convert them to safetensors (save_pretrained in transformers does) or take a safetensors revision"
+        f"{path}: pickled weights can run any code when they are opened, so they are refused; {mend}"
     )
 
 

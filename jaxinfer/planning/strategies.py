@@ -116,7 +116,9 @@ def _dflash(strategy: DFlash, config: DecoderConfig, mesh: MeshConfig, dtype: st
     part = split_decoder(dflash.decoder, mesh, dtype)
     own = replace(dflash, decoder=part.config)
     params = abstract_dflash(own, part.backend)
-    split = placed(params["decoder"], parameter_shardings(own.decoder, part.backend, mesh.abstract))
+    # It has no tables of its own.
+    shardings = parameter_shardings(own.decoder, part.backend, mesh.abstract)
+    split = placed(params["decoder"], {name: shardings[name] for name in params["decoder"]})
     return replace(strategy.shaped(own), backend=part.backend, params={**params, "decoder": split})
 
 

@@ -10,6 +10,17 @@ from safetensors.numpy import save_file
 
 THETA, EPSILON = 10000.0, 1e-5
 HEADS, KV_HEADS, HEAD_DIM, FFN = 2, 1, 16, 48
+_OF_THE_LAYER = (
+    *(
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "num_hidden_layers",
+    ),
+    *("rms_norm_eps", "rope_theta", "max_position_embeddings", "vocab_size"),
+)
 
 
 def write_published(
@@ -26,7 +37,8 @@ def write_published(
 ) -> Path:
     """Write a random drafter: EAGLE-3 over so many features and a draft vocabulary, or EAGLE-1 where that is None.
 
-    ``extras`` are ``qk_norm`` and ``bias``; ``tensors`` take the place of some, or leave those out that are None.
+    ``extras`` are ``qk_norm`` and ``bias``, ``fc_norm`` or ``input_norm`` of features, and ``speculators``, the format
+    of that library; ``tensors`` take the place of some, or leave those out that are None.
     """
     rng = np.random.default_rng(seed)
 
@@ -53,6 +65,10 @@ def write_published(
         made["fc.bias"] = vector(width, 0.0)
     else:
         made |= {f"{layer}{name}.weight": vector(width) for name in ("input_layernorm", "hidden_norm")}
+        if "fc_norm" in extras:
+            made |= {f"fc_norm.{at}.weight": vector(width) for at in range(num_features)}
+        if "input_norm" in extras:
+            made["input_norm.weight"] = vector(num_features * width)
         made |= {"norm.weight": vector(width), "lm_head.weight": 12 * matrix(len(ids) or vocab_size, width)}
         if len(ids):
             made["d2t"] = np.asarray(ids, np.int64) - np.arange(len(ids))
@@ -74,6 +90,10 @@ def write_published(
         **({} if num_features is None else {"draft_vocab_size": len(ids) or vocab_size}),
         **changes,
     }
+    if "speculators" in extras:
+        described = {name: settings.pop(name) for name in list(settings) if name in _OF_THE_LAYER}
+        settings |= {"model_type": "speculators", "transformer_layer_config": {"model_type": "llama", **described}}
+        made = {f"model.{name}" if name[0] in "mf" else name: array for name, array in made.items()}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(settings))
     save_file({name: np.ascontiguousarray(array) for name, array in made.items()}, folder / "model.safetensors")
@@ -84,11 +104,20 @@ class PublishedDrafter:
     """A drafter over one text: the target's features ``[T, F]`` of its first T tokens, of which one more is known."""
 
     def __init__(
-        self, tensors: Mapping[str, np.ndarray], table_VD: np.ndarray, features_TF: np.ndarray, text: Sequence[int]
+        self,
+        tensors: Mapping[str, np.ndarray],
+        table_VD: np.ndarray,
+        features_TF: np.ndarray,
+        text: Sequence[int],
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tensors = {name.removeprefix("midlayer.").removeprefix("layers.0."): a for name, a in tensors.items()}
+        self._tensors, self._settings = {}, settings or {}
+        for name, array in tensors.items():
+            short = name.removeprefix("model.").removeprefix("midlayer.").removeprefix("layers.0.")
+            self._tensors[short] = array
         self._fuses, self._table_VD = "hidden_norm.weight" in self._tensors, table_VD
         length = len(text) - 1
+        features_TF = self._before_fc(features_TF)
         inputs_TD = features_TF[:length] @ self._tensors["fc.weight"].T if self._fuses else features_TF[:length]
         self._keys, self._values = np.zeros((0, KV_HEADS, HEAD_DIM)), np.zeros((0, KV_HEADS, HEAD_DIM))
         self._length, self._last_D = length, np.zeros(0)
@@ -96,12 +125,22 @@ class PublishedDrafter:
             self._last_D, *held = self._run(text[at + 1], inputs_TD[at], at, self._keys, self._values)
             self._keys, self._values = held
 
+    def _before_fc(self, features_TF: np.ndarray) -> np.ndarray:
+        if "input_norm.weight" in self._tensors:
+            return _normed(features_TF, self._tensors["input_norm.weight"])
+        if "fc_norm.0.weight" not in self._tensors:
+            return features_TF
+        parts = np.split(features_TF, 3, axis=-1)
+        normed = [_normed(part, self._tensors[f"fc_norm.{at}.weight"]) for at, part in enumerate(parts)]
+        return np.concatenate(normed, axis=-1)
+
     def output_after(self, path: Sequence[int]) -> np.ndarray:
         """Return the output that the next token is drafted from, after the text and a path of drafted tokens."""
         output_D, keys, values = self._last_D, self._keys, self._values
         for depth, token in enumerate(path):
             output_D, keys, values = self._run(token, output_D, self._length + depth, keys, values)
-        return _normed(output_D, self._tensors["norm.weight"]) if self._fuses else output_D
+        is_normed = not self._fuses or self._settings.get("norm_output")
+        return output_D if is_normed else _normed(output_D, self._tensors["norm.weight"])
 
     def _run(self, token: int, input_D: Any, position: int, keys: Any, values: Any) -> tuple[Any, Any, Any]:
         found, embedded_D = self._tensors, self._table_VD[token]
@@ -110,7 +149,8 @@ class PublishedDrafter:
                 _normed(embedded_D, found["input_layernorm.weight"]),
                 _normed(input_D, found["hidden_norm.weight"]),
             )
-            read, residual_D = np.concatenate(parts), input_D
+            read = np.concatenate(parts)
+            residual_D = parts[1] if self._settings.get("norm_before_residual") else input_D
         else:
             read = residual_D = found["fc.weight"] @ np.concatenate([embedded_D, input_D]) + found["fc.bias"]
 
@@ -134,7 +174,10 @@ class PublishedDrafter:
         normed_D = _normed(hidden_D, found["post_attention_layernorm.weight"])
         gate_F = found["mlp.gate_proj.weight"] @ normed_D
         inner_F = gate_F / (1 + np.exp(-gate_F)) * (found["mlp.up_proj.weight"] @ normed_D)
-        return hidden_D + found["mlp.down_proj.weight"] @ inner_F, keys, values
+        output_D = hidden_D + found["mlp.down_proj.weight"] @ inner_F
+        if self._settings.get("norm_output"):
+            output_D = _normed(output_D, found["norm.weight"])
+        return output_D, keys, values
 
 
 def _normed(values: np.ndarray, scale: Any) -> np.ndarray:

@@ -13,6 +13,22 @@ _OF_LOSS = "tests/train/eagle/test_loss.py::test_the_loss_is_that_of_drafting_al
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "features are joined without the norms that the file has for them",
+        _LAYER,
+        "features_BTF = jnp.concatenate(parts, axis=-1).astype(dtype)",
+        "features_BTF = features_BTF.astype(dtype)",
+        "tests/decoding/strategies/test_eagle.py::"
+        "test_features_are_normed_before_they_are_joined_as_the_file_says[fc_norm]",
+    ),
+    Fault(
+        "layers that speculators lists are taken for those after which features are read",
+        _FILES,
+        "if _DESCRIBED in settings and isinstance(listed, list):",
+        "if False:",
+        "tests/decoding/strategies/test_eagle.py::"
+        "test_features_are_normed_before_they_are_joined_as_the_file_says[input_norm]",
+    ),
+    Fault(
         "a drafter in a sum catches up with its own depth alone",
         _STRATEGY,
         "return replace(self, catch_up=max_depth + 1)",

@@ -98,8 +98,8 @@ def test_the_first_pass_of_a_chain_stands_before_the_loop():
     assert drafting_trips(parse_strategy("draft_model:num_draft_tokens=7+prompt_lookup:num_draft_tokens=4")) == 6
 
 
-def test_a_layer_for_further_tokens_is_planned_split_as_it_runs():
-    """Its block is, and its projection stands on every device."""
+def test_blocks_of_drafters_are_planned_split_as_they_run():
+    """Those of an MTP layer and of DFlash; their projections stand on every device."""
     parts, config = {}, replace(LLAMA_3_8B, num_layers=2)
     for count in (1, 4):
         mesh = MeshConfig(tensor=count)
@@ -108,3 +108,11 @@ def test_a_layer_for_further_tokens_is_planned_split_as_it_runs():
     norms = 2 * config.model_dim * jnp.dtype(jnp.bfloat16).itemsize
     assert parts[4]["project"] == parts[1]["project"]
     assert 4 * (parts[4]["block"] - norms) == parts[1]["block"] - norms
+    one, four = (MeshConfig(tensor=count) for count in (1, 4))
+    held = [
+        device_bytes(
+            placed_drafter_params(planned_strategy("dflash", config, mesh, "bfloat16"), mesh.abstract)["decoder"]
+        )
+        for mesh in (one, four)
+    ]
+    assert 3.9 < held[0] / held[1] < 4

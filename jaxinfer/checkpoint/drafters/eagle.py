@@ -5,6 +5,11 @@ A folder has ``config.json``, a Llama of one layer, and ``model.safetensors``. E
 ``lm_head.weight`` with ``draft_vocab_size`` rows, ``d2t``, what to add to a row's number for its token id, and ``t2d``,
 which tokens have a row. EAGLE-1 and 2: ``fc.weight``, ``fc.bias`` and ``layers.0.*`` without ``input_layernorm``.
 Either may have ``embed_tokens.weight``; where that is the target's own table, it is not kept twice.
+
+EAGLE-3.1 says ``fc_norm`` (``fc_norm.0.weight`` and so on, of each layer's features), ``norm_before_fc``
+(``input_norm.weight``, of all of them) or ``norm_output``. In the format of vLLM's speculators the layer is described
+under ``transformer_layer_config``, and the layers listed are those before which features are read. Names may begin
+with ``model.``.
 """
 
 import json
@@ -20,7 +25,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
-from jaxinfer.checkpoint.hf_folder import open_hf_folder
+from jaxinfer.checkpoint.hf_folder import open_hf_folder, refuse_pickle
 from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, UnsupportedModel
@@ -32,7 +37,15 @@ from jaxinfer.ops.backend import Backend
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+# The EAGLE project's own files are pickled, and transformers knows no model for them.
+_PICKLED = "pytorch_model.bin"
+_MEND = (
+    'in the folder, where torch is installed, run: python -c "import torch; from safetensors.torch import save_file; '
+    f"save_file(torch.load('{_PICKLED}', weights_only=True), '{WEIGHTS}')\""
+)
 _FINGERPRINT = "base_fingerprint"
+_NESTED, _DESCRIBED = "eagle_config", "transformer_layer_config"
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # What a config says of the layer; the rest is of the target.
 _LAYER_KEYS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
@@ -56,9 +69,16 @@ def read_eagle(
     """
     if not folder.is_dir():
         raise CheckpointNotFound(f"{folder}: no such folder of an EAGLE drafter")
+    if (folder / _PICKLED).is_file() and not (folder / WEIGHTS).is_file():
+        raise refuse_pickle(folder / _PICKLED, _MEND)
     settings = open_hf_folder(folder).config
+    described = settings.get(_DESCRIBED, {})
+    if not isinstance(described, Mapping):
+        raise InvalidCheckpoint(f"{folder / CONFIG}: {_DESCRIBED} must be an object")
+    settings = {**described, **settings}
     tensors = SafetensorsFile(folder / WEIGHTS, ["I64", "I32"])
-    shapes = tensors.shapes()
+    stored = {name.removeprefix("model."): name for name in tensors.shapes()}
+    shapes = {name: tensors.shapes()[full] for name, full in stored.items()}
     shape = _read_shape(folder, settings, shapes, config)
     check_fingerprint(folder, settings.get(_FINGERPRINT), fingerprint)
     names = _tensor_names(shape, "midlayer." if any(name.startswith("midlayer.") for name in shapes) else "layers.0.")
@@ -83,11 +103,14 @@ def read_eagle(
         for parent in parents:
             node = node.setdefault(parent, {})
         # Copied, because the file may change while the model is in use.
-        node[last] = jnp.array(tensors.read(name, dtype))
+        node[last] = jnp.array(tensors.read(stored[name], dtype))
+    if shape.feature_norms:
+        norms: Params = found["before_fc"]
+        found["before_fc"] = tuple(norms[str(at)] for at in range(len(norms)))
     if "embedding" in found and _is_same(found["embedding"], params):
         del found["embedding"]
     if "d2t" in shapes and rows < config.vocab_size:
-        found["ids"] = _read_ids(folder, tensors, rows, config.vocab_size)
+        found["ids"] = _read_ids(folder, tensors, stored["d2t"], rows, config.vocab_size)
     return shape, found
 
 
@@ -110,6 +133,8 @@ def write_eagle(
     config = shape.config
     (kind,) = config.kinds
     assert shape.fuses
+    assert not shape.feature_norms
+    assert not shape.norm_output
     assert kind.rope is not None
     assert kind.rope.scaling is None
     ids = np.asarray(params["ids"]) if "ids" in params else np.arange(vocab_size)
@@ -136,7 +161,7 @@ def write_eagle(
         **({} if base_fingerprint is None else {_FINGERPRINT: base_fingerprint}),
     }
     if shape.layers != default_features(num_layers):
-        settings["eagle_config"] = {_LAYER_IDS: [layer - 1 for layer in shape.layers]}
+        settings[_NESTED] = {_LAYER_IDS: [layer - 1 for layer in shape.layers]}
     tensors = {}
     for path, (name, _) in _tensor_names(shape, "midlayer.").items():
         node: Any = params
@@ -184,18 +209,29 @@ def _read_shape(
         width = target_dim if target_dim != target.model_dim else config.model_dim
         raise InvalidCheckpoint(f"{folder}: reads {width} hidden channels, but the model has {target.model_dim}")
     layers = _read_layers(path, settings, target.num_layers) if fuses else (target.num_layers,)
-    known = settings.get("norm_before_residual", False)
-    if type(known) is not bool:
-        raise InvalidCheckpoint(f"{path}: norm_before_residual must be true or false, not {known!r}")
-    return EagleShape(config, layers, target_dim, fuses, known)
+    flags = {name: _read_flag(path, settings, name) for name in _FLAGS}
+    if flags["fc_norm"] and flags["norm_before_fc"]:
+        raise InvalidCheckpoint(f"{path}: fc_norm and norm_before_fc are two norms of the same features: one is known")
+    norms = "each" if flags["fc_norm"] else "all" if flags["norm_before_fc"] else ""
+    return EagleShape(config, layers, target_dim, fuses, flags["norm_before_residual"], norms, flags["norm_output"])
+
+
+def _read_flag(path: Path, settings: Mapping[str, Any], name: str) -> bool:
+    nested = settings.get(_NESTED)
+    found = settings.get(name, nested.get(name) if isinstance(nested, Mapping) else None)
+    if found is not None and type(found) is not bool:
+        raise InvalidCheckpoint(f"{path}: {name} must be true or false, not {found!r}")
+    return bool(found)
 
 
 def _read_layers(path: Path, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Return the layers before which features are read; files list those after which they are, one less."""
-    nested = settings.get("eagle_config")
+    """Return the layers before which features are read; files list those after which they are, one less, or these."""
+    nested = settings.get(_NESTED)
     listed = nested.get(_LAYER_IDS) if isinstance(nested, Mapping) else settings.get(_LAYER_IDS)
     if listed is None:
         return default_features(num_layers)
+    if _DESCRIBED in settings and isinstance(listed, list):
+        listed = [layer - 1 if type(layer) is int else layer for layer in listed]
     is_list = isinstance(listed, list) and all(type(layer) is int and -1 <= layer < num_layers for layer in listed)
     if not is_list or not listed or sorted(set(listed)) != listed:
         raise InvalidCheckpoint(f"{path}: {_LAYER_IDS} must list layers below {num_layers} in ascending order")
@@ -236,7 +272,11 @@ def _tensor_names(shape: EagleShape, layer: str) -> dict[str, tuple[str, tuple[i
     if shape.fuses:
         norms |= {"embedding_norm": f"{layer}input_layernorm", "feature_norm": f"{layer}hidden_norm"}
         norms["final_norm"] = "norm"
-    return names | {f"{ours}.scale": (f"{theirs}.weight", (width,)) for ours, theirs in norms.items()}
+    names |= {f"{ours}.scale": (f"{theirs}.weight", (width,)) for ours, theirs in norms.items()}
+    for at, channels in enumerate(shape.feature_norm_widths):
+        theirs = f"fc_norm.{at}" if shape.feature_norms == "each" else "input_norm"
+        names[f"before_fc.{at}.scale"] = f"{theirs}.weight", (channels,)
+    return names
 
 
 def _check_tensors(
@@ -255,11 +295,11 @@ def _check_tensors(
         raise InvalidCheckpoint(f"{path}: an EAGLE drafter leaves no place for tensor {extra[0]}")
 
 
-def _read_ids(folder: Path, tensors: SafetensorsFile, rows: int, vocab_size: int) -> jax.Array:
+def _read_ids(folder: Path, tensors: SafetensorsFile, name: str, rows: int, vocab_size: int) -> jax.Array:
     path = folder / WEIGHTS
-    if tensors.shapes()["d2t"] != (rows,):
-        raise InvalidCheckpoint(f"{path}: tensor d2t has shape {list(tensors.shapes()['d2t'])}, not [{rows}]")
-    ids = np.arange(rows) + tensors.read("d2t", np.dtype(np.int64))
+    if tensors.shapes()[name] != (rows,):
+        raise InvalidCheckpoint(f"{path}: tensor d2t has shape {list(tensors.shapes()[name])}, not [{rows}]")
+    ids = np.arange(rows) + tensors.read(name, np.dtype(np.int64))
     if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) < rows:
         raise InvalidCheckpoint(f"{path}: tensor d2t does not lead to {rows} tokens of {vocab_size}")
     return jnp.asarray(ids, jnp.int32)

@@ -13,12 +13,13 @@ out predicts: own outputs take the place of f, and logits are the target's.
 
 Parameters are ``"fc"``, ``"attention"`` and ``"mlp"`` as a block has them, ``"mlp_norm"`` and, in EAGLE-3,
 ``"embedding_norm"``, ``"feature_norm"``, ``"final_norm"``, ``"output"`` (without it, the target's matrix is read) and
-``"ids"``, the token ids of the output's rows. ``"embedding"`` is a table of the drafter's own.
+``"ids"``, the token ids of the output's rows. ``"embedding"`` is a table of the drafter's own, ``"before_fc"`` a tuple
+of norms (`EagleShape.feature_norms`).
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,9 @@ class EagleShape:
 
     ``config`` describes its layer as a decoder of one, ``layers`` the target's whose inputs are its features
     (`jaxinfer.cache.features`), ``target_dim`` their width. ``fuses`` tells EAGLE-3 from EAGLE-1 and 2.
-    ``norm_before_residual`` says that what attention adds to is the normed g.
+    ``norm_before_residual`` says that what attention adds to is the normed g. ``feature_norms`` are those before fc
+    (EAGLE-3.1, 2605.09992): of ``each`` layer's features, or one of ``all``. With ``norm_output`` out is normed before
+    it is handed on.
     """
 
     config: DecoderConfig
@@ -55,6 +58,13 @@ class EagleShape:
     target_dim: int
     fuses: bool = True
     norm_before_residual: bool = False
+    feature_norms: Literal["", "each", "all"] = ""
+    norm_output: bool = False
+
+    @property
+    def feature_norm_widths(self) -> tuple[int, ...]:
+        """How many channels each norm before ``fc`` has."""
+        return {"": (), "each": (self.target_dim,) * len(self.layers), "all": (self.fc_width,)}[self.feature_norms]
 
     @property
     def fc_width(self) -> int:
@@ -145,6 +155,12 @@ def fused(shape: EagleShape, params: Params, features_BTF: Float[Array, "B T F"]
     """Return what stands for the target's features in the place of the layer's own outputs."""
     if not shape.fuses:
         return features_BTF
+    if shape.feature_norms:
+        dtype, widths = features_BTF.dtype, shape.feature_norm_widths
+        parts = jnp.split(features_BTF, len(widths), axis=-1)
+        norms = (Norm(replace(shape.config, model_dim=width), drafter_backend(backend)) for width in widths)
+        parts = [_applied(*each) for each in zip(norms, params["before_fc"], parts)]
+        features_BTF = jnp.concatenate(parts, axis=-1).astype(dtype)
     return linear(features_BTF, params["fc"]["kernel"], params["fc"].get("bias"), drafter_backend(backend))
 
 
@@ -180,6 +196,8 @@ def run_layer(
     mixed_BTD, cache = _applied(Attention(config, backend, 0), params["attention"], read, cache, 0, step)
     hidden_BTD = residual_BTD + mixed_BTD
     hidden_BTD = hidden_BTD + _applied(MLP(config, backend), params["mlp"], norm("mlp_norm", hidden_BTD))
+    if shape.norm_output:
+        hidden_BTD = norm("final_norm", hidden_BTD)
     return hidden_BTD.astype(backend.compute_dtype), cache
 
 
@@ -212,7 +230,9 @@ def draft_logits(
     """Return the logits of outputs, over the draft vocabulary if there is one."""
     if not shape.fuses:
         return model.logits(hidden)
-    normed = _applied(Norm(shape.config, drafter_backend(model.decoder.backend)), params["final_norm"], hidden)
+    normed = hidden
+    if not shape.norm_output:
+        normed = _applied(Norm(shape.config, drafter_backend(model.decoder.backend)), params["final_norm"], hidden)
     output = {"output": params["output"]} if "output" in params else {}
     return head_logits(model, {"heads": ({},), **output}, 0, normed)
 

@@ -1,8 +1,10 @@
 """EAGLE drafts what the published modules would from the target's features, whoever drafted the tokens before."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Proposal
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
-from jaxinfer.models.drafters.eagle import default_features
+from jaxinfer.models.drafters.eagle import default_features, fused
 from jaxinfer.models.model import Model
 from tests.cache.test_features import expected
 from tests.decoding.fitted_eagle import fit_eagle
@@ -38,6 +40,18 @@ def folders(trained_model, tmp_path_factory):
         "eagle3": write_published(root / "3", *sizes, 3, IDS, extras=("qk_norm", "bias")),
         "whole": write_published(root / "whole", *sizes, 3),
         "eagle1": write_published(root / "1", *sizes, None),
+        "eagle3.1": write_published(
+            root / "3.1", *sizes, 3, IDS, extras=("fc_norm",), norm_output=True, fc_norm=True, norm_before_residual=True
+        ),
+        "speculators": write_published(
+            root / "speculators",
+            *sizes,
+            3,
+            IDS,
+            extras=("input_norm", "speculators"),
+            norm_before_fc=True,
+            eagle_aux_hidden_state_layer_ids=[0, 1, 2],
+        ),
     }
 
 
@@ -77,6 +91,7 @@ def published_trees(
 ) -> list[dict[tuple[int, ...], float]]:
     """Return what the module of the strategy's folder drafts after texts."""
     tensors = load_file(f"{strategy.heads}/model.safetensors")
+    settings = json.loads(Path(strategy.heads, "config.json").read_text())
     tables = np.asarray(lm.params["embed"]["embedding"])
     features_BTF = expected(lm, [list(text) for text in texts], strategy.features)
     if not strategy.shape.fuses:
@@ -84,7 +99,7 @@ def published_trees(
     ids = np.asarray(strategy.params.get("ids", np.arange(lm.config.vocab_size)))
     found = []
     for row, text in enumerate(texts):
-        drafter = PublishedDrafter(tensors, tables, features_BTF[row], text)
+        drafter = PublishedDrafter(tensors, tables, features_BTF[row], text, settings)
 
         def log_p_after(path: tuple[int, ...], drafter: PublishedDrafter = drafter) -> np.ndarray:
             output = strategy.params.get("output")
@@ -112,6 +127,8 @@ def logits_of(lm: LanguageModel, output: Any, output_D: np.ndarray) -> np.ndarra
     "name",
     [
         "eagle3",
+        pytest.param("eagle3.1", marks=pytest.mark.exhaustive),
+        pytest.param("speculators", marks=pytest.mark.exhaustive),
         pytest.param("eagle1", marks=pytest.mark.exhaustive),
         pytest.param("whole", marks=pytest.mark.exhaustive),
     ],
@@ -202,6 +219,10 @@ REFUSED = {
     "a further tensor": ({"tensors": {"fc_norm.0.weight": np.zeros(4, np.float32)}}, "no place for tensor fc_norm"),
     "ids past the end": ({"tensors": {"d2t": np.full(len(IDS), 999)}}, "d2t does not lead to"),
     "layers past the end": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 99]}}, "must list layers below"),
+    "norms that are not there": ({"fc_norm": True}, "needs tensor fc_norm.0.weight, which is missing"),
+    "norms twice": ({"fc_norm": True, "norm_before_fc": True}, "fc_norm and norm_before_fc are two norms"),
+    "a flag of no kind": ({"norm_output": 1}, "norm_output must be true or false, not 1"),
+    "nothing described": ({"transformer_layer_config": 3}, "transformer_layer_config must be an object"),
     "other features": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, "fc.weight has shape"),
     "other weights": ({"base_fingerprint": "0123"}, "is for the weights 0123"),
 }
@@ -217,6 +238,27 @@ def test_what_is_no_drafter_for_the_model_is_refused_by_one_line(trained_model, 
     assert "\n" not in str(problem.value)
 
 
+@pytest.mark.parametrize("form", ["fc_norm", "input_norm"])
+def test_features_are_normed_before_they_are_joined_as_the_file_says(trained_model, tmp_path, form):
+    """Each layer's by itself, or all as one vector, in either library's format."""
+    flags = {"fc_norm": True, "norm_output": True} if form == "fc_norm" else {"norm_before_fc": True}
+    extras = (form, "speculators") if form == "input_norm" else (form,)
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]} if form == "input_norm" else {}
+    sizes = trained_model.config.model_dim, trained_model.config.vocab_size
+    folder = write_published(tmp_path / "drafter", *sizes, 3, IDS, extras=extras, **flags, **layers)
+    strategy = trained_model.resolve(f"eagle:heads={folder}")
+    assert isinstance(strategy, Eagle)
+    assert strategy.shape is not None
+    assert strategy.params is not None
+    assert (strategy.shape.layers, strategy.shape.norm_output) == ((0, 1, 2), form == "fc_norm")
+    features_1TF = np.random.default_rng(5).standard_normal((1, 4, 3 * sizes[0])).astype(np.float32) * 7
+    found = fused(strategy.shape, strategy.params, jnp.asarray(features_1TF), trained_model.backend)
+    tensors = load_file(f"{folder}/model.safetensors")
+    joined = PublishedDrafter(tensors, np.zeros((1, 1)), features_1TF[0], [0])._before_fc(features_1TF[0])
+    weights = next(array for name, array in tensors.items() if name.endswith("fc.weight"))
+    np.testing.assert_allclose(np.asarray(found)[0], joined @ weights.T, rtol=1e-3, atol=1e-4)
+
+
 def test_what_is_missing_is_told(trained_model, folders, tmp_path):
     for spec, message in (
         ("eagle", "name a drafter's folder, as in eagle:heads=FOLDER"),
@@ -229,5 +271,5 @@ def test_what_is_missing_is_told(trained_model, folders, tmp_path):
         trained_model.resolve(f"eagle:heads={tmp_path / 'nowhere'}")
     pickled = write_published(tmp_path / "p", trained_model.config.model_dim, trained_model.config.vocab_size, 3)
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    with pytest.raises(InvalidCheckpoint, match="pickled weights can run any code"):
+    with pytest.raises(InvalidCheckpoint, match=r"pickled weights can run any code.*python -c .*weights_only=True"):
         trained_model.resolve(f"eagle:heads={pickled}")
